@@ -1,0 +1,32 @@
+"""Keeps batch norm's incoming gradient in a layout that its CPU kernel reads correctly."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _ContiguousGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        # clone, because a size-1 batch with channels-last-like strides can pass for contiguous
+        return gradient.clone(memory_format=torch.contiguous_format)
+
+
+def contiguous_gradient(x: Tensor) -> Tensor:
+    """x, with a gradient that arrives contiguous.
+
+    PyTorch's batch norm on CPU returns a wrong gradient, silently, at batch 1 when the incoming one has strides like
+    (C, 1, W C, C); the reshapes between an image and a sequence of positions produce just that.
+    """
+    return _ContiguousGradient.apply(x)

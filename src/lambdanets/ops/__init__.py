@@ -1,0 +1,7 @@
+"""The mathematics: tensors in, tensors out, no parameters. Knows only torch."""
+
+from lambdanets.ops.content import content_lambda
+from lambdanets.ops.interaction import lambda_interaction
+from lambdanets.ops.position import explain, position_interaction
+
+__all__ = ["content_lambda", "explain", "lambda_interaction", "position_interaction"]

@@ -1,0 +1,22 @@
+"""The content lambda: what the context says, whatever the query position."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lambdanets.ops.precision import in_common_precision
+
+
+def content_lambda(keys: Float[Tensor, "b m k *u"], values: Float[Tensor, "b m v *u"]) -> Float[Tensor, "b k v"]:
+    """lambda_c = sum_m softmax_m(k)[m] v[m]^T, summed over u where there is one (Eq. 1, first term).
+
+    keys (b, m, k[, u]) as projected: the softmax over the context positions m is taken here, in float32 or wider.
+    values (b, m, v[, u]). Returns (b, k, v) in the dtype of the inputs (float32 under float16 autocast).
+    Cost: b m k v u multiply-adds.
+    """
+    (keys, values), dtype = in_common_precision(keys=keys, values=values)
+    with torch.autocast(keys.device.type, enabled=False):
+        wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        normalized = keys.softmax(dim=1, dtype=wide).to(keys.dtype)
+        equation = "bmk,bmv->bkv" if values.ndim == 3 else "bmku,bmvu->bkv"
+        return torch.einsum(equation, normalized, values).to(dtype)

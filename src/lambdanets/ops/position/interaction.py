@@ -1,0 +1,109 @@
+"""The position interaction on a grid: checks, precision, plan, algorithm."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lambdanets.ops.geometry import crop_to_grid, without_future
+from lambdanets.ops.position.plan import ALGORITHMS, Plan, make_plan
+from lambdanets.ops.position.problem import problem_of
+from lambdanets.ops.precision import in_common_precision
+
+
+def position_interaction(
+    queries: Float[Tensor, "b h n k"],
+    table: Float[Tensor, "..."],
+    values: Float[Tensor, "b n v *u"],
+    grid: Sequence[int],
+    *,
+    dilation: int = 1,
+    causal: bool = False,
+    algorithm: str = "auto",
+) -> Float[Tensor, "b h n v"]:
+    """y[b,h,n,:] = sum_k q[b,h,n,k] sum_m R[m - n, k] v[b,m,:], zero outside the grid (Eqs. 1 and 2, position term).
+
+    queries: (b, h, n, k) with n = prod(grid), row major.
+    table: (r_1..r_D, k[, u]), odd sides, D = len(grid) of 1, 2 or 3; R[centre] belongs to offset 0. One table serves
+        any grid: offsets beyond the grid are cropped, offsets beyond the table count as zero.
+    values: (b, n, v[, u]); the trailing intra-depth u is there in values and table alike and is summed over (C.4).
+    dilation: offsets reach the multiples of this number of positions.
+    causal: only context positions that do not come after the query in row-major order; the query itself counts.
+    algorithm: a name from ALGORITHMS, or "auto" for the plan's choice; `explain` shows it.
+
+    Returns (b, h, n, v) in the dtype of the inputs. Sums are kept in float32 or wider: float16 computes in float32,
+    and under float16 autocast the result is float32. Any strides; differentiable twice. Exact up to rounding.
+    Cost: at most b n k u v min(n, prod(r)) multiply-adds. Raises ValueError naming the argument that does not fit.
+    """
+    queries, table, values, plan, returned = _prepare(queries, table, values, grid, dilation, causal, algorithm)
+    with torch.autocast(queries.device.type, enabled=False):
+        output = ALGORITHMS[plan.chosen].interact(queries, table, values, plan.problem)
+    return output.to(returned)
+
+
+def explain(
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    grid: Sequence[int],
+    *,
+    dilation: int = 1,
+    causal: bool = False,
+    algorithm: str = "auto",
+) -> Plan:
+    """The plan that `position_interaction` follows for these arguments: each algorithm's predicted cost, the choice.
+
+    Nothing is computed; tensors on the meta device serve. Raises as `position_interaction`.
+    """
+    return _prepare(queries, table, values, grid, dilation, causal, algorithm)[3]
+
+
+def _prepare(
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    grid: Sequence[int],
+    dilation: int,
+    causal: bool,
+    algorithm: str,
+) -> tuple[Tensor, Tensor, Tensor, Plan, torch.dtype]:
+    """Checked inputs in the dtype to compute in, table and values with their u, the table cropped; plan; dtype out."""
+    grid = tuple(grid)
+    check_position_interaction(queries, table, values, grid, dilation)
+    (queries, table, values), returned = in_common_precision(queries=queries, table=table, values=values)
+    if values.ndim == 3:
+        table, values = table.unsqueeze(-1), values.unsqueeze(-1)
+    problem = problem_of(queries, table, values, grid, dilation)
+    table = crop_to_grid(table, grid, dilation)
+    if causal:
+        table = without_future(table, len(grid))
+    return queries, table, values, make_plan(problem, algorithm), returned
+
+
+def check_position_interaction(
+    queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...], dilation: int
+) -> None:
+    """Raise ValueError, naming the argument, what was expected and what came, unless the shapes fit together."""
+    if queries.ndim != 4:
+        raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
+    if values.ndim not in (3, 4):
+        raise ValueError(f"values must be (b, n, v) or (b, n, v, u), got shape {tuple(values.shape)}")
+    if not 1 <= len(grid) <= 3 or any(side < 1 for side in grid):
+        raise ValueError(f"grid must have 1, 2 or 3 positive sides, got {grid}")
+    batch, _, positions, depth = queries.shape
+    if math.prod(grid) != positions:
+        raise ValueError(f"grid must have n = {positions} positions as queries have, got {grid} = {math.prod(grid)}")
+    if values.shape[:2] != (batch, positions):
+        raise ValueError(f"values must start with (b, n) = {(batch, positions)}, got shape {tuple(values.shape)}")
+    expected = (depth, *values.shape[3:])
+    if table.ndim != len(grid) + len(expected) or tuple(table.shape[len(grid) :]) != expected:
+        letters = "(k, u)" if values.ndim == 4 else "(k,)"
+        raise ValueError(
+            f"table must have {len(grid)} sides and then {letters} = {expected}, got shape {tuple(table.shape)}"
+        )
+    if any(side % 2 == 0 for side in table.shape[: len(grid)]):
+        raise ValueError(f"table must have odd sides, so that offset 0 is its centre, got {tuple(table.shape)}")
+    if dilation < 1:
+        raise ValueError(f"dilation must be at least 1, got {dilation}")
