@@ -1,3 +1,46 @@
-"""LambdaNetworks (Bello, ICLR 2021) in PyTorch."""
+"""LambdaNetworks (Bello, ICLR 2021) in PyTorch: exact lambda layers of any size, the paper's models, training.
+
+Operations and layers load at once; models, which need timm, on first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lambdanets._timm import register_with_timm
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.ops import content_lambda, explain, lambda_interaction, position_interaction
+
+if TYPE_CHECKING:
+    from lambdanets.models import create_model, list_models, replace_convolutions
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "LambdaLayer2d",
+    "content_lambda",
+    "create_model",
+    "explain",
+    "lambda_interaction",
+    "list_models",
+    "position_interaction",
+    "replace_convolutions",
+]
+
+_ON_FIRST_USE = {
+    "create_model": "lambdanets.models",
+    "list_models": "lambdanets.models",
+    "replace_convolutions": "lambdanets.models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'lambdanets' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_ON_FIRST_USE])
+
+
+register_with_timm()

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops import content_lambda, position_interaction
+from lambdanets.ops.position.plan import check_algorithm
+from lambdanets.ops.precision import autocast_dtype, without_autocast
 
 
 class LambdaLayer2d(nn.Module):
@@ -75,6 +77,7 @@ class LambdaLayer2d(nn.Module):
             raise ValueError(f"dim_out must be divisible by heads = {heads}, got {dim_out}")
         if not (content or position):
             raise ValueError("content and position are both False: a lambda layer needs at least one of them")
+        check_algorithm(algorithm)
         self.dim, self.dim_out = dim, dim_out
         self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
         self.value_depth = dim_out // heads
@@ -108,7 +111,7 @@ class LambdaLayer2d(nn.Module):
         if x.ndim != 4 or x.shape[1] != self.dim:
             raise ValueError(f"x must be (b, dim = {self.dim}, height, width), got shape {tuple(x.shape)}")
         expected = self.value_projection.weight.dtype
-        if x.dtype != expected and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        if x.dtype != expected and not (x.is_floating_point() and autocast_dtype(x.device)):
             raise ValueError(f"x must have the dtype of the layer's parameters, {expected}, got {x.dtype}")
         grid = (x.shape[2], x.shape[3])
         queries = contiguous_gradient(self.query_norm(self.query_projection(x)))
@@ -118,7 +121,7 @@ class LambdaLayer2d(nn.Module):
         output = None
         if self.key_projection is not None:
             keys = self._as_context(self.key_projection(x), self.query_depth)
-            with torch.autocast(x.device.type, enabled=False):
+            with without_autocast(x.device):
                 content = content_lambda(keys, values)
                 # (b, h, n, k) (b, 1, k, v) -> (b, h, n, v)
                 output = queries.to(content.dtype) @ content.unsqueeze(1)
@@ -153,7 +156,9 @@ class LambdaLayer2d(nn.Module):
 def _sides_of_table(scope: int | tuple[int, int] | None, grid: tuple[int, int] | None) -> tuple[int, int]:
     if scope is None:
         if grid is None:
-            raise ValueError("grid must be given as (height, width) when scope is None, to size the embeddings; got None")
+            raise ValueError(
+                "grid must be given as (height, width) when scope is None, to size the embeddings; got None"
+            )
         if len(grid) != 2 or min(grid) < 1:
             raise ValueError(f"grid must be two positive sides, (height, width), got {grid}")
         return 2 * grid[0] - 1, 2 * grid[1] - 1
@@ -166,14 +171,20 @@ def _sides_of_table(scope: int | tuple[int, int] | None, grid: tuple[int, int] |
 
 
 def _refuse_what_is_missing(
-    normalize_keys: str | None, normalize_queries: str | None, embedding: nn.Module | None, multi_head: bool, causal: bool
+    normalize_keys: str | None,
+    normalize_queries: str | None,
+    embedding: nn.Module | None,
+    multi_head: bool,
+    causal: bool,
 ) -> None:
     if normalize_keys != "softmax":
         raise NotImplementedError(f"normalize_keys={normalize_keys!r}: only 'softmax' is served yet (Table 11)")
     if normalize_queries is not None:
         raise NotImplementedError(f"normalize_queries={normalize_queries!r}: only None is served yet (Table 11)")
     if embedding is not None:
-        raise NotImplementedError("embedding: a module shared by layers or of another structure is not served yet (A.2)")
+        raise NotImplementedError(
+            "embedding: a module shared by layers or of another structure is not served yet (A.2)"
+        )
     if multi_head:
         raise NotImplementedError("multi_head=True: a lambda per head is not served yet (C.3)")
     if causal:

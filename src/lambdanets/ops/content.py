@@ -1,13 +1,12 @@
 """The content lambda: what the context says, whatever the query position."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from lambdanets.ops.precision import in_common_precision
+from lambdanets.ops.precision import in_common_precision, without_autocast
 
 
-def content_lambda(keys: Float[Tensor, "b m k *u"], values: Float[Tensor, "b m v *u"]) -> Float[Tensor, "b k v"]:
+def content_lambda(keys: Tensor, values: Tensor) -> Tensor:
     """lambda_c = sum_m softmax_m(k)[m] v[m]^T, summed over u where there is one (Eq. 1, first term).
 
     keys (b, m, k[, u]) as projected: the softmax over the context positions m is taken here, in float32 or wider.
@@ -15,7 +14,7 @@ def content_lambda(keys: Float[Tensor, "b m k *u"], values: Float[Tensor, "b m v
     Cost: b m k v u multiply-adds.
     """
     (keys, values), dtype = in_common_precision(keys=keys, values=values)
-    with torch.autocast(keys.device.type, enabled=False):
+    with without_autocast(keys.device):
         wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
         normalized = keys.softmax(dim=1, dtype=wide).to(keys.dtype)
         equation = "bmk,bmv->bkv" if values.ndim == 3 else "bmku,bmvu->bkv"

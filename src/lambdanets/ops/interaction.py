@@ -1,22 +1,21 @@
 """Content and position together, for embeddings of any structure."""
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lambdanets.ops.content import content_lambda
-from lambdanets.ops.precision import in_common_precision
+from lambdanets.ops.precision import in_common_precision, without_autocast
 
 
 def lambda_interaction(
-    queries: Float[Tensor, "b h n k"],
-    keys: Float[Tensor, "..."] | None,
-    values: Float[Tensor, "..."],
-    embeddings: Float[Tensor, "..."] | None,
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    embeddings: Tensor | None,
     *,
-    mask: Bool[Tensor, "..."] | None = None,
+    mask: Tensor | None = None,
     multi_head: bool = False,
-) -> Float[Tensor, "b h n v"]:
+) -> Tensor:
     """y[b,h,n,:] = sum_k q[b,h,n,k] (sum_m softmax_m(k)[b,m,k] v[b,m,:] + sum_m e[n,m,k] v[b,m,:])  (Eqs. 1 and 2).
 
     queries: (b, h, n, k). keys: (b, m, k[, u]) as projected, not yet normalized over the context; None for position
@@ -37,7 +36,7 @@ def lambda_interaction(
     (queries, keys, values, embeddings), returned = in_common_precision(
         queries=queries, keys=keys, values=values, embeddings=embeddings
     )
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries.device):
         output = None
         if keys is not None:
             output = torch.einsum("bhnk,bkv->bhnv", queries, content_lambda(keys, values))
@@ -57,9 +56,7 @@ def _position(queries: Tensor, values: Tensor, embeddings: Tensor) -> Tensor:
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)
 
 
-def check_lambda_interaction(
-    queries: Tensor, keys: Tensor | None, values: Tensor, embeddings: Tensor | None
-) -> None:
+def check_lambda_interaction(queries: Tensor, keys: Tensor | None, values: Tensor, embeddings: Tensor | None) -> None:
     """Raise ValueError, naming the argument, what was expected and what came, unless the shapes fit together."""
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")

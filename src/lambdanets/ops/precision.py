@@ -1,9 +1,24 @@
 """Which dtype an operation computes in, and which it returns."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast on the device, or None where it is off."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which autocast is off on the device; the meta device has none to turn off."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def in_common_precision(**tensors: Tensor | None) -> tuple[list[Tensor | None], torch.dtype]:
@@ -19,9 +34,8 @@ def in_common_precision(**tensors: Tensor | None) -> tuple[list[Tensor | None], 
     for name, tensor in given.items():
         if tensor.dtype not in FLOATING:
             raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
-    device = first.device.type
-    if device != "meta" and torch.is_autocast_enabled(device) and torch.float64 not in {t.dtype for t in given.values()}:
-        autocast = torch.get_autocast_dtype(device)
+    autocast = autocast_dtype(first.device)
+    if autocast is not None and all(tensor.dtype != torch.float64 for tensor in given.values()):
         compute = returned = torch.float32 if autocast == torch.float16 else autocast
     else:
         for name, tensor in given.items():

@@ -4,25 +4,24 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from lambdanets.ops.geometry import crop_to_grid, without_future
 from lambdanets.ops.position.plan import ALGORITHMS, Plan, make_plan
 from lambdanets.ops.position.problem import problem_of
-from lambdanets.ops.precision import in_common_precision
+from lambdanets.ops.precision import in_common_precision, without_autocast
 
 
 def position_interaction(
-    queries: Float[Tensor, "b h n k"],
-    table: Float[Tensor, "..."],
-    values: Float[Tensor, "b n v *u"],
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
     grid: Sequence[int],
     *,
     dilation: int = 1,
     causal: bool = False,
     algorithm: str = "auto",
-) -> Float[Tensor, "b h n v"]:
+) -> Tensor:
     """y[b,h,n,:] = sum_k q[b,h,n,k] sum_m R[m - n, k] v[b,m,:], zero outside the grid (Eqs. 1 and 2, position term).
 
     queries: (b, h, n, k) with n = prod(grid), row major.
@@ -38,7 +37,7 @@ def position_interaction(
     Cost: at most b n k u v min(n, prod(r)) multiply-adds. Raises ValueError naming the argument that does not fit.
     """
     queries, table, values, plan, returned = _prepare(queries, table, values, grid, dilation, causal, algorithm)
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries.device):
         output = ALGORITHMS[plan.chosen].interact(queries, table, values, plan.problem)
     return output.to(returned)
 

@@ -35,15 +35,19 @@ class Plan:
         return "\n".join(lines)
 
 
+def check_algorithm(algorithm: str) -> None:
+    """Raise ValueError unless the name is "auto" or one of ALGORITHMS."""
+    if algorithm != "auto" and algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(['auto', *ALGORITHMS])}; got {algorithm!r}")
+
+
 def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
     """The plan for a problem: the algorithm of that name, or with "auto" the one with the fewest operations.
 
     The automatic choice depends on the problem alone. It prefers algorithms below the workspace limit; where none is,
     the one with the smallest workspace. Raises ValueError for an unknown name.
     """
-    if algorithm != "auto" and algorithm not in ALGORITHMS:
-        known = ", ".join(["auto", *ALGORITHMS])
-        raise ValueError(f"algorithm must be one of {known}; got {algorithm!r}")
+    check_algorithm(algorithm)
     costs = {name: module.cost(problem) for name, module in ALGORITHMS.items()}
     if algorithm != "auto":
         return Plan(problem, costs, algorithm)

@@ -1,0 +1,46 @@
+# make demo   set up and train a small LambdaResNet on real digits
+# make test   set up and run the tests
+# make lint   style and types, as CI runs them
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first of these that runs and is new enough; name another with make PYTHON=...
+CANDIDATES := python3 python3.13 python3.12 python3.11 python
+NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $(p))))
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/demo-ready
+	@if [ -f runs/demo/recipe.json ]; then $(BIN)/lambdanets train --resume runs/demo; \
+	else $(BIN)/lambdanets train digits --run runs/demo; fi
+
+test: $(VENV)/dev-ready
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/dev-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev-ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs/demo
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer with venv found; install one, or name it: make PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp is written after a whole installation, so that one that broke off is done again.
+$(VENV)/demo-ready: pyproject.toml | $(BIN)/python
+	@echo "installing what is needed (several minutes the first time: PyTorch is large)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/dev-ready: pyproject.toml | $(BIN)/python
+	@echo "installing what is needed (several minutes the first time: PyTorch is large)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,225 @@
+"""The command line: lambdanets train | evaluate | predict.
+
+tyro turns the dataclasses below into options; what a person got wrong is said in one sentence with exit code 2.
+"""
+
+import dataclasses
+import errno
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from lambdanets import __version__
+from lambdanets.errors import InputError, nearest
+from lambdanets.training.recipe import Recipe
+
+Options = TypeVar("Options")
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """A recipe's fields, and where the run goes."""
+
+    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    run: Path | None = None
+    """Folder the run leaves; must be new or empty. By default runs/RECIPE-DATE-TIME."""
+    resume: Path | None = None
+    """Folder of an unfinished run to go on with, by the recipe it was started with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """What to evaluate, and on what."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Folder of a run, weights.safetensors, or a .ckpt file."""
+    data: str | None = None
+    """Another data set with the same classes; by default the one trained on. Its validation part is classified."""
+    data_root: str | None = None
+    """Where a data set named for timm lies."""
+    model: str | None = None
+    """Load the weights into this model instead of the one they were trained in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Predict:
+    """What to classify, and where to write it."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Folder of a run, weights.safetensors, or a .ckpt file."""
+    images: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGES...")] = ()
+    top: int = 3
+    """Classes to name for each image."""
+    out: Path = Path("predictions.jsonl")
+    """File for one line of JSON an image; an existing file is refused."""
+    model: str | None = None
+    """Load the weights into this model instead of the one they were trained in."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for what a person must mend, 130 when interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(given)
+    except InputError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        return _refuse(f"cannot write {error.filename or 'a file'}: {error.strerror}")
+
+
+def _dispatch(given: list[str]) -> int:
+    commands: dict[str, Callable[[list[str]], int]] = {"train": train, "evaluate": evaluate, "predict": predict}
+    if not given or given[0] in ("-h", "--help"):
+        print(_usage(commands))
+        return 0
+    if given[0] == "--version":
+        print(f"lambdanets {__version__}")
+        return 0
+    if given[0] not in commands:
+        raise InputError(f"there is no command {given[0]!r}, only {', '.join(commands)}{nearest(given[0], commands)}")
+    return commands[given[0]](given[1:])
+
+
+def _usage(commands: dict[str, Callable[[list[str]], int]]) -> str:
+    lines = [f"  {name:<10}{(function.__doc__ or '').splitlines()[0]}" for name, function in commands.items()]
+    return "\n".join(
+        ["usage: lambdanets COMMAND ...", "", *lines, "", "lambdanets COMMAND --help says what a command takes."]
+    )
+
+
+def train(arguments: list[str]) -> int:
+    """Train by a recipe: lambdanets train [RECIPE] [--run DIR] [--FIELD VALUE ...], or --resume DIR."""
+    from lambdanets.recipes import find_recipe, list_recipes
+
+    named = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments[0] if named else "digits"
+    recipe = find_recipe(name)
+    recipes = "\n".join(f"  {name}: {promise}" for name, promise in list_recipes().items())
+    options = _parse(
+        Train,
+        arguments[1:] if named else arguments,
+        prog=f"lambdanets train {name}",
+        default=Train(recipe=recipe),
+        description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
+    )
+    from lambdanets.training import run
+    from lambdanets.training.interruption import Interrupted
+
+    if options.resume is not None:
+        if named or options.recipe != recipe or options.run is not None:
+            raise InputError("--resume goes on by the run's own recipe; give no recipe, field or --run beside it")
+        folder = options.resume
+    else:
+        folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        result = run.resume(folder) if options.resume is not None else run.start(options.recipe, folder)
+    except Interrupted:
+        print(f"stopped; go on with: lambdanets train --resume {folder}", file=sys.stderr)
+        return 130
+    except OSError as error:
+        if (folder / "checkpoints").is_dir():
+            advice = f"the last checkpoint is whole; once mended, go on with: lambdanets train --resume {folder}"
+            error.strerror = f"{error.strerror}; {advice}"
+        raise
+    _report(result, folder)
+    return 0
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Measure a trained model's top-1 on the validation part of a data set: lambdanets evaluate CHECKPOINT."""
+    options = _parse(Evaluate, arguments, prog="lambdanets evaluate", description="Measure a trained model's top-1.")
+    from lambdanets.training import evaluation
+    from lambdanets.training.classifier import load_classifier
+
+    classifier = load_classifier(options.checkpoint, options.model)
+    judgement = evaluation.evaluate(classifier, options.data, options.data_root)
+    _tell_unreadable(judgement.unreadable)
+    print(f"{len(judgement.labels)} images, {int((judgement.labels == judgement.predicted).sum())} right")
+    print(f"top-1 {judgement.top1:.4f}")
+    return 0
+
+
+def predict(arguments: list[str]) -> int:
+    """Classify image files: lambdanets predict CHECKPOINT IMAGES... takes files, folders and globs."""
+    # positional arguments after options are the images: tyro takes them where they stand first
+    options = _parse(
+        Predict,
+        arguments,
+        prog="lambdanets predict",
+        description="Classify image files, folders of them and globs; print a table and write JSON lines.",
+    )
+    from lambdanets.training import evaluation
+    from lambdanets.training.classifier import load_classifier
+    from lambdanets.training.images import find_images
+
+    if options.top < 1:
+        raise InputError(f"top must be at least 1, got {options.top}")
+    if options.out.exists():
+        raise InputError(f"{options.out} exists; name another file with --out, or remove it")
+    if not options.images:
+        raise InputError("no images given; expected files, folders or globs after the checkpoint")
+    paths = find_images(options.images)
+    classifier = load_classifier(options.checkpoint, options.model)
+    unreadable: list[str] = []
+    width = min(max(len(str(path)) for path in paths), 60)
+    predicted = 0
+    unfinished = options.out.with_name(options.out.name + ".unfinished")
+    with unfinished.open("w", encoding="utf-8") as file:
+        for prediction in evaluation.predict(classifier, paths, options.top, unreadable):
+            predicted += 1
+            best = zip(prediction.classes, prediction.probabilities, strict=True)
+            line = {"path": str(prediction.path), "top": [{"class": c, "probability": p} for c, p in best]}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            cells = [f"{c} {p:.3f}" for c, p in zip(prediction.classes, prediction.probabilities, strict=True)]
+            print(f"{prediction.path!s:<{width}}  " + "  ".join(f"{cell:<18}" for cell in cells).rstrip())
+    _tell_unreadable(unreadable)
+    if not predicted:
+        unfinished.unlink()
+        raise InputError(f"none of the {len(paths)} images could be read")
+    unfinished.replace(options.out)
+    print(f"{predicted} images, written to {options.out}")
+    return 0
+
+
+def _parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **more: Any) -> Options:
+    """Options from arguments; tyro says what is wrong with a value, we which option does not exist."""
+    parsed, unknown = tyro.cli(
+        options, args=arguments, prog=prog, description=description, return_unknown_args=True, **more
+    )
+    if unknown:
+        fields = [field.name for field in dataclasses.fields(Recipe)] if options is Train else []
+        fields += [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
+        flags = [f"--{name.replace('_', '-')}" for name in fields]
+        raise InputError(f"{prog} has no option {unknown[0]}{nearest(unknown[0], flags)}")
+    return parsed
+
+
+def _report(result: dict[str, Any], folder: Path) -> None:
+    _tell_unreadable(result["unreadable"])
+    print(f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}")
+    print(f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {result['images_per_second']:.0f} images/s")
+    print(f"what it got right and wrong: {folder / 'predictions.png'}")
+    print(f"curves:                      {folder / 'curves.png'}")
+    print(f"weights:                     {folder / 'weights.safetensors'}")
+    print(f"top-1 {result['top1']:.4f}")
+
+
+def _tell_unreadable(unreadable: list[str]) -> None:
+    if unreadable:
+        print(f"skipped {len(unreadable)} images that could not be read:", file=sys.stderr)
+        for sentence in unreadable:
+            print(f"  {sentence}", file=sys.stderr)
+
+
+def _refuse(sentence: str) -> int:
+    print(f"lambdanets: {sentence}", file=sys.stderr)
+    return 2

@@ -1,0 +1,78 @@
+"""Weights from files: read without running code, and told apart from what is no checkpoint."""
+
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from lambdanets.errors import InputError
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Load a model's weights from a .safetensors file or a checkpoint, all of them or none.
+
+    Raises ValueError when the file is no checkpoint, or when names or shapes differ: the message lists what only the
+    file has, what only the model has, and what differs in shape.
+    """
+    load_tensors(model, read_weights(path)[0], str(path))
+
+
+def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
+    """Load named tensors, all of them or none; source names them in the error that says what does not fit."""
+    ours = model.state_dict()
+    only_file, only_model = sorted(weights.keys() - ours.keys()), sorted(ours.keys() - weights.keys())
+    shapes = sorted(
+        f"{name} {tuple(weights[name].shape)} for {tuple(ours[name].shape)}"
+        for name in weights.keys() & ours.keys()
+        if weights[name].shape != ours[name].shape
+    )
+    if only_file or only_model or shapes:
+        raise InputError(
+            f"{source} has the weights of another architecture: {_few(only_file)} only in the file, "
+            f"{_few(only_model)} only in the model, {_few(shapes)} of another shape"
+        )
+    model.load_state_dict(weights)
+
+
+def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by name, and what else the file says: safetensors metadata, or the rest of a checkpoint.
+
+    A checkpoint of a training run has its model's weights under "state_dict" with the prefix "model.". Nothing in
+    the file is run: pickles are read by torch.load with weights_only.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} is no file; expected weights (.safetensors) or a checkpoint (.ckpt)")
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        except SafetensorError as error:
+            raise InputError(f"{path} is no safetensors file: {error}") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"{path} is no checkpoint that holds weights and plain values only, and was not run: {reason}"
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__}; expected a checkpoint with named tensors")
+    rest = {name: value for name, value in content.items() if name != "state_dict"}
+    state = content.get("state_dict", content)
+    weights = {name.removeprefix("model."): value for name, value in state.items() if isinstance(value, Tensor)}
+    if not weights:
+        raise InputError(f"{path} holds no named tensors; expected a checkpoint")
+    return weights, rest
+
+
+def _few(names: Iterable[str], limit: int = 4) -> str:
+    names = list(names)
+    if not names:
+        return "none"
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{len(names)} ({', '.join(names[:limit])}{more})"

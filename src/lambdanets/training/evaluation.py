@@ -1,0 +1,112 @@
+"""What a classifier makes of images: of a labelled set, and of files."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdanets.errors import InputError
+from lambdanets.training.classifier import Classifier
+from lambdanets.training.datasets import LabelledImages, open_splits
+from lambdanets.training.images import UnreadableImage, read_image
+from lambdanets.training.loader import Batch, ImageBatches
+from lambdanets.training.transforms import make_transform
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The classifier's word on each readable image of a labelled set, in the set's order."""
+
+    indices: np.ndarray
+    labels: np.ndarray
+    predicted: np.ndarray
+    confidence: np.ndarray
+    unreadable: list[str]
+
+    @property
+    def top1(self) -> float:
+        """Share of the images whose most probable class is the label."""
+        return float((self.labels == self.predicted).mean())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable classes of one image file, most probable first."""
+
+    path: Path
+    classes: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+
+def judge(classifier: Classifier, images: LabelledImages) -> Judgement:
+    """Classify a labelled set, in its order. Raises InputError when no image of it can be read."""
+    recipe = classifier.recipe
+    batches = ImageBatches(
+        images,
+        make_transform(recipe, training=False),
+        channels=recipe.channels,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        training=False,
+        workers=recipe.workers,
+    )
+    unreadable: list[str] = []
+    parts: list[list[Tensor]] = []
+    for batch in batches:
+        assert isinstance(batch, Batch)
+        unreadable += batch.unreadable
+        if len(batch.labels):
+            confidence, predicted = _probabilities(classifier, batch.images).max(dim=1)
+            parts.append([batch.indices, batch.labels, predicted, confidence])
+    if not parts:
+        raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
+    columns = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
+    return Judgement(*columns, unreadable=unreadable)
+
+
+def evaluate(classifier: Classifier, data: str | None = None, data_root: str | None = None) -> Judgement:
+    """Classify the validation part of the classifier's own data set, or of another with the same classes."""
+    recipe = classifier.recipe
+    splits = open_splits(
+        data or recipe.data,
+        root=data_root or recipe.data_root,
+        validation_share=recipe.validation_share,
+        seed=recipe.seed,
+    )
+    if splits.classes != classifier.classes:
+        theirs, ours = set(splits.classes), set(classifier.classes)
+        raise InputError(
+            f"{splits.source} has {len(splits.classes)} classes and the classifier knows {len(classifier.classes)}: "
+            f"only in the data {_some(theirs - ours)}; only in the classifier {_some(ours - theirs)}"
+        )
+    return judge(classifier, splits.validation)
+
+
+def predict(classifier: Classifier, paths: Iterable[Path], top: int, unreadable: list[str]) -> Iterator[Prediction]:
+    """Classify image files of any mode, one after the other; what cannot be read is added to `unreadable`."""
+    transform = make_transform(replace(classifier.recipe), training=False)
+    mode = "L" if classifier.recipe.channels == 1 else "RGB"
+    for path in paths:
+        try:
+            image = read_image(path)
+        except UnreadableImage as error:
+            unreadable.append(str(error))
+            continue
+        probabilities = _probabilities(classifier, transform(image.convert(mode)).unsqueeze(0))[0]
+        best = probabilities.topk(min(top, len(classifier.classes)))
+        names = tuple(classifier.classes[i] for i in best.indices.tolist())
+        yield Prediction(path, names, tuple(round(p, 6) for p in best.values.tolist()))
+
+
+@torch.inference_mode()
+def _probabilities(classifier: Classifier, images: Tensor) -> Tensor:
+    device = next(classifier.model.parameters()).device
+    return classifier.model(images.to(device)).float().softmax(dim=1).cpu()
+
+
+def _some(names: set[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:5]) + (" ..." if len(listed) > 5 else "") if listed else "none"

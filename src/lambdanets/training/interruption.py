@@ -1,0 +1,46 @@
+"""An orderly end on Ctrl-C or SIGTERM."""
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The run was asked to stop, and did so between steps; its last checkpoint is there to go on from."""
+
+
+class StopAfterStep(Callback):
+    """On SIGINT or SIGTERM, ends the run after the step under way, with a checkpoint; a second one ends it now."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._restore()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if self.asked:
+            trainer.save_checkpoint(self.checkpoint)
+            raise Interrupted
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        if self.asked:
+            raise Interrupted  # the checkpoint from before the validation repeats it
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

@@ -1,0 +1,64 @@
+"""Says before a run starts whether its model and batch fit into memory."""
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.nn.functional as F
+
+from lambdanets.errors import InputError
+from lambdanets.models import create_model
+from lambdanets.training.recipe import Recipe
+
+
+def check_memory(recipe: Recipe, classes: int, free_bytes: int | None = None) -> None:
+    """Raise InputError when training by the recipe needs more memory than is free, with a batch size that fits."""
+    free = free_memory() if free_bytes is None else free_bytes
+    fixed, per_image = training_memory(recipe, classes)
+    needed = fixed + per_image * recipe.batch_size
+    if needed <= free:
+        return
+    fitting = int((free - fixed) // per_image)
+    advice = f"batch_size {fitting} would fit" if fitting >= 2 else "choose a smaller model or image_size"
+    raise InputError(
+        f"training {recipe.model} with batch_size {recipe.batch_size} at image_size {recipe.image_size} needs about "
+        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; {advice}"
+    )
+
+
+def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
+    """Bytes that a training step holds: those of weights, gradients and optimizer, and those of each image.
+
+    Counted, not measured: the step runs on the meta device, where tensors have shapes and no content, and what
+    autograd would keep for the backward pass is added up.
+    """
+    with torch.device("meta"):
+        model = create_model(recipe.model, num_classes=classes, in_chans=recipe.channels, **recipe.model_options)
+        images = torch.empty(2, recipe.channels, recipe.image_size, recipe.image_size)
+    parameters = {id(p.untyped_storage()): p for p in model.parameters()}
+    weights = sum(p.numel() * p.element_size() for p in parameters.values())
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        F.cross_entropy(model.train()(images), torch.zeros(2, dtype=torch.long, device="meta"))
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    activations = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
+    states = 1 if recipe.optimizer == "sgd" else 2
+    return weights * (2 + states), activations // 2
+
+
+def free_memory() -> int:
+    """Bytes of memory that a run may take: on the GPU if there is one, else of the machine or its container."""
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0]
+    free = psutil.virtual_memory().available
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return free

@@ -1,0 +1,133 @@
+"""A recipe: everything that decides a training run, as one flat frozen dataclass."""
+
+import dataclasses
+import json
+from typing import Any, Literal, get_args
+
+from lambdanets.errors import InputError, nearest
+
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Optimizer = Literal["sgd", "adamw"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What to train, on what, and how. The defaults are the digits recipe's; others change fields of it."""
+
+    data: str = "digits"
+    """'digits'; a folder with a sub-folder of images a class, or train/ and val/ of such; a folder in torchvision's
+    layout of FashionMNIST, MNIST or KMNIST; a .tar of such a folder; or a name timm's create_dataset knows, such as
+    torch/cifar10."""
+    data_root: str | None = None
+    """Where a data set named for timm lies."""
+    validation_share: float = 0.2
+    """Share of the images held out, a class at a time, where the data has no validation part of its own."""
+
+    model: str = "lambda_resnet20_small"
+    """A model of this package or of timm."""
+    model_options: dict[str, int | float | str] = dataclasses.field(default_factory=dict)
+    """Arguments of the model, such as: scope 7 heads 8."""
+    weights: str | None = None
+    """File of weights to start from; fresh ones if none."""
+    drop_path: float = 0.0
+    """Largest stochastic depth rate."""
+    dropout: float = 0.0
+    """Rate before the classifier."""
+
+    image_size: int = 32
+    """Side of the square the model sees, pixels."""
+    channels: Literal[1, 3] = 1
+    """1 for grey, 3 for colour."""
+    mean: tuple[float, ...] = (0.5,)
+    """Subtracted from pixels in [0, 1]; one number, or one a channel."""
+    std: tuple[float, ...] = (0.25,)
+    """Divides them then."""
+    crop_share: tuple[float, float] = (0.7, 1.0)
+    """Share of an image's area that a random training crop takes."""
+    crop_ratio: tuple[float, float] = (0.9, 1.1)
+    """Its width over its height."""
+    flip: float = 0.0
+    """Probability of a left-right flip in training."""
+    rand_augment: str | None = None
+    """timm's name of a RandAugment policy, such as rand-m10-n2."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """How images are resized."""
+
+    epochs: int = 30
+    """Passes over the training images."""
+    batch_size: int = 64
+    """Images a step."""
+    optimizer: Optimizer = "sgd"
+    """sgd has plain momentum."""
+    learning_rate: float = 0.1
+    """Peak, reached after the warm-up; cosine to 0 from there."""
+    momentum: float = 0.9
+    """Of sgd; the first beta of adamw."""
+    weight_decay: float = 1e-4
+    """Not on norms, biases and embedding tables."""
+    warmup_epochs: float = 2.0
+    """Linear from 0."""
+    label_smoothing: float = 0.1
+    """Share of a label given to all classes."""
+    clip_gradient: float | None = None
+    """Largest norm of the gradient."""
+    precision: Precision = "32-true"
+    """32-true, or autocast to bfloat16 or float16."""
+
+    seed: int = 0
+    """Of weights, hold-out, order and augmentation."""
+    workers: int = 0
+    """Processes that decode images; 0 for the training process itself. Does not change the result."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints, beside one after each epoch."""
+
+    def __post_init__(self) -> None:
+        least = {"image_size": 1, "epochs": 1, "batch_size": 2, "workers": 0, "checkpoint_every": 1, "seed": 0}
+        least |= {"learning_rate": 0, "weight_decay": 0, "warmup_epochs": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise InputError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        for name in ("drop_path", "dropout", "label_smoothing", "momentum", "flip"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        if not 0 < self.validation_share < 1:
+            raise InputError(f"validation_share must be between 0 and 1, both excluded, got {self.validation_share}")
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                raise InputError(
+                    f"{name} must be one number or one for each of {self.channels} channels, got {getattr(self, name)}"
+                )
+        if min(self.std) <= 0:
+            raise InputError(f"std must be positive, got {self.std}")
+        if not 0 < self.crop_share[0] <= self.crop_share[1] <= 1:
+            raise InputError(f"crop_share must be two numbers in (0, 1], the smaller first, got {self.crop_share}")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise InputError(f"crop_ratio must be two positive numbers, the smaller first, got {self.crop_ratio}")
+        choices = {"channels": (1, 3), "precision": get_args(Precision), "optimizer": get_args(Optimizer)}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(map(str, known))}, got {getattr(self, name)!r}")
+
+    def to_json(self) -> str:
+        """The fields as JSON, readable by `from_json`."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> "Recipe":
+        """The recipe in a text that `to_json` wrote; source names it in errors."""
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{source} is no JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise InputError(f"{source} must hold the fields of a recipe, got a {type(fields).__name__}")
+        return cls.from_fields(fields, source)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any], source: str) -> "Recipe":
+        """A recipe from field values; raises ValueError for names that a recipe does not have."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise InputError(f"{source} has the field {name!r}, which no recipe has{nearest(name, known)}")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

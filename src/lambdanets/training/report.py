@@ -1,0 +1,68 @@
+"""result.json: what a run reached, and on what."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+RESULT = "result.json"
+
+
+def write_result(folder: Path, *, top1: float, seconds: float, images: int, model: nn.Module, **more: Any) -> None:
+    """Write result.json: seconds of training, images it took in, and the provenance of both."""
+    result = {
+        "top1": round(top1, 6),
+        "seconds": round(seconds, 2),
+        "images_per_second": round(images / seconds, 1) if seconds else None,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **more,
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+    unfinished = folder / "result.unfinished"
+    unfinished.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.replace(folder / RESULT)
+
+
+def commit() -> str | None:
+    """The commit of the source tree this package runs from, marked if changed since; None for an installed copy."""
+    here = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        tracked = subprocess.run(
+            ["git", "-C", str(here), "ls-files", "--error-unmatch", "report.py"], capture_output=True, check=False
+        )
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None if tracked.returncode == 0 else None
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    packages = ("lambdanets", "torch", "torchvision", "timm", "lightning", "numpy", "pillow")
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages}
+
+
+def hardware() -> dict[str, Any]:
+    """The processor, its threads as torch uses them, and the GPU if there is one."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in _lines(cpuinfo) if line.startswith("model name")]
+    return {
+        "system": platform.system(),
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []

@@ -1,0 +1,142 @@
+"""A training run and the folder it leaves."""
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Timer, TQDMProgressBar
+
+from lambdanets.errors import InputError
+from lambdanets.training.checkpoints import LAST, WholeFiles, checkpoints
+from lambdanets.training.classification import Classification
+from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
+from lambdanets.training.datasets import LabelledImages, Splits, open_splits
+from lambdanets.training.evaluation import judge
+from lambdanets.training.history import History
+from lambdanets.training.interruption import StopAfterStep
+from lambdanets.training.loader import ImageBatches
+from lambdanets.training.memory import check_memory
+from lambdanets.training.pictures import draw_curves, draw_predictions
+from lambdanets.training.recipe import Recipe
+from lambdanets.training.report import RESULT, write_result
+from lambdanets.training.transforms import make_transform
+
+RECIPE = "recipe.json"
+
+
+def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Train by a recipe into a new folder, and return its result.
+
+    The folder gets recipe.json at once; metrics.csv and checkpoints/ while it trains; weights.safetensors, curves.png,
+    predictions.png and, last, result.json. Raises InputError for what the recipe asks and cannot be done, and when the
+    folder holds something already; Interrupted after Ctrl-C or SIGTERM.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "a run; go on with --resume" if (folder / RECIPE).is_file() else "files that are not a run's"
+        raise InputError(f"{folder} holds {what}, or name another folder" if folder.is_dir() else f"{folder} is a file")
+    splits = _open(recipe)
+    check_memory(recipe, len(splits.classes))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RECIPE).write_text(recipe.to_json() + "\n", encoding="utf-8")
+    return _train(recipe, splits, folder)
+
+
+def resume(folder: Path) -> dict[str, Any]:
+    """Go on with an unfinished run from its last checkpoint; the result equals that of a run never interrupted.
+
+    A finished run is left alone and its result returned. Raises InputError when the folder is no run's.
+    """
+    if not (folder / RECIPE).is_file():
+        raise InputError(f"{folder} is no folder of a run: it has no {RECIPE}")
+    if (folder / RESULT).is_file():
+        return json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    recipe = Recipe.from_json((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
+    return _train(recipe, _open(recipe), folder)
+
+
+def _open(recipe: Recipe) -> Splits:
+    return open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
+
+
+def _train(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, Any]:
+    _quieten()
+    seed_everything(recipe.seed, verbose=False)
+    model = build_model(recipe, len(splits.classes))
+    description = describe(recipe, splits.classes)
+    training = _batches(recipe, splits.train, training=True)
+    module = Classification(model, recipe, len(splits.classes), len(training), description)
+    history, timer = History(folder), Timer()
+    last = folder / "checkpoints" / LAST
+    trainer = _trainer(recipe, folder, len(training), [history, timer, StopAfterStep(last)])
+    _fit(trainer, module, training, _batches(recipe, splits.validation, training=False), last)
+
+    classifier = Classifier(model.eval(), recipe, splits.classes)
+    judgement = judge(classifier, splits.validation)
+    save_classifier(folder / WEIGHTS, model, description)
+    draw_curves(history.rows, folder / "curves.png")
+    draw_predictions(judgement, splits.validation, splits.classes, folder / "predictions.png")
+    write_result(
+        folder,
+        top1=judgement.top1,
+        seconds=timer.time_elapsed("train"),
+        images=history.images,
+        model=model,
+        model_name=recipe.model,
+        data=splits.source,
+        training_images=len(splits.train),
+        validation_images=len(judgement.labels),
+        epochs=recipe.epochs,
+        unreadable=sorted(history.unreadable | set(judgement.unreadable)),
+    )
+    return json.loads((folder / RESULT).read_text(encoding="utf-8"))
+
+
+def _batches(recipe: Recipe, images: LabelledImages, *, training: bool) -> ImageBatches:
+    return ImageBatches(
+        images,
+        make_transform(recipe, training=training),
+        channels=recipe.channels,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        training=training,
+        workers=recipe.workers,
+    )
+
+
+def _trainer(recipe: Recipe, folder: Path, steps_per_epoch: int, callbacks: list[Any]) -> Trainer:
+    # a checkpoint at least once an epoch
+    every = min(recipe.checkpoint_every, steps_per_epoch)
+    watched = sys.stderr.isatty()
+    return Trainer(
+        default_root_dir=folder,
+        max_epochs=recipe.epochs,
+        precision=recipe.precision,
+        accelerator="auto",
+        devices=1,
+        gradient_clip_val=recipe.clip_gradient,
+        callbacks=[*callbacks, *checkpoints(folder / "checkpoints", every), *([TQDMProgressBar()] if watched else [])],
+        plugins=[WholeFiles()],
+        logger=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_progress_bar=watched,
+        enable_model_summary=False,
+    )
+
+
+def _fit(
+    trainer: Trainer, module: LightningModule, training: ImageBatches, validation: ImageBatches, last: Path
+) -> None:
+    trainer.fit(module, training, validation, ckpt_path=last if last.is_file() else None)
+    trainer.save_checkpoint(last)
+
+
+def _quieten() -> None:
+    """Lightning's notes on devices and its advertisements; what a user must know, this package says itself."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in (".*does not have many workers.*", ".*Checkpoint directory.*exists and is not empty.*"):
+        warnings.filterwarnings("ignore", message)

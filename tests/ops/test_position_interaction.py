@@ -1,0 +1,271 @@
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from exactness import assert_as_exact_as_plain
+from hypothesis import given, settings
+from torch.autograd import gradcheck, gradgradcheck
+
+from lambdanets.ops import definition, explain, position_interaction
+from lambdanets.ops.position.plan import ALGORITHMS
+
+algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+# grid, sides of the table, u, dilation, causal
+CASES = {
+    "1d": ((9,), (5,), 0, 1, False),
+    "1d causal dilated": ((9,), (5,), 0, 2, True),
+    "2d odd": ((5, 7), (3, 5), 0, 1, False),
+    "2d even": ((4, 6), (5, 3), 0, 1, False),
+    "2d scope over the map": ((3, 5), (23, 23), 0, 1, False),
+    "2d intra-depth": ((4, 5), (3, 5), 2, 1, False),
+    "2d dilated": ((7, 6), (5, 5), 0, 2, False),
+    "2d causal": ((4, 5), (5, 7), 0, 1, True),
+    "2d intra-depth dilated causal over the map": ((4, 3), (9, 9), 3, 3, True),
+    "3d": ((2, 4, 3), (3, 3, 5), 0, 1, False),
+    "one position": ((1, 1), (3, 3), 0, 1, False),
+    "scope of one": ((4, 4), (1, 1), 0, 1, False),
+}
+cases = pytest.mark.parametrize(("grid", "sides", "u", "dilation", "causal"), CASES.values(), ids=CASES.keys())
+
+
+def make_inputs(grid, sides, u, batch=2, heads=3, k=4, v=5, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(math.prod(grid) + sum(sides) + u)
+    extra = (u,) if u else ()
+    shapes = (batch, heads, math.prod(grid), k), (*sides, k, *extra), (batch, math.prod(grid), v, *extra)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+@algorithms
+@cases
+def test_every_algorithm_equals_the_definition_in_float64(grid, sides, u, dilation, causal, algorithm):
+    queries, table, values = make_inputs(grid, sides, u)
+    expected = definition.position_interaction(queries, table, values, grid, dilation=dilation, causal=causal)
+    result = position_interaction(queries, table, values, grid, dilation=dilation, causal=causal, algorithm=algorithm)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
+
+
+@algorithms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("grid", "sides", "u"), [((6, 9), (5, 7), 0), ((5, 5), (23, 23), 0), ((6, 5), (3, 5), 2)])
+def test_error_is_at_most_twice_that_of_the_plain_formula(grid, sides, u, dtype, algorithm):
+    low = make_inputs(grid, sides, u, k=16, v=8, dtype=dtype)
+    exact = definition.position_interaction(*(x.double() for x in low), grid)
+    plain = definition.position_interaction(*low, grid)
+    fast = position_interaction(*low, grid, algorithm=algorithm)
+    assert fast.dtype == dtype
+    assert_as_exact_as_plain(fast, plain, exact)
+
+
+@algorithms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_err_at_most_twice_as_much_as_those_of_the_plain_formula(dtype, algorithm):
+    grid = (5, 6)
+    low = make_inputs(grid, (5, 7), 0, k=8, v=8, dtype=dtype)
+    weights = torch.randn(2, 3, 30, 8, generator=torch.Generator().manual_seed(0))
+
+    def gradients(function, inputs):
+        inputs = [x.detach().clone().requires_grad_() for x in inputs]
+        output = function(*inputs, grid)
+        return torch.autograd.grad(output, inputs, weights.to(output.dtype))
+
+    exact = gradients(definition.position_interaction, [x.double() for x in low])
+    plain = gradients(definition.position_interaction, low)
+    fast = gradients(lambda *x: position_interaction(*x, algorithm=algorithm), low)
+    for one, other, truth in zip(fast, plain, exact, strict=True):
+        assert_as_exact_as_plain(one, other, truth)
+
+
+@algorithms
+@pytest.mark.parametrize("batch", [1, 2])
+@cases
+def test_gradcheck(grid, sides, u, dilation, causal, batch, algorithm):
+    inputs = make_inputs(grid, sides, u, batch=batch, heads=2, k=2, v=2)
+    for tensor in inputs:
+        tensor.requires_grad_()
+    assert gradcheck(
+        lambda *x: position_interaction(*x, grid, dilation=dilation, causal=causal, algorithm=algorithm),
+        inputs,
+        fast_mode=True,
+    )
+
+
+@algorithms
+@pytest.mark.parametrize("batch", [1, 2])
+def test_gradgradcheck(batch, algorithm):
+    inputs = make_inputs((3, 4), (3, 5), 0, batch=batch, heads=2, k=2, v=2)
+    for tensor in inputs:
+        tensor.requires_grad_()
+    assert gradgradcheck(lambda *x: position_interaction(*x, (3, 4), algorithm=algorithm), inputs, fast_mode=True)
+
+
+@algorithms
+def test_a_2x2_case_computed_by_hand(algorithm):
+    # One query depth, one value channel, one head; values 1 2 / 3 4, table rows y, columns x around the centre.
+    table = torch.tensor([[0.0, 1.0, 0.0], [10.0, 100.0, 1000.0], [0.0, 10000.0, 0.0]]).unsqueeze(-1)
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1)
+    queries = torch.tensor([1.0, 1.0, 2.0, -1.0]).view(1, 1, 4, 1)
+    # top left: itself 100*1, right 1000*2, below 10000*3; and so on
+    by_hand = [32100.0, 40210.0, 2 * (300 + 4000 + 1), -(400 + 30 + 2)]
+    result = position_interaction(queries, table, values, (2, 2), algorithm=algorithm)
+    assert result.flatten().tolist() == by_hand
+
+
+@algorithms
+@pytest.mark.parametrize("shift", [(1, 0), (0, 2), (2, 1)])
+def test_shifting_the_input_shifts_the_output(shift, algorithm):
+    grid, sides = (9, 10), (5, 3)
+    queries, table, values = make_inputs(grid, sides, 0)
+    # Only the inner part is filled, so that what leaves at one side does not come back at the other.
+    inside = torch.zeros(grid, dtype=torch.float64)
+    inside[2:5, 2:6] = 1
+    values = values * inside.flatten()[None, :, None]
+
+    def moved(x, axis):
+        return x.unflatten(axis, grid).roll(shift, (axis, axis + 1)).flatten(axis, axis + 1)
+
+    before = position_interaction(queries, table, values, grid, algorithm=algorithm)
+    after = position_interaction(moved(queries, 2), table, moved(values, 1), grid, algorithm=algorithm)
+    torch.testing.assert_close(after, moved(before, 2), rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    grid=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple),
+    half=st.integers(0, 4),
+    u=st.integers(0, 2),
+    dilation=st.integers(1, 3),
+    causal=st.booleans(),
+)
+def test_the_algorithms_agree(grid, half, u, dilation, causal):
+    inputs = make_inputs(grid, (2 * half + 1,) * len(grid), u, k=3, v=2)
+    one, other = (
+        position_interaction(*inputs, grid, dilation=dilation, causal=causal, algorithm=name)
+        for name in ("lambda_order", "convolution")
+    )
+    torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@algorithms
+def test_causal_outputs_do_not_depend_on_later_positions(algorithm):
+    grid = (4, 5)
+    queries, table, values = make_inputs(grid, (7, 5), 0)
+    changed = values.clone()
+    changed[:, 11:] = 1e6
+    one, other = (
+        position_interaction(queries, table, v, grid, causal=True, algorithm=algorithm) for v in (values, changed)
+    )
+    assert torch.equal(one[:, :, :11], other[:, :, :11])
+    assert not torch.equal(one[:, :, 11:], other[:, :, 11:])
+
+
+@algorithms
+def test_a_batch_equals_its_examples_one_at_a_time(algorithm):
+    queries, table, values = make_inputs((5, 4), (3, 3), 0)
+    together = position_interaction(queries, table, values, (5, 4), algorithm=algorithm)
+    alone = [
+        position_interaction(q[None], table, v[None], (5, 4), algorithm=algorithm)
+        for q, v in zip(queries, values, strict=True)
+    ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-12, atol=1e-12)
+
+
+@algorithms
+def test_two_runs_give_the_same_bits_forward_and_backward(algorithm):
+    def run():
+        inputs = [x.requires_grad_() for x in make_inputs((8, 9), (7, 7), 0, k=8, v=8, dtype=torch.float32)]
+        output = position_interaction(*inputs, (8, 9), algorithm=algorithm)
+        return [output, *torch.autograd.grad(output.square().sum(), inputs)]
+
+    for one, other in zip(run(), run(), strict=True):
+        assert torch.equal(one, other)
+
+
+@algorithms
+def test_any_strides_are_taken(algorithm):
+    queries, table, values = make_inputs((4, 6), (5, 5), 0)
+    strided = (
+        queries.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0),
+        table.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+        values.transpose(1, 2).contiguous().transpose(1, 2),
+    )
+    expected = position_interaction(queries, table, values, (4, 6), algorithm=algorithm)
+    torch.testing.assert_close(position_interaction(*strided, (4, 6), algorithm=algorithm), expected)
+
+
+def test_float16_sums_beyond_its_range_stay_finite_inside():
+    # 529 products of 16 * 16 * 16 leave float16; the output, scaled down by the queries, does not
+    queries = torch.full((1, 1, 529, 1), 2.0**-10, dtype=torch.float16)
+    table = torch.full((45, 45, 1), 16.0, dtype=torch.float16)
+    values = torch.full((1, 529, 1), 256.0, dtype=torch.float16)
+    result = position_interaction(queries, table, values, (23, 23))
+    assert result.dtype == torch.float16
+    assert result[0, 0, 264].item() == pytest.approx(529 * 16 * 256 / 1024, rel=1e-3)
+
+
+def test_float16_autocast_computes_and_returns_float32():
+    inputs = make_inputs((4, 4), (3, 3), 0, dtype=torch.float32)
+    with torch.autocast("cpu", torch.float16):
+        assert position_interaction(*inputs, (4, 4)).dtype == torch.float32
+
+
+def test_bfloat16_autocast_returns_bfloat16():
+    inputs = make_inputs((4, 4), (3, 3), 0, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert position_interaction(*inputs, (4, 4)).dtype == torch.bfloat16
+
+
+def test_the_plan_takes_matrix_products_on_small_maps_and_convolution_on_large_ones():
+    def chosen(side, scope):
+        shapes = (8, 4, side * side, 16), (scope, scope, 16), (8, side * side, 16)
+        return explain(*(torch.empty(shape, device="meta") for shape in shapes), (side, side)).chosen
+
+    assert chosen(7, 23) == chosen(14, 23) == "lambda_order"
+    assert chosen(28, 23) == chosen(56, 7) == chosen(14, 7) == "convolution"
+
+
+def test_the_plan_prints_every_algorithm_and_marks_its_choice():
+    plan = explain(*make_inputs((4, 4), (3, 3), 0), (4, 4))
+    assert all(name in str(plan) for name in ALGORITHMS)
+    assert f"* {plan.chosen}" in str(plan)
+
+
+def test_an_explicit_choice_is_followed_whatever_it_costs():
+    queries, table, values = (torch.empty(s, device="meta") for s in ((1, 1, 128**2, 16), (3, 3, 16), (1, 128**2, 16)))
+    assert explain(queries, table, values, (128, 128)).chosen == "convolution"
+    assert explain(queries, table, values, (128, 128), algorithm="lambda_order").chosen == "lambda_order"
+
+
+WRONG = {
+    "queries of rank 3": ({"queries": (2, 12, 4)}, r"queries must be \(b, h, n, k\)"),
+    "values of rank 2": ({"values": (2, 12)}, r"values must be \(b, n, v\)"),
+    "values of another batch": ({"values": (3, 12, 5)}, r"values must start with \(b, n\) = \(2, 12\)"),
+    "a grid that does not match n": ({"grid": (3, 5)}, r"grid must have n = 12 positions.*\(3, 5\) = 15"),
+    "a grid of four sides": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 positive sides"),
+    "an even table": ({"table": (4, 3, 4)}, "table must have odd sides"),
+    "a table of another depth": ({"table": (3, 3, 8)}, r"table must have 2 sides and then \(k,\) = \(4,\)"),
+    "a table without u": ({"values": (2, 12, 5, 2)}, r"then \(k, u\) = \(4, 2\)"),
+    "a dilation of 0": ({"dilation": 0}, "dilation must be at least 1, got 0"),
+    "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of auto, .*got 'fastest'"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_does_not_fit_is_named_with_what_was_expected_and_what_came(changes, message):
+    arguments = {"queries": (2, 3, 12, 4), "table": (3, 3, 4), "values": (2, 12, 5), "grid": (3, 4)} | changes
+    tensors = {name: torch.zeros(arguments.pop(name)) for name in ("queries", "table", "values")}
+    with pytest.raises(ValueError, match=message):
+        explain(**tensors, **arguments)
+
+
+def test_mixed_dtypes_outside_autocast_are_refused():
+    queries, table, values = make_inputs((3, 4), (3, 3), 0)
+    with pytest.raises(ValueError, match=r"table must have the dtype of queries, torch.float64.*torch.float32"):
+        position_interaction(queries, table.float(), values, (3, 4))
+
+
+def test_integers_are_refused():
+    queries, table, values = make_inputs((3, 4), (3, 3), 0)
+    with pytest.raises(ValueError, match=r"values must be float16.*got torch.int64"):
+        explain(queries, table, values.long(), (3, 4))
