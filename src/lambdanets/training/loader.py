@@ -34,13 +34,13 @@ class Batch(NamedTuple):
 class _Sample(NamedTuple):
     image: Tensor | None
     label: int
-    index: int
+    number: int
     unreadable: str
 
 
 class _Key(NamedTuple):
     epoch: int
-    index: int
+    number: int
 
 
 class ImageBatches:
@@ -105,7 +105,7 @@ class ImageBatches:
     def __iter__(self) -> Iterator[Batch]:
         epoch, done = divmod(self._served, len(self))
         size = self._batch_size
-        keys = [_Key(epoch, index) for index in self._order(epoch)]
+        keys = [_Key(epoch, number) for number in self._order(epoch)]
         self._schedule.batches = [keys[step * size : (step + 1) * size] for step in range(done, len(self))]
         for batch in self._loader:
             if self._training:
@@ -150,11 +150,11 @@ class _Samples(Dataset[_Sample]):
 
     def __getitem__(self, key: _Key) -> _Sample:
         try:
-            image, label = self._images.load(key.index)
+            image, label = self._images.load(key.number)
         except UnreadableImage as error:
-            return _Sample(None, 0, key.index, f"{self._images.name(key.index)}: {error.reason}")
+            return _Sample(None, 0, key.number, f"{self._images.name(key.number)}: {error.reason}")
         with _seeded(_mixed(self._seed, *key)):
-            return _Sample(self._transform(image.convert(self._mode)), label, key.index, "")
+            return _Sample(self._transform(image.convert(self._mode)), label, key.number, "")
 
 
 def _mixed(seed: int, *place: int) -> list[int]:
@@ -182,6 +182,6 @@ def _collate(samples: list[_Sample]) -> Batch:
     return Batch(
         images=torch.stack([sample.image for sample in read if sample.image is not None]) if read else torch.empty(0),
         labels=torch.tensor([sample.label for sample in read], dtype=torch.int64),
-        indices=torch.tensor([sample.index for sample in read], dtype=torch.int64),
+        indices=torch.tensor([sample.number for sample in read], dtype=torch.int64),
         unreadable=[sample.unreadable for sample in samples if sample.image is None],
     )

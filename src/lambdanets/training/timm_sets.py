@@ -113,7 +113,9 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabelledImages
     if reader is None:
         if hasattr(dataset, "loader"):
             dataset.loader = read_image  # torchvision's own clips 16-bit images and ignores the EXIF orientation
-        labels = whole_labels(getattr(dataset, "targets", None), source)
+        if not hasattr(dataset, "targets"):
+            raise InputError(f"expected a data set with a list of labels in '{source}', but torchvision gives it none")
+        labels = whole_labels(dataset.targets, source)
         return IndexedImages(dataset, labels, source), _torchvision_classes(dataset, labels)
     if hasattr(reader, "__getitem__"):
         labels = whole_labels(reader.iter_targets(), source)
@@ -152,10 +154,10 @@ def _read_through(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list
     return files, whole_labels(labels, source)
 
 
-def whole_labels(labels: Iterable[Any] | None, source: str) -> list[int]:
-    """Labels as whole numbers from 0. Raises InputError for none, for other labels and for negative ones."""
+def whole_labels(labels: Iterable[Any], source: str) -> list[int]:
+    """Labels as whole numbers from 0. Raises InputError for other labels and for negative ones."""
     try:
-        whole = [int(label) for label in labels]  # type: ignore[union-attr] - None is caught with the rest
+        whole = [int(label) for label in labels]
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"expected one class number an image in '{source}', but: {one_line(error)}") from error
     if whole and min(whole) < 0:
