@@ -1,0 +1,146 @@
+"""A training and a validation set from whatever names a data set."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lambdanets.errors import InputError
+from lambdanets.training.idx_files import find_idx_folder, read_idx_set
+from lambdanets.training.image_folders import read_class_folders, split_folders
+from lambdanets.training.labelled_images import ImageArray, LabelledImages, SelectedImages
+from lambdanets.training.tar_files import find_validation_tar, read_tar
+from lambdanets.training.timm_sets import is_timm_name, read_timm_set
+
+__all__ = ["LabelledImages", "Splits", "open_splits"]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A training and a validation set with one numbering of their classes; `source` says where they came from."""
+
+    train: LabelledImages
+    validation: LabelledImages
+    classes: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    images: LabelledImages
+    classes: tuple[str, ...]
+    source: str
+
+
+def open_splits(data: str, *, root: str | None = None, validation_share: float = 0.2, seed: int = 0) -> Splits:
+    """Open a data set as a training and a validation set.
+
+    `data` is one of
+      - "digits": scikit-learn's 1,797 grey images of 8 x 8 pixels;
+      - a folder with a sub-folder of images a class, or with such folders in `train/` and in `val/` (or `valid/`,
+        `validation/`, `test/`); images beside the class folders are ignored;
+      - a folder of MNIST, FashionMNIST or KMNIST in torchvision's layout (the root, the set's folder or `raw/`);
+      - a tar file of PNG and JPEG images with a folder a class; `val.tar`, `validation.tar` or `test.tar` beside it is
+        the validation set;
+      - a name with one of timm's prefixes "torch/", "hfds/", "hfids/", "tfds/", "wds/"; `root` is then its folder.
+    Where there is no validation set, `validation_share` of the images are held out, stratified by class and drawn with
+    `seed`, whatever the file system's order. No image is decoded, but for sets that can only be read through.
+
+    Raises InputError for a data set that is missing, damaged, empty or of one class, for a validation class that
+    training lacks, and for a class of fewer than 2 images when some must be held out.
+    """
+    if not 0 < validation_share < 1:
+        raise InputError(f"expected validation_share between 0 and 1, but came {validation_share}")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"expected seed from 0 to 2**32 - 1, but came {seed}")
+    if root is not None and not is_timm_name(data):
+        raise InputError(f"expected root only with a timm data set such as 'torch/cifar10', but '{data}' is none")
+    try:
+        train, validation = _open(data, root)
+    except OSError as error:
+        raise InputError(f"expected to read the data set '{data}', but: {error.strerror or error}") from error
+    _check(train)
+    if validation is None:
+        return _hold_out(train, validation_share, seed)
+    return Splits(train.images, _renumber(validation, train), train.classes, f"{train.source} and {validation.source}")
+
+
+def _open(data: str, root: str | None) -> tuple[_Part, _Part | None]:
+    if data == "digits":
+        return _digits(), None
+    if is_timm_name(data):
+        (train, train_classes), (validation, classes) = read_timm_set(data, root)
+        return _Part(train, train_classes, f"{data} (train)"), _Part(validation, classes, "its validation split")
+    path = Path(data)
+    if not data or not path.exists():
+        raise InputError(f"expected 'digits', a folder, a .tar or a timm data set, but there is no '{data}'")
+    if path.is_file():
+        if path.suffix != ".tar":
+            raise InputError(f"expected a folder of images or a .tar, but '{data}' is a file of another kind")
+        beside = find_validation_tar(path)
+        return _Part(*read_tar(path), str(path)), beside and _Part(*read_tar(beside), str(beside))
+    raw = find_idx_folder(path)
+    if raw is not None:
+        train, validation, classes = read_idx_set(raw)
+        return _Part(train, classes, f"{raw} (train)"), _Part(validation, classes, "its t10k images")
+    folders = split_folders(path)
+    if folders is None:
+        return _Part(*read_class_folders(path), str(path)), None
+    train_part, validation_part = (_Part(*read_class_folders(folder), str(folder)) for folder in folders)
+    return train_part, validation_part
+
+
+def _digits() -> _Part:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    return _Part(ImageArray(pixels, bunch.target.tolist(), "digits"), tuple("0123456789"), "scikit-learn's digits")
+
+
+def _check(train: _Part) -> None:
+    present = sorted(set(train.images.labels))
+    if not present:
+        raise InputError(f"expected images in {train.source}, but there are none")
+    if len(present) < 2:
+        name = train.classes[present[0]]
+        raise InputError(f"expected at least 2 classes with images in {train.source}, but came only '{name}'")
+
+
+def _hold_out(part: _Part, share: float, seed: int) -> Splits:
+    from sklearn.model_selection import train_test_split
+
+    labels = part.images.labels
+    counts = Counter(labels)
+    for number, count in sorted(counts.items()):
+        if count < 2:
+            name = part.classes[number]
+            raise InputError(
+                f"expected at least 2 images a class in {part.source} to hold some out, but '{name}' has 1"
+            )
+    # scikit-learn refuses a side with fewer images than classes, which the share alone can ask for in a small set
+    held = min(max(int(np.ceil(share * len(labels))), len(counts)), len(labels) - len(counts))
+    train, validation = train_test_split(range(len(labels)), test_size=held, random_state=seed, stratify=labels)
+    source = f"{part.source}, {held} of {len(labels)} images held out with seed {seed}"
+    return Splits(_select(part.images, sorted(train)), _select(part.images, sorted(validation)), part.classes, source)
+
+
+def _select(images: LabelledImages, indices: Sequence[int]) -> SelectedImages:
+    labels = images.labels
+    return SelectedImages(images, indices, [labels[index] for index in indices])
+
+
+def _renumber(validation: _Part, train: _Part) -> LabelledImages:
+    """The validation images with training's class numbers, matched by name."""
+    if not validation.images.labels:
+        raise InputError(f"expected images in {validation.source}, but there are none")
+    if validation.classes == train.classes:
+        return validation.images
+    numbers = {name: number for number, name in enumerate(train.classes)}
+    names = [validation.classes[label] for label in validation.images.labels]
+    for name in names:
+        if name not in numbers:
+            raise InputError(f"expected only classes of {train.source} in {validation.source}, but came '{name}'")
+    return SelectedImages(validation.images, range(len(names)), [numbers[name] for name in names])

@@ -1,0 +1,81 @@
+"""Labelled images behind one small interface: files, arrays in memory, and selections of either."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from lambdanets.training.images import read_image
+
+
+class LabelledImages(Protocol):
+    """A sequence of images with a class number each; only `load` decodes an image."""
+
+    @property
+    def labels(self) -> Sequence[int]:
+        """The class number of every image, in order."""
+
+    def __len__(self) -> int:
+        """How many images there are."""
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        """Decode one image (mode "L" or "RGB") and give its class number. Raises UnreadableImage."""
+
+    def name(self, index: int) -> str:
+        """What a person would call the image: its path, or a set and a number ("digits/17")."""
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Images in files of their own."""
+
+    paths: Sequence[Path]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        return read_image(self.paths[index]), self.labels[index]
+
+    def name(self, index: int) -> str:
+        return str(self.paths[index])
+
+
+@dataclass(frozen=True)
+class ImageArray:
+    """Grey images in one array `pixels` of uint8 (n, height, width), named "`source`/number"."""
+
+    pixels: np.ndarray
+    labels: Sequence[int]
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self.pixels[index]), self.labels[index]
+
+    def name(self, index: int) -> str:
+        return f"{self.source}/{index}"
+
+
+@dataclass(frozen=True)
+class SelectedImages:
+    """Some images of a set, by their numbers in it, with class numbers of their own."""
+
+    images: LabelledImages
+    indices: Sequence[int]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        return self.images.load(self.indices[index])[0], self.labels[index]
+
+    def name(self, index: int) -> str:
+        return self.images.name(self.indices[index])

@@ -1,0 +1,63 @@
+"""Labelled images in a tar file with a folder a class."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from lambdanets.errors import InputError
+from lambdanets.training.images import read_image
+from lambdanets.training.timm_sets import class_names, create_timm_dataset, whole_labels
+
+_VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
+
+
+@dataclass(frozen=True)
+class TarImages:
+    """Images inside one tar file, each as its name, its first byte and its length there.
+
+    The file is opened for each image, as an open file's position would be shared by forked workers.
+    """
+
+    path: Path
+    members: Sequence[tuple[str, int, int]]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        _, start, length = self.members[index]
+        with self.path.open("rb") as file:
+            file.seek(start)
+            content = file.read(length)
+        return read_image(io.BytesIO(content), self.name(index)), self.labels[index]
+
+    def name(self, index: int) -> str:
+        return f"{self.path}/{self.members[index][0]}"
+
+
+def find_validation_tar(train: Path) -> Path | None:
+    """The validation set's tar beside a train tar, or None."""
+    siblings = (train.with_name(name) for name in _VALIDATION_NAMES)
+    return next((tar for tar in siblings if tar.is_file() and tar != train), None)
+
+
+def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
+    """Index an uncompressed tar of PNG and JPEG images with timm's reader; a class is the innermost folder's name.
+
+    Raises InputError for a file that is no such tar.
+    """
+    reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader  # a cache would write beside it
+    members = []
+    for member, _, inner in reader.samples:  # `inner` is the tar within the tar that holds the member, if any
+        start = member.offset_data + (inner.offset_data if inner is not None else 0)
+        name = f"{inner.name}/{member.name}" if inner is not None else member.name
+        members.append((name, start, member.size))
+    labels = whole_labels(reader.targets, str(path))
+    classes = class_names(reader.class_name_to_idx, labels)
+    if {"", "."} & set(classes):
+        raise InputError(f"expected a folder of images for each class in '{path}', but some images lie loose")
+    return TarImages(path, members, labels), classes

@@ -1,0 +1,182 @@
+import io
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lambdanets.errors import InputError
+from lambdanets.training.datasets import open_splits
+from lambdanets.training.images import UnreadableImage
+from lambdanets.training.labelled_images import LabelledImages
+
+
+def png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (4, 4), value).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_classes(folder: Path, **counts: int) -> Path:
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            (folder / name / f"{number}.png").write_bytes(png(number))
+    return folder
+
+
+def names(images: LabelledImages) -> list[str]:
+    return [images.name(index) for index in range(len(images))]
+
+
+def class_counts(images: LabelledImages, classes: tuple[str, ...]) -> dict[str, int]:
+    return dict(Counter(classes[label] for label in images.labels))
+
+
+def test_digits_are_held_out_evenly_over_the_classes() -> None:
+    splits = open_splits("digits")
+    assert (len(splits.train), len(splits.validation)) == (1437, 360)
+    assert splits.classes == tuple("0123456789")
+    assert set(class_counts(splits.validation, splits.classes).values()) <= set(range(34, 38))
+
+
+def test_digits_have_8_by_8_grey_pixels_over_the_whole_range() -> None:
+    splits = open_splits("digits")
+    image, label = splits.train.load(0)
+    assert (image.mode, image.size, label) == ("L", (8, 8), splits.train.labels[0])
+    assert max(splits.train.load(index)[0].getextrema()[1] for index in range(20)) == 255
+    assert splits.train.name(0).startswith("digits/")
+
+
+def test_the_seed_draws_the_hold_out() -> None:
+    def drawn(seed: int) -> list[str]:
+        return names(open_splits("digits", seed=seed).validation)
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_hold_out_and_training_share_no_image() -> None:
+    splits = open_splits("digits", validation_share=0.5)
+    assert len({*names(splits.train), *names(splits.validation)}) == 1797
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
+def test_a_share_outside_0_and_1_is_refused(share: float) -> None:
+    with pytest.raises(InputError, match="validation_share"):
+        open_splits("digits", validation_share=share)
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(InputError, match="seed"):
+        open_splits("digits", seed=-1)
+
+
+def test_class_folders_are_numbered_by_name_and_keep_nested_images(tmp_path: Path) -> None:
+    write_classes(tmp_path, dog=4, cat=4)
+    (tmp_path / "cat/deep").mkdir()
+    (tmp_path / "cat/deep/x.png").write_bytes(png(0))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "readme.txt").touch()
+    splits = open_splits(str(tmp_path))
+    assert splits.classes == ("cat", "dog")
+    both = Counter(class_counts(splits.train, splits.classes)) + Counter(
+        class_counts(splits.validation, splits.classes)
+    )
+    assert both == {"cat": 5, "dog": 4}
+
+
+def test_a_hold_out_from_few_images_has_every_class(tmp_path: Path) -> None:
+    splits = open_splits(str(write_classes(tmp_path, a=2, b=2, c=2)))
+    assert set(splits.validation.labels) == set(splits.train.labels) == {0, 1, 2}
+
+
+def test_the_order_in_the_file_system_does_not_matter(tmp_path: Path) -> None:
+    for root, order in (("one", range(9)), ("two", reversed(range(9)))):
+        for number in order:
+            for name in ("a", "b"):
+                path = tmp_path / root / name / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(png(0))
+    one, two = (
+        [Path(name).relative_to(tmp_path / root).as_posix() for name in names(open_splits(str(tmp_path / root)).train)]
+        for root in ("one", "two")
+    )
+    assert one == two
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
+def test_train_and_validation_folders_are_the_splits(tmp_path: Path, name: str) -> None:
+    write_classes(tmp_path / "train", a=2, b=2)
+    write_classes(tmp_path / name, a=1, b=1)
+    splits = open_splits(str(tmp_path))
+    assert (len(splits.train), len(splits.validation)) == (4, 2)
+    assert splits.validation.name(0) == str(tmp_path / name / "a/0.png")
+
+
+def test_val_comes_before_test(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", a=2, b=2)
+    write_classes(tmp_path / "val", a=1)
+    write_classes(tmp_path / "test", b=3)
+    assert len(open_splits(str(tmp_path)).validation) == 1
+
+
+def test_a_class_missing_from_validation_keeps_trainings_numbers(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", a=2, b=2)
+    write_classes(tmp_path / "val", b=1)
+    splits = open_splits(str(tmp_path))
+    assert splits.validation.labels == [1]
+    assert splits.validation.load(0)[1] == 1
+
+
+def test_a_validation_class_unknown_to_training_is_named(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", a=2, b=2)
+    write_classes(tmp_path / "val", zebra=1)
+    with pytest.raises(InputError, match="'zebra'"):
+        open_splits(str(tmp_path))
+
+
+def test_no_image_is_opened_to_split_a_folder(tmp_path: Path) -> None:
+    for number in range(4):
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / f"{number}.png").write_text("not an image")
+    splits = open_splits(str(tmp_path))
+    with pytest.raises(UnreadableImage):
+        splits.train.load(0)
+
+
+def test_a_path_that_does_not_exist_is_named() -> None:
+    with pytest.raises(InputError, match="there is no 'nowhere/at/all'"):
+        open_splits("nowhere/at/all")
+
+
+def test_a_file_that_is_no_tar_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(0))
+    with pytest.raises(InputError, match="a file of another kind"):
+        open_splits(str(tmp_path / "a.png"))
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there are no images"):
+        open_splits(str(tmp_path))
+
+
+def test_loose_images_without_class_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(0))
+    with pytest.raises(InputError, match="sub-folder of images for each class"):
+        open_splits(str(tmp_path))
+
+
+def test_a_single_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="but came only 'cat'"):
+        open_splits(str(write_classes(tmp_path, cat=5)))
+
+
+def test_a_class_too_small_for_a_hold_out_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'rare' has 1"):
+        open_splits(str(write_classes(tmp_path, common=5, rare=1)))
+
+
+def test_a_root_without_a_timm_name_is_refused() -> None:
+    with pytest.raises(InputError, match="expected root only with a timm data set"):
+        open_splits("digits", root="somewhere")

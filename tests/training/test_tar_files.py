@@ -1,0 +1,70 @@
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lambdanets.errors import InputError
+from lambdanets.training.datasets import open_splits
+from lambdanets.training.images import UnreadableImage
+
+
+def png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (4, 4), value).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_a_tar_with_its_validation_tar_is_read(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "train.tar", {f"train/{name}/{i}.png": png(i) for name in "ab" for i in range(3)})
+    write_tar(tmp_path / "val.tar", {"val/b/0.png": png(9)})
+    splits = open_splits(str(tar))
+    assert splits.classes == ("a", "b")
+    assert [splits.train.load(index)[0].getpixel((0, 0)) for index in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert (splits.validation.load(0)[1], splits.validation.name(0)) == (1, f"{tmp_path}/val.tar/val/b/0.png")
+
+
+def test_a_tar_on_its_own_gives_a_hold_out(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(5)})
+    splits = open_splits(str(tar))
+    assert (len(splits.train), len(splits.validation)) == (8, 2)
+
+
+def test_a_tar_within_a_tar_is_read(tmp_path: Path) -> None:
+    inner = {
+        name: write_tar(tmp_path / f"{name}.inner", {f"{i}.png": png(40 + i) for i in range(3)}).read_bytes()
+        for name in "ab"
+    }
+    tar = write_tar(tmp_path / "all.tar", {f"{name}.tar": content for name, content in inner.items()})
+    splits = open_splits(str(tar))
+    assert splits.classes == ("a", "b")
+    assert {splits.train.load(index)[0].getpixel((0, 0)) for index in range(len(splits.train))} == {40, 41, 42}
+
+
+def test_a_damaged_image_in_a_tar_is_unreadable(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": b"no image" for name in "ab" for i in range(3)})
+    with pytest.raises(UnreadableImage, match=r"all\.tar/a/"):
+        open_splits(str(tar)).train.load(0)
+
+
+@pytest.mark.parametrize("content", [b"", b"text" * 400])
+def test_a_file_that_only_claims_to_be_a_tar_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "all.tar").write_bytes(content)
+    with pytest.raises(InputError, match=r"all\.tar"):
+        open_splits(str(tmp_path / "all.tar"))
+
+
+def test_loose_images_in_a_tar_are_refused(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "all.tar", {"0.png": png(0), "a/0.png": png(0)})
+    with pytest.raises(InputError, match="some images lie loose"):
+        open_splits(str(tar))
