@@ -7,6 +7,7 @@ package does not do it on its own; it waits for somebody else's `import timm`.
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType

@@ -159,7 +159,7 @@ def predict(arguments: list[str]) -> int:
     )
     from lambdanets.training import evaluation
     from lambdanets.training.classifier import load_classifier
-    from lambdanets.training.images import find_images
+    from lambdanets.training.data.images import find_images
 
     if options.top < 1:
         raise InputError(f"top must be at least 1, got {options.top}")

@@ -1,5 +1,7 @@
 """The lambda layer on an image, channels first like torch.nn.Conv2d."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -83,8 +85,7 @@ class LambdaLayer2d(nn.Module):
         self.value_depth = dim_out // heads
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
 
-        factory = {"device": device, "dtype": dtype}
-        # `if` and not None in the signature of forward: an absent part is None, and costs nothing
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.query_projection = nn.Conv2d(dim, heads * query_depth, 1, bias=False, **factory)
         self.key_projection = nn.Conv2d(dim, query_depth * intra_depth, 1, bias=False, **factory) if content else None
         self.value_projection = nn.Conv2d(dim, self.value_depth * intra_depth, 1, bias=False, **factory)

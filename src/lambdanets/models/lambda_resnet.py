@@ -43,6 +43,9 @@ class LambdaResNet(ResNet):
     resnet: what timm's ResNet takes.
     """
 
+    conv1: nn.Module
+    feature_info: list[dict[str, Any]]
+
     def __init__(
         self,
         *,
@@ -93,7 +96,7 @@ class LambdaResNet(ResNet):
 
     def _take_small_images(self) -> None:
         first = next(module for module in self.conv1.modules() if isinstance(module, nn.Conv2d))
-        factory = {"device": first.weight.device, "dtype": first.weight.dtype}
+        factory: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
         self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lambdanets.ops.precision import in_common_precision, without_autocast
+from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
 def content_lambda(keys: Tensor, values: Tensor) -> Tensor:
@@ -13,9 +13,9 @@ def content_lambda(keys: Tensor, values: Tensor) -> Tensor:
     values (b, m, v[, u]). Returns (b, k, v) in the dtype of the inputs (float32 under float16 autocast).
     Cost: b m k v u multiply-adds.
     """
-    (keys, values), dtype = in_common_precision(keys=keys, values=values)
+    compute, returned = compute_and_result_dtype(keys=keys, values=values)
     with without_autocast(keys.device):
-        wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
-        normalized = keys.softmax(dim=1, dtype=wide).to(keys.dtype)
+        wide = torch.float64 if compute == torch.float64 else torch.float32
+        normalized = keys.softmax(dim=1, dtype=wide).to(compute)
         equation = "bmk,bmv->bkv" if values.ndim == 3 else "bmku,bmvu->bkv"
-        return torch.einsum(equation, normalized, values).to(dtype)
+        return torch.einsum(equation, normalized, values.to(compute)).to(returned)

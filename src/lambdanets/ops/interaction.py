@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.content import content_lambda
-from lambdanets.ops.precision import in_common_precision, without_autocast
+from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
 def lambda_interaction(
@@ -33,16 +33,16 @@ def lambda_interaction(
     if multi_head:
         raise NotImplementedError("multi_head: a lambda per head (Sec. C.3) is not served yet")
     check_lambda_interaction(queries, keys, values, embeddings)
-    (queries, keys, values, embeddings), returned = in_common_precision(
-        queries=queries, keys=keys, values=values, embeddings=embeddings
-    )
+    compute, returned = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
+    queries, values = queries.to(compute), values.to(compute)
     with without_autocast(queries.device):
-        output = None
+        output: Tensor | None = None
         if keys is not None:
-            output = torch.einsum("bhnk,bkv->bhnv", queries, content_lambda(keys, values))
+            output = torch.einsum("bhnk,bkv->bhnv", queries, content_lambda(keys.to(compute), values))
         if embeddings is not None:
-            position = _position(queries, values, embeddings)
+            position = _position(queries, values, embeddings.to(compute))
             output = position if output is None else output + position
+    assert output is not None
     return output.to(returned)
 
 

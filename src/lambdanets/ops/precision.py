@@ -21,8 +21,8 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def in_common_precision(**tensors: Tensor | None) -> tuple[list[Tensor | None], torch.dtype]:
-    """The tensors in the dtype to compute in, and the dtype to return.
+def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype to compute in and the dtype to return, for an operation's named inputs; None among them is passed over.
 
     Outside autocast all must share one floating dtype, which is returned; float16 is computed in float32, because
     sums over hundreds of positions leave its range. Under bfloat16 autocast everything is bfloat16; under float16
@@ -36,13 +36,11 @@ def in_common_precision(**tensors: Tensor | None) -> tuple[list[Tensor | None], 
             raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     autocast = autocast_dtype(first.device)
     if autocast is not None and all(tensor.dtype != torch.float64 for tensor in given.values()):
-        compute = returned = torch.float32 if autocast == torch.float16 else autocast
-    else:
-        for name, tensor in given.items():
-            if tensor.dtype != first.dtype:
-                raise ValueError(
-                    f"{name} must have the dtype of {first_name}, {first.dtype}, outside autocast; got {tensor.dtype}"
-                )
-        returned = first.dtype
-        compute = torch.float32 if returned == torch.float16 else returned
-    return [None if tensor is None else tensor.to(compute) for tensor in tensors.values()], returned
+        dtype = torch.float32 if autocast == torch.float16 else autocast
+        return dtype, dtype
+    for name, tensor in given.items():
+        if tensor.dtype != first.dtype:
+            raise ValueError(
+                f"{name} must have the dtype of {first_name}, {first.dtype}, outside autocast; got {tensor.dtype}"
+            )
+    return torch.float32 if first.dtype == torch.float16 else first.dtype, first.dtype

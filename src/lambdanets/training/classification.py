@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lambdanets.errors import InputError
-from lambdanets.training.loader import Batch
+from lambdanets.training.data.loader import Batch
 from lambdanets.training.recipe import Recipe
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lambdanets.errors import InputError
 from lambdanets.training.classifier import Classifier
-from lambdanets.training.datasets import LabelledImages, open_splits
-from lambdanets.training.images import UnreadableImage, read_image
-from lambdanets.training.loader import Batch, ImageBatches
-from lambdanets.training.transforms import make_transform
+from lambdanets.training.data.datasets import LabelledImages, open_splits
+from lambdanets.training.data.images import UnreadableImage, read_image
+from lambdanets.training.data.loader import Batch, ImageBatches
+from lambdanets.training.data.transforms import make_transform
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def judge(classifier: Classifier, images: LabelledImages) -> Judgement:
     if not parts:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
     columns = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
-    return Judgement(*columns, unreadable=unreadable)
+    return Judgement(columns[0], columns[1], columns[2], columns[3], unreadable)
 
 
 def evaluate(classifier: Classifier, data: str | None = None, data_root: str | None = None) -> Judgement:

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lambdanets.training.loader import Batch
+from lambdanets.training.data.loader import Batch
 
 COLUMNS = ("step", "epoch", "split", "loss", "top1")
 # Training rows are means over this many steps.
@@ -40,7 +40,7 @@ class History(Callback):
         if trainer.global_step % STEPS_PER_ROW == 0:
             self._end_row(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._end_row(trainer)
 
     def on_validation_batch_end(

@@ -1,5 +1,6 @@
 """Says before a run starts whether its model and batch fit into memory."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from lambdanets.errors import InputError
-from lambdanets.models import create_model
+from lambdanets.training.classifier import build_model
 from lambdanets.training.recipe import Recipe
 
 
@@ -34,7 +35,7 @@ def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
     autograd would keep for the backward pass is added up.
     """
     with torch.device("meta"):
-        model = create_model(recipe.model, num_classes=classes, in_chans=recipe.channels, **recipe.model_options)
+        model = build_model(replace(recipe, weights=None), classes)
         images = torch.empty(2, recipe.channels, recipe.image_size, recipe.image_size)
     parameters = {id(p.untyped_storage()): p for p in model.parameters()}
     weights = sum(p.numel() * p.element_size() for p in parameters.values())

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lambdanets.training.datasets import LabelledImages
+from lambdanets.training.data.datasets import LabelledImages
 from lambdanets.training.evaluation import Judgement
 
 WRONG, RIGHT = "#c2410c", "#15803d"
@@ -41,11 +41,11 @@ def draw_predictions(judgement: Judgement, images: LabelledImages, classes: Sequ
     right = right[np.argsort(judgement.confidence[right], kind="stable")]
     right = right[np.linspace(0, len(right) - 1, min(len(right), COLUMNS * ROWS)).astype(int)]
     figure = Figure(figsize=(1.45 * COLUMNS, 1.85 * 2 * ROWS + 0.8), layout="constrained")
-    halves = figure.subfigures(2, 1)
+    upper, lower = np.asarray(figure.subfigures(2, 1))
     count = len(judgement.labels)
     parts = (
-        (halves[0], wrong, WRONG, f"wrong: {int((judgement.labels != judgement.predicted).sum())} of {count}"),
-        (halves[1], right, RIGHT, f"right: {int((judgement.labels == judgement.predicted).sum())} of {count}"),
+        (upper, wrong, WRONG, f"wrong: {int((judgement.labels != judgement.predicted).sum())} of {count}"),
+        (lower, right, RIGHT, f"right: {int((judgement.labels == judgement.predicted).sum())} of {count}"),
     )
     for half, chosen, colour, title in parts:
         half.suptitle(title, color=colour, fontsize=11)

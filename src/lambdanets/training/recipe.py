@@ -34,7 +34,7 @@ class Recipe:
     dropout: float = 0.0
     """Rate before the classifier."""
 
-    image_size: int = 32
+    image_size: int = 16
     """Side of the square the model sees, pixels."""
     channels: Literal[1, 3] = 1
     """1 for grey, 3 for colour."""
@@ -130,4 +130,5 @@ class Recipe:
         for name in fields:
             if name not in known:
                 raise InputError(f"{source} has the field {name!r}, which no recipe has{nearest(name, known)}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
+        return cls(**values)

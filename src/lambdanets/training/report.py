@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import lambdanets
+
 RESULT = "result.json"
 
 
@@ -47,8 +49,9 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """Versions of what decides a result."""
-    packages = ("lambdanets", "torch", "torchvision", "timm", "lightning", "numpy", "pillow")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages}
+    packages = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
+    ours = {"python": platform.python_version(), "lambdanets": lambdanets.__version__}
+    return ours | {name: importlib.metadata.version(name) for name in packages}
 
 
 def hardware() -> dict[str, Any]:

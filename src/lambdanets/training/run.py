@@ -14,16 +14,16 @@ from lambdanets.errors import InputError
 from lambdanets.training.checkpoints import LAST, WholeFiles, checkpoints
 from lambdanets.training.classification import Classification
 from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
-from lambdanets.training.datasets import LabelledImages, Splits, open_splits
+from lambdanets.training.data.datasets import LabelledImages, Splits, open_splits
+from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.transforms import make_transform
 from lambdanets.training.evaluation import judge
 from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
-from lambdanets.training.loader import ImageBatches
 from lambdanets.training.memory import check_memory
 from lambdanets.training.pictures import draw_curves, draw_predictions
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, write_result
-from lambdanets.training.transforms import make_transform
 
 RECIPE = "recipe.json"
 
@@ -138,5 +138,9 @@ def _fit(
 def _quieten() -> None:
     """Lightning's notes on devices and its advertisements; what a user must know, this package says itself."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for message in (".*does not have many workers.*", ".*Checkpoint directory.*exists and is not empty.*"):
+    for message in (
+        ".*does not have many workers.*",
+        ".*Checkpoint directory.*exists and is not empty.*",
+        ".*isinstance.treespec, LeafSpec.*",
+    ):
         warnings.filterwarnings("ignore", message)

@@ -9,7 +9,7 @@ from torch import Tensor
 from lambdanets.ops.geometry import crop_to_grid, without_future
 from lambdanets.ops.position.plan import ALGORITHMS, Plan, make_plan
 from lambdanets.ops.position.problem import problem_of
-from lambdanets.ops.precision import in_common_precision, without_autocast
+from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
 def position_interaction(
@@ -71,7 +71,8 @@ def _prepare(
     """Checked inputs in the dtype to compute in, table and values with their u, the table cropped; plan; dtype out."""
     grid = tuple(grid)
     check_position_interaction(queries, table, values, grid, dilation)
-    (queries, table, values), returned = in_common_precision(queries=queries, table=table, values=values)
+    compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values)
+    queries, table, values = queries.to(compute), table.to(compute), values.to(compute)
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
     problem = problem_of(queries, table, values, grid, dilation)

@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.datasets import open_splits
-from lambdanets.training.images import UnreadableImage
-from lambdanets.training.labelled_images import LabelledImages
+from lambdanets.training.data.datasets import open_splits
+from lambdanets.training.data.images import UnreadableImage
+from lambdanets.training.data.labelled_images import LabelledImages
 
 
 def png(value: int) -> bytes:

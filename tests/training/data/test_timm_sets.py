@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.datasets import Splits, open_splits
-from lambdanets.training.images import UnreadableImage
+from lambdanets.training.data.datasets import Splits, open_splits
+from lambdanets.training.data.images import UnreadableImage
 
 
 def png(value: int) -> bytes:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lambdanets.errors import InputError
-from lambdanets.training.images import UnreadableImage
-from lambdanets.training.labelled_images import LabelledImages
+from lambdanets.training.data.images import UnreadableImage
+from lambdanets.training.data.labelled_images import LabelledImages
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -148,13 +148,17 @@ class _Samples(Dataset[_Sample]):
         self._mode = mode
         self._seed = seed
 
-    def __getitem__(self, key: _Key) -> _Sample:
+    def __getitems__(self, keys: list[_Key]) -> list[_Sample]:
+        with _own_generators():
+            return [self._sample(key) for key in keys]
+
+    def _sample(self, key: _Key) -> _Sample:
         try:
             image, label = self._images.load(key.number)
         except UnreadableImage as error:
             return _Sample(None, 0, key.number, f"{self._images.name(key.number)}: {error.reason}")
-        with _seeded(_mixed(self._seed, *key)):
-            return _Sample(self._transform(image.convert(self._mode)), label, key.number, "")
+        _seed_generators(_mixed(self._seed, *key))
+        return _Sample(self._transform(image.convert(self._mode)), label, key.number, "")
 
 
 def _mixed(seed: int, *place: int) -> list[int]:
@@ -162,13 +166,16 @@ def _mixed(seed: int, *place: int) -> list[int]:
     return np.random.SeedSequence(seed, spawn_key=place).generate_state(2, np.uint64).tolist()
 
 
-@contextmanager
-def _seeded(numbers: list[int]) -> Iterator[None]:
-    """Seed the three global generators, and put their states back afterwards."""
-    states: tuple[Any, Any, Tensor] = random.getstate(), np.random.get_state(), torch.get_rng_state()
+def _seed_generators(numbers: list[int]) -> None:
     random.seed(numbers[0])
     np.random.seed(np.array(numbers, dtype=np.uint64).view(np.uint32))
     torch.default_generator.manual_seed(numbers[1])  # torch.manual_seed would seed the GPUs as well
+
+
+@contextmanager
+def _own_generators() -> Iterator[None]:
+    """Put the states of the three global generators back afterwards."""
+    states: tuple[Any, Any, Tensor] = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
     finally:

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.datasets import open_splits
-from lambdanets.training.images import UnreadableImage
+from lambdanets.training.data.datasets import open_splits
+from lambdanets.training.data.images import UnreadableImage
 
 
 def png(value: int) -> bytes:

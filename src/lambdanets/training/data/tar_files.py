@@ -8,8 +8,8 @@ from pathlib import Path
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.images import read_image
-from lambdanets.training.timm_sets import class_names, create_timm_dataset, whole_labels
+from lambdanets.training.data.images import read_image
+from lambdanets.training.data.timm_sets import class_names, create_timm_dataset, whole_labels
 
 _VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
 

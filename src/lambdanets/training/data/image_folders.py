@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from lambdanets.errors import InputError
-from lambdanets.training.images import images_under, is_image_name
-from lambdanets.training.labelled_images import ImageFiles
+from lambdanets.training.data.images import images_under, is_image_name
+from lambdanets.training.data.labelled_images import ImageFiles
 
 _VALIDATION_NAMES = ("val", "valid", "validation", "test")
 

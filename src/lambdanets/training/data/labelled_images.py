@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from lambdanets.training.images import read_image
+from lambdanets.training.data.images import read_image
 
 
 class LabelledImages(Protocol):

@@ -9,9 +9,9 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.errors import InputError
-from lambdanets.training.images import UnreadableImage
-from lambdanets.training.labelled_images import ImageArray
-from lambdanets.training.loader import Batch, ImageBatches
+from lambdanets.training.data.images import UnreadableImage
+from lambdanets.training.data.labelled_images import ImageArray
+from lambdanets.training.data.loader import Batch, ImageBatches
 
 
 class SomeUnreadable(ImageArray):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lambdanets.errors import InputError
-from lambdanets.training.datasets import open_splits
+from lambdanets.training.data.datasets import open_splits
 
 
 def idx(values: np.ndarray) -> bytes:

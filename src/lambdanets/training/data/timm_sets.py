@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.images import UnreadableImage, read_image, to_grey_or_rgb
-from lambdanets.training.labelled_images import LabelledImages
+from lambdanets.training.data.images import UnreadableImage, read_image, to_grey_or_rgb
+from lambdanets.training.data.labelled_images import LabelledImages
 
 _PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")
 

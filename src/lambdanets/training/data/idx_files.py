@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lambdanets.errors import InputError
-from lambdanets.training.labelled_images import ImageArray
+from lambdanets.training.data.labelled_images import ImageArray
 
 _DIGITS = tuple("0123456789")
 _CLASSES = {

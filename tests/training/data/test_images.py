@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from lambdanets.errors import InputError
-from lambdanets.training.images import UnreadableImage, find_images, read_image
+from lambdanets.training.data.images import UnreadableImage, find_images, read_image
 
 
 def write(path: Path, image: Image.Image, **options: object) -> Path:

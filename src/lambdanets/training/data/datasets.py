@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from lambdanets.errors import InputError
-from lambdanets.training.idx_files import find_idx_folder, read_idx_set
-from lambdanets.training.image_folders import read_class_folders, split_folders
-from lambdanets.training.labelled_images import ImageArray, LabelledImages, SelectedImages
-from lambdanets.training.tar_files import find_validation_tar, read_tar
-from lambdanets.training.timm_sets import is_timm_name, read_timm_set
+from lambdanets.training.data.idx_files import find_idx_folder, read_idx_set
+from lambdanets.training.data.image_folders import read_class_folders, split_folders
+from lambdanets.training.data.labelled_images import ImageArray, LabelledImages, SelectedImages
+from lambdanets.training.data.tar_files import find_validation_tar, read_tar
+from lambdanets.training.data.timm_sets import is_timm_name, read_timm_set
 
 __all__ = ["LabelledImages", "Splits", "open_splits"]
 
@@ -80,7 +80,7 @@ def _open(data: str, root: str | None) -> tuple[_Part, _Part | None]:
         if path.suffix != ".tar":
             raise InputError(f"expected a folder of images or a .tar, but '{data}' is a file of another kind")
         beside = find_validation_tar(path)
-        return _Part(*read_tar(path), str(path)), beside and _Part(*read_tar(beside), str(beside))
+        return _Part(*read_tar(path), str(path)), _Part(*read_tar(beside), str(beside)) if beside else None
     raw = find_idx_folder(path)
     if raw is not None:
         train, validation, classes = read_idx_set(raw)
