@@ -8,3 +8,27 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test may reach for the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def write_images(folder: Path, count: int, bright: int) -> None:
+    """Noise images of 12 x 10 pixels about a brightness, the same at every call."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(bright)
+    for i in range(count):
+        pixels = np.clip(random.normal(bright, 30, (10, 12, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:02}.png")
+
+
+@pytest.fixture
+def two_classes(tmp_path: Path) -> Path:
+    """A folder of 2 classes, dark and light, 10 images each."""
+    folder = tmp_path / "images"
+    write_images(folder / "dark", 10, 60)
+    write_images(folder / "light", 10, 190)
+    return folder

@@ -7,13 +7,18 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lambdanets.training.checkpoints import is_last_step
+
 
 class Interrupted(Exception):  # noqa: N818
     """The run was asked to stop, and did so between steps; its last checkpoint is there to go on from."""
 
 
 class StopAfterStep(Callback):
-    """On SIGINT or SIGTERM, ends the run after the step under way, with a checkpoint; a second one ends it now."""
+    """On SIGINT or SIGTERM, ends the run after the step under way, with a checkpoint; a second one ends it now.
+
+    At the end of an epoch and in its validation there is no new checkpoint: the run goes on from the one before.
+    """
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
@@ -28,14 +33,17 @@ class StopAfterStep(Callback):
         self.asked = True
         self._restore()
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self.asked:
-            trainer.save_checkpoint(self.checkpoint)
+            if not is_last_step(trainer, batch_idx):
+                trainer.save_checkpoint(self.checkpoint)
             raise Interrupted
 
     def on_validation_batch_end(self, *_: Any) -> None:
         if self.asked:
-            raise Interrupted  # the checkpoint from before the validation repeats it
+            raise Interrupted
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self._restore()

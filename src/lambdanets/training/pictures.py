@@ -1,5 +1,6 @@
 """Pictures of a run for people: its curves, and what it got right and wrong."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from lambdanets.training.data.datasets import LabelledImages
 from lambdanets.training.evaluation import Judgement
 
 WRONG, RIGHT = "#c2410c", "#15803d"
-COLUMNS, ROWS = 8, 2
+COLUMNS = 8
+SHOWN = 16  # of each kind
 
 
 def draw_curves(rows: Sequence[Sequence[Any]], path: Path) -> None:
@@ -35,21 +37,23 @@ def draw_curves(rows: Sequence[Sequence[Any]], path: Path) -> None:
 
 def draw_predictions(judgement: Judgement, images: LabelledImages, classes: Sequence[str], path: Path) -> None:
     """The surest mistakes above, and right answers from the least sure to the surest below; class and confidence."""
-    wrong = np.flatnonzero(judgement.labels != judgement.predicted)
-    right = np.flatnonzero(judgement.labels == judgement.predicted)
-    wrong = wrong[np.argsort(-judgement.confidence[wrong], kind="stable")][: COLUMNS * ROWS]
-    right = right[np.argsort(judgement.confidence[right], kind="stable")]
-    right = right[np.linspace(0, len(right) - 1, min(len(right), COLUMNS * ROWS)).astype(int)]
-    figure = Figure(figsize=(1.45 * COLUMNS, 1.85 * 2 * ROWS + 0.8), layout="constrained")
-    upper, lower = np.asarray(figure.subfigures(2, 1))
-    count = len(judgement.labels)
-    parts = (
-        (upper, wrong, WRONG, f"wrong: {int((judgement.labels != judgement.predicted).sum())} of {count}"),
-        (lower, right, RIGHT, f"right: {int((judgement.labels == judgement.predicted).sum())} of {count}"),
-    )
-    for half, chosen, colour, title in parts:
-        half.suptitle(title, color=colour, fontsize=11)
-        grid = half.subplots(ROWS, COLUMNS)
+    hit = judgement.labels == judgement.predicted
+    wrong, right = np.flatnonzero(~hit), np.flatnonzero(hit)
+    surest_wrong = wrong[np.argsort(-judgement.confidence[wrong], kind="stable")][:SHOWN]
+    right_by_confidence = right[np.argsort(judgement.confidence[right], kind="stable")]
+    spread = np.linspace(0, len(right) - 1, min(len(right), SHOWN)).astype(int)
+    parts = [
+        (surest_wrong, WRONG, f"wrong: {len(wrong)} of {len(hit)}"),
+        (right_by_confidence[spread], RIGHT, f"right: {len(right)} of {len(hit)}"),
+    ]
+    heights = [0.5 + 1.95 * math.ceil(len(chosen) / COLUMNS) for chosen, _, _ in parts]
+    figure = Figure(figsize=(1.5 * COLUMNS, sum(heights)), layout="constrained")
+    halves = np.asarray(figure.subfigures(len(parts), 1, height_ratios=heights))
+    for half, (chosen, colour, title) in zip(halves, parts, strict=True):
+        half.suptitle(title, color=colour, fontsize=13)
+        if not len(chosen):
+            continue
+        grid = half.subplots(math.ceil(len(chosen) / COLUMNS), COLUMNS, squeeze=False)
         for axis in grid.flat:
             axis.set_axis_off()
         for axis, i in zip(grid.flat, chosen, strict=False):
@@ -62,4 +66,4 @@ def draw_predictions(judgement: Judgement, images: LabelledImages, classes: Sequ
 
 def _show(axis: Axes, image: Image.Image, title: str, colour: str) -> None:
     axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
-    axis.set_title(title, fontsize=7, color=colour)
+    axis.set_title(title, fontsize=9, color=colour)

@@ -53,7 +53,7 @@ class Recipe:
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """How images are resized."""
 
-    epochs: int = 30
+    epochs: int = 20
     """Passes over the training images."""
     batch_size: int = 64
     """Images a step."""

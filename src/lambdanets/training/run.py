@@ -7,11 +7,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Timer, TQDMProgressBar
 
 from lambdanets.errors import InputError
-from lambdanets.training.checkpoints import LAST, WholeFiles, checkpoints
+from lambdanets.training.checkpoints import LAST, KeepLast, WholeFiles, keep_best
 from lambdanets.training.classification import Classification
 from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
 from lambdanets.training.data.datasets import LabelledImages, Splits, open_splits
@@ -71,8 +71,12 @@ def _train(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, Any]:
     module = Classification(model, recipe, len(splits.classes), len(training), description)
     history, timer = History(folder), Timer()
     last = folder / "checkpoints" / LAST
-    trainer = _trainer(recipe, folder, len(training), [history, timer, StopAfterStep(last)])
-    _fit(trainer, module, training, _batches(recipe, splits.validation, training=False), last)
+    # the order matters: what is measured is in the history before a checkpoint is written
+    keep_last = KeepLast(last, recipe.checkpoint_every, training)
+    callbacks = [history, timer, keep_best(last.parent), keep_last, StopAfterStep(last)]
+    trainer = _trainer(recipe, folder, callbacks)
+    validation = _batches(recipe, splits.validation, training=False)
+    trainer.fit(module, training, validation, ckpt_path=last if last.is_file() else None)
 
     classifier = Classifier(model.eval(), recipe, splits.classes)
     judgement = judge(classifier, splits.validation)
@@ -107,9 +111,7 @@ def _batches(recipe: Recipe, images: LabelledImages, *, training: bool) -> Image
     )
 
 
-def _trainer(recipe: Recipe, folder: Path, steps_per_epoch: int, callbacks: list[Any]) -> Trainer:
-    # a checkpoint at least once an epoch
-    every = min(recipe.checkpoint_every, steps_per_epoch)
+def _trainer(recipe: Recipe, folder: Path, callbacks: list[Any]) -> Trainer:
     watched = sys.stderr.isatty()
     return Trainer(
         default_root_dir=folder,
@@ -118,7 +120,7 @@ def _trainer(recipe: Recipe, folder: Path, steps_per_epoch: int, callbacks: list
         accelerator="auto",
         devices=1,
         gradient_clip_val=recipe.clip_gradient,
-        callbacks=[*callbacks, *checkpoints(folder / "checkpoints", every), *([TQDMProgressBar()] if watched else [])],
+        callbacks=[*callbacks, *([TQDMProgressBar()] if watched else [])],
         plugins=[WholeFiles()],
         logger=False,
         num_sanity_val_steps=0,
@@ -126,13 +128,6 @@ def _trainer(recipe: Recipe, folder: Path, steps_per_epoch: int, callbacks: list
         enable_progress_bar=watched,
         enable_model_summary=False,
     )
-
-
-def _fit(
-    trainer: Trainer, module: LightningModule, training: ImageBatches, validation: ImageBatches, last: Path
-) -> None:
-    trainer.fit(module, training, validation, ckpt_path=last if last.is_file() else None)
-    trainer.save_checkpoint(last)
 
 
 def _quieten() -> None:

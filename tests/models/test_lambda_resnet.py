@@ -1,0 +1,166 @@
+import pytest
+import timm
+import torch
+
+from lambdanets import LambdaLayer2d, create_model, list_models
+from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
+
+
+def parameters_of(name, **overrides):
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in create_model(name, **overrides).parameters())
+
+
+# Printed in millions; the paper's Tables 8, 12, 13 and 15, without the rows that no reading reproduces.
+TABLE_8 = {
+    (4, 4, 1): 14.7, (8, 4, 1): 14.8, (16, 4, 1): 15.0, (32, 4, 1): 15.4, (8, 8, 1): 14.7, (16, 8, 1): 15.1,
+    (8, 8, 4): 15.3, (8, 8, 8): 16.0, (16, 4, 4): 16.0,
+}  # fmt: skip
+TABLE_12 = {"CCCC": 25.6, "LCCC": 25.5, "LLCC": 25.0, "LLLC": 21.7, "LLLL": 15.0, "CLLL": 15.1, "CCCL": 18.8}
+TABLES_13_AND_15 = {
+    "lambda_resnet101": 36.9,
+    "lambda_resnet101_c4": 26.0,
+    "lambda_resnet152": 51.4,
+    "lambda_resnet152_c4": 35.1,
+    "lambda_resnet200_c4": 42,
+}
+EXACT = {"lambda_resnet101": 36_866_920, "lambda_resnet152": 51_404_696, "resnet50_lambda": 14_995_592}
+
+
+@pytest.mark.parametrize(("hyper", "millions"), TABLE_8.items(), ids=str)
+def test_table_8_comes_out(hyper, millions):
+    k, h, u = hyper
+    count = parameters_of("resnet50_lambda", query_depth=k, heads=h, intra_depth=u)
+    assert round(count / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(("pattern", "millions"), TABLE_12.items())
+def test_table_12_comes_out(pattern, millions):
+    assert round(parameters_of("resnet50_lambda", pattern=pattern) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(("name", "millions"), TABLES_13_AND_15.items())
+def test_tables_13_and_15_come_out(name, millions):
+    assert round(parameters_of(name) / 1e6, 0 if isinstance(millions, int) else 1) == millions
+
+
+@pytest.mark.parametrize(("name", "count"), EXACT.items())
+def test_exact_counts(name, count):
+    assert parameters_of(name) == count
+
+
+def test_a_pattern_without_lambda_layers_is_resnet_50_to_the_last_parameter():
+    assert parameters_of("resnet50_lambda", pattern="CCCC") == parameters_of("resnet50") == 25_557_032
+
+
+@pytest.mark.parametrize("depth", LAMBDA_RESNETS)
+def test_lambda_layers_and_squeeze_excitation_are_where_table_19_says(depth):
+    layers, in_c4 = LAMBDA_RESNETS[depth]
+    with torch.device("meta"):
+        model = create_model(f"lambda_resnet{depth}")
+    stages = [model.layer1, model.layer2, model.layer3, model.layer4]
+    assert tuple(len(stage) for stage in stages) == layers
+    found = [[i for i, block in enumerate(stage, 1) if isinstance(block.conv2, LambdaLayer2d)] for stage in stages]
+    assert found == [[], [], list(in_c4), list(range(1, layers[3] + 1))]
+    assert all(block.se is not None for stage in stages[:2] for block in stage)
+    assert all(block.se is None for stage in stages[2:] for block in stage)
+
+
+def test_a_strided_block_runs_its_lambda_layer_at_the_incoming_resolution():
+    with torch.device("meta"):
+        model = create_model("resnet50_lambda")
+    assert [stage[0].conv2.stride for stage in (model.layer1, model.layer2, model.layer3, model.layer4)] == [1, 2, 2, 2]
+
+
+def test_features_only_gives_five_stages_at_their_reductions():
+    model = create_model("lambda_resnet50", features_only=True)
+    features = model(torch.randn(1, 3, 64, 96))
+    assert model.feature_info.reduction() == [2, 4, 8, 16, 32]
+    assert [f.shape[1] for f in features] == model.feature_info.channels() == [64, 256, 512, 1024, 2048]
+    assert [tuple(f.shape[2:]) for f in features] == [(32, 48), (16, 24), (8, 12), (4, 6), (2, 3)]
+
+
+def test_the_small_member_keeps_the_resolution_of_small_images():
+    model = create_model("lambda_resnet20_small", in_chans=1, features_only=True)
+    features = model(torch.randn(2, 1, 28, 28))
+    assert model.feature_info.reduction() == [1, 1, 2, 4, 8]
+    assert [f.shape[2] for f in features] == [28, 28, 14, 7, 4]
+
+
+def test_output_stride_keeps_the_last_stages_large():
+    model = create_model("lambda_resnet50", features_only=True, output_stride=16, out_indices=(3, 4))
+    assert [f.shape[2] for f in model(torch.randn(1, 3, 64, 64))] == [4, 4]
+
+
+def test_the_classifier_can_be_reset():
+    model = create_model("lambda_resnet20_small", num_classes=10)
+    model.reset_classifier(7)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 7)
+    model.reset_classifier(0)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 512)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = create_model("lambda_resnet20_small", num_classes=3)
+        model.set_grad_checkpointing(checkpointing)
+        model(x).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_drop_path_drops_whole_blocks_in_training_alone():
+    model = create_model("lambda_resnet20_small", drop_path_rate=0.5)
+    assert model.layer4[-1].drop_path.drop_prob == pytest.approx(0.5)
+    x = torch.randn(2, 3, 32, 32)
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+def test_the_last_norm_of_each_block_starts_at_zero():
+    model = create_model("lambda_resnet20_small")
+    assert all(not block.bn3.weight.any() for block in model.layer4)
+
+
+def test_surgery_leaves_the_layers_own_initialisation():
+    torch.manual_seed(0)
+    layer = create_model("lambda_resnet50").layer4[1].conv2
+    assert layer.query_projection.weight.std().item() == pytest.approx((16 * 512) ** -0.5, rel=0.05)
+
+
+def test_embedding_tables_are_left_undecayed():
+    model = create_model("lambda_resnet20_small")
+    assert model.no_weight_decay() == {"layer3.1.conv2.embedding.table", "layer4.0.conv2.embedding.table"}
+
+
+def test_weights_survive_saving_and_loading_through_timm(tmp_path):
+    model = create_model("lambda_resnet20_small", num_classes=5).eval()
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(again(x), model(x))
+
+
+def test_every_model_is_listed_and_known_to_timm():
+    names = list_models()
+    assert len(names) == 2 * len(LAMBDA_RESNETS) + 2
+    assert set(names) <= set(timm.list_models())
+
+
+@pytest.mark.parametrize("pattern", ["LLL", "LLLLL", "LXLL", ""])
+def test_a_wrong_pattern_is_named(pattern):
+    with pytest.raises(ValueError, match="pattern must be four letters, C or L"):
+        create_model("resnet50_lambda", pattern=pattern)
+
+
+def test_an_unknown_model_is_refused_with_the_nearest_names():
+    with pytest.raises(ValueError, match="no model named 'lambda_resnet500'; the nearest are lambda_resnet50"):
+        create_model("lambda_resnet500")
+
+
+def test_an_unknown_argument_is_named():
+    with pytest.raises(ValueError, match="lambda_resnet50 takes no argument 'scopes'"):
+        create_model("lambda_resnet50", scopes=7)

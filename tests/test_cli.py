@@ -1,0 +1,232 @@
+"""The command line as a person meets it: what it prints, its exit code, and no traceback whatever they give it."""
+
+import json
+import pickle
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lambdanets.cli import main
+from lambdanets.training import run
+from lambdanets.training.recipe import Recipe
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a finished run on two classes, dark and light."""
+    folder = tmp_path_factory.mktemp("trained")
+    random = np.random.default_rng(0)
+    for name, bright in (("dark", 60), ("light", 190)):
+        (folder / "images" / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = np.clip(random.normal(bright, 20, (9, 9)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / name / f"{i}.png")
+    recipe = Recipe(data=str(folder / "images"), image_size=8, epochs=6, batch_size=6, learning_rate=0.05)
+    run.start(recipe, folder / "run")
+    return folder
+
+
+def fails(capsys, *arguments):
+    """Run a command that must fail by exit code 2 with one sentence on standard error, and return the sentence."""
+    assert main([str(argument) for argument in arguments]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback" not in "".join(said)
+    assert said[-1].startswith("lambdanets: ")
+    return said[-1]
+
+
+def test_help_names_the_commands(capsys):
+    assert main(["--help"]) == 0
+    assert all(command in capsys.readouterr().out for command in ("train", "evaluate", "predict"))
+
+
+def test_the_last_line_of_training_is_the_top1(two_classes, tmp_path, capsys):
+    fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 2, "--batch-size", 6]
+    assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out.strip().splitlines()
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert out[-1] == f"top-1 {result['top1']:.4f}"
+    assert str(tmp_path / "run/predictions.png") in "\n".join(out)
+
+
+def test_evaluate_gives_the_result_of_training(trained, capsys):
+    assert main(["evaluate", str(trained / "run")]) == 0
+    result = json.loads((trained / "run/result.json").read_text())
+    assert capsys.readouterr().out.strip().endswith(f"top-1 {result['top1']:.4f}")
+
+
+def test_predict_prints_a_table_and_writes_json_lines(trained, tmp_path, capsys):
+    out = tmp_path / "said.jsonl"
+    images = [str(trained / "images/dark"), str(trained / "images/light/*.png")]
+    assert main(["predict", str(trained / "run"), *images, "--out", str(out), "--top", "2"]) == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) == 20
+    right = sum(line["top"][0]["class"] in line["path"] for line in lines)
+    assert right >= 19
+    assert all(abs(sum(entry["probability"] for entry in line["top"]) - 1) < 1e-4 for line in lines)
+    assert capsys.readouterr().out.count("dark") >= 20
+
+
+def test_predict_takes_images_of_every_mode(trained, tmp_path):
+    grey = Image.fromarray(np.full((9, 12), 200, np.uint8))
+    images = {
+        "grey.png": grey,
+        "palette.png": grey.convert("P"),
+        "alpha.png": grey.convert("RGBA"),
+        "deep.png": Image.fromarray(np.full((9, 12), 50000, np.uint16)),
+        "print.jpg": grey.convert("CMYK"),
+        "bits.png": grey.convert("1"),
+    }
+    (tmp_path / "modes").mkdir()
+    for name, image in images.items():
+        image.save(tmp_path / "modes" / name)
+    assert main(["predict", str(trained / "run"), str(tmp_path / "modes"), "--out", str(tmp_path / "o.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert {line["top"][0]["class"] for line in lines} == {"light"}
+    assert len(lines) == len(images)
+
+
+def test_predict_names_what_it_cannot_read_and_goes_on(trained, tmp_path, capsys):
+    (tmp_path / "text.png").write_text("no image")
+    good = str(trained / "images/dark/0.png")
+    arguments = ["predict", str(trained / "run"), str(tmp_path / "text.png"), good, "--out", str(tmp_path / "o.jsonl")]
+    assert main(arguments) == 0
+    assert "skipped 1 images that could not be read" in capsys.readouterr().err
+    assert len((tmp_path / "o.jsonl").read_text().splitlines()) == 1
+
+
+def test_predict_with_nothing_readable_fails(trained, tmp_path, capsys):
+    (tmp_path / "text.png").write_text("no image")
+    out = tmp_path / "o.jsonl"
+    assert "none of the 1 images could be read" in fails(
+        capsys, "predict", trained / "run", tmp_path / "text.png", "--out", out
+    )
+    assert not out.exists()
+
+
+def test_predict_overwrites_nothing(trained, tmp_path, capsys):
+    out = tmp_path / "precious.jsonl"
+    out.write_text("kept")
+    assert "exists; name another file" in fails(
+        capsys, "predict", trained / "run", trained / "images/dark", "--out", out
+    )
+    assert out.read_text() == "kept"
+
+
+def test_predict_without_images_fails(trained, capsys):
+    assert "no images given" in fails(capsys, "predict", trained / "run")
+
+
+def test_an_image_that_does_not_exist_is_named(trained, capsys):
+    assert "nowhere.png" in fails(capsys, "predict", trained / "run", "nowhere.png")
+
+
+def test_a_folder_without_images_is_refused(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert "empty" in fails(capsys, "train", "--data", tmp_path / "empty", "--run", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_class_only_is_refused(trained, tmp_path, capsys):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/dark").symlink_to(trained / "images/dark")
+    assert "only 'dark'" in fails(capsys, "train", "--data", tmp_path / "one", "--run", tmp_path / "run")
+
+
+def test_an_unknown_model_is_refused_with_the_nearest_names(tmp_path, capsys):
+    said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
+    assert "no model named 'lamda_resnet50'; the nearest are lambda_resnet50" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_model_option_is_named(tmp_path, capsys):
+    said = fails(capsys, "train", "--model-options", "scopes", "7", "--run", tmp_path / "run")
+    assert "takes no argument 'scopes'" in said
+
+
+def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
+    assert "no option --lerning-rate; the nearest is --learning-rate" in fails(capsys, "train", "--lerning-rate", "1")
+
+
+def test_a_value_of_the_wrong_kind_ends_with_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--epochs", "many"])
+    assert end.value.code == 2
+    assert "--epochs" in capsys.readouterr().err
+
+
+def test_an_unknown_recipe_and_an_unknown_command_are_named(capsys):
+    assert "no recipe named 'digit'" in fails(capsys, "train", "digit")
+    assert "no command 'trian'" in fails(capsys, "trian")
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_with_the_difference(trained, capsys):
+    said = fails(capsys, "evaluate", trained / "run", "--model", "resnet18")
+    assert "another architecture" in said
+    assert "only in the file" in said
+    assert "only in the model" in said
+
+
+def test_a_pickle_that_is_no_checkpoint_is_refused(tmp_path, capsys):
+    (tmp_path / "x.ckpt").write_bytes(pickle.dumps(print))
+    assert "is no checkpoint" in fails(capsys, "evaluate", tmp_path / "x.ckpt")
+
+
+def test_weights_that_do_not_say_what_they_are_are_refused(trained, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    save_file(load_file(trained / "run/weights.safetensors"), tmp_path / "bare.safetensors")
+    assert "does not say which model" in fails(capsys, "evaluate", tmp_path / "bare.safetensors")
+
+
+def test_a_model_that_needs_more_memory_than_there_is_is_refused(tmp_path, capsys):
+    arguments = ["--model", "lambda_resnet420", "--channels", 3, "--image-size", 512, "--batch-size", 4096]
+    said = fails(capsys, "train", *arguments, "--run", tmp_path / "run")
+    assert "GiB" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert "file" in fails(capsys, "train", "--run", tmp_path / "file" / "run")
+
+
+def test_resume_takes_no_recipe_beside_it(trained, capsys):
+    assert "give no recipe, field or --run" in fails(capsys, "train", "--resume", trained / "run", "--epochs", "9")
+    assert "is no folder of a run" in fails(capsys, "train", "--resume", trained / "images")
+
+
+def test_resuming_a_finished_run_shows_its_result(trained, capsys):
+    assert main(["train", "--resume", str(trained / "run")]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("top-1 ")
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_the_last_checkpoint_whole(trained, tmp_path):
+    # a limit on the size of files stands for the full disk
+    recipe = replace(Recipe.from_json((trained / "run/recipe.json").read_text(), "run"), epochs=2)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/recipe.json").write_text(recipe.to_json())
+    limit = 1 << 20
+    process = subprocess.run(
+        [sys.executable, "-m", "lambdanets", "train", "--resume", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        check=False,
+    )
+    assert process.returncode == 2, process.stderr
+    assert "Traceback" not in process.stderr
+    assert "go on with: lambdanets train --resume" in process.stderr
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.slow
+def test_the_module_runs_as_the_command_does():
+    command = [sys.executable, "-m", "lambdanets", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("lambdanets ")

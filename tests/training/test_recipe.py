@@ -1,0 +1,72 @@
+from dataclasses import replace
+
+import pytest
+
+from lambdanets.recipes import find_recipe, list_recipes
+from lambdanets.training.recipe import Recipe
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_has_a_promise_and_a_command(name):
+    assert isinstance(find_recipe(name), Recipe)
+    assert name in __import__(f"lambdanets.recipes.{name}", fromlist=["x"]).__doc__
+    assert "%" in list_recipes()[name] or "Accuracy" in list_recipes()[name]
+
+
+def test_a_recipe_survives_json():
+    recipe = replace(Recipe(), model_options={"scope": 7}, mean=(0.4,), clip_gradient=1.0)
+    assert Recipe.from_json(recipe.to_json(), "here") == recipe
+
+
+def test_a_recipe_can_be_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe(epochs=7)\n")
+    assert find_recipe(str(path)).epochs == 7
+
+
+def test_a_file_without_a_recipe_is_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("epochs = 7\n")
+    with pytest.raises(ValueError, match=r"mine\.py must assign recipe"):
+        find_recipe(str(path))
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no recipe named 'digit', only digits, .*; the nearest is digits"):
+        find_recipe("digit")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "run is no JSON"),
+        ("[]", "run must hold the fields of a recipe, got a list"),
+        ('{"epoch": 3}', "run has the field 'epoch', which no recipe has; the nearest is epochs"),
+    ],
+)
+def test_a_recipe_file_that_is_none_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.from_json(text, "run")
+
+
+WRONG = {
+    "epochs": 0,
+    "batch_size": 1,
+    "learning_rate": -1.0,
+    "drop_path": 1.5,
+    "validation_share": 1.0,
+    "std": (0.0,),
+    "mean": (0.5, 0.5),
+    "crop_share": (0.9, 0.1),
+    "crop_ratio": (0.0, 1.0),
+    "channels": 2,
+    "precision": "fp8",
+    "optimizer": "lion",
+    "workers": -1,
+}
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG.items())
+def test_a_field_out_of_range_is_named(field, value):
+    with pytest.raises(ValueError, match=rf"^{field} must be"):
+        replace(Recipe(), **{field: value})

@@ -1,0 +1,259 @@
+import csv
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from lambdanets.training import run
+from lambdanets.training.checkpoints import WholeFiles
+from lambdanets.training.classification import Classification, warmup_then_cosine
+from lambdanets.training.classifier import load_classifier
+from lambdanets.training.evaluation import evaluate
+from lambdanets.training.interruption import Interrupted
+from lambdanets.training.recipe import Recipe
+
+
+@pytest.fixture
+def quick(two_classes):
+    """A recipe that trains in about a second: 9 steps, 3 an epoch, with everything random in it."""
+    return Recipe(
+        data=str(two_classes),
+        channels=3,
+        image_size=8,
+        epochs=3,
+        batch_size=6,
+        warmup_epochs=0.5,
+        drop_path=0.2,
+        dropout=0.1,
+        flip=0.5,
+        rand_augment="rand-m5-n1",
+        checkpoint_every=2,
+    )
+
+
+def weights_of(folder):
+    return load_file(folder / "weights.safetensors")
+
+
+def assert_same_end(one, other):
+    """Two runs ended with the same bits and told the same story."""
+    first, second = weights_of(one), weights_of(other)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
+    results = [json.loads((folder / "result.json").read_text()) for folder in (one, other)]
+    assert results[0]["top1"] == results[1]["top1"]
+
+
+def test_a_run_leaves_what_it_promises(quick, tmp_path):
+    result = run.start(quick, tmp_path / "run")
+    files = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert files == {
+        "recipe.json",
+        "metrics.csv",
+        "curves.png",
+        "predictions.png",
+        "weights.safetensors",
+        "result.json",
+        "checkpoints/last.ckpt",
+        "checkpoints/best.ckpt",
+    }
+    assert {"top1", "seconds", "images_per_second", "parameters", "commit", "versions", "hardware"} <= result.keys()
+    assert result == json.loads((tmp_path / "run/result.json").read_text())
+    with (tmp_path / "run/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["split"] for row in rows] == ["train", "val"] * 3
+    assert [(row["step"], row["epoch"]) for row in rows if row["split"] == "val"] == [
+        ("3", "1"),
+        ("6", "2"),
+        ("9", "3"),
+    ]
+    assert all(Image.open(tmp_path / "run" / name).width > 500 for name in ("curves.png", "predictions.png"))
+
+
+def test_a_light_and_a_dark_class_are_told_apart(quick, tmp_path):
+    easy = replace(quick, epochs=8, drop_path=0.0, dropout=0.0, rand_augment=None, learning_rate=0.05)
+    assert run.start(easy, tmp_path / "run")["top1"] == 1.0
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(quick, tmp_path):
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        run.start(replace(quick, seed=seed), tmp_path / name)
+    assert_same_end(tmp_path / "one", tmp_path / "same")
+    assert not torch.equal(weights_of(tmp_path / "one")["fc.weight"], weights_of(tmp_path / "other")["fc.weight"])
+
+
+def at_step(monkeypatch, step, action):
+    """Do something when training reaches a step."""
+    original = Classification.training_step
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == step:
+            action()
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(Classification, "training_step", training_step)
+
+
+class CrashError(Exception):
+    pass
+
+
+def crash():
+    raise CrashError
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 6, 8])
+def test_a_run_that_broke_off_goes_on_and_ends_with_the_same_bits(quick, step, tmp_path, monkeypatch):
+    # with checkpoints every 2 steps, 3 steps an epoch: in mid-epoch, before and after the last step of one
+    run.start(quick, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        at_step(patch, step, crash)
+        with pytest.raises(CrashError):
+            run.start(quick, tmp_path / "broken")
+    run.resume(tmp_path / "broken")
+    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("step", [0, 4, 5])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_a_run_after_the_step_and_it_goes_on_from_there(quick, step, number, tmp_path, monkeypatch):
+    run.start(quick, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        at_step(patch, step, lambda: os.kill(os.getpid(), number))
+        with pytest.raises(Interrupted):
+            run.start(replace(quick, checkpoint_every=1000), tmp_path / "stopped")
+    checkpoint = torch.load(tmp_path / "stopped/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == (step + 1 if (step + 1) % 3 else step - 2)
+    run.resume(tmp_path / "stopped")
+    assert_same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_signal_during_validation_ends_the_run_too(quick, tmp_path, monkeypatch):
+    run.start(quick, tmp_path / "whole")
+    original = Classification.validation_step
+
+    def validation_step(self, batch, batch_idx):
+        if self.global_step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classification, "validation_step", validation_step)
+        with pytest.raises(Interrupted):
+            run.start(quick, tmp_path / "stopped")
+    run.resume(tmp_path / "stopped")
+    assert_same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_run_broken_off_before_its_first_checkpoint_starts_again(quick, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        at_step(patch, 0, crash)
+        with pytest.raises(CrashError):
+            run.start(quick, tmp_path / "broken")
+    assert run.resume(tmp_path / "broken")["epochs"] == 3
+
+
+def test_a_finished_run_is_left_alone(quick, tmp_path):
+    run.start(replace(quick, epochs=1), tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    run.resume(tmp_path / "run")
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_and_ends_with_the_same_bits(quick, tmp_path):
+    recipe = replace(quick, epochs=400, batch_size=4, checkpoint_every=5)
+    short = replace(recipe, epochs=12)
+    (tmp_path / "killed").mkdir()
+    for folder in ("whole", "killed"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "recipe.json").write_text(short.to_json())
+    command = [sys.executable, "-m", "lambdanets", "train", "--resume"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "killed/checkpoints/last.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "killed/result.json").exists()
+    subprocess.run([*command, str(tmp_path / "killed")], check=True, capture_output=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_failed_write_leaves_the_checkpoint_before_intact(tmp_path):
+    path = tmp_path / "last.ckpt"
+    WholeFiles().save_checkpoint({"step": 1}, path)
+
+    class CannotBeWritten:
+        def __reduce__(self):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        WholeFiles().save_checkpoint({"step": 2, "x": CannotBeWritten()}, path)
+    assert torch.load(path)["step"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_folder_that_holds_something_is_not_written_into(quick, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="holds files that are not a run's"):
+        run.start(quick, tmp_path / "run")
+    assert (tmp_path / "run/thesis.tex").read_text() == "years of work"
+
+
+def test_unreadable_images_are_skipped_named_and_counted(quick, two_classes, tmp_path):
+    good = (two_classes / "dark/03.png").read_bytes()
+    (two_classes / "dark/03.png").write_bytes(good[: len(good) // 2])
+    (two_classes / "light/text.png").write_text("not an image")
+    result = run.start(quick, tmp_path / "run")
+    assert len(result["unreadable"]) == 2
+    assert any("03.png" in sentence for sentence in result["unreadable"])
+    assert any("text.png" in sentence for sentence in result["unreadable"])
+
+
+def test_an_infinite_loss_stops_the_run_and_says_what_to_change(quick, tmp_path):
+    with pytest.raises(ValueError, match=r"the loss became (nan|inf) at step \d+; lower learning_rate"):
+        run.start(replace(quick, learning_rate=1e30, epochs=20, warmup_epochs=0), tmp_path / "run")
+
+
+def test_the_weights_the_checkpoint_and_the_folder_classify_alike(quick, tmp_path):
+    result = run.start(quick, tmp_path / "run")
+    for name in ("", "weights.safetensors", "checkpoints/last.ckpt"):
+        classifier = load_classifier(tmp_path / "run" / name)
+        assert classifier.classes == ("dark", "light")
+        assert evaluate(classifier).top1 == result["top1"]
+
+
+def test_evaluating_on_other_classes_is_refused(quick, tmp_path):
+    run.start(replace(quick, epochs=1), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"has 10 classes and the classifier knows 2: only in the data 0, 1, 2"):
+        evaluate(load_classifier(tmp_path / "run"), "digits")
+
+
+def test_a_run_starts_from_given_weights(quick, tmp_path):
+    run.start(quick, tmp_path / "first")
+    weights = str(tmp_path / "first/weights.safetensors")
+    run.start(replace(quick, weights=weights, learning_rate=0.0, epochs=1), tmp_path / "second")
+    assert torch.equal(weights_of(tmp_path / "first")["fc.weight"], weights_of(tmp_path / "second")["fc.weight"])
+
+
+def test_the_schedule_rises_to_the_peak_and_falls_to_zero():
+    scale = [warmup_then_cosine(step, 4, 20) for step in range(20)]
+    assert scale[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert scale[12] == pytest.approx(0.5)
+    assert all(a >= b for a, b in itertools.pairwise(scale[4:]))
+    assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
