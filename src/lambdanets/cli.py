@@ -6,6 +6,7 @@ tyro turns the dataclasses below into options; what a person got wrong is said i
 import dataclasses
 import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +53,8 @@ class Predict:
 
     checkpoint: tyro.conf.Positional[Path]
     """Folder of a run, weights.safetensors, or a .ckpt file."""
-    images: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGES...")] = ()
+    images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
+    """Files, folders of images, and globs."""
     top: int = 3
     """Classes to name for each image."""
     out: Path = Path("predictions.jsonl")
@@ -70,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
             raise
@@ -150,7 +155,6 @@ def evaluate(arguments: list[str]) -> int:
 
 def predict(arguments: list[str]) -> int:
     """Classify image files: lambdanets predict CHECKPOINT IMAGES... takes files, folders and globs."""
-    # positional arguments after options are the images: tyro takes them where they stand first
     options = _parse(
         Predict,
         arguments,

@@ -1,5 +1,6 @@
 """Checkpoints that are whole or not there."""
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,28 @@ from lambdanets.training.data.loader import ImageBatches
 LAST = "last.ckpt"
 
 
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file beside its place and rename it there, so that it is whole or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
 class WholeFiles(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and renames it there: a kill or a full disk leaves the one before intact."""
+    """Writes checkpoints so that a kill or a full disk leaves the one before intact."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        try:
-            with unfinished.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        write_whole(Path(path), content.getbuffer())
 
 
 class KeepLast(Callback):

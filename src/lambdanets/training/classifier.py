@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors, read_weights
-from lambdanets.training.checkpoints import LAST
+from lambdanets.training.checkpoints import LAST, write_whole
 from lambdanets.training.recipe import Recipe
 
 WEIGHTS = "weights.safetensors"
@@ -45,10 +45,8 @@ def build_model(recipe: Recipe, classes: int) -> nn.Module:
 
 def save_classifier(path: Path, model: nn.Module, description: str) -> None:
     """Write the weights and their description to a .safetensors file, whole or not at all."""
-    unfinished = path.with_suffix(".unfinished")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, unfinished, metadata={"lambdanets": description})
-    unfinished.replace(path)
+    write_whole(path, save(tensors, metadata={"lambdanets": description}))
 
 
 def load_classifier(path: str | Path, model: str | None = None) -> Classifier:

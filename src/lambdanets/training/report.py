@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import lambdanets
+from lambdanets.training.checkpoints import write_whole
 
 RESULT = "result.json"
 
@@ -28,9 +29,7 @@ def write_result(folder: Path, *, top1: float, seconds: float, images: int, mode
         "versions": versions(),
         "hardware": hardware(),
     }
-    unfinished = folder / "result.unfinished"
-    unfinished.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    unfinished.replace(folder / RESULT)
+    write_whole(folder / RESULT, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def commit() -> str | None:

@@ -40,7 +40,10 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} holds {what}, or name another folder" if folder.is_dir() else f"{folder} is a file")
     splits = _open(recipe)
     check_memory(recipe, len(splits.classes))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder} for the run: {error.strerror}") from error
     (folder / RECIPE).write_text(recipe.to_json() + "\n", encoding="utf-8")
     return _train(recipe, splits, folder)
 
