@@ -14,10 +14,11 @@ recipe = replace(
     image_size=28,
     epochs=2,
     batch_size=64,
+    crop_share=(0.85, 1.0),
     flip=0.5,
     warmup_epochs=0.2,
     mean=(0.286,),
     std=(0.353,),
     label_smoothing=0.0,
-    weight_decay=5e-4,
+    weight_decay=2e-4,
 )

@@ -13,6 +13,7 @@ from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.checkpoints import LAST, write_whole
+from lambdanets.training.device import best_device
 from lambdanets.training.recipe import Recipe
 
 WEIGHTS = "weights.safetensors"
@@ -20,7 +21,7 @@ WEIGHTS = "weights.safetensors"
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model ready to classify: in evaluation mode, with the recipe that says how to feed it, and its classes."""
+    """A model in evaluation mode on the best device, the recipe that says how to feed it, and its classes."""
 
     model: nn.Module
     recipe: Recipe
@@ -72,4 +73,4 @@ def load_classifier(path: str | Path, model: str | None = None) -> Classifier:
     classes = tuple(content["classes"])
     built = build_model(replace(recipe, weights=None), len(classes))
     load_tensors(built, tensors, str(path))
-    return Classifier(built.eval(), recipe, classes)
+    return Classifier(built.to(best_device()).eval(), recipe, classes)

@@ -17,6 +17,7 @@ from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, des
 from lambdanets.training.data.datasets import LabelledImages, Splits, open_splits
 from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.data.transforms import make_transform
+from lambdanets.training.device import best_device, check_precision
 from lambdanets.training.evaluation import judge
 from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
@@ -40,6 +41,7 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} holds {what}, or name another folder" if folder.is_dir() else f"{folder} is a file")
     splits = _open(recipe)
     check_memory(recipe, len(splits.classes))
+    check_precision(recipe.precision)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -81,7 +83,8 @@ def _train(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, Any]:
     validation = _batches(recipe, splits.validation, training=False)
     trainer.fit(module, training, validation, ckpt_path=last if last.is_file() else None)
 
-    classifier = Classifier(model.eval(), recipe, splits.classes)
+    # Lightning leaves the model on the processor
+    classifier = Classifier(model.to(best_device()).eval(), recipe, splits.classes)
     judgement = judge(classifier, splits.validation)
     save_classifier(folder / WEIGHTS, model, description)
     draw_curves(history.rows, folder / "curves.png")

@@ -1,0 +1,66 @@
+"""The README's code and commands are what they say."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lambdanets import cli
+from lambdanets.training import run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
+SHELL = [line for kind, block in BLOCKS if not kind for line in block.splitlines()]
+SHELL += re.findall(r"`(lambdanets [^`]*)`", README)
+
+
+def test_the_python_example_runs_and_prints_the_shapes_it_says(capsys):
+    (example,) = [block for kind, block in BLOCKS if kind == "python"]
+    exec(example, {})
+    assert "[2, 64, 29, 20]" in capsys.readouterr().out
+    assert len([line for line in example.splitlines() if line and not line.startswith("import")]) <= 10
+
+
+@pytest.mark.parametrize("command", [line for line in SHELL if line.startswith("lambdanets ")])
+def test_every_command_is_taken(command, monkeypatch):
+    done = []
+    result = {"model_name": "m", "parameters": 1, "data": "d", "epochs": 1, "seconds": 1.0, "images_per_second": 1.0}
+    monkeypatch.setattr(
+        run, "start", lambda recipe, folder: done.append(recipe) or result | {"top1": 1.0, "unreadable": []}
+    )
+    monkeypatch.setattr(run, "resume", lambda folder: done.append(folder) or result | {"top1": 1.0, "unreadable": []})
+    for name in ("evaluate", "predict"):
+        monkeypatch.setattr(
+            cli,
+            name,
+            lambda arguments, name=name: (
+                done.append(cli._parse(OPTIONS[name], arguments, description="", prog="")) or 0
+            ),
+        )
+    arguments = shlex.split(command, comments=True)[1:]
+    if "--help" in arguments:
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(arguments)
+    else:
+        assert cli.main(arguments) == 0
+        assert len(done) == 1
+
+
+OPTIONS = {"evaluate": cli.Evaluate, "predict": cli.Predict}
+
+
+def test_the_tree_names_every_module_and_no_other():
+    tree = next(block for _, block in BLOCKS if block.startswith("src/lambdanets/"))
+    named = set(re.findall(r"^\s+(\w+\.py)\s{2,}", tree, flags=re.MULTILINE))
+    there = {
+        path.name for path in (ROOT / "src/lambdanets").rglob("*.py") if path.parent.name not in ("data", "recipes")
+    }
+    assert named == there - {"__main__.py"} - {"__init__.py"} | {"__init__.py"}
+
+
+def test_the_tree_has_at_most_six_words_a_file():
+    tree = next(block for _, block in BLOCKS if block.startswith("src/lambdanets/"))
+    for line in re.findall(r"^\s+\w+\.py\s{2,}(.*)$", tree, flags=re.MULTILINE):
+        assert len(line.split()) <= 6, line
