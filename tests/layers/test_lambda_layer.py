@@ -122,6 +122,7 @@ def test_autocast_is_finite_forward_and_backward(scale, dtype):
 
 @pytest.mark.parametrize("option", [{}, {"stride": 2}, {"intra_depth": 2}], ids=["plain", "stride", "intra-depth"])
 def test_compiles_whole_and_serves_other_sizes(option):
+    torch.compiler.reset()
     layer = make_layer(torch.float32, **option)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for size in ((6, 6), (5, 7), (12, 9)):
@@ -132,6 +133,7 @@ def test_compiles_whole_and_serves_other_sizes(option):
 
 
 def test_compiles_under_autocast_and_channels_last():
+    torch.compiler.reset()
     layer = make_layer(torch.float32).eval()
     x = image(2, 8, 6, 7, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
@@ -177,8 +179,13 @@ WRONG = {
     "global without a grid": ({"scope": None}, "grid must be given"),
     "a grid beside a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
     "nothing to compute": ({"content": False, "position": False}, "content and position are both False"),
-    "no heads": ({"heads": 0}, "heads must be at least 1, got 0"),
-    "no stride": ({"stride": 0}, "stride must be at least 1, got 0"),
+    "no heads": ({"heads": 0}, "heads must be a whole number of at least 1, got 0"),
+    "no stride": ({"stride": 0}, "stride must be a whole number of at least 1, got 0"),
+    "a pair for a stride": ({"stride": (2, 2)}, r"stride must be a whole number.*got \(2, 2\)"),
+    "a text for a scope": ({"scope": "5"}, "scope must be odd and positive.*got '5'"),
+    "a float for a scope": ({"scope": 5.0}, "scope must be odd and positive.*got 5.0"),
+    "one side for a grid": ({"scope": None, "grid": 7}, "grid must be two positive sides.*got 7"),
+    "a text for a flag": ({"content": "False"}, "content must be True or False, got 'False'"),
     "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of"),
 }
 

@@ -130,3 +130,17 @@ def test_what_is_not_served_yet_says_so():
         lambda_interaction(*inputs, mask=torch.ones(N, M, dtype=torch.bool))
     with pytest.raises(NotImplementedError, match="multi_head"):
         lambda_interaction(*inputs, multi_head=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "message"),
+    [
+        ((2, M), (2, M, V), "keys and values must be"),
+        ((2, M, K), (2, M, V, 1), "keys and values must be"),
+        ((2, M, K), (2, M + 1, V), "keys and values must be"),
+        ((2, M, K, 2), (2, M, V, 3), "values must have the u of keys, 2"),
+    ],
+)
+def test_content_lambda_names_what_does_not_fit(keys, values, message):
+    with pytest.raises(ValueError, match=message):
+        content_lambda(torch.zeros(keys), torch.zeros(values))

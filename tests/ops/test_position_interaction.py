@@ -242,11 +242,13 @@ WRONG = {
     "values of rank 2": ({"values": (2, 12)}, r"values must be \(b, n, v\)"),
     "values of another batch": ({"values": (3, 12, 5)}, r"values must start with \(b, n\) = \(2, 12\)"),
     "a grid that does not match n": ({"grid": (3, 5)}, r"grid must have n = 12 positions.*\(3, 5\) = 15"),
-    "a grid of four sides": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 positive sides"),
+    "a grid of four sides": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 positive whole sides"),
+    "a number for a grid": ({"grid": 12}, "grid must be a sequence of 1, 2 or 3 sides, got 12"),
+    "a broken grid": ({"grid": (3.0, 4)}, "grid must have 1, 2 or 3 positive whole sides"),
     "an even table": ({"table": (4, 3, 4)}, "table must have odd sides"),
     "a table of another depth": ({"table": (3, 3, 8)}, r"table must have 2 sides and then \(k,\) = \(4,\)"),
     "a table without u": ({"values": (2, 12, 5, 2)}, r"then \(k, u\) = \(4, 2\)"),
-    "a dilation of 0": ({"dilation": 0}, "dilation must be at least 1, got 0"),
+    "a dilation of 0": ({"dilation": 0}, "dilation must be a whole number of at least 1, got 0"),
     "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of auto, .*got 'fastest'"),
 }
 
@@ -269,3 +271,29 @@ def test_integers_are_refused():
     queries, table, values = make_inputs((3, 4), (3, 3), 0)
     with pytest.raises(ValueError, match=r"values must be float16.*got torch.int64"):
         explain(queries, table, values.long(), (3, 4))
+
+
+@algorithms
+def test_per_sample_gradients_come_from_vmap(algorithm):
+    queries, table, values = make_inputs((3, 4), (3, 5), 0)
+
+    def loss(table, q, v):
+        return position_interaction(q[None], table, v[None], (3, 4), algorithm=algorithm).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(table, queries, values)
+    alone = [torch.func.grad(loss)(table, q, v) for q, v in zip(queries, values, strict=True)]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
+
+
+@algorithms
+def test_forward_mode_agrees_with_backward_mode(algorithm):
+    inputs = make_inputs((3, 4), (3, 5), 0)
+    tangents = [torch.randn_like(x) for x in inputs]
+
+    def function(*x):
+        return position_interaction(*x, (3, 4), algorithm=algorithm)
+
+    _, forward = torch.func.jvp(function, tuple(inputs), tuple(tangents))
+    _, pull = torch.func.vjp(function, *inputs)
+    backward = sum((g * t).sum() for g, t in zip(pull(forward), tangents, strict=True))
+    torch.testing.assert_close(forward.square().sum(), backward)

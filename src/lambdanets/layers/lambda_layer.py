@@ -73,8 +73,11 @@ class LambdaLayer2d(nn.Module):
         _refuse_what_is_missing(normalize_keys, normalize_queries, embedding, multi_head, causal)
         sizes = {"dim": dim, "dim_out": dim_out, "query_depth": query_depth, "heads": heads}
         for name, size in (sizes | {"intra_depth": intra_depth, "stride": stride, "dilation": dilation}).items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
+        for name, flag in {"content": content, "position": position, "batch_norm": batch_norm}.items():
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} must be True or False, got {flag!r}")
         if dim_out % heads:
             raise ValueError(f"dim_out must be divisible by heads = {heads}, got {dim_out}")
         if not (content or position):
@@ -91,8 +94,9 @@ class LambdaLayer2d(nn.Module):
         self.value_projection = nn.Conv2d(dim, self.value_depth * intra_depth, 1, bias=False, **factory)
         self.query_norm = nn.BatchNorm2d(heads * query_depth, **factory) if batch_norm else nn.Identity()
         self.value_norm = nn.BatchNorm2d(self.value_depth * intra_depth, **factory) if batch_norm else nn.Identity()
-        sides = _sides_of_table(scope, grid)
-        self.embedding = RelativeEmbedding(sides, query_depth, intra_depth, **factory) if position else None
+        self.embedding = None
+        if position:
+            self.embedding = RelativeEmbedding(_sides_of_table(scope, grid), query_depth, intra_depth, **factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -160,15 +164,19 @@ def _sides_of_table(scope: int | tuple[int, int] | None, grid: tuple[int, int] |
             raise ValueError(
                 "grid must be given as (height, width) when scope is None, to size the embeddings; got None"
             )
-        if len(grid) != 2 or min(grid) < 1:
-            raise ValueError(f"grid must be two positive sides, (height, width), got {grid}")
+        if not _are_two_sides(grid):
+            raise ValueError(f"grid must be two positive sides, (height, width), got {grid!r}")
         return 2 * grid[0] - 1, 2 * grid[1] - 1
     if grid is not None:
         raise ValueError(f"grid must be None unless scope is None (a scope of {scope} serves any grid), got {grid}")
-    sides = (scope, scope) if isinstance(scope, int) else tuple(scope)
-    if len(sides) != 2 or any(side < 1 or side % 2 == 0 for side in sides):
-        raise ValueError(f"scope must be odd and positive, one side or (height, width), got {scope}")
+    sides = (scope, scope) if isinstance(scope, int) else scope
+    if not _are_two_sides(sides) or any(side % 2 == 0 for side in sides):
+        raise ValueError(f"scope must be odd and positive, one side or (height, width), got {scope!r}")
     return sides[0], sides[1]
+
+
+def _are_two_sides(sides: Any) -> bool:
+    return isinstance(sides, tuple) and len(sides) == 2 and all(isinstance(s, int) and s >= 1 for s in sides)
 
 
 def _refuse_what_is_missing(

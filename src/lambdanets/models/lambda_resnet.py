@@ -64,7 +64,8 @@ class LambdaResNet(ResNet):
         super().__init__(**resnet)
         if small_images:
             self._take_small_images()
-        scope = scope or (23 if intra_depth == 1 else 7)
+        if scope is None:
+            scope = 23 if intra_depth == 1 else 7
         stages = [self.layer1, self.layer2, self.layer3, self.layer4]
         for name, stage in zip(STAGES, stages, strict=True):
             for block in stage:

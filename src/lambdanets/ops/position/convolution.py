@@ -27,7 +27,9 @@ def interact(queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -
     """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
     maps = values.permute(0, 2, 3, 1).reshape(-1, problem.intra_depth, *problem.grid)
     weights = table.movedim((-2, -1), (0, 1)).contiguous()
-    lambdas = _Convolution.apply(maps, weights, problem.dilation)
+    # torch.compile cannot trace a Function with a rule for forward mode
+    function = _Convolution if torch.compiler.is_compiling() else _ForwardModeConvolution
+    lambdas = function.apply(maps, weights, problem.dilation)
     lambdas = lambdas.view(problem.batch, problem.value_depth, problem.query_depth, problem.positions)
     return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas)
 
@@ -39,6 +41,8 @@ class _Convolution(torch.autograd.Function):
     a matrix product, and it takes longer for large scopes.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(maps: Tensor, weights: Tensor, dilation: int) -> Tensor:
         return _convolve(maps, weights, dilation)
@@ -47,6 +51,7 @@ class _Convolution(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
         maps, weights, ctx.dilation = inputs
         ctx.save_for_backward(maps, weights)
+        ctx.save_for_forward(maps, weights)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -58,6 +63,20 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             weights_gradient = _correlate(gradient, maps, weights.shape[2:], ctx.dilation)
         return maps_gradient, weights_gradient, None
+
+
+class _ForwardModeConvolution(_Convolution):
+    """The same, with a derivative in forward mode: a convolution is linear in each factor."""
+
+    @staticmethod
+    def jvp(ctx: Any, maps_tangent: Tensor | None, weights_tangent: Tensor | None, _: None) -> Tensor:
+        maps, weights = ctx.saved_tensors
+        parts = []
+        if maps_tangent is not None:
+            parts.append(_convolve(maps_tangent, weights, ctx.dilation))
+        if weights_tangent is not None:
+            parts.append(_convolve(maps, weights_tangent, ctx.dilation))
+        return parts[0] + parts[1] if len(parts) == 2 else parts[0]
 
 
 def _convolve(maps: Tensor, weights: Tensor, dilation: int) -> Tensor:

@@ -69,6 +69,8 @@ def _prepare(
     algorithm: str,
 ) -> tuple[Tensor, Tensor, Tensor, Plan, torch.dtype]:
     """Checked inputs in the dtype to compute in, table and values with their u, the table cropped; plan; dtype out."""
+    if not isinstance(grid, Sequence):
+        raise ValueError(f"grid must be a sequence of 1, 2 or 3 sides, got {grid!r}")
     grid = tuple(grid)
     check_position_interaction(queries, table, values, grid, dilation)
     compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values)
@@ -90,8 +92,8 @@ def check_position_interaction(
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
     if values.ndim not in (3, 4):
         raise ValueError(f"values must be (b, n, v) or (b, n, v, u), got shape {tuple(values.shape)}")
-    if not 1 <= len(grid) <= 3 or any(side < 1 for side in grid):
-        raise ValueError(f"grid must have 1, 2 or 3 positive sides, got {grid}")
+    if not 1 <= len(grid) <= 3 or any(isinstance(side, float) or side < 1 for side in grid):
+        raise ValueError(f"grid must have 1, 2 or 3 positive whole sides, got {grid}")
     batch, _, positions, depth = queries.shape
     if math.prod(grid) != positions:
         raise ValueError(f"grid must have n = {positions} positions as queries have, got {grid} = {math.prod(grid)}")
@@ -105,5 +107,5 @@ def check_position_interaction(
         )
     if any(side % 2 == 0 for side in table.shape[: len(grid)]):
         raise ValueError(f"table must have odd sides, so that offset 0 is its centre, got {tuple(table.shape)}")
-    if dilation < 1:
-        raise ValueError(f"dilation must be at least 1, got {dilation}")
+    if isinstance(dilation, float) or dilation < 1:
+        raise ValueError(f"dilation must be a whole number of at least 1, got {dilation}")
