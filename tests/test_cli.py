@@ -13,6 +13,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.training import run
+from lambdanets.training.classifier import load_classifier
 from lambdanets.training.recipe import Recipe
 
 
@@ -150,6 +151,37 @@ def test_a_wrong_model_option_is_named(tmp_path, capsys):
     assert "takes no argument 'scopes'" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("scope", 4), ("heads", 7), ("output_stride", 7), ("num_classes", 5), ("content", 5)]
+)
+def test_a_model_option_that_does_not_fit_is_named(name, value, tmp_path, capsys):
+    said = fails(capsys, "train", "--model-options", name, value, "--run", tmp_path / "run")
+    assert name in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_option_may_be_true_or_false(two_classes, tmp_path):
+    fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 1, "--batch-size", 6]
+    options = ["--model-options", "content", "False", "scope", "5", "--run", tmp_path / "run"]
+    assert main(["train", *map(str, fields), *map(str, options)]) == 0
+    recipe = Recipe.from_json((tmp_path / "run/recipe.json").read_bytes(), "run")
+    assert recipe.model_options == {"content": False, "scope": 5}
+    assert load_classifier(tmp_path / "run").model.layer4[0].conv2.key_projection is None
+
+
+def test_a_recipe_without_data_asks_for_it(tmp_path, capsys):
+    assert "data must be given" in fails(capsys, "train", "image_folder", "--run", tmp_path / "run")
+
+
+def test_an_output_in_no_folder_is_named(trained, capsys):
+    said = fails(capsys, "predict", trained / "run", trained / "images/dark", "--out", trained / "nowhere/x.jsonl")
+    assert "nowhere/x.jsonl: No such file or directory" in said
+
+
+def test_too_long_a_name_is_refused(capsys):
+    assert "name too long" in fails(capsys, "train", "--run", "x" * 300)
+
+
 def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
     assert "no option --lerning-rate; the nearest is --learning-rate" in fails(capsys, "train", "--lerning-rate", "1")
 
@@ -210,7 +242,7 @@ def test_resuming_a_finished_run_shows_its_result(trained, capsys):
 @pytest.mark.slow
 def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_the_last_checkpoint_whole(trained, tmp_path):
     # a limit on the size of files stands for the full disk
-    recipe = replace(Recipe.from_json((trained / "run/recipe.json").read_text(), "run"), epochs=2)
+    recipe = replace(Recipe.from_json((trained / "run/recipe.json").read_bytes(), "run"), epochs=2)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/recipe.json").write_text(recipe.to_json())
     limit = 1 << 20

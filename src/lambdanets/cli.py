@@ -4,7 +4,7 @@ tyro turns the dataclasses below into options; what a person got wrong is said i
 """
 
 import dataclasses
-import errno
+import io
 import json
 import os
 import sys
@@ -66,6 +66,9 @@ class Predict:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for what a person must mend, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # file names need not be text
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(given)
     except InputError as error:
@@ -76,9 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
-            raise
-        return _refuse(f"cannot write {error.filename or 'a file'}: {error.strerror}")
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 def _dispatch(given: list[str]) -> int:
@@ -116,6 +117,8 @@ def train(arguments: list[str]) -> int:
         default=Train(recipe=recipe),
         description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
     )
+    import torch
+
     from lambdanets.training import run
     from lambdanets.training.interruption import Interrupted
 
@@ -125,16 +128,21 @@ def train(arguments: list[str]) -> int:
         folder = options.resume
     else:
         folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    go_on = f"go on with: lambdanets train --resume {folder}"
+    checkpoint = folder / "checkpoints" / "last.ckpt"
     try:
         result = run.resume(folder) if options.resume is not None else run.start(options.recipe, folder)
     except Interrupted:
-        print(f"stopped; go on with: lambdanets train --resume {folder}", file=sys.stderr)
+        print(f"stopped; {go_on}", file=sys.stderr)
         return 130
     except OSError as error:
-        if (folder / "checkpoints").is_dir():
-            advice = f"the last checkpoint is whole; once mended, go on with: lambdanets train --resume {folder}"
-            error.strerror = f"{error.strerror}; {advice}"
-        raise
+        kept = "; the last checkpoint is whole" if checkpoint.is_file() else ""
+        advice = f"; once mended, {go_on}" if (folder / run.RECIPE).is_file() else ""
+        raise InputError(f"{error.filename or 'the run'}: {error.strerror or error}{kept}{advice}") from error
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise InputError("out of memory; lower --batch-size or --image-size, or choose a smaller model") from error
     _report(result, folder)
     return 0
 
@@ -164,6 +172,7 @@ def predict(arguments: list[str]) -> int:
     from lambdanets.training import evaluation
     from lambdanets.training.classifier import load_classifier
     from lambdanets.training.data.images import find_images
+    from lambdanets.training.files import printable_bytes, whole_file
 
     if options.top < 1:
         raise InputError(f"top must be at least 1, got {options.top}")
@@ -176,20 +185,16 @@ def predict(arguments: list[str]) -> int:
     unreadable: list[str] = []
     width = min(max(len(str(path)) for path in paths), 60)
     predicted = 0
-    unfinished = options.out.with_name(options.out.name + ".unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
+    with whole_file(options.out) as file:
         for prediction in evaluation.predict(classifier, paths, options.top, unreadable):
             predicted += 1
-            best = zip(prediction.classes, prediction.probabilities, strict=True)
+            best = list(zip(prediction.classes, prediction.probabilities, strict=True))
             line = {"path": str(prediction.path), "top": [{"class": c, "probability": p} for c, p in best]}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            cells = [f"{c} {p:.3f}" for c, p in zip(prediction.classes, prediction.probabilities, strict=True)]
-            print(f"{prediction.path!s:<{width}}  " + "  ".join(f"{cell:<18}" for cell in cells).rstrip())
-    _tell_unreadable(unreadable)
-    if not predicted:
-        unfinished.unlink()
-        raise InputError(f"none of the {len(paths)} images could be read")
-    unfinished.replace(options.out)
+            file.write(printable_bytes(json.dumps(line, ensure_ascii=False) + "\n"))
+            print(f"{prediction.path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
+        _tell_unreadable(unreadable)
+        if not predicted:
+            raise InputError(f"none of the {len(paths)} images could be read")
     print(f"{predicted} images, written to {options.out}")
     return 0
 

@@ -113,11 +113,16 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 
 def test_drop_path_drops_whole_blocks_in_training_alone():
-    model = create_model("lambda_resnet20_small", drop_path_rate=0.5)
-    assert model.layer4[-1].drop_path.drop_prob == pytest.approx(0.5)
-    x = torch.randn(2, 3, 32, 32)
-    model.eval()
-    assert torch.equal(model(x), model(x))
+    torch.manual_seed(0)
+    model = create_model("lambda_resnet20_small", drop_path_rate=0.9)
+    block = model.layer4[-1]
+    torch.nn.init.ones_(block.bn3.weight)
+    x = torch.randn(64, 256, 4, 4)
+    shortcut = block.downsample(x).relu()
+    dropped = (block(x) == shortcut).flatten(1).all(dim=1)
+    assert 0 < dropped.sum() < 64
+    block.eval()
+    assert not (block(x) == block.downsample(x).relu()).flatten(1).all(dim=1).any()
 
 
 def test_the_last_norm_of_each_block_starts_at_zero():

@@ -53,10 +53,10 @@ def test_a_truncated_checkpoint_is_refused(model, tmp_path):
         read_weights(path)
 
 
-@pytest.mark.parametrize(("content", "message"), [([1, 2], "holds a list"), ({"a": 1}, "holds no named tensors")])
-def test_plain_values_are_no_checkpoint(content, message, tmp_path):
+@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"state_dict": 5}])
+def test_plain_values_are_no_checkpoint(content, tmp_path):
     torch.save(content, tmp_path / "plain.ckpt")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="holds no named tensors"):
         read_weights(tmp_path / "plain.ckpt")
 
 

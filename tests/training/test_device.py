@@ -20,3 +20,9 @@ def test_bfloat16_is_refused_where_it_would_end_the_process(code, refused, monke
 def test_float32_needs_no_probe(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("probed"))
     device.check_precision("32-true")
+
+
+def test_float16_without_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="16-mixed needs a GPU"):
+        device.check_precision("16-mixed")

@@ -24,13 +24,22 @@ def test_what_does_not_fit_is_refused_with_what_would():
         ValueError,
         match=r"batch_size 4096 at image_size 16 needs about .* GiB, and 0\.5 GiB are free; batch_size \d+ would fit",
     ):
-        check_memory(Recipe(batch_size=4096), 10, free_bytes=2**29)
+        check_memory(Recipe(batch_size=4096), 10, 10**6, free_bytes=2**29)
 
 
 def test_a_model_too_large_for_any_batch_is_refused():
     with pytest.raises(ValueError, match="choose a smaller model or image_size"):
-        check_memory(Recipe(model="lambda_resnet420", channels=3, image_size=64), 10, free_bytes=2**29)
+        check_memory(Recipe(model="lambda_resnet420", channels=3, image_size=64), 10, 10**6, free_bytes=2**29)
 
 
 def test_what_fits_passes():
-    check_memory(Recipe(), 10, free_bytes=2**32)
+    check_memory(Recipe(), 10, 10**6, free_bytes=2**32)
+
+
+def test_a_batch_larger_than_the_data_counts_as_the_data():
+    check_memory(Recipe(batch_size=10**6), 10, 100, free_bytes=2**30)
+
+
+def test_a_size_that_the_model_cannot_take_is_named():
+    with pytest.raises(ValueError, match="vit_tiny_patch16_224 cannot take images of 8 x 8"):
+        check_memory(Recipe(model="vit_tiny_patch16_224", image_size=8), 10, 100)

@@ -15,7 +15,7 @@ def test_every_recipe_has_a_promise_and_a_command(name):
 
 def test_a_recipe_survives_json():
     recipe = replace(Recipe(), model_options={"scope": 7}, mean=(0.4,), clip_gradient=1.0)
-    assert Recipe.from_json(recipe.to_json(), "here") == recipe
+    assert Recipe.from_json(recipe.to_json().encode(), "here") == recipe
 
 
 def test_a_recipe_can_be_a_file_of_ones_own(tmp_path):
@@ -31,6 +31,22 @@ def test_a_file_without_a_recipe_is_refused(tmp_path):
         find_recipe(str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Recipe(epoch=3)", "unexpected keyword argument 'epoch'; the nearest is epochs"),
+        ("Recipe(epochs='3')", "epochs must be int, got '3'"),
+        ("Recipe(", "SyntaxError"),
+        ("undefined", "NameError"),
+    ],
+)
+def test_a_recipe_file_that_fails_says_why(text, message, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"from lambdanets.training.recipe import Recipe\nrecipe = {text}\n")
+    with pytest.raises(ValueError, match=message):
+        find_recipe(str(path))
+
+
 def test_an_unknown_recipe_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"no recipe named 'digit', only digits, .*; the nearest is digits"):
         find_recipe("digit")
@@ -39,9 +55,12 @@ def test_an_unknown_recipe_is_refused_with_the_nearest():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "run is no JSON"),
-        ("[]", "run must hold the fields of a recipe, got a list"),
-        ('{"epoch": 3}', "run has the field 'epoch', which no recipe has; the nearest is epochs"),
+        (b"{", "run is no JSON"),
+        (b"\xff", "run is no JSON"),
+        (b"[]", "run must hold the fields of a recipe, got"),
+        (b"{}", "run must have the field 'data'"),
+        (b'{"data": "digits", "model": "x", "epochs": "many"}', "run: epochs must be int, got 'many'"),
+        (b'{"epoch": 3}', "run has the field 'epoch', which no recipe has; the nearest is epochs"),
     ],
 )
 def test_a_recipe_file_that_is_none_is_refused(text, message):
@@ -49,24 +68,33 @@ def test_a_recipe_file_that_is_none_is_refused(text, message):
         Recipe.from_json(text, "run")
 
 
-WRONG = {
-    "epochs": 0,
-    "batch_size": 1,
-    "learning_rate": -1.0,
-    "drop_path": 1.5,
-    "validation_share": 1.0,
-    "std": (0.0,),
-    "mean": (0.5, 0.5),
-    "crop_share": (0.9, 0.1),
-    "crop_ratio": (0.0, 1.0),
-    "channels": 2,
-    "precision": "fp8",
-    "optimizer": "lion",
-    "workers": -1,
-}
+WRONG = [
+    ("epochs", 0),
+    ("batch_size", 1),
+    ("learning_rate", -1.0),
+    ("drop_path", 1.5),
+    ("validation_share", 1.0),
+    ("std", (0.0,)),
+    ("mean", (0.5, 0.5)),
+    ("crop_share", (0.9, 0.1)),
+    ("crop_ratio", (0.0, 1.0)),
+    ("channels", 2),
+    ("precision", "fp8"),
+    ("optimizer", "lion"),
+    ("workers", -1),
+    ("flip", None),
+    ("model_options", None),
+    ("learning_rate", float("nan")),
+    ("warmup_epochs", float("inf")),
+    ("clip_gradient", -1.0),
+    ("momentum", 1.0),
+    ("interpolation", "nearest"),
+    ("data", 7),
+    ("seed", True),
+]
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG.items())
+@pytest.mark.parametrize(("field", "value"), WRONG)
 def test_a_field_out_of_range_is_named(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be"):
         replace(Recipe(), **{field: value})

@@ -242,7 +242,7 @@ def test_the_weights_the_checkpoint_and_the_folder_classify_alike(quick, tmp_pat
 
 def test_evaluating_on_other_classes_is_refused(quick, tmp_path):
     run.start(replace(quick, epochs=1), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"has 10 classes and the classifier knows 2: only in the data 0, 1, 2"):
+    with pytest.raises(ValueError, match=r"only the 2 classes that are known \(dark, light\), but came 0, 1, 2"):
         evaluate(load_classifier(tmp_path / "run"), "digits")
 
 
@@ -259,3 +259,101 @@ def test_the_schedule_rises_to_the_peak_and_falls_to_zero():
     assert scale[12] == pytest.approx(0.5)
     assert all(a >= b for a, b in itertools.pairwise(scale[4:]))
     assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
+
+
+def broken_off(recipe, folder, monkeypatch, step=5):
+    """A run that crashed at a step, with a checkpoint in mid-epoch."""
+    with monkeypatch.context() as patch:
+        at_step(patch, step, crash)
+        with pytest.raises(CrashError):
+            run.start(recipe, folder)
+    return folder
+
+
+@pytest.mark.parametrize("change", ["renamed class", "another image", "an image less", "another class"])
+def test_resuming_on_changed_data_is_refused(quick, two_classes, change, tmp_path, monkeypatch):
+    folder = broken_off(quick, tmp_path / "run", monkeypatch)
+    image = (two_classes / "dark/00.png").read_bytes()
+    if change == "renamed class":
+        (two_classes / "dark").rename(two_classes / "zebra")
+    elif change == "another image":
+        (two_classes / "dark/new.png").write_bytes(image)
+    elif change == "an image less":
+        (two_classes / "dark/00.png").unlink()
+    else:
+        for i in range(3):
+            (two_classes / "new").mkdir(exist_ok=True)
+            (two_classes / f"new/{i}.png").write_bytes(image)
+    with pytest.raises(ValueError, match=r"data has changed since the run began|with other classes"):
+        run.resume(folder)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "weights alone", "of another recipe"])
+def test_a_damaged_checkpoint_is_named_with_what_to_do(quick, damage, tmp_path, monkeypatch):
+    folder = broken_off(quick, tmp_path / "run", monkeypatch)
+    path = folder / "checkpoints/last.ckpt"
+    whole = path.read_bytes()
+    if damage == "weights alone":
+        torch.save({"state_dict": {"x": torch.zeros(1)}}, path)
+    elif damage == "of another recipe":
+        (folder / "recipe.json").write_text(quick.to_json().replace('"seed": 0', '"seed": 1'))
+    else:
+        path.write_bytes({"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"hello"}[damage])
+    with pytest.raises(ValueError, match=r"last\.ckpt .*remove .* to start the run again"):
+        run.resume(folder)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}"])
+def test_a_damaged_result_is_named_with_what_to_do(quick, content, tmp_path):
+    (tmp_path / "recipe.json").write_text(quick.to_json())
+    (tmp_path / "result.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"result\.json (is damaged|lacks)"):
+        run.resume(tmp_path)
+
+
+def test_class_and_file_names_may_be_anything(quick, two_classes, tmp_path):
+    (two_classes / "dark").rename(two_classes / "a$x^$b 猫")
+    (two_classes / "light/00.png").rename(two_classes / "light" / os.fsdecode(b"\xff\xfe.png"))
+    (two_classes / "light/01.png").rename(two_classes / "light/日本.png")
+    (two_classes / "light/02.png").write_text("no image")
+    result = run.start(replace(quick, epochs=1), tmp_path / "run")
+    assert len(result["unreadable"]) == 1
+    assert load_classifier(tmp_path / "run").classes == ("a$x^$b 猫", "light")
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_part_of_which_no_image_can_be_read_ends_the_run(quick, two_classes, part, tmp_path):
+    for name in ("train", "val"):
+        for label in ("dark", "light"):
+            (two_classes / name / label).mkdir(parents=True)
+            for i in range(4):
+                content = b"no image" if name == part else (two_classes / label / f"{i:02}.png").read_bytes()
+                (two_classes / name / label / f"{i}.png").write_bytes(content)
+    kind = {"train": "training", "val": "validation"}[part]
+    with pytest.raises(ValueError, match=f"none of the {kind} images could be read; the first: "):
+        run.start(quick, tmp_path / "run")
+
+
+def test_weights_for_other_classes_give_all_but_the_classifier(quick, tmp_path, two_classes):
+    run.start(quick, tmp_path / "first")
+    (two_classes / "third").mkdir()
+    for i in range(4):
+        (two_classes / f"third/{i}.png").write_bytes((two_classes / f"dark/{i:02}.png").read_bytes())
+    run.start(replace(quick, weights=str(tmp_path / "first"), learning_rate=0.0, epochs=1), tmp_path / "second")
+    first, second = weights_of(tmp_path / "first"), weights_of(tmp_path / "second")
+    assert torch.equal(first["layer1.0.conv1.weight"], second["layer1.0.conv1.weight"])
+    assert second["fc.weight"].shape[0] == 3
+
+
+def test_what_is_refused_leaves_no_folder(quick, tmp_path):
+    for wrong in ({"weights": "nowhere"}, {"rand_augment": "nonsense"}, {"model_options": {"scope": 4}}):
+        with pytest.raises(ValueError, match=r"nowhere|rand_augment|scope"):
+            run.start(replace(quick, **wrong), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_data_is_found_from_another_folder(quick, two_classes, tmp_path, monkeypatch):
+    monkeypatch.chdir(two_classes.parent)
+    result = run.start(replace(quick, data=two_classes.name, epochs=1), tmp_path / "run")
+    monkeypatch.chdir("/")
+    assert evaluate(load_classifier(tmp_path / "run")).top1 == result["top1"]

@@ -1,5 +1,6 @@
 """Models by name."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,12 @@ def create_model(
         raise InputError(unknown_model(name))
     try:
         model = timm.create_model(name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        argument = str(error).split("'")[1]
-        raise InputError(f"{name} takes no argument {argument!r}") from error
+    except Exception as error:  # timm's constructors and loaders check little, and raise whatever comes of it
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown:
+            raise InputError(f"{name} takes no argument {unknown[1]!r}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{name} cannot be built with {overrides}: {reason}") from error
     if pretrained is not None and not isinstance(pretrained, bool):
         load_weights(model, pretrained)
     return model

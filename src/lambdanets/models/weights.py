@@ -50,26 +50,23 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         try:
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-        except SafetensorError as error:
-            raise InputError(f"{path} is no safetensors file: {error}") from error
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is no safetensors file that can be read: {error}") from error
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can make the reader raise nearly anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"{path} is no checkpoint that holds weights and plain values only, and was not run: {reason}"
+            f"{path} is no checkpoint: it is damaged, of another kind, or holds code, which is never run"
         ) from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__}; expected a checkpoint with named tensors")
-    rest = {name: value for name, value in content.items() if name != "state_dict"}
-    state = content.get("state_dict", content)
-    weights = {name.removeprefix("model."): value for name, value in state.items() if isinstance(value, Tensor)}
-    if not weights:
+    state = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not any(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{path} holds no named tensors; expected a checkpoint")
+    rest = {str(name): value for name, value in content.items() if name != "state_dict"}
+    weights = {str(name).removeprefix("model."): value for name, value in state.items() if isinstance(value, Tensor)}
     return weights, rest
 
 
-def _few(names: Iterable[str], limit: int = 4) -> str:
+def _few(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
     if not names:
         return "none"

@@ -1,7 +1,9 @@
 """Recipes: a short Python file for each set-up, its promise on top, changing fields of `training.recipe.Recipe`."""
 
+import dataclasses
 import importlib
 import pkgutil
+import re
 import runpy
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +23,12 @@ def find_recipe(name: str) -> Recipe:
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise InputError(f"{name} does not exist; expected a Python file that assigns recipe = Recipe(...)")
-        recipe = runpy.run_path(name).get("recipe")
+        try:
+            recipe = runpy.run_path(name).get("recipe")
+        except Exception as error:  # whatever the person's file raises
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            advice = nearest(unknown[1], [field.name for field in dataclasses.fields(Recipe)]) if unknown else ""
+            raise InputError(f"{name} cannot be run: {type(error).__name__}: {error}{advice}") from error
     else:
         known = list_recipes()
         if name not in known:

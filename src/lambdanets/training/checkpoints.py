@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there."""
 
+import hashlib
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from lambdanets.errors import InputError
+from lambdanets.models.weights import read_weights
+from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.files import write_whole
 
 LAST = "last.ckpt"
-
-
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file beside its place and rename it there, so that it is whole or as it was before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 class WholeFiles(TorchCheckpointIO):
@@ -36,6 +25,7 @@ class WholeFiles(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         content = io.BytesIO()
         torch.save(checkpoint, content)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_whole(Path(path), content.getbuffer())
 
 
@@ -46,15 +36,20 @@ class KeepLast(Callback):
     the place in the training images, which Lightning gives back in the middle of an epoch only.
     """
 
-    def __init__(self, path: Path, every: int, training: ImageBatches) -> None:
+    def __init__(self, path: Path, every: int, training: ImageBatches, data: str) -> None:
         self.path = path
         self.every = every
         self.training = training
+        self.data = data
 
-    def state_dict(self) -> dict[str, int]:
-        return self.training.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.data, **self.training.state_dict()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["data"] != self.data:
+            raise InputError(
+                "the data has changed since the run began: other images, names or classes; start a new run"
+            )
         self.training.load_state_dict(state)
 
     def on_train_batch_end(
@@ -77,3 +72,25 @@ def keep_best(folder: Path) -> ModelCheckpoint:
     return ModelCheckpoint(
         folder, "best", monitor="top1", mode="max", enable_version_counter=False, auto_insert_metric_name=False
     )
+
+
+def fingerprint(splits: Splits) -> str:
+    """A hash of the classes, and of each image's file name and class, without reading an image."""
+    digest = hashlib.sha256(repr(splits.classes).encode())
+    for images in (splits.train, splits.validation):
+        for index, label in enumerate(images.labels):
+            digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
+    return digest.hexdigest()
+
+
+def check_resumable(path: Path, description: str) -> None:
+    """Raise InputError unless the file is a whole checkpoint of the run that the description describes."""
+    advice = f"remove {path} to start the run again; best.ckpt beside it, if whole, can still be evaluated"
+    try:
+        _, rest = read_weights(path)
+    except InputError as error:
+        raise InputError(f"{error}; {advice}") from error
+    if not {"loops", "optimizer_states", "callbacks", "lambdanets"} <= rest.keys():
+        raise InputError(f"{path} holds weights and not the state of a run; {advice}")
+    if rest["lambdanets"] != description:
+        raise InputError(f"{path} is of another recipe, or of data with other classes, than the run's; {advice}")

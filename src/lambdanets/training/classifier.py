@@ -12,8 +12,9 @@ from torch import nn
 from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors, read_weights
-from lambdanets.training.checkpoints import LAST, write_whole
+from lambdanets.training.checkpoints import LAST
 from lambdanets.training.device import best_device
+from lambdanets.training.files import write_whole
 from lambdanets.training.recipe import Recipe
 
 WEIGHTS = "weights.safetensors"
@@ -34,13 +35,28 @@ def describe(recipe: Recipe, classes: tuple[str, ...]) -> str:
 
 
 def build_model(recipe: Recipe, classes: int) -> nn.Module:
-    """The recipe's model for that many classes, from the recipe's weights where it names some."""
+    """The recipe's model for that many classes, from the recipe's weights where it names some.
+
+    A classifier in those weights for another number of classes is left out, and drawn afresh.
+    """
     options: dict[str, Any] = dict(recipe.model_options)
     if recipe.drop_path:
         options["drop_path_rate"] = recipe.drop_path
     if recipe.dropout:
         options["drop_rate"] = recipe.dropout
-    model = create_model(recipe.model, recipe.weights, num_classes=classes, in_chans=recipe.channels, **options)
+    fixed = {"num_classes", "in_chans", "features_only", "pretrained"} & options.keys()
+    if fixed:
+        raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe")
+    model = create_model(recipe.model, num_classes=classes, in_chans=recipe.channels, **options)
+    if recipe.weights is not None:
+        path = _weights_in(Path(recipe.weights))
+        tensors, _ = read_weights(path)
+        head = model.get_classifier()  # type: ignore[operator]  # timm's models all have it
+        head = next((name for name, module in model.named_modules() if module is head), "")
+        for name in (f"{head}.weight", f"{head}.bias"):
+            if name in tensors and tensors[name].shape[:1] != (classes,):
+                tensors[name] = model.state_dict()[name]
+        load_tensors(model, tensors, str(path))
     return model.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPU and GPU
 
 
@@ -56,21 +72,28 @@ def load_classifier(path: str | Path, model: str | None = None) -> Classifier:
     model: build this model instead of the one the file names. Weights that do not fit raise InputError with the names
     that differ, as does a file that does not say what it holds.
     """
-    path = Path(path)
-    if path.is_dir():
-        candidates = [path / WEIGHTS, path / "checkpoints" / LAST]
-        found = [candidate for candidate in candidates if candidate.is_file()]
-        if not found:
-            raise InputError(f"{path} is no folder of a run: it has neither {WEIGHTS} nor checkpoints/{LAST}")
-        path = found[0]
+    path = _weights_in(Path(path))
     tensors, rest = read_weights(path)
-    if "lambdanets" not in rest:
-        raise InputError(f"{path} does not say which model and classes it holds; expected a file that a run left")
-    content = json.loads(rest["lambdanets"])
-    recipe = Recipe.from_fields(content["recipe"], str(path))
+    try:
+        content = json.loads(rest["lambdanets"])
+        classes, fields = tuple(content["classes"]), dict(content["recipe"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} does not say which model and classes it holds; expected a file that a run left"
+        ) from error
+    recipe = Recipe.from_fields(fields, str(path))
     if model is not None:
         recipe = replace(recipe, model=model)
-    classes = tuple(content["classes"])
     built = build_model(replace(recipe, weights=None), len(classes))
     load_tensors(built, tensors, str(path))
     return Classifier(built.to(best_device()).eval(), recipe, classes)
+
+
+def _weights_in(path: Path) -> Path:
+    """The file itself, or the weights in the folder of a run, or else its last checkpoint."""
+    if not path.is_dir():
+        return path
+    for candidate in (path / WEIGHTS, path / "checkpoints" / LAST):
+        if candidate.is_file():
+            return candidate
+    raise InputError(f"{path} is no folder of a run: it has neither {WEIGHTS} nor checkpoints/{LAST}")

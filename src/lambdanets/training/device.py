@@ -16,9 +16,11 @@ def best_device() -> torch.device:
 
 
 def check_precision(precision: Precision) -> None:
-    """Raise InputError where bfloat16 would end the process: on machines that announce AMX and refuse its use."""
-    if precision != "bf16-mixed" or torch.cuda.is_available():
+    """Raise InputError for float16 without a GPU, and for bfloat16 on machines that announce AMX and refuse its use."""
+    if precision == "32-true" or torch.cuda.is_available():
         return
+    if precision == "16-mixed":
+        raise InputError("precision 16-mixed needs a GPU; on a processor choose bf16-mixed or 32-true")
     product = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
     if subprocess.run([sys.executable, "-c", product], check=False).returncode == -signal.SIGILL:
         raise InputError(

@@ -1,7 +1,7 @@
 """What a classifier makes of images: of a labelled set, and of files."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lambdanets.errors import InputError
 from lambdanets.training.classifier import Classifier
-from lambdanets.training.data.datasets import LabelledImages, open_splits
+from lambdanets.training.data.datasets import LabelledImages, open_splits, renumber
 from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.data.loader import Batch, ImageBatches
 from lambdanets.training.data.transforms import make_transform
@@ -68,7 +68,7 @@ def judge(classifier: Classifier, images: LabelledImages) -> Judgement:
 
 
 def evaluate(classifier: Classifier, data: str | None = None, data_root: str | None = None) -> Judgement:
-    """Classify the validation part of the classifier's own data set, or of another with the same classes."""
+    """Classify the validation part of the classifier's own data set, or of another with classes it knows."""
     recipe = classifier.recipe
     splits = open_splits(
         data or recipe.data,
@@ -76,18 +76,12 @@ def evaluate(classifier: Classifier, data: str | None = None, data_root: str | N
         validation_share=recipe.validation_share,
         seed=recipe.seed,
     )
-    if splits.classes != classifier.classes:
-        theirs, ours = set(splits.classes), set(classifier.classes)
-        raise InputError(
-            f"{splits.source} has {len(splits.classes)} classes and the classifier knows {len(classifier.classes)}: "
-            f"only in the data {_some(theirs - ours)}; only in the classifier {_some(ours - theirs)}"
-        )
-    return judge(classifier, splits.validation)
+    return judge(classifier, renumber(splits.validation, splits.classes, classifier.classes, splits.source))
 
 
 def predict(classifier: Classifier, paths: Iterable[Path], top: int, unreadable: list[str]) -> Iterator[Prediction]:
     """Classify image files of any mode, one after the other; what cannot be read is added to `unreadable`."""
-    transform = make_transform(replace(classifier.recipe), training=False)
+    transform = make_transform(classifier.recipe, training=False)
     mode = "L" if classifier.recipe.channels == 1 else "RGB"
     for path in paths:
         try:
@@ -105,8 +99,3 @@ def predict(classifier: Classifier, paths: Iterable[Path], top: int, unreadable:
 def _probabilities(classifier: Classifier, images: Tensor) -> Tensor:
     device = next(classifier.model.parameters()).device
     return classifier.model(images.to(device)).float().softmax(dim=1).cpu()
-
-
-def _some(names: set[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:5]) + (" ..." if len(listed) > 5 else "") if listed else "none"

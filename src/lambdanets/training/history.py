@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lambdanets.errors import InputError
 from lambdanets.training.data.loader import Batch
 
 COLUMNS = ("step", "epoch", "split", "loss", "top1")
@@ -42,6 +43,8 @@ class History(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._end_row(trainer)
+        if not self.rows:
+            raise InputError(f"none of the training images could be read; the first: {min(self.unreadable)}")
 
     def on_validation_batch_end(
         self,
@@ -55,6 +58,8 @@ class History(Callback):
         self.unreadable.update(batch.unreadable)
 
     def on_validation_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if "val_loss" not in trainer.callback_metrics:
+            raise InputError(f"none of the validation images could be read; the first: {min(self.unreadable)}")
         loss, top1 = trainer.callback_metrics["val_loss"].item(), trainer.callback_metrics["top1"].item()
         epoch = trainer.current_epoch + 1
         self._add([trainer.global_step, epoch, "val", round(loss, 6), round(top1, 6)])

@@ -13,11 +13,22 @@ from lambdanets.training.classifier import build_model
 from lambdanets.training.recipe import Recipe
 
 
-def check_memory(recipe: Recipe, classes: int, free_bytes: int | None = None) -> None:
-    """Raise InputError when training by the recipe needs more memory than is free, with a batch size that fits."""
+def check_memory(recipe: Recipe, classes: int, images: int, free_bytes: int | None = None) -> None:
+    """Raise InputError when training by the recipe needs more memory than is free, with a batch size that fits.
+
+    images: how many there are to train on; a batch has no more.
+    """
     free = free_memory() if free_bytes is None else free_bytes
-    fixed, per_image = training_memory(recipe, classes)
-    needed = fixed + per_image * recipe.batch_size
+    try:
+        fixed, per_image = training_memory(recipe, classes)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a model raises at a size it cannot take
+        raise InputError(
+            f"{recipe.model} cannot take images of {recipe.image_size} x {recipe.image_size}: "
+            f"{' '.join(str(error).split()) or type(error).__name__}"
+        ) from error
+    needed = fixed + per_image * min(recipe.batch_size, images)
     if needed <= free:
         return
     fitting = int((free - fixed) // per_image)
@@ -37,8 +48,7 @@ def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
     with torch.device("meta"):
         model = build_model(replace(recipe, weights=None), classes)
         images = torch.empty(2, recipe.channels, recipe.image_size, recipe.image_size)
-    parameters = {id(p.untyped_storage()): p for p in model.parameters()}
-    weights = sum(p.numel() * p.element_size() for p in parameters.values())
+    own = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in model.parameters()}
     kept: dict[int, Any] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,10 +58,9 @@ def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         F.cross_entropy(model.train()(images), torch.zeros(2, dtype=torch.long, device="meta"))
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
     activations = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
     states = 1 if recipe.optimizer == "sgd" else 2
-    return weights * (2 + states), activations // 2
+    return sum(own.values()) * (2 + states), activations // 2
 
 
 def free_memory() -> int:

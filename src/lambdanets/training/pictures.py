@@ -66,4 +66,4 @@ def draw_predictions(judgement: Judgement, images: LabelledImages, classes: Sequ
 
 def _show(axis: Axes, image: Image.Image, title: str, colour: str) -> None:
     axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
-    axis.set_title(title, fontsize=9, color=colour)
+    axis.set_title(title, fontsize=9, color=colour, parse_math=False)  # a class may be called a$b^c

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
-from typing import Any, Literal, get_args
+import math
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lambdanets.errors import InputError, nearest
 
@@ -25,10 +27,11 @@ class Recipe:
 
     model: str = "lambda_resnet20_small"
     """A model of this package or of timm."""
-    model_options: dict[str, int | float | str] = dataclasses.field(default_factory=dict)
-    """Arguments of the model, such as: scope 7 heads 8."""
+    model_options: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
+    """Arguments of the model, such as: scope 7 content False."""
     weights: str | None = None
-    """File of weights to start from; fresh ones if none."""
+    """Weights to start from, a file or the folder of a run; fresh ones if none. A classifier for other classes is
+    drawn afresh."""
     drop_path: float = 0.0
     """Largest stochastic depth rate."""
     dropout: float = 0.0
@@ -82,12 +85,21 @@ class Recipe:
     """Steps between checkpoints, beside one after each epoch."""
 
     def __post_init__(self) -> None:
+        for name, annotation in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if not fits(value, annotation):
+                expected = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+                raise InputError(f"{name} must be {expected.replace('typing.', '')}, got {value!r}")
         least = {"image_size": 1, "epochs": 1, "batch_size": 2, "workers": 0, "checkpoint_every": 1, "seed": 0}
         least |= {"learning_rate": 0, "weight_decay": 0, "warmup_epochs": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise InputError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        for name in ("drop_path", "dropout", "label_smoothing", "momentum", "flip"):
+        if self.clip_gradient is not None and self.clip_gradient <= 0:
+            raise InputError(f"clip_gradient must be positive, got {self.clip_gradient}")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
+        for name in ("drop_path", "dropout", "label_smoothing", "flip"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if not 0 < self.validation_share < 1:
@@ -103,32 +115,63 @@ class Recipe:
             raise InputError(f"crop_share must be two numbers in (0, 1], the smaller first, got {self.crop_share}")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
             raise InputError(f"crop_ratio must be two positive numbers, the smaller first, got {self.crop_ratio}")
-        choices = {"channels": (1, 3), "precision": get_args(Precision), "optimizer": get_args(Optimizer)}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(map(str, known))}, got {getattr(self, name)!r}")
 
     def to_json(self) -> str:
         """The fields as JSON, readable by `from_json`."""
         return json.dumps(dataclasses.asdict(self), indent=2)
 
     @classmethod
-    def from_json(cls, text: str, source: str) -> "Recipe":
-        """The recipe in a text that `to_json` wrote; source names it in errors."""
+    def from_json(cls, content: bytes, source: str) -> "Recipe":
+        """The recipe in a file's content that `to_json` wrote; source names it in errors."""
         try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
+            fields = json.loads(content)
+        except ValueError as error:
             raise InputError(f"{source} is no JSON: {error}") from error
         if not isinstance(fields, dict):
-            raise InputError(f"{source} must hold the fields of a recipe, got a {type(fields).__name__}")
+            raise InputError(f"{source} must hold the fields of a recipe, got {fields!r}")
         return cls.from_fields(fields, source)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any], source: str) -> "Recipe":
-        """A recipe from field values; raises ValueError for names that a recipe does not have."""
+        """A recipe from field values; fields it lacks have their defaults, but data and model must be there.
+
+        Raises ValueError for a name that no recipe has and for a value that does not fit; source names the file.
+        """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
                 raise InputError(f"{source} has the field {name!r}, which no recipe has{nearest(name, known)}")
+        for name in ("data", "model"):
+            if name not in fields:
+                raise InputError(f"{source} must have the field {name!r}, and has not")
         values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
-        return cls(**values)
+        try:
+            return cls(**values)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a value is of an annotated type: plain classes, None, Literal, unions, tuples and dicts of such.
+
+    A whole number fits where a float is wanted, True and False fit no number, and floats must be finite.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return value in arguments and not isinstance(value, bool)
+    if origin in (Union, UnionType):
+        return any(fits(value, argument) for argument in arguments)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if arguments[-1] is Ellipsis:
+            return all(fits(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(fits, value, arguments))
+    if origin is dict:
+        key, item = arguments
+        return isinstance(value, dict) and all(fits(k, key) and fits(v, item) for k, v in value.items())
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, annotation)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import lambdanets
-from lambdanets.training.checkpoints import write_whole
+from lambdanets.errors import InputError
+from lambdanets.training.files import printable_bytes, write_whole
 
 RESULT = "result.json"
 
@@ -29,7 +30,20 @@ def write_result(folder: Path, *, top1: float, seconds: float, images: int, mode
         "versions": versions(),
         "hardware": hardware(),
     }
-    write_whole(folder / RESULT, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
+    write_whole(folder / RESULT, printable_bytes(json.dumps(result, indent=2, ensure_ascii=False) + "\n"))
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The content of result.json. Raises InputError where it is not what `write_result` wrote."""
+    path = folder / RESULT
+    try:
+        result = json.loads(path.read_bytes())
+        missing = {"top1", "seconds", "images_per_second", "parameters", "unreadable"} - result.keys()
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{path} is damaged; remove it and go on with --resume to have it written again") from error
+    if missing:
+        raise InputError(f"{path} lacks {', '.join(sorted(missing))}; remove it and go on with --resume")
+    return result
 
 
 def commit() -> str | None:

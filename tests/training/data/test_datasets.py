@@ -131,7 +131,7 @@ def test_a_class_missing_from_validation_keeps_trainings_numbers(tmp_path: Path)
 def test_a_validation_class_unknown_to_training_is_named(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", a=2, b=2)
     write_classes(tmp_path / "val", zebra=1)
-    with pytest.raises(InputError, match="'zebra'"):
+    with pytest.raises(InputError, match="but came zebra"):
         open_splits(str(tmp_path))
 
 
@@ -178,5 +178,34 @@ def test_a_class_too_small_for_a_hold_out_is_named(tmp_path: Path) -> None:
 
 
 def test_a_root_without_a_timm_name_is_refused() -> None:
-    with pytest.raises(InputError, match="expected root only with a timm data set"):
+    with pytest.raises(InputError, match="expected data_root only with a timm data set"):
         open_splits("digits", root="somewhere")
+
+
+def write_png(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (4, 4)).save(path)
+
+
+def test_train_alone_is_held_out_from(tmp_path):
+    for name in ("a", "b"):
+        for i in range(5):
+            write_png(tmp_path / "train" / name / f"{i}.png")
+    splits = open_splits(str(tmp_path))
+    assert splits.classes == ("a", "b")
+    assert (len(splits.train), len(splits.validation)) == (8, 2)
+
+
+def test_train_beside_a_folder_that_could_be_a_class_or_a_part_is_refused(tmp_path):
+    for part in ("train", "holdout"):
+        for name in ("a", "b"):
+            write_png(tmp_path / part / name / "0.png")
+    with pytest.raises(ValueError, match=r"beside 'train' in .*, but came holdout"):
+        open_splits(str(tmp_path))
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("train", "bus"):
+        for i in range(3):
+            write_png(tmp_path / name / f"{i}.png")
+    assert open_splits(str(tmp_path)).classes == ("bus", "train")

@@ -56,7 +56,7 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     if not 0 <= seed < 2**32:
         raise InputError(f"expected seed from 0 to 2**32 - 1, but came {seed}")
     if root is not None and not is_timm_name(data):
-        raise InputError(f"expected root only with a timm data set such as 'torch/cifar10', but '{data}' is none")
+        raise InputError(f"expected data_root only with a timm data set such as 'torch/cifar10', but '{data}' is none")
     try:
         train, validation = _open(data, root)
     except OSError as error:
@@ -88,7 +88,8 @@ def _open(data: str, root: str | None) -> tuple[_Part, _Part | None]:
     folders = split_folders(path)
     if folders is None:
         return _Part(*read_class_folders(path), str(path)), None
-    train_part, validation_part = (_Part(*read_class_folders(folder), str(folder)) for folder in folders)
+    train_part, validation_part = (_Part(*read_class_folders(part), str(part)) if part else None for part in folders)
+    assert train_part is not None
     return train_part, validation_part
 
 
@@ -136,11 +137,25 @@ def _renumber(validation: _Part, train: _Part) -> LabelledImages:
     """The validation images with training's class numbers, matched by name."""
     if not validation.images.labels:
         raise InputError(f"expected images in {validation.source}, but there are none")
-    if validation.classes == train.classes:
-        return validation.images
-    numbers = {name: number for number, name in enumerate(train.classes)}
-    names = [validation.classes[label] for label in validation.images.labels]
-    for name in names:
-        if name not in numbers:
-            raise InputError(f"expected only classes of {train.source} in {validation.source}, but came '{name}'")
-    return SelectedImages(validation.images, range(len(names)), [numbers[name] for name in names])
+    return renumber(validation.images, validation.classes, train.classes, validation.source)
+
+
+def renumber(images: LabelledImages, classes: Sequence[str], wanted: Sequence[str], source: str) -> LabelledImages:
+    """Images of a set with some classes, by the numbers those have in another list; matched by name.
+
+    Raises InputError, naming `source`, for an image whose class the list lacks.
+    """
+    if tuple(classes) == tuple(wanted):
+        return images
+    numbers = {name: number for number, name in enumerate(wanted)}
+    missing = sorted({classes[label] for label in images.labels} - numbers.keys())
+    if missing:
+        raise InputError(
+            f"expected in {source} only the {len(wanted)} classes that are known ({_some(wanted)}), "
+            f"but came {_some(missing)}"
+        )
+    return SelectedImages(images, range(len(images)), [numbers[classes[label]] for label in images.labels])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")

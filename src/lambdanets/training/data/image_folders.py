@@ -9,13 +9,26 @@ from lambdanets.training.data.labelled_images import ImageFiles
 _VALIDATION_NAMES = ("val", "valid", "validation", "test")
 
 
-def split_folders(folder: Path) -> tuple[Path, Path] | None:
-    """The folder's train and validation sub-folders, or None where it is not divided so."""
+def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
+    """The folder's train and validation sub-folders, or None where it is not divided so.
+
+    A `train` that holds class folders, with no validation folder beside it, stands alone. Raises InputError where
+    other folders with images stand beside such a one: they could be classes or parts.
+    """
     train = folder / "train"
     if not train.is_dir():
         return None
     validation = next((folder / name for name in _VALIDATION_NAMES if (folder / name).is_dir()), None)
-    return None if validation is None else (train, validation)
+    if validation is not None:
+        return train, validation
+    if not any(place.is_dir() and images_under(place) for place in train.iterdir()):
+        return None  # a class that is called train
+    others = [place.name for place in sorted(folder.iterdir()) if place.is_dir() and place != train]
+    if any(images_under(folder / name) for name in others):
+        raise InputError(
+            f"expected {' or '.join(_VALIDATION_NAMES)} beside 'train' in '{folder}', but came {', '.join(others)}"
+        )
+    return train, None
 
 
 def read_class_folders(folder: Path) -> tuple[ImageFiles, tuple[str, ...]]:

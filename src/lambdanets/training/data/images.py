@@ -103,7 +103,11 @@ def images_under(folder: Path) -> list[Path]:
 
 def _walk(folder: Path) -> Iterator[Path]:
     seen: set[str] = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"expected to read the folder '{error.filename}', but: {error.strerror}") from error
+
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         real = os.path.realpath(place)
         if real in seen:  # a link back up would never end
             folders.clear()

@@ -5,26 +5,39 @@ from collections.abc import Callable
 from PIL.Image import Image
 from timm.data import create_transform
 from torch import Tensor
+from torchvision.transforms import Compose
 
+from lambdanets.errors import InputError
 from lambdanets.training.recipe import Recipe
 
 
 def make_transform(recipe: Recipe, *, training: bool) -> Callable[[Image], Tensor]:
     """The transform of an image in the recipe's channels to (channels, image_size, image_size), normalized.
 
-    In training a random crop, flip and RandAugment as the recipe says; otherwise the whole shorter side, centred.
+    In training a random crop, flip and RandAugment as the recipe says; otherwise the largest centred square.
+    Raises InputError for a RandAugment policy that timm does not know.
     """
     shape = (recipe.channels, recipe.image_size, recipe.image_size)
     common = {"interpolation": recipe.interpolation, "mean": recipe.mean, "std": recipe.std}
     if not training:
-        return create_transform(shape, is_training=False, crop_pct=1.0, **common)
-    return create_transform(
-        shape,
-        is_training=True,
-        scale=recipe.crop_share,
-        ratio=recipe.crop_ratio,
-        hflip=recipe.flip,
-        color_jitter=None,
-        auto_augment=recipe.rand_augment,
-        **common,
-    )
+        return Compose([centred_square, create_transform(shape, is_training=False, crop_pct=1.0, **common)])
+    try:
+        return create_transform(
+            shape,
+            is_training=True,
+            scale=recipe.crop_share,
+            ratio=recipe.crop_ratio,
+            hflip=recipe.flip,
+            color_jitter=None,
+            auto_augment=recipe.rand_augment,
+            **common,
+        )
+    except Exception as error:  # timm asserts and indexes its way through the policy's text
+        raise InputError(f"rand_augment must be a policy like rand-m10-n2, got {recipe.rand_augment!r}") from error
+
+
+def centred_square(image: Image) -> Image:
+    """The largest centred square. Taken before resizing: a strip of 1 x 60,000 pixels must not grow to its length."""
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side))

@@ -1,0 +1,44 @@
+"""Files that are whole or not there."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes its place when the block ends and leaves what was there before if it raises.
+
+    Written beside its place under a hidden name of this process, and renamed. An OSError names the path.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException as error:
+        unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        raise
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file, whole or not at all."""
+    with whole_file(path) as file:
+        file.write(content)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process left half written."""
+    for leftover in folder.glob(".*.unfinished"):
+        leftover.unlink(missing_ok=True)
+
+
+def printable_bytes(text: str) -> bytes:
+    """Text as UTF-8; what no text can be, such as a byte of a file name in another encoding, is escaped."""
+    return text.encode("utf-8", "backslashreplace")
