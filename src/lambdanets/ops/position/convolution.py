@@ -15,6 +15,7 @@ from torch import Tensor
 from lambdanets.ops.position.problem import Cost, Problem
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def cost(problem: Problem) -> Cost:
@@ -58,8 +59,8 @@ class _Convolution(torch.autograd.Function):
         maps, weights = ctx.saved_tensors
         maps_gradient = weights_gradient = None
         if ctx.needs_input_grad[0]:
-            mirrored = weights.flip(tuple(range(2, weights.ndim))).transpose(0, 1).contiguous()
-            maps_gradient = _convolve(gradient, mirrored, ctx.dilation)
+            # three to seven times as fast as a convolution with the mirrored weights
+            maps_gradient = _convolve(gradient, weights, ctx.dilation, transposed=True)
         if ctx.needs_input_grad[1]:
             weights_gradient = _correlate(gradient, maps, weights.shape[2:], ctx.dilation)
         return maps_gradient, weights_gradient, None
@@ -79,9 +80,10 @@ class _ForwardModeConvolution(_Convolution):
         return parts[0] + parts[1] if len(parts) == 2 else parts[0]
 
 
-def _convolve(maps: Tensor, weights: Tensor, dilation: int) -> Tensor:
+def _convolve(maps: Tensor, weights: Tensor, dilation: int, transposed: bool = False) -> Tensor:
     padding = [side // 2 * dilation for side in weights.shape[2:]]
-    return _CONVOLUTIONS[maps.ndim - 2](maps, weights, padding=padding, dilation=dilation)
+    function = (_TRANSPOSED if transposed else _CONVOLUTIONS)[maps.ndim - 2]
+    return function(maps, weights, padding=padding, dilation=dilation)
 
 
 def _correlate(gradient: Tensor, maps: Tensor, scope: torch.Size, dilation: int) -> Tensor:
