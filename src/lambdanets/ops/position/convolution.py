@@ -36,10 +36,10 @@ def interact(queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -
 
 
 class _Convolution(torch.autograd.Function):
-    """Convolution to the same size, with a weight gradient by matrix products.
+    """Convolution to the same size, with gradients that are faster and more exact on CPU than the library's own.
 
-    The library's weight gradient adds up batch and positions one by one: on CPU its error grows to ten times that of
-    a matrix product, and it takes longer for large scopes.
+    That adds up k or batch and positions one by one, so its error grows to ten times that of the plain formula; here
+    each query depth and each map of the batch is summed by itself first.
     """
 
     generate_vmap_rule = True
@@ -59,8 +59,7 @@ class _Convolution(torch.autograd.Function):
         maps, weights = ctx.saved_tensors
         maps_gradient = weights_gradient = None
         if ctx.needs_input_grad[0]:
-            # three to seven times as fast as a convolution with the mirrored weights
-            maps_gradient = _convolve(gradient, weights, ctx.dilation, transposed=True)
+            maps_gradient = _convolve_back(gradient, weights, ctx.dilation)
         if ctx.needs_input_grad[1]:
             weights_gradient = _correlate(gradient, maps, weights.shape[2:], ctx.dilation)
         return maps_gradient, weights_gradient, None
@@ -80,10 +79,18 @@ class _ForwardModeConvolution(_Convolution):
         return parts[0] + parts[1] if len(parts) == 2 else parts[0]
 
 
-def _convolve(maps: Tensor, weights: Tensor, dilation: int, transposed: bool = False) -> Tensor:
+def _convolve(maps: Tensor, weights: Tensor, dilation: int) -> Tensor:
     padding = [side // 2 * dilation for side in weights.shape[2:]]
-    function = (_TRANSPOSED if transposed else _CONVOLUTIONS)[maps.ndim - 2]
-    return function(maps, weights, padding=padding, dilation=dilation)
+    return _CONVOLUTIONS[maps.ndim - 2](maps, weights, padding=padding, dilation=dilation)
+
+
+def _convolve_back(gradient: Tensor, weights: Tensor, dilation: int) -> Tensor:
+    """(B, k, S..) and (k, u, r..) to (B, u, S..): the transposed convolution for each k alone, then their sum."""
+    k, u = weights.shape[:2]
+    padding = [side // 2 * dilation for side in weights.shape[2:]]
+    transposed = _TRANSPOSED[gradient.ndim - 2]
+    parts = transposed(gradient, weights, padding=padding, dilation=dilation, groups=k)
+    return parts.unflatten(1, (k, u)).sum(dim=1)
 
 
 def _correlate(gradient: Tensor, maps: Tensor, scope: torch.Size, dilation: int) -> Tensor:
@@ -91,13 +98,13 @@ def _correlate(gradient: Tensor, maps: Tensor, scope: torch.Size, dilation: int)
     grid = maps.shape[2:]
     padding = [side // 2 * dilation for side in scope]
     padded = F.pad(maps, [p for p in reversed(padding) for _ in range(2)])
-    rows = gradient.transpose(0, 1).flatten(1)  # (k, B S..)
+    rows = gradient.flatten(2)  # (B, k, n)
     parts = []
     for offsets in itertools.product(*(range(side) for side in scope[:-1])):
         moved = padded
         for axis, offset in enumerate(offsets):
             moved = moved.narrow(axis + 2, offset * dilation, grid[axis])
         windows = moved.unfold(-1, grid[-1], dilation)  # (B, u, S.., r_D, S_D)
-        columns = windows.movedim((1, -2), (-2, -1)).flatten(0, -3).flatten(1)  # (B S.., u r_D)
-        parts.append((rows @ columns).unflatten(1, (maps.shape[1], scope[-1])))
+        columns = windows.movedim((1, -2), (-2, -1)).flatten(1, -3).flatten(2)  # (B, n, u r_D)
+        parts.append((rows @ columns).sum(dim=0).unflatten(1, (maps.shape[1], scope[-1])))
     return torch.stack(parts, dim=2).unflatten(2, scope[:-1]) if len(scope) > 1 else parts[0]
