@@ -132,8 +132,8 @@ def train(arguments: list[str]) -> int:
     checkpoint = folder / "checkpoints" / "last.ckpt"
     try:
         result = run.resume(folder) if options.resume is not None else run.start(options.recipe, folder)
-    except Interrupted:
-        print(f"stopped; {go_on}", file=sys.stderr)
+    except (Interrupted, KeyboardInterrupt):
+        print(f"stopped{f'; {go_on}' if (folder / run.RECIPE).is_file() else ''}", file=sys.stderr)
         return 130
     except OSError as error:
         kept = "; the last checkpoint is whole" if checkpoint.is_file() else ""

@@ -165,6 +165,17 @@ def test_a_run_broken_off_before_its_first_checkpoint_starts_again(quick, tmp_pa
     assert run.resume(tmp_path / "broken")["epochs"] == 3
 
 
+def test_a_run_that_ended_before_its_result_was_written_gets_it_without_training_again(quick, tmp_path, monkeypatch):
+    run.start(quick, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_result", lambda *_, **__: crash())
+        with pytest.raises(CrashError):
+            run.start(quick, tmp_path / "ended")
+    at_step(monkeypatch, 9, lambda: pytest.fail("trained again"))
+    run.resume(tmp_path / "ended")
+    assert_same_end(tmp_path / "whole", tmp_path / "ended")
+
+
 def test_a_finished_run_is_left_alone(quick, tmp_path):
     run.start(replace(quick, epochs=1), tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
