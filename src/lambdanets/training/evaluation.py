@@ -12,8 +12,7 @@ from lambdanets.errors import InputError
 from lambdanets.training.classifier import Classifier
 from lambdanets.training.data.datasets import LabelledImages, open_splits, renumber
 from lambdanets.training.data.images import UnreadableImage, read_image
-from lambdanets.training.data.loader import Batch, ImageBatches
-from lambdanets.training.data.transforms import make_transform
+from lambdanets.training.feeding import make_batches, make_transform
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,9 @@ class Prediction:
 
 def judge(classifier: Classifier, images: LabelledImages) -> Judgement:
     """Classify a labelled set, in its order. Raises InputError when no image of it can be read."""
-    recipe = classifier.recipe
-    batches = ImageBatches(
-        images,
-        make_transform(recipe, training=False),
-        channels=recipe.channels,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        training=False,
-        workers=recipe.workers,
-    )
     unreadable: list[str] = []
     parts: list[list[Tensor]] = []
-    for batch in batches:
-        assert isinstance(batch, Batch)
+    for batch in make_batches(classifier.recipe, images, training=False):
         unreadable += batch.unreadable
         if len(batch.labels):
             confidence, predicted = _probabilities(classifier, batch.images).max(dim=1)

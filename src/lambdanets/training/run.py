@@ -15,11 +15,11 @@ from lambdanets.errors import InputError
 from lambdanets.training.checkpoints import LAST, KeepLast, WholeFiles, check_resumable, fingerprint, keep_best
 from lambdanets.training.classification import Classification
 from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
-from lambdanets.training.data.datasets import LabelledImages, Splits, open_splits
+from lambdanets.training.data.datasets import Splits, open_splits
 from lambdanets.training.data.loader import ImageBatches
-from lambdanets.training.data.transforms import make_transform
 from lambdanets.training.device import best_device, check_precision
 from lambdanets.training.evaluation import judge
+from lambdanets.training.feeding import make_batches
 from lambdanets.training.files import printable_bytes, remove_unfinished, write_whole
 from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
@@ -92,8 +92,8 @@ def _whole_paths(recipe: Recipe) -> dict[str, Any]:
 def _prepare(recipe: Recipe) -> _Prepared:
     check_precision(recipe.precision)
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
-    training = _batches(recipe, splits.train, training=True)
-    validation = _batches(recipe, splits.validation, training=False)
+    training = make_batches(recipe, splits.train, training=True)
+    validation = make_batches(recipe, splits.validation, training=False)
     check_memory(recipe, len(splits.classes), len(splits.train))
     seed_everything(recipe.seed, verbose=False)
     model = build_model(recipe, len(splits.classes))
@@ -136,18 +136,6 @@ def _train(prepared: _Prepared, folder: Path) -> dict[str, Any]:
         unreadable=sorted(history.unreadable | set(judgement.unreadable)),
     )
     return read_result(folder)
-
-
-def _batches(recipe: Recipe, images: LabelledImages, *, training: bool) -> ImageBatches:
-    return ImageBatches(
-        images,
-        make_transform(recipe, training=training),
-        channels=recipe.channels,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        training=training,
-        workers=recipe.workers,
-    )
 
 
 def _trainer(recipe: Recipe, folder: Path, callbacks: list[Any]) -> Trainer:

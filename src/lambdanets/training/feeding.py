@@ -1,4 +1,4 @@
-"""From an image to the tensor that a recipe's model sees: timm's transforms."""
+"""From labelled images to the batches that a recipe's model sees, with timm's transforms."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,22 @@ from torch import Tensor
 from torchvision.transforms import Compose
 
 from lambdanets.errors import InputError
+from lambdanets.training.data.labelled_images import LabelledImages
+from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.recipe import Recipe
+
+
+def make_batches(recipe: Recipe, images: LabelledImages, *, training: bool) -> ImageBatches:
+    """The recipe's batches of images: shuffled and augmented in training, else in order and as they are."""
+    return ImageBatches(
+        images,
+        make_transform(recipe, training=training),
+        channels=recipe.channels,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        training=training,
+        workers=recipe.workers,
+    )
 
 
 def make_transform(recipe: Recipe, *, training: bool) -> Callable[[Image], Tensor]:
