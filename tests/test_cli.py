@@ -186,11 +186,19 @@ def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
     assert "no option --lerning-rate; the nearest is --learning-rate" in fails(capsys, "train", "--lerning-rate", "1")
 
 
-def test_a_value_of_the_wrong_kind_ends_with_exit_code_2(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["train", "--epochs", "many"])
-    assert end.value.code == 2
-    assert "--epochs" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "many"], "--epochs: invalid literal for int"),
+        (["--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["--optimizer", "lion"], "invalid choice 'lion' for argument '--optimizer'"),
+        (["--mean", "0.1", "0.2"], "mean must be one number or one for each of 1 channels"),
+        (["--clip-gradient", "-1"], "clip_gradient must be positive, got -1.0"),
+        (["--epochs"], "Missing value for argument '--epochs'"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_said_in_one_sentence(arguments, message, capsys):
+    assert message in fails(capsys, "train", *arguments)
 
 
 def test_an_unknown_recipe_and_an_unknown_command_are_named(capsys):

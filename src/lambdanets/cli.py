@@ -3,8 +3,10 @@
 tyro turns the dataclasses below into options; what a person got wrong is said in one sentence with exit code 2.
 """
 
+import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import sys
@@ -201,15 +203,29 @@ def predict(arguments: list[str]) -> int:
 
 def _parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **more: Any) -> Options:
     """Options from arguments; tyro says what is wrong with a value, we which option does not exist."""
-    parsed, unknown = tyro.cli(
-        options, args=arguments, prog=prog, description=description, return_unknown_args=True, **more
-    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed, unknown = tyro.cli(
+                options, args=arguments, prog=prog, description=description, return_unknown_args=True, **more
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise InputError(f"{_sentence(said.getvalue())}; {prog} --help says what it takes") from end
     if unknown:
         fields = [field.name for field in dataclasses.fields(Recipe)] if options is Train else []
         fields += [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
         flags = [f"--{name.replace('_', '-')}" for name in fields]
         raise InputError(f"{prog} has no option {unknown[0]}{nearest(unknown[0], flags)}")
     return parsed
+
+
+def _sentence(box: str) -> str:
+    """What tyro says in a box, without the box, its title and its advice."""
+    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
+    said = list(itertools.takewhile(lambda line: line.strip("─"), lines))
+    return " ".join(said).rstrip(".") or " ".join(box.split())
 
 
 def _report(result: dict[str, Any], folder: Path) -> None:

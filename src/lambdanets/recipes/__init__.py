@@ -25,7 +25,7 @@ def find_recipe(name: str) -> Recipe:
             raise InputError(f"{name} does not exist; expected a Python file that assigns recipe = Recipe(...)")
         try:
             recipe = runpy.run_path(name).get("recipe")
-        except Exception as error:  # whatever the person's file raises
+        except (Exception, SystemExit) as error:  # whatever the person's file raises
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             advice = nearest(unknown[1], [field.name for field in dataclasses.fields(Recipe)]) if unknown else ""
             raise InputError(f"{name} cannot be run: {type(error).__name__}: {error}{advice}") from error

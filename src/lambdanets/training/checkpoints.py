@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.models.weights import read_weights
+from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.files import write_whole
+from lambdanets.training.recipe import Recipe
 
 LAST = "last.ckpt"
 
@@ -83,14 +87,25 @@ def fingerprint(splits: Splits) -> str:
     return digest.hexdigest()
 
 
-def check_resumable(path: Path, description: str) -> None:
-    """Raise InputError unless the file is a whole checkpoint of the run that the description describes."""
+def check_resumable(path: Path, model: nn.Module, recipe: Recipe, classes: tuple[str, ...]) -> None:
+    """Raise InputError unless the file is a whole checkpoint of a run of the recipe, on data with these classes.
+
+    Where the data lies, the weights the run began with and what does not change the result may differ.
+    """
     advice = f"remove {path} to start the run again; best.ckpt beside it, if whole, can still be evaluated"
     try:
-        _, rest = read_weights(path)
+        tensors, rest = read_weights(path)
+        if "fit_loop" not in rest["loops"] or "KeepLast" not in rest["callbacks"]:
+            raise KeyError
+        content = json.loads(rest["lambdanets"])
+        begun = Recipe.from_fields(content["recipe"], str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
-    if not {"loops", "optimizer_states", "callbacks", "lambdanets"} <= rest.keys():
-        raise InputError(f"{path} holds weights and not the state of a run; {advice}")
-    if rest["lambdanets"] != description:
-        raise InputError(f"{path} is of another recipe, or of data with other classes, than the run's; {advice}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} holds weights and not the state of a run; {advice}") from error
+    free: dict[str, Any] = {"data": "", "data_root": None, "weights": None, "workers": 0, "checkpoint_every": 1}
+    if replace(begun, **free) != replace(recipe, **free):
+        raise InputError(f"{path} is of another recipe than the run's recipe.json; {advice}")
+    if tuple(content["classes"]) != classes:
+        raise InputError(f"the data has other classes than when the run began; start a new run, or {advice}")
+    load_tensors(model, tensors, str(path))

@@ -15,7 +15,7 @@ from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.checkpoints import LAST
 from lambdanets.training.device import best_device
 from lambdanets.training.files import write_whole
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.recipe import Recipe, fits
 
 WEIGHTS = "weights.safetensors"
 
@@ -77,7 +77,9 @@ def load_classifier(path: str | Path, model: str | None = None) -> Classifier:
     try:
         content = json.loads(rest["lambdanets"])
         classes, fields = tuple(content["classes"]), dict(content["recipe"])
-    except (KeyError, TypeError, ValueError) as error:
+        if not fits(classes, tuple[str, ...]) or isinstance(content["classes"], str):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{path} does not say which model and classes it holds; expected a file that a run left"
         ) from error

@@ -60,7 +60,7 @@ def evaluate(classifier: Classifier, data: str | None = None, data_root: str | N
     recipe = classifier.recipe
     splits = open_splits(
         data or recipe.data,
-        root=data_root or recipe.data_root,
+        root=data_root or (None if data else recipe.data_root),
         validation_share=recipe.validation_share,
         seed=recipe.seed,
     )

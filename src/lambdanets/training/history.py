@@ -30,6 +30,10 @@ class History(Callback):
         self.images = 0
         self._sums = [0.0, 0.0, 0.0]  # steps, loss, top-1
 
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if not self.rows:  # a run without a checkpoint begins again
+            self.path.unlink(missing_ok=True)
+
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: dict[str, Tensor] | None, batch: Batch, batch_idx: int
     ) -> None:
@@ -44,7 +48,7 @@ class History(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._end_row(trainer)
         if not self.rows:
-            raise InputError(f"none of the training images could be read; the first: {min(self.unreadable)}")
+            raise InputError(f"no training batch had two readable images; a bad one: {min(self.unreadable)}")
 
     def on_validation_batch_end(
         self,

@@ -25,13 +25,15 @@ class StopAfterStep(Callback):
         self.asked = False
         self._before: dict[signal.Signals, Any] = {}
 
-    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        # after Lightning has put its own handlers in place, which it takes back at the end
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise Interrupted
         self.asked = True
-        self._restore()
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -45,7 +47,10 @@ class StopAfterStep(Callback):
         if self.asked:
             raise Interrupted
 
-    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._restore()
 
     def _restore(self) -> None:

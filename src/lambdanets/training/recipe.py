@@ -30,8 +30,8 @@ class Recipe:
     model_options: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
     """Arguments of the model, such as: scope 7 content False."""
     weights: str | None = None
-    """Weights to start from, a file or the folder of a run; fresh ones if none. A classifier for other classes is
-    drawn afresh."""
+    """Weights to start from, a file or the folder of a run; fresh ones if none. A classifier for
+    another number of classes is drawn afresh."""
     drop_path: float = 0.0
     """Largest stochastic depth rate."""
     dropout: float = 0.0
@@ -125,7 +125,7 @@ class Recipe:
         """The recipe in a file's content that `to_json` wrote; source names it in errors."""
         try:
             fields = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{source} is no JSON: {error}") from error
         if not isinstance(fields, dict):
             raise InputError(f"{source} must hold the fields of a recipe, got {fields!r}")

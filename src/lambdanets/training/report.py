@@ -14,8 +14,20 @@ from torch import nn
 import lambdanets
 from lambdanets.errors import InputError
 from lambdanets.training.files import printable_bytes, write_whole
+from lambdanets.training.recipe import fits
 
 RESULT = "result.json"
+# What result.json is read for.
+_SHOWN = {
+    "top1": float,
+    "seconds": float,
+    "images_per_second": float,
+    "parameters": int,
+    "unreadable": list,
+    "model_name": str,
+    "data": str,
+    "epochs": int,
+}
 
 
 def write_result(folder: Path, *, top1: float, seconds: float, images: int, model: nn.Module, **more: Any) -> None:
@@ -23,7 +35,7 @@ def write_result(folder: Path, *, top1: float, seconds: float, images: int, mode
     result = {
         "top1": round(top1, 6),
         "seconds": round(seconds, 2),
-        "images_per_second": round(images / seconds, 1) if seconds else None,
+        "images_per_second": round(images / seconds, 1) if seconds else 0.0,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         **more,
         "commit": commit(),
@@ -38,11 +50,11 @@ def read_result(folder: Path) -> dict[str, Any]:
     path = folder / RESULT
     try:
         result = json.loads(path.read_bytes())
-        missing = {"top1", "seconds", "images_per_second", "parameters", "unreadable"} - result.keys()
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged; remove it and go on with --resume to have it written again") from error
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(sorted(missing))}; remove it and go on with --resume")
+        whole = all(fits(result[name], kind) for name, kind in _SHOWN.items())
+    except (KeyError, TypeError, ValueError, RecursionError):
+        whole = False
+    if not whole:
+        raise InputError(f"{path} is damaged; remove it and go on with --resume to have it written again")
     return result
 
 

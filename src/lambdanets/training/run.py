@@ -17,6 +17,7 @@ from lambdanets.training.classification import Classification
 from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
 from lambdanets.training.data.datasets import Splits, open_splits
 from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.timm_sets import is_timm_name
 from lambdanets.training.device import best_device, check_precision
 from lambdanets.training.evaluation import judge
 from lambdanets.training.feeding import make_batches
@@ -76,7 +77,8 @@ def resume(folder: Path) -> dict[str, Any]:
     if (folder / RESULT).is_file():
         return read_result(folder)
     recipe = Recipe.from_json((folder / RECIPE).read_bytes(), str(folder / RECIPE))
-    return _train(_prepare(recipe), folder)
+    begun = (folder / "checkpoints" / LAST).is_file()
+    return _train(_prepare(recipe, begun), folder)
 
 
 def _whole_paths(recipe: Recipe) -> dict[str, Any]:
@@ -85,18 +87,19 @@ def _whole_paths(recipe: Recipe) -> dict[str, Any]:
     return {
         name: str(Path(place).resolve())
         for name, place in places.items()
-        if place is not None and place != "digits" and Path(place).exists()
+        if place is not None and place != "digits" and not is_timm_name(place) and Path(place).exists()
     }
 
 
-def _prepare(recipe: Recipe) -> _Prepared:
+def _prepare(recipe: Recipe, begun: bool = False) -> _Prepared:
+    """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
     check_precision(recipe.precision)
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
     training = make_batches(recipe, splits.train, training=True)
     validation = make_batches(recipe, splits.validation, training=False)
     check_memory(recipe, len(splits.classes), len(splits.train))
     seed_everything(recipe.seed, verbose=False)
-    model = build_model(recipe, len(splits.classes))
+    model = build_model(replace(recipe, weights=None) if begun else recipe, len(splits.classes))
     return _Prepared(recipe, splits, model, training, validation)
 
 
@@ -106,7 +109,7 @@ def _train(prepared: _Prepared, folder: Path) -> dict[str, Any]:
     description = describe(recipe, splits.classes)
     last = folder / "checkpoints" / LAST
     if last.is_file():
-        check_resumable(last, description)
+        check_resumable(last, model, recipe, splits.classes)
     remove_unfinished(last.parent)
     module = Classification(model, recipe, len(splits.classes), len(prepared.training), description)
     history, timer = History(folder), Timer()
@@ -164,6 +167,7 @@ def _quieten() -> None:
         ".*does not have many workers.*",
         ".*Checkpoint directory.*exists and is not empty.*",
         ".*isinstance.treespec, LeafSpec.*",
+        ".*training_step. returned .None.*",  # a batch without readable images
         ".*dirpath has changed.*",  # a run's folder may be moved
         ".*Glyph .* missing from font.*",  # class names in scripts that the font of the pictures lacks
     ):
