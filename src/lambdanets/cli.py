@@ -21,8 +21,6 @@ from lambdanets import __version__
 from lambdanets.errors import InputError, nearest
 from lambdanets.training.recipe import Recipe
 
-Options = TypeVar("Options")
-
 
 @dataclasses.dataclass(frozen=True)
 class Train:
@@ -63,6 +61,9 @@ class Predict:
     """File for one line of JSON an image; an existing file is refused."""
     model: str | None = None
     """Load the weights into this model instead of the one they were trained in."""
+
+
+Options = TypeVar("Options", Train, Evaluate, Predict)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -215,7 +216,7 @@ def _parse(options: type[Options], arguments: list[str], *, description: str, pr
         raise InputError(f"{_sentence(said.getvalue())}; {prog} --help says what it takes") from end
     if unknown:
         fields = [field.name for field in dataclasses.fields(Recipe)] if options is Train else []
-        fields += [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
+        fields += [field.name for field in dataclasses.fields(options)]
         flags = [f"--{name.replace('_', '-')}" for name in fields]
         raise InputError(f"{prog} has no option {unknown[0]}{nearest(unknown[0], flags)}")
     return parsed

@@ -47,11 +47,11 @@ def build_model(recipe: Recipe, classes: int) -> nn.Module:
     fixed = {"num_classes", "in_chans", "features_only", "pretrained"} & options.keys()
     if fixed:
         raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe")
-    model = create_model(recipe.model, num_classes=classes, in_chans=recipe.channels, **options)
+    model: Any = create_model(recipe.model, num_classes=classes, in_chans=recipe.channels, **options)
     if recipe.weights is not None:
         path = _weights_in(Path(recipe.weights))
         tensors, _ = read_weights(path)
-        head = model.get_classifier()  # type: ignore[operator]  # timm's models all have it
+        head = model.get_classifier()
         head = next((name for name, module in model.named_modules() if module is head), "")
         for name in (f"{head}.weight", f"{head}.bias"):
             if name in tensors and tensors[name].shape[:1] != (classes,):

@@ -39,7 +39,7 @@ def test_a_timm_set_that_cannot_be_opened_is_named(tmp_path: Path, name: str) ->
 
 
 def test_a_torchvision_set_without_its_root_is_refused() -> None:
-    with pytest.raises(InputError, match="expected root, the folder that holds 'torch/mnist'"):
+    with pytest.raises(InputError, match="expected data_root, the folder that holds 'torch/mnist'"):
         open_splits("torch/mnist")
 
 

@@ -45,22 +45,29 @@ class ImageFiles:
         return str(self.paths[index])
 
 
+class Numbered:
+    """What images without file names of their own share: their count, and names like "digits/17"."""
+
+    labels: Sequence[int]
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        return f"{self.source}/{index}"
+
+
 @dataclass(frozen=True)
-class ImageArray:
+class ImageArray(Numbered):
     """Grey images in one array `pixels` of uint8 (n, height, width), named "`source`/number"."""
 
     pixels: np.ndarray
     labels: Sequence[int]
     source: str
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
     def load(self, index: int) -> tuple[Image.Image, int]:
         return Image.fromarray(self.pixels[index]), self.labels[index]
-
-    def name(self, index: int) -> str:
-        return f"{self.source}/{index}"
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,18 @@ from PIL import Image
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import UnreadableImage, read_image, to_grey_or_rgb
-from lambdanets.training.data.labelled_images import LabelledImages
+from lambdanets.training.data.labelled_images import LabelledImages, Numbered
 
 _PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")
 
 
 @dataclass(frozen=True)
-class IndexedImages:
+class IndexedImages(Numbered):
     """Images of a torchvision data set, which gives (image, label) for a number."""
 
     dataset: Any
     labels: Sequence[int]
     source: str
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         try:
@@ -34,20 +31,14 @@ class IndexedImages:
         except Exception as error:  # a data set of any kind may fail in any way over a damaged file
             raise UnreadableImage(self.name(index), one_line(error)) from error
 
-    def name(self, index: int) -> str:
-        return f"{self.source}/{index}"
-
 
 @dataclass(frozen=True)
-class StreamedImages:
+class StreamedImages(Numbered):
     """Images of a timm reader, which gives (binary file, label) for a number."""
 
     reader: Any
     labels: Sequence[int]
     source: str
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         try:
@@ -57,26 +48,17 @@ class StreamedImages:
         with stream:
             return read_image(stream, self.name(index)), self.labels[index]
 
-    def name(self, index: int) -> str:
-        return f"{self.source}/{index}"
-
 
 @dataclass(frozen=True)
-class EncodedImages:
+class EncodedImages(Numbered):
     """Images kept in memory as the bytes of PNG files."""
 
     files: Sequence[bytes]
     labels: Sequence[int]
     source: str
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def load(self, index: int) -> tuple[Image.Image, int]:
         return read_image(io.BytesIO(self.files[index]), self.name(index)), self.labels[index]
-
-    def name(self, index: int) -> str:
-        return f"{self.source}/{index}"
 
 
 def is_timm_name(data: str) -> bool:
@@ -93,7 +75,7 @@ def read_timm_set(data: str, root: str | None) -> list[tuple[LabelledImages, tup
     """
     prefix, _, name = data.partition("/")
     if prefix.lower() in ("torch", "wds") and root is None:
-        raise InputError(f"expected root, the folder that holds '{data}', but came none")
+        raise InputError(f"expected data_root, the folder that holds '{data}', but came none")
     if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):  # timm may give one folder twice
         raise InputError(f"expected the path of the folder itself in place of '{data}'")
     train = _read_split(data, root, "train")
