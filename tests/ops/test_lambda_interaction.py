@@ -1,75 +1,143 @@
+import hypothesis.strategies as st
 import pytest
 import torch
 from exactness import assert_as_exact_as_plain
-from torch.autograd import gradcheck
+from hypothesis import given, settings
+from torch.autograd import gradcheck, gradgradcheck
 
 from lambdanets.ops import content_lambda, definition, lambda_interaction
 
-N, M, K, V = 5, 7, 4, 3
+N, M, K, V, HEADS = 5, 7, 4, 3, 2
 
-# u, embeddings per example, content, position
+# What differs from content and position with shared embeddings, one lambda for all heads and no mask.
 VARIANTS = {
-    "content and position": (0, False, True, True),
-    "content only": (0, False, True, False),
-    "position only": (0, False, False, True),
-    "embeddings per example": (0, True, True, True),
-    "intra-depth": (2, False, True, True),
-    "intra-depth, per example": (3, True, True, True),
+    "content and position": {},
+    "content only": {"embeddings": None},
+    "position only": {"keys": None},
+    "embeddings per example": {"embeddings": "per example"},
+    "intra-depth": {"u": 2},
+    "intra-depth, per example": {"u": 3, "embeddings": "per example"},
+    "l2 keys": {"normalize_keys": "l2"},
+    "keys as given": {"normalize_keys": None},
+    "mask": {"mask": "n m"},
+    "mask, l2 keys, intra-depth": {"mask": "n m", "normalize_keys": "l2", "u": 2},
+    "mask, keys as given": {"mask": "n m", "normalize_keys": None},
+    "mask per example": {"mask": "b n m"},
+    "mask per example, embeddings per example": {"mask": "b n m", "embeddings": "per example"},
+    "mask, embeddings per example": {"mask": "n m", "embeddings": "per example"},
+    "mask per example, l2 keys": {"mask": "b n m", "normalize_keys": "l2"},
+    "one context for all queries": {"mask": "1 m"},
+    "padding": {"mask": "b 1 m"},
+    "padding, l2 keys, intra-depth": {"mask": "b 1 m", "normalize_keys": "l2", "u": 2},
+    "padding, embeddings per example": {"mask": "b 1 m", "embeddings": "per example"},
+    "multi-head": {"multi_head": True},
+    "multi-head, intra-depth, mask": {"multi_head": True, "u": 2, "mask": "n m"},
+    "multi-head, embeddings per example": {"multi_head": True, "embeddings": "per example"},
+    "multi-head, content only": {"multi_head": True, "embeddings": None},
+    "multi-head, position only": {"multi_head": True, "keys": None},
+    "causal": {"causal": True},
+    "causal, intra-depth": {"causal": True, "u": 2},
+    "causal, l2 keys": {"causal": True, "normalize_keys": "l2", "u": 2},
+    "causal, keys as given": {"causal": True, "normalize_keys": None},
+    "causal, padding": {"causal": True, "mask": "b 1 m"},
+    "causal, padding, l2 keys": {"causal": True, "mask": "b 1 m", "normalize_keys": "l2"},
+    "causal, mask": {"causal": True, "mask": "b n m"},
+    "causal, multi-head": {"causal": True, "multi_head": True},
+    "causal, content only": {"causal": True, "embeddings": None},
+    "causal, embeddings per example": {"causal": True, "embeddings": "per example"},
 }
-variants = pytest.mark.parametrize(("u", "per_example", "content", "position"), VARIANTS.values(), ids=VARIANTS.keys())
+variants = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def make_inputs(u, per_example, content, position, batch=2, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(u)
-    extra = (u,) if u else ()
+def problem(variant, batch=2, n=N, m=M, dtype=torch.float64):
+    """The tensors of a variant, and its keyword arguments."""
+    variant = {"keys": True, "embeddings": "shared", "u": 0, "mask": None} | variant
+    generator = torch.Generator().manual_seed(variant["u"])
+    multi_head, causal = variant.get("multi_head", False), variant.get("causal", False)
+    m = n if causal else m
+    extra = (variant["u"],) if variant["u"] else ()
+    heads = (HEADS,) if multi_head else ()
 
     def random(*shape):
-        return torch.randn(*shape, *extra, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    queries = torch.randn(batch, 2, N, K, generator=generator, dtype=torch.float64).to(dtype)
-    keys = random(batch, M, K) if content else None
-    values = random(batch, M, V)
-    lead = (batch,) if per_example else ()
-    embeddings = random(*lead, N, M, K) if position else None
-    return queries, keys, values, embeddings
-
-
-@variants
-def test_equals_the_definition_in_float64(u, per_example, content, position):
-    inputs = make_inputs(u, per_example, content, position)
-    expected = definition.lambda_interaction(*inputs)
-    torch.testing.assert_close(lambda_interaction(*inputs), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@variants
-def test_error_is_at_most_twice_that_of_the_plain_formula(u, per_example, content, position, dtype):
-    low = make_inputs(u, per_example, content, position, dtype=dtype)
-    exact = definition.lambda_interaction(*(None if x is None else x.double() for x in low))
-    result = lambda_interaction(*low)
-    assert result.dtype == dtype
-    assert_as_exact_as_plain(result, definition.lambda_interaction(*low), exact)
+    queries, keys = random(batch, HEADS, n, K), 3 * random(batch, *heads, m, K, *extra)
+    values = random(batch, *heads, m, V, *extra)
+    lead = (batch,) if variant["embeddings"] == "per example" else ()
+    embeddings = random(*lead, *heads, n, m, K, *extra)
+    options = {name: variant[name] for name in ("multi_head", "causal", "normalize_keys") if name in variant}
+    if variant["mask"] is not None:
+        shape = [{"b": batch, "n": n, "m": m, "1": 1}[letter] for letter in variant["mask"].split()]
+        options["mask"] = torch.rand(shape, generator=generator) > 0.4
+        options["mask"][..., 0, :] = shape[-2] == 1  # the first query has no context at all
+        options["mask"][..., :2] = False
+    return (
+        (queries, keys if variant["keys"] else None, values, embeddings if variant["embeddings"] else None),
+        options,
+    )
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@variants
-def test_gradcheck(u, per_example, content, position, batch):
-    inputs = make_inputs(u, per_example, content, position, batch=batch)
-    given = [x.requires_grad_() for x in inputs if x is not None]
+def by_definition(inputs, options):
+    options = dict(options)
+    if options.pop("causal", False):
+        n = inputs[0].shape[2]
+        options["mask"] = torch.ones(n, n, dtype=torch.bool).tril() & options.get("mask", torch.tensor(True))
+    return definition.lambda_interaction(*inputs, **options)
+
+
+def of_tensors(inputs, options):
+    """The operation as a function of those inputs that are there, and these."""
     places = [i for i, x in enumerate(inputs) if x is not None]
 
     def function(*tensors):
         arguments = [None] * 4
         for place, tensor in zip(places, tensors, strict=True):
             arguments[place] = tensor
-        return lambda_interaction(*arguments)
+        return lambda_interaction(*arguments, **options)
 
-    assert gradcheck(function, given, fast_mode=True)
+    return function, [inputs[i] for i in places]
+
+
+@variants
+@pytest.mark.parametrize("n", [N, 37])
+def test_equals_the_definition_in_float64(variant, n):
+    inputs, options = problem(variant, n=n)
+    expected = by_definition(inputs, options)
+    result = lambda_interaction(*inputs, **options)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@variants
+def test_error_is_at_most_twice_that_of_the_plain_formula(variant, dtype):
+    low, options = problem(variant, n=40, m=43, dtype=dtype)
+    exact = by_definition([None if x is None else x.double() for x in low], options)
+    result = lambda_interaction(*low, **options)
+    assert result.dtype == dtype
+    assert_as_exact_as_plain(result, by_definition(low, options), exact)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@variants
+def test_gradcheck(variant, batch):
+    function, given_tensors = of_tensors(*problem(variant, batch=batch))
+    for tensor in given_tensors:
+        tensor.requires_grad_()
+    assert gradcheck(function, given_tensors, fast_mode=True)
+    assert gradgradcheck(function, given_tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("variant", [{"causal": True}, {"causal": True, "normalize_keys": "l2"}], ids=str)
+def test_gradcheck_over_several_chunks_and_groups(variant):
+    function, given_tensors = of_tensors(*problem(variant | {"embeddings": None}, batch=1, n=1100))
+    for tensor in given_tensors:
+        tensor.requires_grad_()
+    assert gradcheck(function, given_tensors, fast_mode=True)
 
 
 def test_a_loop_over_positions_gives_the_same():
     # Eqs. 1 and 2 once more, with no einsum at all
-    queries, keys, values, embeddings = make_inputs(0, False, True, True)
+    (queries, keys, values, embeddings), _ = problem({})
     result = lambda_interaction(queries, keys, values, embeddings)
     for b in range(2):
         normalized = keys[b].exp() / keys[b].exp().sum(dim=0)
@@ -79,44 +147,226 @@ def test_a_loop_over_positions_gives_the_same():
                 torch.testing.assert_close(result[b, h, n], lambda_n.T @ queries[b, h, n], rtol=1e-12, atol=1e-12)
 
 
-def test_content_does_not_depend_on_the_order_of_the_context():
-    queries, keys, values, _ = make_inputs(0, False, True, False)
-    order = torch.randperm(M, generator=torch.Generator().manual_seed(1))
-    shuffled = lambda_interaction(queries, keys[:, order], values[:, order], None)
-    torch.testing.assert_close(shuffled, lambda_interaction(queries, keys, values, None), rtol=1e-12, atol=1e-12)
+def test_a_loop_over_each_querys_own_context_gives_the_same():
+    (queries, keys, values, embeddings), options = problem({"mask": "b n m"})
+    result = lambda_interaction(queries, keys, values, embeddings, **options)
+    for b in range(2):
+        for n in range(N):
+            context = [m for m in range(M) if options["mask"][b, n, m]]
+            total = sum((keys[b, m].exp() for m in context), torch.zeros(K, dtype=torch.float64))
+            lambda_n = torch.zeros(K, V, dtype=torch.float64)
+            for m in context:
+                lambda_n += torch.outer(keys[b, m].exp() / total + embeddings[n, m], values[b, m])
+            torch.testing.assert_close(result[b, 0, n], lambda_n.T @ queries[b, 0, n], rtol=1e-12, atol=1e-12)
+
+
+seeds = st.integers(0, 10_000)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=seeds, how=st.sampled_from(["softmax", "l2", None]))
+def test_content_does_not_depend_on_the_order_of_the_context(seed, how):
+    (queries, keys, values, _), _ = problem({})
+    order = torch.randperm(M, generator=torch.Generator().manual_seed(seed))
+    shuffled = lambda_interaction(queries, keys[:, order], values[:, order], None, normalize_keys=how)
+    expected = lambda_interaction(queries, keys, values, None, normalize_keys=how)
+    torch.testing.assert_close(shuffled, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(N, M), (2, N, M), (1, M), (2, 1, M)], ids=str)
+@pytest.mark.parametrize("embeddings", ["shared", "per example"])
+@pytest.mark.parametrize("how", ["softmax", "l2", None])
+def test_a_mask_of_ones_is_no_mask(shape, embeddings, how):
+    inputs, _ = problem({"embeddings": embeddings})
+    masked = lambda_interaction(*inputs, mask=torch.ones(shape, dtype=torch.bool), normalize_keys=how)
+    torch.testing.assert_close(masked, lambda_interaction(*inputs, normalize_keys=how), rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=seeds,
+    n=st.integers(2, 70),
+    scale=st.sampled_from([1.0, 1e3, 1e6]),
+    how=st.sampled_from(["softmax", "l2", None]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16]),
+)
+def test_causal_outputs_have_the_same_bits_whatever_the_future(seed, n, scale, how, dtype):
+    inputs, _ = problem({"causal": True}, n=n, dtype=dtype)
+    now = seed % (n - 1)
+    other = [x.clone() for x in inputs]
+    noise = torch.Generator().manual_seed(seed)
+    for tensor, axis in ((other[0], 2), (other[1], 1), (other[2], 1)):
+        later = tensor.narrow(axis, now + 1, n - now - 1)
+        later.copy_(scale * torch.randn(later.shape, generator=noise).clamp(-0.06, 0.06))
+    one, two = (lambda_interaction(*x, causal=True, normalize_keys=how)[:, :, : now + 1] for x in (inputs, other))
+    assert torch.equal(one, two)
+
+
+def test_causal_content_is_exact_over_keys_that_no_single_exponential_spans():
+    # exp(k - max over all m) would be 0 / 0 for the first half
+    (queries, keys, values, _), _ = problem({"causal": True}, n=64, dtype=torch.float32)
+    keys = keys + torch.linspace(-2000, 2000, 64)[None, :, None]
+    result = lambda_interaction(queries, keys, values, None, causal=True)
+    exact = by_definition([queries.double(), keys.double(), values.double(), None], {"causal": True})
+    torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_causal_content_over_2000_positions_equals_the_definition():
+    inputs, options = problem({"causal": True, "embeddings": None}, batch=1, n=2000)
+    torch.testing.assert_close(
+        lambda_interaction(*inputs, **options), by_definition(inputs, options), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_causal_content_stores_nothing_for_all_pairs():
+    n = 1 << 15  # all pairs would be 2**30 numbers a head and example
+    queries, keys, values = torch.randn(1, 1, n, 2), torch.randn(1, n, 2), torch.randn(1, n, 2)
+    result = lambda_interaction(queries, keys, values, None, causal=True)
+    last = lambda_interaction(queries[:, :, -1:], keys, values, None)
+    torch.testing.assert_close(result[:, :, -1:], last, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("embeddings", ["shared", "per example", None])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_lies_in_the_padding_does_not_matter(embeddings, causal):
+    (queries, keys, values, e), _ = problem({"embeddings": embeddings, "causal": causal})
+    padding = torch.zeros(2, 1, keys.shape[1], dtype=torch.bool)
+    padding[:, :, -2:] = True
+    one = lambda_interaction(queries, keys, values, e, mask=~padding, causal=causal)
+    spoiled = [x.masked_fill(padding.squeeze(1)[..., None], torch.nan) for x in (keys, values)]
+    assert torch.equal(lambda_interaction(queries, *spoiled, e, mask=~padding, causal=causal), one)
+    if not causal:
+        short = None if e is None else e[..., :-2, :]
+        torch.testing.assert_close(lambda_interaction(queries, keys[:, :-2], values[:, :-2], short), one)
+
+
+@pytest.mark.parametrize("how", ["softmax", "l2", None])
+@pytest.mark.parametrize("shape", [(N, M), (2, 1, M)], ids=str)
+def test_an_empty_context_gives_zero_and_finite_gradients(how, shape):
+    inputs, _ = problem({})
+    inputs = [x.requires_grad_() for x in inputs]
+    output = lambda_interaction(*inputs, mask=torch.zeros(shape, dtype=torch.bool), normalize_keys=how)
+    assert torch.equal(output, torch.zeros_like(output))
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.sum(), inputs))
+
+
+@pytest.mark.parametrize("variant", [{}, {"causal": True}, {"mask": "b n m"}, {"multi_head": True}], ids=str)
+def test_a_batch_equals_its_examples_one_at_a_time(variant):
+    (queries, keys, values, embeddings), options = problem(variant)
+    together = lambda_interaction(queries, keys, values, embeddings, **options)
+    for i in range(2):
+        own = options | ({"mask": options["mask"][i : i + 1]} if "mask" in options else {})
+        alone = lambda_interaction(queries[i : i + 1], keys[i : i + 1], values[i : i + 1], embeddings, **own)
+        torch.testing.assert_close(alone, together[i : i + 1], rtol=1e-12, atol=1e-12)
+
+
+@variants
+def test_two_runs_give_the_same_bits_forward_and_backward(variant):
+    def run():
+        function, tensors = of_tensors(*problem(variant, n=40, dtype=torch.float32))
+        tensors = [x.requires_grad_() for x in tensors]
+        output = function(*tensors)
+        return [output, *torch.autograd.grad(output.square().sum(), tensors)]
+
+    for one, other in zip(run(), run(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_multi_head_of_equal_heads_is_multi_query():
+    (queries, keys, values, embeddings), _ = problem({})
+    repeated = (x.unsqueeze(1).expand(2, HEADS, *x.shape[1:]) for x in (keys, values))
+    result = lambda_interaction(queries, *repeated, embeddings.expand(HEADS, *embeddings.shape), multi_head=True)
+    torch.testing.assert_close(result, lambda_interaction(queries, keys, values, embeddings), rtol=1e-12, atol=1e-12)
+
+
+@variants
+def test_per_sample_gradients_come_from_vmap(variant):
+    if variant.get("mask") in ("b n m", "b 1 m"):
+        variant = variant | {"mask": variant["mask"][2:]}
+    inputs, options = problem(variant)
+    function, tensors = of_tensors(inputs, options)
+    shared_embeddings = inputs[3] is not None and variant.get("embeddings", "shared") == "shared"
+    axes = [0] * len(tensors)
+    if shared_embeddings:
+        axes[-1] = None
+
+    def loss(*tensors):
+        batched = [x if axis is None else x.unsqueeze(0) for x, axis in zip(tensors, axes, strict=True)]
+        return function(*batched).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), tuple(axes))(*tensors)
+    for i in range(2):
+        own = [x if axis is None else x[i] for x, axis in zip(tensors, axes, strict=True)]
+        torch.testing.assert_close(together[i], torch.func.grad(loss)(*own), rtol=1e-11, atol=1e-11)
+
+
+@variants
+def test_forward_mode_agrees_with_backward_mode(variant):
+    function, tensors = of_tensors(*problem(variant))
+    tangents = [torch.randn_like(x) for x in tensors]
+    _, forward = torch.func.jvp(function, tuple(tensors), tuple(tangents))
+    _, pull = torch.func.vjp(function, *tensors)
+    backward = sum((g * t).sum() for g, t in zip(pull(forward), tangents, strict=True))
+    torch.testing.assert_close(forward.square().sum(), backward)
 
 
 def test_content_lambda_is_the_weighted_sum_of_values():
     keys = torch.zeros(1, M, K, dtype=torch.float64)  # a softmax of equal keys is a mean
     values = torch.randn(1, M, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(content_lambda(keys, values), values.mean(dim=1, keepdim=True).expand(1, K, V))
+    ones = torch.ones(1, M, K, dtype=torch.float64)
+    torch.testing.assert_close(content_lambda(ones, values, normalize_keys=None)[0, 0], values[0].sum(dim=0))
+    torch.testing.assert_close(content_lambda(ones, values, normalize_keys="l2")[0, 0], values[0].sum(dim=0) / M**0.5)
 
 
-def test_large_keys_do_not_overflow_in_float16():
+def test_content_lambda_leaves_out_what_the_mask_leaves_out():
+    (_, keys, values, _), _ = problem({})
+    mask = torch.tensor([True] * 4 + [False] * 3)
+    expected = content_lambda(keys[:, :4], values[:, :4])
+    torch.testing.assert_close(content_lambda(keys, values, mask=mask), expected)
+    torch.testing.assert_close(content_lambda(keys, values, mask=mask.expand(2, M)), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_keys_do_not_overflow_in_float16(causal):
     keys = torch.full((1, M, K), 60000.0, dtype=torch.float16)
     values = torch.ones(1, M, V, dtype=torch.float16)
-    assert torch.equal(content_lambda(keys, values), torch.ones(1, K, V, dtype=torch.float16))
+    queries = torch.ones(1, 1, M, K, dtype=torch.float16)
+    result = lambda_interaction(queries, keys, values, None, causal=causal)
+    assert torch.equal(result, torch.full((1, 1, M, V), K, dtype=torch.float16))
 
 
+SHAPES = {"queries": (2, 2, N, K), "keys": (2, M, K), "values": (2, M, V), "embeddings": (N, M, K)}
+BOOL = torch.bool
 WRONG = {
-    "queries": ((2, N, K), (2, M, K), (2, M, V), (N, M, K), r"queries must be \(b, h, n, k\)"),
-    "keys": ((2, 1, N, K), (2, M, 9), (2, M, V), (N, M, K), rf"keys must be \(b, m, k\) = \(2, {M}, {K}\)"),
-    "values": ((2, 1, N, K), (2, M, K), (2, M), (N, M, K), r"values must be \(b, m, v\)"),
-    "batch": ((2, 1, N, K), (2, M, K), (1, M, V), (N, M, K), "values must have the batch of queries, 2"),
-    "embeddings": (
-        (2, 1, N, K),
-        (2, M, K),
-        (2, M, V),
-        (M, N, K),
-        rf"embeddings must be \(n, m, k\) = \({N}, {M}, {K}\)",
+    "queries": ({"queries": (2, N, K)}, {}, r"queries must be \(b, h, n, k\)"),
+    "keys": ({"keys": (2, M, 9)}, {}, rf"keys must be \(b, m, k\) = \(2, {M}, {K}\)"),
+    "values": ({"values": (2, M)}, {}, r"values must be \(b, m, v\)"),
+    "batch": ({"values": (1, M, V)}, {}, "values must have the batch of queries, 2"),
+    "embeddings": ({"embeddings": (M, N, K)}, {}, rf"embeddings must be \(n, m, k\) = \({N}, {M}, {K}\)"),
+    "heads": ({"values": (2, 3, M, V)}, {"multi_head": True}, "values must have the heads of queries, 2"),
+    "keys of heads": ({"values": (2, 2, M, V)}, {"multi_head": True}, r"keys must be \(b, h, m, k\) = \(2, 2, 7, 4\)"),
+    "values without heads": ({}, {"multi_head": True, "values": 1}, "values must have the heads of queries, 2, got"),
+    "a mask of numbers": ({}, {"mask": torch.ones(N, M)}, "mask must be bool.*got torch.float32"),
+    "a mask of another size": ({}, {"mask": torch.ones(M, N, dtype=BOOL)}, r"mask must be bool, \(n, m\) = \(5, 7\)"),
+    "a mask of one row a batch": ({}, {"mask": torch.ones(2, M, dtype=BOOL)}, r"mask must be.*got .*\(2, 7\)"),
+    "causal over a context": (
+        {},
+        {"causal": True},
+        "causal needs as many context positions as queries, n = 5; got m = 7",
     ),
+    "a normalization": ({}, {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
 }
 
 
-@pytest.mark.parametrize(("queries", "keys", "values", "embeddings", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_does_not_fit_is_named(queries, keys, values, embeddings, message):
+@pytest.mark.parametrize(("shapes", "options", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_does_not_fit_is_named(shapes, options, message):
+    tensors = {name: torch.zeros(shape) for name, shape in (SHAPES | shapes).items()}
+    options = dict(options)
+    if options.pop("values", None):
+        tensors["values"] = torch.zeros(2, M, V, 1)
     with pytest.raises(ValueError, match=message):
-        lambda_interaction(*(torch.zeros(shape) for shape in (queries, keys, values, embeddings)))
+        lambda_interaction(**tensors, **options)
 
 
 def test_neither_keys_nor_embeddings_is_refused():
@@ -124,23 +374,17 @@ def test_neither_keys_nor_embeddings_is_refused():
         lambda_interaction(torch.zeros(1, 1, N, K), None, torch.zeros(1, M, V), None)
 
 
-def test_what_is_not_served_yet_says_so():
-    inputs = make_inputs(0, False, True, True)
-    with pytest.raises(NotImplementedError, match="mask"):
-        lambda_interaction(*inputs, mask=torch.ones(N, M, dtype=torch.bool))
-    with pytest.raises(NotImplementedError, match="multi_head"):
-        lambda_interaction(*inputs, multi_head=True)
-
-
 @pytest.mark.parametrize(
-    ("keys", "values", "message"),
+    ("keys", "values", "options", "message"),
     [
-        ((2, M), (2, M, V), "keys and values must be"),
-        ((2, M, K), (2, M, V, 1), "keys and values must be"),
-        ((2, M, K), (2, M + 1, V), "keys and values must be"),
-        ((2, M, K, 2), (2, M, V, 3), "values must have the u of keys, 2"),
+        ((2, M), (2, M, V), {}, "keys and values must be"),
+        ((2, M, K), (2, M, V, 1), {}, "keys and values must be"),
+        ((2, M, K), (2, M + 1, V), {}, "keys and values must be"),
+        ((2, M, K, 2), (2, M, V, 3), {}, "values must have the u of keys, 2"),
+        ((2, M, K), (2, M, V), {"normalize_keys": "max"}, "normalize_keys must be.*got 'max'"),
+        ((2, M, K), (2, M, V), {"mask": torch.ones(M)}, r"mask must be bool, \(m,\) = \(7,\)"),
     ],
 )
-def test_content_lambda_names_what_does_not_fit(keys, values, message):
+def test_content_lambda_names_what_does_not_fit(keys, values, options, message):
     with pytest.raises(ValueError, match=message):
-        content_lambda(torch.zeros(keys), torch.zeros(values))
+        content_lambda(torch.zeros(keys), torch.zeros(values), **options)

@@ -14,26 +14,64 @@ import torch
 from torch import Tensor
 
 
-def lambda_interaction(queries: Tensor, keys: Tensor | None, values: Tensor, embeddings: Tensor | None) -> Tensor:
-    """y[b,h,n,:] = lambda[b,n]^T q[b,h,n] with lambda[b,n] = sum_m (softmax_m(k)[b,m] + e[n,m]) v[b,m]^T  (Eqs. 1, 2).
+def lambda_interaction(
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    embeddings: Tensor | None,
+    *,
+    mask: Tensor | None = None,
+    multi_head: bool = False,
+    normalize_keys: str | None = "softmax",
+) -> Tensor:
+    """y[b,h,n,:] = lambda[b,n]^T q[b,h,n] with lambda[b,n] = sum_m (kbar[b,n,m] + e[n,m]) v[b,m]^T  (Eqs. 1, 2).
 
     queries (b, h, n, k); keys (b, m, k[, u]) as projected, or None for position only; values (b, m, v[, u]);
     embeddings (n, m, k[, u]), (b, n, m, k[, u]) per example, or None for content only. The trailing u is there when
-    values have it, and is summed over (Sec. C.4). Returns (b, h, n, v).
+    values have it, and is summed over (Sec. C.4).
+    mask (n, m) or (b, n, m), True where n and m interact: the sums, and the normalization of the keys to kbar, go over
+    each query's own context (Sec. C.2). An empty context gives 0.
+    multi_head: a lambda per head (Sec. C.3), keys (b, h, m, k[, u]), values (b, h, m, v[, u]), embeddings
+    (h, n, m, k[, u]) or (b, h, n, m, k[, u]). Returns (b, h, n, v).
     """
+    if multi_head:
+        of_head = {} if embeddings is None else dict(enumerate(embeddings.movedim(-4 if values.ndim == 4 else -5, 0)))
+        heads = [
+            lambda_interaction(
+                queries[:, h : h + 1],
+                None if keys is None else keys[:, h],
+                values[:, h],
+                of_head.get(h),
+                mask=mask,
+                normalize_keys=normalize_keys,
+            )
+            for h in range(queries.shape[1])
+        ]
+        return torch.cat(heads, dim=1)
     if values.ndim == 3:
         values = values[..., None]
         keys = None if keys is None else keys[..., None]
         embeddings = None if embeddings is None else embeddings[..., None]
+    pairs = (queries.shape[0], queries.shape[2], values.shape[1])  # b, n, m
+    allowed = torch.ones(pairs, dtype=torch.bool) if mask is None else mask.expand(pairs)
+    allowed = allowed[..., None, None]
     output = queries.new_zeros(*queries.shape[:3], values.shape[2])
     if keys is not None:
-        content_lambda = torch.einsum("bmku,bmvu->bkv", keys.softmax(dim=1), values)
-        output = output + torch.einsum("bhnk,bkv->bhnv", queries, content_lambda)
+        normalized = _normalize_over_own_context(keys[:, None], allowed, normalize_keys)
+        content_lambdas = torch.einsum("bnmku,bmvu->bnkv", normalized, values)
+        output = output + torch.einsum("bhnk,bnkv->bhnv", queries, content_lambdas)
     if embeddings is not None:
-        per_example = "b" if embeddings.ndim == 5 else ""
-        position_lambdas = torch.einsum(f"{per_example}nmku,bmvu->bnkv", embeddings, values)
+        position_lambdas = torch.einsum("bnmku,bmvu->bnkv", embeddings * allowed, values)
         output = output + torch.einsum("bhnk,bnkv->bhnv", queries, position_lambdas)
     return output
+
+
+def _normalize_over_own_context(keys: Tensor, allowed: Tensor, how: str | None) -> Tensor:
+    """kbar (b, n, m, k, u): keys (b, 1, m, k, u) normalized over the m that are allowed for n (Table 11)."""
+    if how == "softmax":
+        return keys.masked_fill(~allowed, -torch.inf).softmax(dim=2).nan_to_num()
+    keys = keys * allowed
+    return keys if how is None else (keys / keys.square().sum(dim=2, keepdim=True).sqrt()).nan_to_num()
 
 
 def position_interaction(

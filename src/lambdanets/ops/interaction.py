@@ -1,9 +1,9 @@
-"""Content and position together, for embeddings of any structure."""
+"""Content and position together, for embeddings and contexts of any structure."""
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.content import content_lambda
+from lambdanets.ops.content import check_normalization, content_interaction
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
@@ -15,68 +15,146 @@ def lambda_interaction(
     *,
     mask: Tensor | None = None,
     multi_head: bool = False,
+    normalize_keys: str | None = "softmax",
+    causal: bool = False,
 ) -> Tensor:
-    """y[b,h,n,:] = sum_k q[b,h,n,k] (sum_m softmax_m(k)[b,m,k] v[b,m,:] + sum_m e[n,m,k] v[b,m,:])  (Eqs. 1 and 2).
+    """y[b,h,n,:] = sum_k q[b,h,n,k] (sum_m kbar[b,n,m,k] v[b,m,:] + sum_m e[n,m,k] v[b,m,:])  (Eqs. 1 and 2, C.2).
 
     queries: (b, h, n, k). keys: (b, m, k[, u]) as projected, not yet normalized over the context; None for position
     only. values: (b, m, v[, u]). embeddings: (n, m, k[, u]) shared by the batch, (b, n, m, k[, u]) per example, or
     None for content only. The trailing u is there when values have it, and is summed over (C.4).
+    mask: bool, True where query and context position interact: (n, m) shared or (b, n, m) per example; n may be 1 where
+        all queries have one context, as in a padded batch, (b, 1, m). Sums and normalization go over each query's own
+        context (Fig. 6, with the keys normalized as its comment says); an empty context gives 0.
+    causal: only context positions m <= n; needs as many context positions as queries.
+    multi_head: a lambda per head (C.3): keys (b, h, m, k[, u]), values (b, h, m, v[, u]), embeddings (h, n, m, k[, u])
+        or (b, h, n, m, k[, u]).
+    normalize_keys: kbar over the context (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, as given.
 
-    Returns (b, h, n, v) in the dtype of the inputs. The softmax is taken in float32 or wider; float16 computes in
+    Returns (b, h, n, v) in the dtype of the inputs. Keys are normalized in float32 or wider; float16 computes in
     float32, and under float16 autocast the result is float32. Differentiable twice.
-    Cost: b m k v u + b n h k v multiply-adds for the content, b n m k u v for shared embeddings, and
-    b n m h (k u + v) for embeddings per example, whose lambdas are never formed.
-    Raises ValueError naming the argument that does not fit, NotImplementedError for mask and multi_head.
+    Cost in multiply-adds: content b (m + h n) k v u where queries share their context; causal, see
+    `lambdanets.ops.causal`, nothing of size n m stored; with a mask of several rows b n m h (k + v) u, storing
+    b n m k u numbers for softmax keys and b n m h u for others. Position b n m k u v for shared embeddings;
+    b n m h (k u + v) for embeddings or masks per example, whose lambdas are never formed. With multi_head, h times
+    that for a head.
+    Raises ValueError naming the argument that does not fit.
     """
-    if mask is not None:
-        raise NotImplementedError("mask: masked contexts (Sec. C.2) are not served yet")
-    if multi_head:
-        raise NotImplementedError("multi_head: a lambda per head (Sec. C.3) is not served yet")
-    check_lambda_interaction(queries, keys, values, embeddings)
+    check_normalization(normalize_keys)
+    check_lambda_interaction(queries, keys, values, embeddings, mask, multi_head, causal)
     compute, returned = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
     queries, values = queries.to(compute), values.to(compute)
+    keys = None if keys is None else keys.to(compute)
+    embeddings = None if embeddings is None else embeddings.to(compute)
+    if values.ndim == (4 if multi_head else 3):
+        values = values.unsqueeze(-1)
+        keys = None if keys is None else keys.unsqueeze(-1)
+        embeddings = None if embeddings is None else embeddings.unsqueeze(-1)
     with without_autocast(queries.device):
-        output: Tensor | None = None
-        if keys is not None:
-            output = torch.einsum("bhnk,bkv->bhnv", queries, content_lambda(keys.to(compute), values))
-        if embeddings is not None:
-            position = _position(queries, values, embeddings.to(compute))
-            output = position if output is None else output + position
+        if not multi_head:
+            return _interaction(queries, keys, values, embeddings, mask, normalize_keys, causal).to(returned)
+        heads = [
+            _interaction(
+                queries.narrow(1, head, 1),
+                None if keys is None else keys.select(1, head),
+                values.select(1, head),
+                None if embeddings is None else embeddings.select(-5, head),
+                mask,
+                normalize_keys,
+                causal,
+            )
+            for head in range(queries.shape[1])
+        ]
+        return torch.cat(heads, dim=1).to(returned)
+
+
+def _interaction(
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    embeddings: Tensor | None,
+    mask: Tensor | None,
+    normalize_keys: str | None,
+    causal: bool,
+) -> Tensor:
+    """One lambda for all heads: keys (b, m, k, u), values (b, m, v, u), embeddings ([b, ]n, m, k, u)."""
+    output: Tensor | None = None
+    if keys is not None:
+        output = content_interaction(queries, keys, values, normalize_keys=normalize_keys, mask=mask, causal=causal)
+    if embeddings is not None:
+        position = _position(queries, values, embeddings, mask, causal)
+        output = position if output is None else output + position
     assert output is not None
-    return output.to(returned)
+    return output
 
 
-def _position(queries: Tensor, values: Tensor, embeddings: Tensor) -> Tensor:
-    if values.ndim == 3:
-        values, embeddings = values.unsqueeze(-1), embeddings.unsqueeze(-1)
-    if embeddings.ndim == 4:
+def _position(queries: Tensor, values: Tensor, embeddings: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    if mask is not None and mask.shape[-2] == 1:
+        values = values.masked_fill(~mask.squeeze(-2)[..., None, None], 0)
+        mask = None
+    if causal:
+        past = torch.ones(embeddings.shape[-4:-2], dtype=torch.bool, device=values.device).tril()
+        mask = past if mask is None else mask & past
+    if embeddings.ndim == 4 and (mask is None or mask.ndim == 2):
+        if mask is not None:
+            embeddings = embeddings.masked_fill(~mask[..., None, None], 0)
         lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
         return torch.einsum("bhnk,bnkv->bhnv", queries, lambdas)
-    logits = torch.einsum("bhnk,bnmku->bhnmu", queries, embeddings)
+    per_example = "b" if embeddings.ndim == 5 else ""
+    logits = torch.einsum(f"bhnk,{per_example}nmku->bhnmu", queries, embeddings)
+    if mask is not None:
+        logits = logits.masked_fill(~mask.expand(queries.shape[0], -1, -1)[:, None, ..., None], 0)
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)
 
 
-def check_lambda_interaction(queries: Tensor, keys: Tensor | None, values: Tensor, embeddings: Tensor | None) -> None:
+def check_lambda_interaction(
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    embeddings: Tensor | None,
+    mask: Tensor | None = None,
+    multi_head: bool = False,
+    causal: bool = False,
+) -> None:
     """Raise ValueError, naming the argument, what was expected and what came, unless the shapes fit together."""
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
-    if values.ndim not in (3, 4):
-        raise ValueError(f"values must be (b, m, v) or (b, m, v, u), got shape {tuple(values.shape)}")
+    batch, heads, positions, depth = queries.shape
+    lead, letters = ((batch, heads), "b, h") if multi_head else ((batch,), "b")
+    if values.ndim not in (len(lead) + 2, len(lead) + 3):
+        raise ValueError(f"values must be ({letters}, m, v) or ({letters}, m, v, u), got shape {tuple(values.shape)}")
     if keys is None and embeddings is None:
         raise ValueError("keys and embeddings are both None: give keys for content, embeddings for position, or both")
-    batch, _, positions, depth = queries.shape
     if values.shape[0] != batch:
         raise ValueError(f"values must have the batch of queries, {batch}, got shape {tuple(values.shape)}")
-    context, intra = values.shape[1], tuple(values.shape[3:])
-    letters = ", u" if intra else ""
-    if keys is not None and tuple(keys.shape) != (batch, context, depth, *intra):
+    if multi_head and values.shape[1] != heads:
+        raise ValueError(f"values must have the heads of queries, {heads}, got shape {tuple(values.shape)}")
+    context, intra = values.shape[len(lead)], tuple(values.shape[len(lead) + 2 :])
+    u = ", u" if intra else ""
+    if keys is not None and tuple(keys.shape) != (*lead, context, depth, *intra):
         raise ValueError(
-            f"keys must be (b, m, k{letters}) = {(batch, context, depth, *intra)}, got shape {tuple(keys.shape)}"
+            f"keys must be ({letters}, m, k{u}) = {(*lead, context, depth, *intra)}, got shape {tuple(keys.shape)}"
         )
     if embeddings is not None:
-        shared = (positions, context, depth, *intra)
+        shared = (*lead[1:], positions, context, depth, *intra)
         if tuple(embeddings.shape) not in (shared, (batch, *shared)):
+            h = "h, " if multi_head else ""
             raise ValueError(
-                f"embeddings must be (n, m, k{letters}) = {shared}, or that after the batch {batch}; "
+                f"embeddings must be ({h}n, m, k{u}) = {shared}, or that after the batch {batch}; "
                 f"got shape {tuple(embeddings.shape)}"
             )
+    if causal and context != positions:
+        raise ValueError(f"causal needs as many context positions as queries, n = {positions}; got m = {context}")
+    check_mask(mask, batch, positions, context)
+
+
+def check_mask(mask: Tensor | None, batch: int, positions: int, context: int) -> None:
+    """Raise ValueError unless the mask is None, or bool and (n, m), (b, n, m), (1, m) or (b, 1, m)."""
+    if mask is None:
+        return
+    rows = ((positions, context), (1, context))
+    if mask.dtype != torch.bool or tuple(mask.shape) not in (*rows, *((batch, *row) for row in rows)):
+        raise ValueError(
+            f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, where n "
+            f"may be 1; got {mask.dtype} of shape {tuple(mask.shape)}"
+        )

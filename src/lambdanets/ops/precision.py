@@ -44,3 +44,13 @@ def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, tor
                 f"{name} must have the dtype of {first_name}, {first.dtype}, outside autocast; got {tensor.dtype}"
             )
     return torch.float32 if first.dtype == torch.float16 else first.dtype, first.dtype
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and exponentials: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def root_or_one(squares: Tensor) -> Tensor:
+    """The square root of a sum of squares, 1 where that is 0: dividing by it leaves zeros zero and gradients finite."""
+    return torch.where(squares > 0, squares, 1).sqrt()

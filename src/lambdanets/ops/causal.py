@@ -1,0 +1,123 @@
+"""Causal content (Sec. C.2): every query's own content lambda from running sums, linear in the number of positions.
+
+With softmax keys the content lambda of query n is S_n / Z_n, where S_n = sum_{m<=n} exp(k_m - M_n) v_m^T, Z_n the same
+sum with 1 for v, and M_n = max_{m<=n} k_m, so that no exponential overflows and none depends on the future. Positions
+are cut into chunks. Inside a chunk the sums are taken directly; what came before it arrives as one (k, v) state.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lambdanets.ops.precision import root_or_one, wide
+
+CHUNK = 16  # positions
+GROUP = 32  # chunks
+
+
+def causal_content(
+    queries: Tensor, keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor | None
+) -> Tensor:
+    """y[b,h,n,:] = (sum_{m<=n} kbar[b,n,m] v[b,m]^T)^T q[b,h,n], keys normalized over m <= n.
+
+    queries (b, h, n, k), keys (b, n, k, u), values (b, n, v, u) of one dtype; mask (b, n) or None, True for the context
+    positions that count. Computed in float32 or wider; returns (b, h, n, v) in the dtype of queries.
+    Cost: b n u (k v + h (k + v) c) multiply-adds, c = 16 positions a chunk, and for softmax b n c k u exponentials,
+    which are the largest thing stored; nothing of size b n m.
+    """
+    positions, intra = queries.shape[2], keys.shape[3]
+    dtype = queries.dtype
+    if mask is not None:
+        values = values.masked_fill(~mask[..., None, None], 0)
+        keys = keys.masked_fill(~mask[..., None, None], -torch.inf if normalize_keys == "softmax" else 0)
+    queries, keys, values = (x.to(wide(dtype)) for x in (queries, keys, values))
+    if normalize_keys == "l2":
+        roots = root_or_one(keys.square().cumsum(dim=1))  # (b, n, k, u)
+    # u rides in the batch, since keys are normalized for each (k, u); chunks stand beside it
+    queries = queries.unsqueeze(-1)
+    if normalize_keys == "l2":
+        queries = queries / roots.unsqueeze(1)
+    queries = queries.expand(-1, -1, -1, -1, intra).permute(0, 4, 1, 2, 3)  # (b, u, h, n, k)
+    keys, values = keys.permute(0, 3, 1, 2), values.permute(0, 3, 1, 2)  # (b, u, n, ..)
+    queries, values = _in_parts(queries, 3, CHUNK), _in_parts(values, 2, CHUNK)  # (b, u, h, c, t, k), (b, u, c, t, v)
+    keys = _in_parts(keys, 2, CHUNK, -torch.inf if normalize_keys == "softmax" else 0)  # (b, u, c, t, k)
+    output = (_softmax if normalize_keys == "softmax" else _linear)(queries, keys, values)
+    output = output.sum(dim=1).flatten(2, 3)  # (b, h, n, v)
+    return output.narrow(2, 0, positions).to(dtype)
+
+
+def _linear(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Keys as they are: the running sum of k v^T before a chunk, and the causal part of q k^T inside it."""
+    totals = keys.transpose(-1, -2) @ values  # (b, u, c, k, v)
+    before = F.pad(totals.cumsum(dim=2), (0, 0, 0, 0, 1, 0)).narrow(2, 0, totals.shape[2])
+    logits = (queries @ keys.transpose(-1, -2).unsqueeze(2)).tril()  # (b, u, h, c, t, s)
+    return queries @ before.unsqueeze(2) + logits @ values.unsqueeze(2)
+
+
+def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, (keys.shape[2], CHUNK))  # (b, u, c, t, k)
+    last = maxima[:, :, :, -1]  # (b, u, c, k)
+    previous = _previous(last)
+    values_and_one = F.pad(values, (0, 1), value=1.0)  # the sum of the weights is the lambda of a value that is 1
+    totals = (keys - last.unsqueeze(3)).exp().transpose(-1, -2) @ values_and_one  # (b, u, c, k, v + 1)
+    before = _sums_before(last, previous, totals)
+    carried = (previous.unsqueeze(3) - maxima).exp()  # (b, u, c, t, k), at most 1
+    differences = keys.unsqueeze(3) - maxima.unsqueeze(4)  # (b, u, c, t, s, k)
+    weights = differences.masked_fill(_later(CHUNK, keys.device, 1).unsqueeze(-1), -torch.inf).exp()
+    normalizer = carried * before[..., -1].unsqueeze(3) + weights.sum(dim=4)  # Z
+    queries = queries / torch.where(normalizer > 0, normalizer, 1).unsqueeze(2)
+    logits = (weights @ queries.movedim(2, -1)).movedim(-1, 2)  # (b, u, h, c, t, s)
+    return (queries * carried.unsqueeze(2)) @ before[..., :-1].unsqueeze(2) + logits @ values.unsqueeze(2)
+
+
+def running_maximum(keys: Tensor, dim: int) -> Tensor:
+    """max_{m<=n} k_m along an axis, finite also where every k is -inf. A constant: S_n / Z_n does not depend on it."""
+    return keys.detach().cummax(dim=dim).values.clamp(min=torch.finfo(keys.dtype).min)
+
+
+def _previous(references: Tensor) -> Tensor:
+    """The reference of the chunk before, along axis 2; the least finite number before the first."""
+    least = torch.finfo(references.dtype).min
+    return F.pad(references, (0, 0, 1, 0), value=least).narrow(2, 0, references.shape[2])
+
+
+def _sums_before(references: Tensor, previous: Tensor, totals: Tensor) -> Tensor:
+    """Of totals (b, u, c, k, w), each to be scaled by exp(its reference), the sums over all earlier c.
+
+    They come scaled by exp(-previous[c]). Chunks are grouped once more, so that the direct sums stay short: a
+    million positions make 2048 groups of 32 chunks.
+    """
+    chunks = references.shape[2]
+    # a chunk of nothing has the greatest reference and total 0, so that it counts for nothing
+    references, previous = (_in_parts(x, 2, GROUP, torch.finfo(x.dtype).max) for x in (references, previous))
+    totals = _in_parts(totals, 2, GROUP)  # (b, u, g, t, k, w)
+    inside = _direct_sums_before(references, previous, totals)
+    ends, starts = references[:, :, :, -1], previous[:, :, :, 0]
+    of_group = ((references - ends.unsqueeze(3)).exp().unsqueeze(-1) * totals).sum(dim=3)  # (b, u, g, k, w)
+    earlier = _direct_sums_before(ends, starts, of_group)
+    earlier = (starts.unsqueeze(3) - previous).exp().unsqueeze(-1) * earlier.unsqueeze(3)
+    return (inside + earlier).flatten(2, 3).narrow(2, 0, chunks)
+
+
+def _direct_sums_before(references: Tensor, previous: Tensor, totals: Tensor) -> Tensor:
+    """sum_{s<t} exp(references[s] - previous[t]) totals[s]: references (.., t, k), totals (.., t, k, w)."""
+    differences = references.unsqueeze(-3) - previous.unsqueeze(-2)  # (.., t, s, k)
+    itself_and_later = _later(references.shape[-2], references.device, 0).unsqueeze(-1)
+    decays = differences.masked_fill(itself_and_later, -torch.inf).exp()
+    return torch.einsum("...tsk,...skw->...tkw", decays, totals)
+
+
+def _in_parts(x: Tensor, axis: int, length: int, fill: float = 0.0) -> Tensor:
+    """An axis cut into parts of a length, filled up to whole parts: (.., parts, length, ..).
+
+    There are at least two parts, the last one never full, because torch.compile tells 0 and 1 from other sizes.
+    """
+    size = x.shape[axis]
+    parts = size // length + 2
+    padded = F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, parts * length - size], value=fill)
+    return padded.unflatten(axis, (parts, length))
+
+
+def _later(length: int, device: torch.device, by: int) -> Tensor:
+    """(t, s), True where s >= t + by."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(by)

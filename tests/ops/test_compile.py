@@ -1,0 +1,66 @@
+"""torch.compile and torch.export of the public operations, whole and with sizes that change."""
+
+import pytest
+import torch
+
+from lambdanets.ops import content_lambda, lambda_interaction, position_interaction
+
+
+def grid_inputs(batch, *grid, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    n = int(torch.tensor(grid).prod())
+    shapes = (batch, 2, n, 4), (batch, n, 4), (batch, n, 3)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+class Counter:
+    """A backend that counts its compilations and runs as torch.compile's "aot_eager" does, backward included."""
+
+    def __init__(self):
+        self.compilations = 0
+
+    def __call__(self, graph, inputs):
+        from torch._dynamo.backends.debugging import aot_eager
+
+        self.compilations += 1
+        return aot_eager(graph, inputs)
+
+
+def assert_equal_with_gradients(compiled, function, inputs):
+    inputs = [x.requires_grad_() for x in inputs]
+    one, other = compiled(*inputs), function(*inputs)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    gradients = (torch.autograd.grad(output.square().sum(), inputs, allow_unused=True) for output in (one, other))
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-3)
+
+
+OPTIONS = {
+    "global": {},
+    "causal": {"causal": True},
+    "causal l2": {"causal": True, "normalize_keys": "l2"},
+    "mask": {"mask": True},
+    "multi-head": {"multi_head": True},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
+def test_content_and_dense_position_compile_once_for_all_sizes_after_the_first(option):
+    torch.compiler.reset()
+    counter = Counter()
+
+    def function(queries, keys, values):
+        n = queries.shape[2]
+        options = dict(option)
+        embeddings = (queries[0, 0, :, None] * keys[0, None]).contiguous()  # (n, m, k), of this size
+        if "mask" in options:
+            options["mask"] = torch.ones(n, n, dtype=torch.bool).triu(-2)
+        if "multi_head" in options:
+            keys, values = (x.unsqueeze(1).expand(-1, 2, -1, -1) for x in (keys, values))
+            embeddings = embeddings.expand(2, -1, -1, -1)
+        return lambda_interaction(queries, keys, values, embeddings, **options)
+
+    compiled = torch.compile(function, fullgraph=True, backend=counter)
+    for batch, n in ((2, 40), (3, 33), (4, 100), (5, 7), (2, 257)):
+        assert_equal_with_gradients(compiled, function, grid_inputs(batch, n))
+    assert counter.compilations <= 2
