@@ -27,7 +27,17 @@ CASES = {
     "one position": ((1, 1), (3, 3), 0, 1, False),
     "scope of one": ((4, 4), (1, 1), 0, 1, False),
 }
-cases = pytest.mark.parametrize(("grid", "sides", "u", "dilation", "causal"), CASES.values(), ids=CASES.keys())
+
+
+def serving(grid):
+    """The algorithms that serve a grid: all but one serve all."""
+    return [name for name in ALGORITHMS if len(grid) < 3 or name != "value_axis_convolution"]
+
+
+algorithms_and_cases = pytest.mark.parametrize(
+    ("algorithm", "grid", "sides", "u", "dilation", "causal"),
+    [pytest.param(name, *case, id=f"{id}-{name}") for id, case in CASES.items() for name in serving(case[0])],
+)
 
 
 def make_inputs(grid, sides, u, batch=2, heads=3, k=4, v=5, dtype=torch.float64):
@@ -37,12 +47,23 @@ def make_inputs(grid, sides, u, batch=2, heads=3, k=4, v=5, dtype=torch.float64)
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-@algorithms
-@cases
+@algorithms_and_cases
 def test_every_algorithm_equals_the_definition_in_float64(grid, sides, u, dilation, causal, algorithm):
     queries, table, values = make_inputs(grid, sides, u)
     expected = definition.position_interaction(queries, table, values, grid, dilation=dilation, causal=causal)
     result = position_interaction(queries, table, values, grid, dilation=dilation, causal=causal, algorithm=algorithm)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
+
+
+@algorithms
+def test_the_local_form_equals_the_global_einsum_with_the_pairs_beyond_the_scope_masked(algorithm):
+    grid, sides = (5, 6), (3, 5)
+    queries, table, values = make_inputs(grid, (9, 11), 0)  # every offset of the grid
+    rows, columns = (axis.flatten() for axis in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
+    near = [(axis[None] - axis[:, None]).abs() <= side // 2 for axis, side in zip((rows, columns), sides, strict=True)]
+    embeddings = definition.relative_embeddings(table, grid) * (near[0] & near[1]).unsqueeze(-1)
+    expected = torch.einsum("bhnk,nmk,bmv->bhnv", queries, embeddings, values)
+    result = position_interaction(queries, table[3:6, 3:8], values, grid, algorithm=algorithm)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
 
 
@@ -77,9 +98,8 @@ def test_gradients_err_at_most_twice_as_much_as_those_of_the_plain_formula(grid,
         assert_as_exact_as_plain(one, other, truth)
 
 
-@algorithms
 @pytest.mark.parametrize("batch", [1, 2])
-@cases
+@algorithms_and_cases
 def test_gradcheck(grid, sides, u, dilation, causal, batch, algorithm):
     inputs = make_inputs(grid, sides, u, batch=batch, heads=2, k=2, v=2)
     for tensor in inputs:
@@ -140,11 +160,12 @@ def test_shifting_the_input_shifts_the_output(shift, algorithm):
 )
 def test_the_algorithms_agree(grid, half, u, dilation, causal):
     inputs = make_inputs(grid, (2 * half + 1,) * len(grid), u, k=3, v=2)
-    one, other = (
-        position_interaction(*inputs, grid, dilation=dilation, causal=causal, algorithm=name)
-        for name in ("lambda_order", "convolution")
+    first, *others = (
+        position_interaction(*inputs, grid, dilation=dilation, causal=causal, algorithm=name) for name in serving(grid)
     )
-    torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    assert len(others) >= 2
+    for other in others:
+        torch.testing.assert_close(first, other, rtol=1e-11, atol=1e-11)
 
 
 @algorithms
@@ -231,6 +252,29 @@ def test_the_plan_prints_every_algorithm_and_marks_its_choice():
     assert f"* {plan.chosen}" in str(plan)
 
 
+def test_the_plan_never_chooses_the_other_forms_of_the_convolution():
+    for grid in (400,), (9, 9), (56, 56), (512, 512), (6, 7, 8):
+        for side in 3, 23:
+            n, sides = math.prod(grid), (side,) * len(grid)
+            inputs = [torch.empty(shape, device="meta") for shape in ((8, 4, n, 16), (*sides, 16), (8, n, 64))]
+            assert explain(*inputs, grid).chosen in ("lambda_order", "convolution")
+
+
+def test_an_algorithm_that_cannot_serve_is_refused_by_name_with_the_reason():
+    inputs = make_inputs((2, 4, 3), (3, 3, 5), 0)
+    message = r"algorithm must be one that serves a grid of \(2, 4, 3\); 'value_axis_convolution' serves.*no 4-d"
+    for function in explain, position_interaction:
+        with pytest.raises(ValueError, match=message):
+            function(*inputs, (2, 4, 3), algorithm="value_axis_convolution")
+
+
+def test_the_plan_prints_a_dash_for_an_algorithm_that_cannot_serve():
+    plan = explain(*make_inputs((2, 4, 3), (3, 3, 5), 0), (2, 4, 3))
+    (line,) = [line.split() for line in str(plan).splitlines() if "value_axis_convolution" in line]
+    assert line == ["value_axis_convolution", "-", "-"]
+    assert plan.costs["value_axis_convolution"] is None
+
+
 def test_an_explicit_choice_is_followed_whatever_it_costs():
     queries, table, values = (torch.empty(s, device="meta") for s in ((1, 1, 128**2, 16), (3, 3, 16), (1, 128**2, 16)))
     assert explain(queries, table, values, (128, 128)).chosen == "convolution"
@@ -297,3 +341,17 @@ def test_forward_mode_agrees_with_backward_mode(algorithm):
     _, pull = torch.func.vjp(function, *inputs)
     backward = sum((g * t).sum() for g, t in zip(pull(forward), tangents, strict=True))
     torch.testing.assert_close(forward.square().sum(), backward)
+
+
+@algorithms
+def test_compiles_whole_and_gives_the_same_gradients(algorithm):
+    torch.compiler.reset()
+    inputs = [x.requires_grad_() for x in make_inputs((3, 4), (3, 5), 2)]
+
+    def function(*x):
+        return position_interaction(*x, (3, 4), dilation=2, algorithm=algorithm)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    one, other = (torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, function))
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
