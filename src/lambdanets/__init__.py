@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lambdanets._timm import register_with_timm
 from lambdanets.layers import LambdaLayer2d
-from lambdanets.ops import content_lambda, explain, lambda_interaction, position_interaction
+from lambdanets.ops import content_lambda, explain, lambda_interaction, position_interaction, resize_table
 
 if TYPE_CHECKING:
     from lambdanets.models import create_model, list_models, replace_convolutions
@@ -24,6 +24,7 @@ __all__ = [
     "list_models",
     "position_interaction",
     "replace_convolutions",
+    "resize_table",
 ]
 
 _ON_FIRST_USE = {

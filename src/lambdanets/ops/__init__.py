@@ -1,7 +1,8 @@
 """The mathematics: tensors in, tensors out, no parameters. Knows only torch."""
 
 from lambdanets.ops.content import content_lambda
+from lambdanets.ops.geometry import resize_table
 from lambdanets.ops.interaction import lambda_interaction
 from lambdanets.ops.position import explain, position_interaction
 
-__all__ = ["content_lambda", "explain", "lambda_interaction", "position_interaction"]
+__all__ = ["content_lambda", "explain", "lambda_interaction", "position_interaction", "resize_table"]

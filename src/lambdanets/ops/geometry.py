@@ -4,10 +4,16 @@ A table R (r_1..r_D, k, u) has one row per relative offset m - n, its centre at 
 offsets that the grid does not have are cropped, offsets that the table does not have count as zero.
 """
 
+import math
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lambdanets.ops.precision import FLOATING
+
+_INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def reach(scope: int, side: int, dilation: int) -> int:
@@ -31,22 +37,74 @@ def without_future(table: Tensor, dimensions: int) -> Tensor:
     return F.pad(flat[:past], (0, 0, 0, 0, 0, flat.shape[0] - past)).reshape(table.shape)
 
 
-def embeddings_of_pairs(table: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
-    """E (S_1..S_D, k, u, S_1..S_D), query position first, from a table (r_1..r_D, k, u) cropped to the grid.
+def embeddings_of_pairs(
+    table: Tensor, grid: Sequence[int], dilation: int, context_grid: Sequence[int] | None = None
+) -> Tensor:
+    """E (S_1..S_D, k, u, C_1..C_D), query position first, from a table R (r_1..r_D, k, u).
 
-    A strided view of the padded table: unfold's gradient sums the pairs of an offset in a fixed order, where that of
-    an indexed gather may not.
+    e[n,m] = R[centre + (m - n) / dilation], zero beyond the table and where the offset is no multiple of the dilation.
+    context_grid: the sides C of the grid of context positions, whose first position is that of the queries' grid;
+    None for the same grid. Cost: the memory of E; no arithmetic.
+
+    A strided view of the padded or cropped table: unfold's gradient sums the pairs of an offset in a fixed order,
+    where that of an indexed gather may not.
     """
     dimensions = len(grid)
-    for axis, side in enumerate(grid):
-        steps = table.shape[axis] // 2
+    for axis, (side, context) in enumerate(zip(grid, grid if context_grid is None else context_grid, strict=True)):
+        farthest = table.shape[axis] // 2 * dilation
         if dilation > 1:
             table = _spread(table, axis, dilation)
-        missing = side - 1 - steps * dilation
-        table = F.pad(table, _padding(table.ndim, axis, missing, missing))
-        # Window i of length S starts at offset i - (S - 1): it belongs to query position S - 1 - i.
-        table = table.unfold(axis, side, 1)
+        # Offsets from -(S - 1) to C - 1; a negative padding crops.
+        table = F.pad(table, _padding(table.ndim, axis, side - 1 - farthest, context - 1 - farthest))
+        # Window i of length C starts at offset i - (S - 1): it belongs to query position S - 1 - i.
+        table = table.unfold(axis, context, 1)
     return table.flip(tuple(range(dimensions)))
+
+
+def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) -> Tensor:
+    """A table (r_1..r_D, k[, u]) interpolated linearly to other odd sides, D = len(sides), to go on at another size.
+
+    The ends and the centre, offset 0, stay where they are. An axis that shrinks to one entry keeps its centre; one
+    that grows from one entry keeps it as the centre of zeros, as offsets beyond a table count as zero.
+    keep_sum: scale the entries by prod((r - 1) / (r' - 1)) over the axes where both exceed 1. Offsets lie that much
+        denser, and a lambda is a sum over positions: it keeps its scale. Otherwise the entries keep theirs.
+
+    Returns a new tensor (r'_1..r'_D, k[, u]) in the table's dtype, computed in float32 or wider; at the same sides a
+    copy. Differentiable. Cost: 2^D k u prod(r') multiply-adds. Raises ValueError naming the argument that does not fit.
+    """
+    check_resize(table, sides)
+    dimensions = len(sides)
+    old, channels = table.shape[:dimensions], table.shape[dimensions:]
+    if tuple(old) == tuple(sides):
+        return table.clone()
+    resized = table.to(torch.promote_types(table.dtype, torch.float32))
+    for axis, side in enumerate(sides):
+        if side == 1:
+            resized = resized.narrow(axis, old[axis] // 2, 1)
+    size = [1 if r == 1 else side for r, side in zip(old, sides, strict=True)]
+    maps = resized.flatten(dimensions).movedim(-1, 0).unsqueeze(0)  # (1, (k u), r..)
+    maps = F.interpolate(maps, size, mode=_INTERPOLATIONS[dimensions], align_corners=True)
+    resized = maps.squeeze(0).movedim(0, -1).reshape(*size, *channels)
+    for axis, (r, side) in enumerate(zip(old, sides, strict=True)):
+        if r == 1:
+            resized = F.pad(resized, _padding(resized.ndim, axis, side // 2, side // 2))
+    if keep_sum:
+        resized = resized * math.prod((r - 1) / (side - 1) for r, side in zip(old, sides, strict=True) if r > 1 < side)
+    return resized.to(table.dtype)
+
+
+def check_resize(table: Tensor, sides: Sequence[int], name: str = "sides") -> None:
+    """Raise ValueError, naming the argument, unless the table (r_1..r_D, k[, u]) can be resized to the sides."""
+    whole = isinstance(sides, Sequence) and all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    if not whole or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
+        raise ValueError(f"{name} must be 1, 2 or 3 whole numbers, odd and positive, got {sides!r}")
+    if table.ndim - len(sides) not in (1, 2):
+        expected = f"{len(sides)} sides, as {name} has, and then (k,) or (k, u)"
+        raise ValueError(f"table must have {expected}, got shape {tuple(table.shape)}")
+    if any(side % 2 == 0 for side in table.shape[: len(sides)]):
+        raise ValueError(f"table must have odd sides, so that offset 0 is its centre, got {tuple(table.shape)}")
+    if table.dtype not in FLOATING:
+        raise ValueError(f"table must be float16, bfloat16, float32 or float64, got {table.dtype}")
 
 
 def _spread(table: Tensor, axis: int, dilation: int) -> Tensor:

@@ -1,0 +1,193 @@
+import itertools
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from lambdanets import resize_table
+from lambdanets.ops import position_interaction
+from lambdanets.ops.geometry import embeddings_of_pairs
+
+
+def random(*shape, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+def pair_by_pair(table, grid, dilation, context_grid):
+    """E (S_1..S_D, k, u, C_1..C_D), one pair at a time."""
+    dimensions = len(grid)
+    result = torch.zeros(*grid, *context_grid, *table.shape[dimensions:], dtype=table.dtype)
+    for n in itertools.product(*map(range, grid)):
+        for m in itertools.product(*map(range, context_grid)):
+            steps = [divmod(there - here, dilation) for here, there in zip(n, m, strict=True)]
+            index = [step + side // 2 for (step, _), side in zip(steps, table.shape, strict=False)]
+            inside = all(0 <= i < side for i, side in zip(index, table.shape, strict=False))
+            if inside and all(rest == 0 for _, rest in steps):
+                result[(*n, *m)] = table[tuple(index)]
+    return result.movedim((-2, -1), (dimensions, dimensions + 1))
+
+
+# grid of the queries, grid of the context, sides of the table
+PAIRS = {
+    "1d, larger context": ((4,), (7,), (5,)),
+    "1d, smaller context": ((6,), (2,), (7,)),
+    "1d, table beyond both": ((3,), (2,), (15,)),
+    "1d, one query": ((1,), (6,), (5,)),
+    "1d, one context position": ((5,), (1,), (3,)),
+    "2d, larger and smaller": ((3, 5), (6, 2), (5, 3)),
+    "2d, table beyond both": ((2, 3), (3, 1), (11, 9)),
+    "2d, same grid": ((3, 4), (3, 4), (3, 5)),
+    "3d, larger and smaller": ((2, 3, 2), (3, 1, 4), (3, 5, 3)),
+}
+pairs = pytest.mark.parametrize(("grid", "context_grid", "sides"), PAIRS.values(), ids=PAIRS.keys())
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pairs
+def test_embeddings_of_pairs_are_those_of_a_plain_loop(grid, context_grid, sides, dilation):
+    table = random(*sides, 2, 3)
+    result = embeddings_of_pairs(table, grid, dilation, context_grid)
+    assert result.shape == (*grid, 2, 3, *context_grid)
+    assert torch.equal(result, pair_by_pair(table, grid, dilation, context_grid))
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_embeddings_of_pairs_need_no_cropped_table(dilation):
+    table = random(9, 5, 2, 1)
+    result = embeddings_of_pairs(table, (3, 4), dilation)
+    assert torch.equal(result, pair_by_pair(table, (3, 4), dilation, (3, 4)))
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pairs
+def test_gradcheck_of_embeddings_of_pairs(grid, context_grid, sides, dilation):
+    table = random(*sides, 1, 2).requires_grad_()
+    assert gradcheck(lambda t: embeddings_of_pairs(t, grid, dilation, context_grid), table, fast_mode=True)
+
+
+# sides before, sides after
+RESIZES = {
+    "1d up": ((5,), (9,)),
+    "1d down": ((9,), (5,)),
+    "2d up": ((3, 5), (7, 7)),
+    "2d up and down": ((7, 5), (5, 9)),
+    "2d one axis alone": ((7, 5), (7, 9)),
+    "3d up and down": ((3, 5, 7), (5, 3, 9)),
+}
+resizes = pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.keys())
+
+
+@pytest.mark.parametrize("channels", [(3,), (2, 3)], ids=["k", "k u"])
+@resizes
+def test_centre_and_corners_stay(old, new, channels):
+    table = random(*old, *channels)
+    resized = resize_table(table, new, keep_sum=False)
+    assert resized.shape == (*new, *channels)
+    torch.testing.assert_close(resized[tuple(s // 2 for s in new)], table[tuple(s // 2 for s in old)])
+    for corner in itertools.product((0, -1), repeat=len(old)):
+        torch.testing.assert_close(resized[corner], table[corner])
+
+
+@resizes
+def test_a_table_linear_in_the_offset_stays_that_line(old, new):
+    def plane(sides):
+        axes = [torch.linspace(-1, 1, side, dtype=torch.float64) for side in sides]
+        return sum((i + 1) * axis for i, axis in enumerate(torch.meshgrid(*axes, indexing="ij"))).unsqueeze(-1)
+
+    torch.testing.assert_close(resize_table(plane(old), new, keep_sum=False), plane(new))
+
+
+@pytest.mark.parametrize(("old", "new"), [((5,), (9,)), ((3, 5), (7, 9)), ((3, 5, 3), (5, 5, 7))], ids=str)
+def test_keep_sum_keeps_the_sum_with_the_ends_counted_half(old, new):
+    def total(table):
+        for side in table.shape[:-1]:
+            weights = torch.ones(side, dtype=table.dtype)
+            weights[[0, -1]] = 0.5
+            table = torch.tensordot(weights, table, 1)
+        return table
+
+    table = random(*old, 4)
+    torch.testing.assert_close(total(resize_table(table, new)), total(table))
+
+
+def test_the_scale_is_that_of_the_denser_offsets():
+    table = random(5, 9, 2)
+    factor = math.prod([4 / 8, 8 / 2])
+    torch.testing.assert_close(resize_table(table, (9, 3)), factor * resize_table(table, (9, 3), keep_sum=False))
+
+
+def test_outputs_keep_their_scale_at_twice_the_resolution():
+    smooth = torch.ones(9, 9, 1, dtype=torch.float64)
+    tables = {16: smooth, 32: resize_table(smooth, (17, 17))}
+    outputs = []
+    for side, table in tables.items():
+        ones = torch.ones(1, 1, side * side, 1, dtype=torch.float64)
+        output = position_interaction(ones, table, ones[0], (side, side))
+        outputs.append(output.view(side, side)[side // 2, side // 2])
+    torch.testing.assert_close(outputs[1] / outputs[0], torch.tensor((17 / 18) ** 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("keep_sum", [True, False])
+def test_an_axis_of_one_entry_keeps_the_centre(keep_sum):
+    table = random(5, 1, 3)
+    shrunk = resize_table(table, (1, 1), keep_sum=keep_sum)
+    assert torch.equal(shrunk, table[2:3])
+    grown = resize_table(table, (5, 5), keep_sum=keep_sum)
+    assert torch.equal(grown[:, 2:3], table)
+    assert not grown[:, [0, 1, 3, 4]].any()
+    both = resize_table(table, (1, 3), keep_sum=keep_sum)
+    assert torch.equal(both[:, 1:2], table[2:3])
+    assert not both[:, [0, 2]].any()
+
+
+def test_growing_from_one_entry_changes_no_output():
+    queries, values, table = random(2, 2, 12, 3), random(2, 12, 4), random(1, 3, 3)
+    expected = position_interaction(queries, table, values, (3, 4))
+    torch.testing.assert_close(position_interaction(queries, resize_table(table, (5, 3)), values, (3, 4)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_same_sides_give_a_copy_of_the_same_values(dtype):
+    table = random(5, 7, 3).to(dtype)
+    resized = resize_table(table, [5, 7])
+    assert torch.equal(resized, table)
+    assert resized.data_ptr() != table.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_computed_in_float32_and_keeps_its_dtype(dtype):
+    table = random(5, 7, 3).to(dtype)
+    resized = resize_table(table, (9, 5))
+    assert resized.dtype == dtype
+    assert torch.equal(resized, resize_table(table.float(), (9, 5)).to(dtype))
+
+
+@pytest.mark.parametrize(("old", "new"), [*RESIZES.values(), ((5, 1), (1, 3))], ids=str)
+def test_gradcheck_of_resizing(old, new):
+    assert gradcheck(lambda t: resize_table(t, new), random(*old, 2).requires_grad_())
+
+
+WRONG = {
+    "an even side": ({"sides": (5, 6)}, r"sides must be 1, 2 or 3 whole numbers, odd and positive, got \(5, 6\)"),
+    "a negative side": ({"sides": (5, -1)}, "sides must be .* odd and positive"),
+    "a broken side": ({"sides": (5, 7.0)}, r"sides must be 1, 2 or 3 whole numbers.*got \(5, 7.0\)"),
+    "a boolean side": ({"sides": (5, True)}, "sides must be 1, 2 or 3 whole numbers"),
+    "a number for sides": ({"sides": 5}, "sides must be 1, 2 or 3 whole numbers.*got 5"),
+    "no sides": ({"sides": ()}, "sides must be 1, 2 or 3 whole numbers"),
+    "four sides": ({"sides": (3, 3, 3, 3)}, "sides must be 1, 2 or 3 whole numbers"),
+    "more sides than the table": (
+        {"sides": (3, 3, 3)},
+        r"table must have 3 sides, as sides has, and then \(k,\) or \(k, u\), got shape \(5, 7, 4\)",
+    ),
+    "fewer sides than the table": ({"sides": (3,), "shape": (5, 7, 4, 2)}, "table must have 1 sides, as sides has"),
+    "an even table": ({"shape": (5, 8, 4)}, r"table must have odd sides.*got \(5, 8, 4\)"),
+    "whole numbers for a table": ({"dtype": torch.int64}, "table must be float16, .*got torch.int64"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_be_resized_is_named(changes, message):
+    arguments = {"shape": (5, 7, 4), "dtype": torch.float32, "sides": (3, 3)} | changes
+    with pytest.raises(ValueError, match=message):
+        resize_table(torch.zeros(arguments["shape"], dtype=arguments["dtype"]), arguments["sides"])
