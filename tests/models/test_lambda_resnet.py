@@ -125,9 +125,11 @@ def test_drop_path_drops_whole_blocks_in_training_alone():
     assert not (block(x) == block.downsample(x).relu()).flatten(1).all(dim=1).any()
 
 
-def test_the_last_norm_of_each_block_starts_at_zero():
-    model = create_model("lambda_resnet20_small")
-    assert all(not block.bn3.weight.any() for block in model.layer4)
+@pytest.mark.parametrize("name", ["lambda_resnet20_small", "lambda_resnet50", "resnet50_lambda"])
+def test_the_last_norm_of_every_block_starts_at_zero(name):
+    model = create_model(name)
+    stages = [model.layer1, model.layer2, model.layer3, model.layer4]
+    assert all(not block.bn3.weight.any() for stage in stages for block in stage)
 
 
 def test_surgery_leaves_the_layers_own_initialisation():
