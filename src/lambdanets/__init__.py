@@ -7,7 +7,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lambdanets._timm import register_with_timm
-from lambdanets.layers import LambdaLayer2d
+from lambdanets.layers import (
+    DenseEmbedding,
+    EdgeEmbedding,
+    LambdaLayer,
+    LambdaLayer1d,
+    LambdaLayer2d,
+    LambdaLayer3d,
+    RelativeEmbedding,
+    decode_step,
+    start_decoding,
+)
 from lambdanets.ops import content_lambda, explain, lambda_interaction, position_interaction, resize_table
 
 if TYPE_CHECKING:
@@ -16,15 +26,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DenseEmbedding",
+    "EdgeEmbedding",
+    "LambdaLayer",
+    "LambdaLayer1d",
     "LambdaLayer2d",
+    "LambdaLayer3d",
+    "RelativeEmbedding",
     "content_lambda",
     "create_model",
+    "decode_step",
     "explain",
     "lambda_interaction",
     "list_models",
     "position_interaction",
     "replace_convolutions",
     "resize_table",
+    "start_decoding",
 ]
 
 _ON_FIRST_USE = {

@@ -1,29 +1,53 @@
 import copy
+import itertools
+import pickle
 
+import hypothesis.strategies as st
 import pytest
 import torch
-from torch.autograd import gradcheck
+from hypothesis import given, settings
+from torch.autograd import gradcheck, gradgradcheck
 
-from lambdanets import LambdaLayer2d
+from lambdanets import DenseEmbedding, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.ops import definition
 
+LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
 
-def by_definition(layer, x):
+
+def by_definition(layer, x, mask=None):
     """The layer's output from its parameters and the specification alone, before any pooling."""
-    b, _, height, width = x.shape
-    n, h, k, u = height * width, layer.heads, layer.query_depth, layer.intra_depth
+    (b, _, *grid), h, k, u, v = x.shape, layer.heads, layer.query_depth, layer.intra_depth, layer.value_depth
+    n = x[0, 0].numel()
+    lead = (h,) if layer.multi_head else ()
     queries = layer.query_norm(layer.query_projection(x)).reshape(b, h, k, n).transpose(2, 3)
-    values = layer.value_norm(layer.value_projection(x)).reshape(b, layer.value_depth, u, n).permute(0, 3, 1, 2)
-    output = 0
+    if layer.normalize_queries:
+        queries = queries.softmax(dim=3)
+    values = layer.value_norm(layer.value_projection(x)).reshape(b, *lead, v, u, n).movedim(-1, -3)
+    keys = embeddings = None
     if layer.key_projection is not None:
-        keys = layer.key_projection(x).reshape(b, k, u, n).permute(0, 3, 1, 2)
-        output = output + definition.lambda_interaction(queries, keys, values, None)
-    if layer.embedding is not None:
-        table = layer.embedding.table if u > 1 else layer.embedding.table.unsqueeze(-1)
-        output = output + definition.position_interaction(
-            queries, table, values, (height, width), dilation=layer.dilation
-        )
-    return output.transpose(2, 3).reshape(b, layer.dim_out, height, width)
+        keys = layer.key_projection(x).reshape(b, *lead, k, u, n).movedim(-1, -3)
+    if isinstance(layer.embedding, RelativeEmbedding):
+        tables = layer.embedding.table if layer.multi_head else layer.embedding.table[None]
+        tables = tables if u > 1 else tables[..., None]
+        embeddings = [definition.relative_embeddings(table, grid, dilation=layer.dilation) for table in tables]
+        embeddings = torch.stack(embeddings) if layer.multi_head else embeddings[0]
+    elif layer.embedding is not None:
+        embeddings = layer.embedding(n, n) if u > 1 else layer.embedding(n, n)[..., None]
+    allowed = torch.ones(b, n, n, dtype=torch.bool)
+    if mask is not None:
+        allowed = allowed & mask.flatten(1)[:, None]
+    if layer.causal:
+        allowed = allowed.tril()
+    output = definition.lambda_interaction(
+        queries,
+        keys,
+        values,
+        embeddings,
+        mask=allowed,
+        multi_head=layer.multi_head,
+        normalize_keys=layer.normalize_keys,
+    )
+    return output.transpose(2, 3).reshape(b, layer.dim_out, *grid)
 
 
 OPTIONS = {
@@ -37,13 +61,26 @@ OPTIONS = {
     "global": {"scope": None, "grid": (5, 6)},
     "dilated": {"dilation": 2},
     "convolution": {"algorithm": "convolution"},
-}
+    "causal": {"causal": True},
+    "causal, dilated, intra-depth": {"causal": True, "dilation": 2, "intra_depth": 2},
+    "l2 keys": {"normalize_keys": "l2"},
+    "keys as given": {"normalize_keys": None},
+    "softmax on keys and queries": {"normalize_queries": "softmax"},
+    "l2 keys, no batch norm, causal": {"normalize_keys": "l2", "batch_norm": False, "causal": True},
+    "multi-head": {"multi_head": True},
+    "multi-head, intra-depth, causal": {"multi_head": True, "intra_depth": 2, "causal": True},
+    "multi-head, position only": {"multi_head": True, "content": False},
+    "free embeddings": {"embedding": DenseEmbedding(30, 30, 4, dtype=torch.float64)},
+    "free embeddings, multi-head, causal": {
+        "embedding": DenseEmbedding(30, 30, 4, heads=2, dtype=torch.float64), "multi_head": True, "causal": True,
+    },
+}  # fmt: skip
 options = pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
 
 
-def make_layer(dtype=torch.float64, dim=8, **option):
+def make_layer(dtype=torch.float64, dim=8, dimensions=2, **option):
     torch.manual_seed(0)
-    return LambdaLayer2d(dim, **({"query_depth": 4, "heads": 2, "scope": 5, "dtype": dtype} | option))
+    return LAYERS[dimensions](dim, **({"query_depth": 4, "heads": 2, "scope": 5, "dtype": dtype} | option))
 
 
 def image(*shape, dtype=torch.float64):
@@ -54,13 +91,101 @@ def image(*shape, dtype=torch.float64):
 @pytest.mark.parametrize("size", [(5, 6), (4, 4), (1, 7)], ids=str)
 def test_equals_the_definition_at_any_size(size, option):
     layer, x = make_layer(**option), image(2, 8, *size)
-    torch.testing.assert_close(layer(x), by_definition(layer, x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(layer(x), by_definition(layer, x), rtol=1e-12, atol=1e-12)
+
+
+SEVERAL_DIMENSIONS = {
+    "1d": (1, {}, (11,)),
+    "1d causal": (1, {"causal": True}, (40,)),
+    "1d global": (1, {"scope": None, "grid": (9,)}, (9,)),
+    "1d multi-head, intra-depth": (1, {"multi_head": True, "intra_depth": 3}, (9,)),
+    "3d": (3, {"scope": 3}, (3, 4, 5)),
+    "3d causal, dilated": (3, {"scope": (3, 5, 1), "causal": True, "dilation": 2}, (5, 4, 3)),
+    "3d global": (3, {"scope": None, "grid": (2, 3, 3)}, (2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize(("dimensions", "option", "size"), SEVERAL_DIMENSIONS.values(), ids=SEVERAL_DIMENSIONS.keys())
+def test_sequences_and_volumes_equal_the_definition(dimensions, option, size):
+    layer, x = make_layer(dimensions=dimensions, **option), image(2, 8, *size)
+    torch.testing.assert_close(layer(x), by_definition(layer, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "size", "expected"), [(1, (9,), (5,)), (3, (3, 4, 5), (2, 2, 3))], ids=["1d", "3d"]
+)
+def test_stride_in_other_dimensions_averages_over_the_positions_that_exist(dimensions, size, expected):
+    layer, x = make_layer(dimensions=dimensions, stride=2), image(2, 8, *size)
+    before = by_definition(layer, x)
+    result = layer(x)
+    assert result.shape[2:] == expected
+    corner = (slice(None), slice(None), *(slice(2),) * dimensions)
+    torch.testing.assert_close(result[(..., *(0,) * dimensions)], before[corner].flatten(2).mean(dim=2))
+
+
+def test_channels_last_volumes_keep_their_layout():
+    layer, x = make_layer(dimensions=3, scope=3), image(2, 8, 3, 4, 5)
+    result = layer(x.contiguous(memory_format=torch.channels_last_3d))
+    assert result.is_contiguous(memory_format=torch.channels_last_3d)
+    torch.testing.assert_close(result, layer(x))
+
+
+MASKED = {
+    "plain": (2, {}, (6, 7), (4, 5)),
+    "stride 2, odd": (2, {"stride": 2}, (8, 7), (5, 5)),
+    "stride 2, even": (2, {"stride": 2}, (8, 7), (4, 6)),
+    "stride 3": (2, {"stride": 3}, (8, 7), (5, 4)),
+    "intra-depth, multi-head": (2, {"intra_depth": 2, "multi_head": True}, (6, 7), (3, 7)),
+    "l2": (2, {"normalize_keys": "l2"}, (6, 7), (6, 3)),
+    "free embeddings, one row": (2, {"embedding": DenseEmbedding(8, 8, 4, dtype=torch.float64)}, (1, 8), (1, 5)),
+    "no batch norm": (2, {"batch_norm": False}, (6, 7), (4, 5)),
+    "1d causal": (1, {"causal": True}, (9,), (5,)),
+    "3d": (3, {"scope": 3}, (3, 4, 5), (2, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize(("dimensions", "option", "size", "real"), MASKED.values(), ids=MASKED.keys())
+def test_padding_changes_nothing_in_the_real_part(dimensions, option, size, real, training):
+    layer = make_layer(dimensions=dimensions, **option).train(training)
+    small, padded = image(2, 8, *real), torch.full((2, 8, *size), torch.nan, dtype=torch.float64)
+    inside = tuple(slice(side) for side in real)
+    padded[(..., *inside)] = small
+    mask = torch.zeros(2, *size, dtype=torch.bool)
+    mask[(slice(None), *inside)] = True
+    other = copy.deepcopy(layer)
+    expected, result = layer(small), other(padded, mask)
+    kept = (..., *(slice(side) for side in expected.shape[2:]))
+    torch.testing.assert_close(result[kept], expected, rtol=1e-10, atol=1e-12)
+    rest = result.clone()
+    rest[kept] = 0
+    assert not rest.any()
+    for (name, one), two in zip(layer.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("option", [{}, {"stride": 2}, {"causal": True}], ids=str)
+def test_gradcheck_with_a_mask(option, batch, training):
+    layer = make_layer(dim=4, query_depth=3, **option).train(training)
+    mask = torch.ones(batch, 3, 4, dtype=torch.bool)
+    mask[0, 2:], mask[-1, :, 3:] = False, False
+    x = image(batch, 4, 3, 4).requires_grad_()
+    assert gradcheck(lambda x: layer(x, mask), x, fast_mode=True)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("option", [{}, {"intra_depth": 2}, {"stride": 2}], ids=["plain", "intra-depth", "stride"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {}, {"intra_depth": 2}, {"stride": 2}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"},
+        {"normalize_keys": None, "normalize_queries": "softmax"},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_gradcheck(option, batch, training, memory_format):
     layer = make_layer(dim=4, query_depth=3, **option).train(training)
     x = image(batch, 4, 3, 4).contiguous(memory_format=memory_format).requires_grad_()
@@ -120,18 +245,6 @@ def test_autocast_is_finite_forward_and_backward(scale, dtype):
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("option", [{}, {"stride": 2}, {"intra_depth": 2}], ids=["plain", "stride", "intra-depth"])
-def test_compiles_whole_and_serves_other_sizes(option):
-    torch.compiler.reset()
-    layer = make_layer(torch.float32, **option)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for size in ((6, 6), (5, 7), (12, 9)):
-        x = image(2, 8, *size, dtype=torch.float32).requires_grad_()
-        (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
-        (result,) = torch.autograd.grad(compiled(x).square().sum(), x)
-        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
-
-
 def test_compiles_under_autocast_and_channels_last():
     torch.compiler.reset()
     layer = make_layer(torch.float32).eval()
@@ -159,15 +272,6 @@ def test_parameters_are_as_many_as_the_formula_says(u):
     assert sum(parameter.numel() for parameter in layer.parameters()) == expected
 
 
-def test_a_copy_and_a_state_dict_give_the_same_output():
-    layer, x = make_layer().eval(), image(2, 8, 5, 6)
-    other = make_layer(scope=5)
-    other.reset_parameters()
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(other.eval()(x), layer(x))
-    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
-
-
 def test_runs_on_the_meta_device():
     layer = make_layer(torch.float32, device="meta")
     assert layer(torch.empty(2, 8, 5, 6, device="meta")).shape == (2, 8, 5, 6)
@@ -184,10 +288,29 @@ WRONG = {
     "a pair for a stride": ({"stride": (2, 2)}, r"stride must be a whole number.*got \(2, 2\)"),
     "a text for a scope": ({"scope": "5"}, "scope must be odd and positive.*got '5'"),
     "a float for a scope": ({"scope": 5.0}, "scope must be odd and positive.*got 5.0"),
-    "one side for a grid": ({"scope": None, "grid": 7}, "grid must be two positive sides.*got 7"),
+    "one side for a grid": ({"scope": None, "grid": 7}, "grid must be 2 positive sides.*got 7"),
     "a text for a flag": ({"content": "False"}, "content must be True or False, got 'False'"),
+    "a number for causal": ({"causal": 1}, "causal must be True or False, got 1"),
+    "a normalization of keys": ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
+    "a normalization of queries": ({"normalize_queries": "l2"}, "normalize_queries must be 'softmax' or None"),
+    "a tensor for an embedding": ({"embedding": torch.zeros(5, 5, 16)}, "embedding must be a module, got Tensor"),
+    "an embedding beside no position": (
+        {"embedding": RelativeEmbedding((5, 5), 16), "position": False}, "embedding must be None when position is False"
+    ),
+    "an embedding beside a grid": (
+        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None beside an embedding"
+    ),
+    "an embedding of another depth": (
+        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.*= \(2, 16, 1, None\), got \(2, 8, 1, None\)"
+    ),
+    "an embedding of other dimensions": (
+        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have.*got \(1, 16, 1, None\)"
+    ),
+    "free embeddings dilated": (
+        {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless embedding is relative, got 2"
+    ),
     "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("option", "message"), WRONG.values(), ids=WRONG.keys())
@@ -214,17 +337,120 @@ def test_wrong_inputs_are_named(x, message):
         make_layer(torch.float32)(x)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"normalize_keys": None},
-        {"normalize_queries": "softmax"},
-        {"embedding": torch.nn.Identity()},
-        {"multi_head": True},
-        {"causal": True},
-    ],
-    ids=lambda option: next(iter(option)),
-)
-def test_what_is_not_served_yet_says_so(option):
-    with pytest.raises(NotImplementedError, match=next(iter(option))):
-        LambdaLayer2d(8, **option)
+@pytest.mark.parametrize("mask", [torch.ones(1, 5, 5), torch.ones(1, 5, 4, dtype=torch.bool)], ids=["dtype", "shape"])
+def test_a_wrong_mask_is_named(mask):
+    with pytest.raises(ValueError, match=r"mask must be bool, \(1, 5, 5\), True for real positions; got"):
+        make_layer(torch.float32)(torch.zeros(1, 8, 5, 5), mask)
+
+
+def test_layers_that_share_a_table_add_up_its_gradients():
+    shared = RelativeEmbedding((5, 5), 4, dtype=torch.float64)
+    layers = [make_layer(embedding=shared) for _ in range(2)]
+    x = image(2, 8, 5, 6)
+    (layers[0](x).square().sum() + layers[1](2 * x).square().sum()).backward()
+    together = shared.table.grad.clone()
+    assert len(list(torch.nn.ModuleList(layers).parameters())) == 2 * len(list(layers[0].parameters())) - 1
+    alone = []
+    for layer, factor in zip(layers, (1, 2), strict=True):
+        shared.table.grad = None
+        layer(factor * x).square().sum().backward()
+        alone.append(shared.table.grad)
+    torch.testing.assert_close(together, sum(alone))
+
+
+def test_building_or_resetting_a_layer_leaves_the_table_it_was_given():
+    shared = RelativeEmbedding((5, 5), 4)
+    before = shared.table.detach().clone()
+    make_layer(torch.float32, embedding=shared).reset_parameters()
+    assert torch.equal(shared.table, before)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    height=st.integers(1, 7), width=st.integers(1, 7), beyond=st.integers(0, 3), causal=st.booleans(),
+    dimensions=st.integers(1, 2),
+)  # fmt: skip
+def test_a_scope_over_the_map_equals_the_global_scope(height, width, beyond, causal, dimensions):
+    grid = (height, width)[:dimensions]
+    globally = make_layer(scope=None, grid=grid, causal=causal, dimensions=dimensions)
+    scope = tuple(2 * (side + beyond) - 1 for side in grid)
+    local = make_layer(scope=scope, causal=causal, dimensions=dimensions)
+    state = globally.state_dict()
+    state["embedding.table"] = torch.nn.functional.pad(
+        state["embedding.table"], (0, 0, *(beyond,) * (2 * dimensions)), value=7.0
+    )
+    local.load_state_dict(state)
+    x = image(2, 8, *grid)
+    torch.testing.assert_close(local(x), globally(x), rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), now=st.integers(0, 28), option=st.sampled_from([{}, {"normalize_keys": "l2"}]))
+def test_causal_layers_give_the_same_bits_whatever_the_future(seed, now, option):
+    layer = make_layer(torch.float32, causal=True, **option).eval()
+    x = image(1, 8, 5, 6, dtype=torch.float32)
+    changed = x.flatten(2).clone()
+    changed[:, :, now + 1 :] = 100 * torch.randn(1, 8, 29 - now, generator=torch.Generator().manual_seed(seed))
+    one, other = (layer(y).flatten(2)[:, :, : now + 1] for y in (x, changed.view_as(x)))
+    assert torch.equal(one, other)
+
+
+@settings(max_examples=15, deadline=None)
+@given(shift=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), seed=st.integers(0, 100))
+def test_shifting_the_map_shifts_the_position_output_inside(shift, seed):
+    layer = make_layer(content=False).eval()
+    full = torch.randn(1, 8, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    one, other = full[:, :, 3:17, 3:17], full[:, :, 3 + shift[0] : 17 + shift[0], 3 + shift[1] : 17 + shift[1]]
+    one, other = layer(one), layer(other)
+    # a scope of 5 hears 2 to each side; the parts that both maps hold whole
+    rows, columns = (slice(2 + max(s, 0), 12 + min(s, 0)) for s in shift)
+    moved_rows, moved_columns = (slice(2 + max(-s, 0), 12 + min(-s, 0)) for s in shift)
+    torch.testing.assert_close(one[..., rows, columns], other[..., moved_rows, moved_columns], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("option", [{}, {"causal": True}, {"multi_head": True}], ids=str)
+def test_two_runs_give_the_same_bits_forward_and_backward(option):
+    def run():
+        layer = make_layer(torch.float32, dim=32, **option)
+        output = layer(image(4, 32, 14, 13, dtype=torch.float32))
+        return [output, *torch.autograd.grad(output.square().sum(), layer.parameters())]
+
+    assert all(torch.equal(one, other) for one, other in zip(run(), run(), strict=True))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("option", [{}, {"causal": True}], ids=str)
+def test_gradgradcheck(option, batch):
+    layer = make_layer(dim=4, query_depth=3, scope=3, **option)
+    assert gradgradcheck(layer, image(batch, 4, 3, 2).requires_grad_(), fast_mode=True)
+
+
+def test_per_sample_gradients_come_from_vmap():
+    layer, x = make_layer().eval(), image(3, 8, 4, 5)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x[None],)).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for i, name in itertools.product(range(3), parameters):
+        torch.testing.assert_close(together[name][i], torch.func.grad(loss)(parameters, x[i])[name])
+
+
+@pytest.mark.parametrize("option", [{}, {"multi_head": True, "causal": True}], ids=str)
+def test_pickle_deepcopy_and_state_dict_give_the_same_output(option):
+    layer, x = make_layer(**option), image(2, 8, 5, 6)
+    layer(x)  # statistics of the norms move
+    layer.eval()
+    loaded = make_layer(**option)
+    loaded.reset_parameters()
+    loaded.load_state_dict(layer.state_dict())
+    for copied in (loaded.eval(), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert torch.equal(copied(x), layer(x))
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_the_printed_layer_names_what_differs_from_the_default(dimensions):
+    text = repr(make_layer(dimensions=dimensions, causal=True, normalize_keys=None))
+    assert f"LambdaLayer{dimensions}d" in text
+    assert "normalize_keys=None, causal=True" in text

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lambdanets.ops import content_lambda, lambda_interaction, position_interaction
+from lambdanets.ops import lambda_interaction
 
 
 def grid_inputs(batch, *grid, seed=0):

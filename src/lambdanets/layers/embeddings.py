@@ -1,16 +1,43 @@
-"""Relative embeddings as modules, so that a layer can be given one."""
+"""Embeddings of pairs of positions as modules, so that layers can be given one, or share one."""
+
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.ops import resize_table
-from lambdanets.ops.geometry import check_resize
+from lambdanets.layers.projections import check_sizes
+from lambdanets.ops.geometry import check_resize, embeddings_of_pairs, resize_table
 
 
-class RelativeEmbedding(nn.Module):
+class _Table(nn.Module):
+    """A parameter `table` of embeddings, drawn from N(0, 1) (Sec. F.2): ([h,] *sides, k[, u])."""
+
+    def __init__(
+        self, sides: tuple[int, ...], query_depth: int, intra_depth: int, heads: int | None, **factory: Any
+    ) -> None:
+        super().__init__()
+        check_sizes(query_depth=query_depth, intra_depth=intra_depth, **({} if heads is None else {"heads": heads}))
+        self.query_depth, self.intra_depth, self.heads = query_depth, intra_depth, heads
+        lead, intra = () if heads is None else (heads,), () if intra_depth == 1 else (intra_depth,)
+        self.table = nn.Parameter(torch.empty(*lead, *sides, query_depth, *intra, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table)
+
+    def extra_repr(self) -> str:
+        return " x ".join(str(side) for side in self.table.shape)
+
+
+class RelativeEmbedding(_Table):
     """One embedding per relative offset: the table R (r_1..r_D, k[, u]) of Sec. 3.3, drawn from N(0, 1) (Sec. F.2).
 
-    scope: the odd sides r_1..r_D. The same table serves any grid; see `lambdanets.position_interaction`.
+    e[n,m] = R[centre + (m - n) / dilation]. The same table serves any grid; see `lambdanets.position_interaction`.
+
+    Args:
+        scope: the odd sides r_1..r_D, D of 1, 2 or 3.
+        query_depth, intra_depth: k and u. heads: for a multi-head layer, a table for each head, (h, r_1..r_D, k[, u]).
     """
 
     def __init__(
@@ -19,17 +46,25 @@ class RelativeEmbedding(nn.Module):
         query_depth: int,
         intra_depth: int = 1,
         *,
+        heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        if not isinstance(scope, tuple) or not 1 <= len(scope) <= 3:
+            raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd sides, got {scope!r}")
+        if any(not isinstance(side, int) or side < 1 or side % 2 == 0 for side in scope):
+            raise ValueError(f"scope must be odd and positive in every side, got {scope!r}")
+        super().__init__(scope, query_depth, intra_depth, heads, device=device, dtype=dtype)
         self.dimensions = len(scope)
-        intra = () if intra_depth == 1 else (intra_depth,)
-        self.table = nn.Parameter(torch.empty(*scope, query_depth, *intra, device=device, dtype=dtype))
-        self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.table)
+    @property
+    def scope(self) -> tuple[int, ...]:
+        """The sides r_1..r_D of the table."""
+        first = 0 if self.heads is None else 1
+        return tuple(self.table.shape[first : first + self.dimensions])
+
+    def forward(self) -> Tensor:
+        return self.table
 
     def resize(self, scope: tuple[int, ...], keep_sum: bool = True) -> None:
         """Interpolate the table to another scope in place, to go on at another resolution; see `resize_table`.
@@ -37,14 +72,108 @@ class RelativeEmbedding(nn.Module):
         The parameter is a new one, with the dtype, device and requires_grad of the old: an optimizer made before still
         holds the old one and must be made anew. Raises ValueError unless scope has D odd sides.
         """
-        check_resize(self.table, scope, "scope")
+        tables = self.table.detach() if self.heads is not None else self.table.detach().unsqueeze(0)
+        check_resize(tables[0], scope, "scope")
         if len(scope) != self.dimensions:
             raise ValueError(f"scope must have as many sides as before, {self.dimensions}, got {scope}")
-        resized = resize_table(self.table.detach(), scope, keep_sum=keep_sum)
+        resized = torch.stack([resize_table(table, scope, keep_sum=keep_sum) for table in tables])
+        resized = resized if self.heads is not None else resized[0]
         self.table = nn.Parameter(resized, requires_grad=self.table.requires_grad)
 
-    def forward(self) -> Tensor:
-        return self.table
+    def of_pairs(
+        self, grid: tuple[int, ...], context_grid: tuple[int, ...] | None = None, *, dilation: int = 1
+    ) -> Tensor:
+        """E ([h,] n, m, k[, u]) for all pairs of a grid with itself, or with a context grid of the same origin."""
+        if self.heads is not None:
+            return torch.stack([self._of_pairs(table, grid, context_grid, dilation) for table in self.table])
+        return self._of_pairs(self.table, grid, context_grid, dilation)
 
-    def extra_repr(self) -> str:
-        return " x ".join(str(side) for side in self.table.shape)
+    def _of_pairs(
+        self, table: Tensor, grid: tuple[int, ...], context_grid: tuple[int, ...] | None, dilation: int
+    ) -> Tensor:
+        if self.intra_depth == 1:
+            table = table.unsqueeze(-1)
+        context_grid = grid if context_grid is None else context_grid
+        pairs = embeddings_of_pairs(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
+        pairs = pairs.flatten(len(grid) + 2).flatten(0, len(grid) - 1).movedim(-1, 1)
+        return pairs.squeeze(-1) if self.intra_depth == 1 else pairs
+
+
+class DenseEmbedding(_Table):
+    """A free embedding for every pair of positions: E (n, m, k[, u]), drawn from N(0, 1).
+
+    Serves up to n query and m context positions. Needs n m k u parameters, h times as many with `heads` (multi-head).
+    """
+
+    def __init__(
+        self,
+        positions: int,
+        context_positions: int,
+        query_depth: int,
+        intra_depth: int = 1,
+        *,
+        heads: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_sizes(positions=positions, context_positions=context_positions)
+        sides = (positions, context_positions)
+        super().__init__(sides, query_depth, intra_depth, heads, device=device, dtype=dtype)
+        self.positions, self.context_positions = sides
+
+    def forward(self, positions: int, context_positions: int) -> Tensor:
+        """E ([h,] n, m, k[, u]) of the first n and m positions."""
+        if positions > self.positions or context_positions > self.context_positions:
+            raise ValueError(
+                f"a DenseEmbedding of {self.positions} x {self.context_positions} positions "
+                f"cannot serve {positions} x {context_positions}"
+            )
+        first = 0 if self.heads is None else 1
+        return self.table.narrow(first, 0, positions).narrow(first + 1, 0, context_positions)
+
+
+class EdgeEmbedding(_Table):
+    """Embeddings for graphs whose edges differ by example (A.2): an embedding a type of edge, 0 where there is none.
+
+    e[b,n,m] = sum over the edges (b, n, m) of T[type], with the table T (types, k[, u]) drawn from N(0, 1).
+    """
+
+    def __init__(
+        self,
+        edge_types: int,
+        query_depth: int,
+        intra_depth: int = 1,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_sizes(edge_types=edge_types)
+        super().__init__((edge_types,), query_depth, intra_depth, None, device=device, dtype=dtype)
+
+    def forward(self, edges: Tensor, types: Tensor, size: tuple[int, int, int]) -> Tensor:
+        """E (b, n, m, k[, u]) from a list of edges.
+
+        edges: (3, edges) int64, rows example, query node, context node: node n hears node m. Several edges between two
+        nodes add up; for edges in both directions list both. types: (edges,) int64, each below the number of types.
+        size: (b, n, m), nodes counted to the largest graph. Cost: b n m k u numbers.
+        Raises ValueError naming the argument that does not fit.
+        """
+        if edges.ndim != 2 or edges.shape[0] != 3 or edges.dtype != torch.int64:
+            raise ValueError(f"edges must be (3, edges) of int64, got {edges.dtype} of shape {tuple(edges.shape)}")
+        if types.dtype != torch.int64 or types.shape != edges.shape[1:]:
+            raise ValueError(
+                f"types must be ({edges.shape[1]},) of int64, one an edge; got {types.dtype} of shape "
+                f"{tuple(types.shape)}"
+            )
+        if len(size) != 3:
+            raise ValueError(f"size must be (b, n, m), got {size}")
+        if not torch.compiler.is_compiling():
+            limits = torch.tensor(size, device=edges.device)[:, None]
+            if ((edges < 0) | (edges >= limits)).any():
+                raise ValueError(f"edges must lie within size = {tuple(size)}, got one outside of it")
+            if ((types < 0) | (types >= self.table.shape[0])).any():
+                raise ValueError(f"types must be from 0 to {self.table.shape[0] - 1}, got one outside of that")
+        rows = F.embedding(types, self.table.flatten(1))
+        pairs = rows.new_zeros(*size, rows.shape[1])
+        pairs = pairs.index_put((edges[0], edges[1], edges[2]), rows, accumulate=True)
+        return pairs if self.intra_depth == 1 else pairs.unflatten(-1, self.table.shape[1:])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.layers import LambdaLayer2d
+from lambdanets.layers import LambdaProjections
 
 
 def replace_convolutions(
@@ -24,9 +24,10 @@ def replace_convolutions(
 
     Two lambda layers in sequence in one residual block are unstable in training (Appendix B), so a choice that leaves
     a block with two is refused, those already there counted, unless allow_several_per_block. The block of a
-    convolution is the smallest module around it with another convolution or lambda layer in it, short of the model
-    itself; Sequential, ModuleList and ModuleDict are no blocks. The appendix also advises that the last norm of each
-    residual block start at zero: timm's ResNets do (`zero_init_last`), torchvision's with `zero_init_residual=True`.
+    convolution is the smallest module around it with another convolution, linear or lambda layer in it, short of the
+    model itself; Sequential, ModuleList and ModuleDict are no blocks. The appendix also advises that the
+    last norm of each residual block start at zero: timm's ResNets do (`zero_init_last`), torchvision's with
+    `zero_init_residual=True`.
 
     Returns the replaced names, in the model's order. Raises ValueError when a name is no Conv2d of the model, when
     nothing was chosen, or when a block would hold two lambda layers; the model is then as it was.
@@ -54,16 +55,16 @@ def replace_convolutions(
 def _refuse_several_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     """Raise ValueError where a block would hold two lambda layers or more, once the layers are at their names."""
     modules = dict(model.named_modules())
-    held = {name: 1 for name, module in modules.items() if isinstance(module, LambdaLayer2d)}
+    held = {name: 1 for name, module in modules.items() if isinstance(module, LambdaProjections)}
     # a lambda layer counts whole, not by the projections in it
     projections = tuple(f"{name}." for name in held)
     members = [
         name
         for name, module in modules.items()
-        if isinstance(module, nn.Conv2d | LambdaLayer2d) and not name.startswith(projections)
+        if isinstance(module, nn.Conv2d | nn.Linear | LambdaProjections) and not name.startswith(projections)
     ]
     counts = {
-        name: sum(isinstance(module, LambdaLayer2d) for module in layer.modules()) for name, layer in layers.items()
+        name: sum(isinstance(module, LambdaProjections) for module in layer.modules()) for name, layer in layers.items()
     }
     new = {name: count for name, count in counts.items() if count}
     held |= new
@@ -84,7 +85,7 @@ def _block_of(name: str, modules: dict[str, nn.Module], members: list[str]) -> s
     """The name of the smallest module around a convolution that counts as its block, or None where there is none."""
     while "." in name:
         name = name.rpartition(".")[0]
-        if isinstance(modules[name], nn.Sequential | nn.ModuleList | nn.ModuleDict | LambdaLayer2d):
+        if isinstance(modules[name], nn.Sequential | nn.ModuleList | nn.ModuleDict | LambdaProjections):
             continue
         if sum(member.startswith(f"{name}.") for member in members) > 1:
             return name

@@ -1,0 +1,141 @@
+"""What every lambda layer has: projections to queries, keys and values, and their normalization."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.contiguous_gradient import contiguous_gradient
+from lambdanets.ops.content import check_normalization
+from lambdanets.ops.precision import autocast_dtype, wide
+
+Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+class LambdaProjections(nn.Module):
+    """Base of the lambda layers: checks sizes, holds projections and norms, shapes their outputs for the operations.
+
+    projection(channels in, channels out) makes a projection without bias, norm(channels) a batch norm.
+    Without multi_head the heads share one lambda: keys (k, u) and values (v, u) are projected once; with it, h times.
+    """
+
+    embedding: nn.Module | None
+    query_projection: Projection
+    key_projection: Projection | None
+    value_projection: Projection
+    _owns_embedding = False
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None,
+        dim_context: int | None,
+        *,
+        query_depth: int,
+        heads: int,
+        intra_depth: int,
+        content: bool,
+        position: bool,
+        normalize_keys: str | None,
+        normalize_queries: str | None,
+        batch_norm: bool,
+        multi_head: bool,
+        causal: bool,
+        projection: Callable[[int, int], Projection],
+        norm: Callable[[int], nn.Module],
+    ) -> None:
+        super().__init__()
+        dim_out = dim if dim_out is None else dim_out
+        dim_context = dim if dim_context is None else dim_context
+        check_sizes(
+            dim=dim,
+            dim_out=dim_out,
+            dim_context=dim_context,
+            query_depth=query_depth,
+            heads=heads,
+            intra_depth=intra_depth,
+        )
+        flags = {"content": content, "position": position, "batch_norm": batch_norm}
+        for name, flag in (flags | {"multi_head": multi_head, "causal": causal}).items():
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} must be True or False, got {flag!r}")
+        if dim_out % heads:
+            raise ValueError(f"dim_out must be divisible by heads = {heads}, got {dim_out}")
+        if not (content or position):
+            raise ValueError("content and position are both False: a lambda layer needs at least one of them")
+        check_normalization(normalize_keys)
+        if normalize_queries not in ("softmax", None):
+            raise ValueError(f"normalize_queries must be 'softmax' or None, got {normalize_queries!r}")
+        self.dim, self.dim_out, self.dim_context = dim, dim_out, dim_context
+        self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
+        self.value_depth = dim_out // heads
+        self.normalize_keys, self.normalize_queries = normalize_keys, normalize_queries
+        self.multi_head, self.causal, self.position = multi_head, causal, position
+        lambdas = heads if multi_head else 1
+        self.query_projection = projection(dim, heads * query_depth)
+        self.key_projection = projection(dim_context, lambdas * query_depth * intra_depth) if content else None
+        self.value_projection = projection(dim_context, lambdas * self.value_depth * intra_depth)
+        self.query_norm = norm(heads * query_depth) if batch_norm else nn.Identity()
+        self.value_norm = norm(lambdas * self.value_depth * intra_depth) if batch_norm else nn.Identity()
+
+    def reset_parameters(self) -> None:
+        """Draw projections and a table of the layer's own afresh (Sec. F.2); the norms start as the identity.
+
+        A module of embeddings that was given to the layer stays as it is: other layers may share it.
+        """
+        spreads = {
+            self.query_projection: (self.query_depth * self.dim) ** -0.5,
+            self.key_projection: self.dim_context**-0.5,
+            self.value_projection: self.dim_context**-0.5,
+        }
+        for projection, spread in spreads.items():
+            if projection is not None:
+                nn.init.normal_(projection.weight, std=spread)
+        for module in (self.query_norm, self.value_norm, self.embedding if self._owns_embedding else None):
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
+
+    def _as_queries(self, maps: Tensor) -> Tensor:
+        """Projected and normalized (b, h k, ...) to (b, h, n, k)."""
+        queries = maps.unflatten(1, (self.heads, self.query_depth)).flatten(3).transpose(2, 3)
+        if self.normalize_queries == "softmax":
+            queries = queries.softmax(dim=-1, dtype=wide(queries.dtype)).to(queries.dtype)
+        return queries
+
+    def _as_context(self, maps: Tensor, depth: int) -> Tensor:
+        """Projected (b, [h] depth u, ...) to (b, [h,] m, depth[, u])."""
+        intra = () if self.intra_depth == 1 else (self.intra_depth,)
+        if self.multi_head:
+            return maps.flatten(2).unflatten(1, (self.heads, depth, *intra)).movedim(-1, 2)
+        return maps.flatten(2).unflatten(1, (depth, *intra)).movedim(-1, 1)
+
+    def _check_dtype(self, name: str, x: Tensor) -> None:
+        expected = self.value_projection.weight.dtype
+        if x.dtype != expected and not (x.is_floating_point() and autocast_dtype(x.device)):
+            raise ValueError(f"{name} must have the dtype of the layer's parameters, {expected}, got {x.dtype}")
+
+    def extra_repr(self) -> str:
+        shown = {"query_depth": self.query_depth, "heads": self.heads, "intra_depth": self.intra_depth}
+        others = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
+        shown |= {name: getattr(self, name) for name, usual in others.items() if getattr(self, name) != usual}
+        return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in shown.items())])
+
+
+def normalize(norm: nn.Module, maps: Tensor, real: Tensor | None) -> Tensor:
+    """norm(maps (b, c, ...)), in training over the real positions (b, ...) alone, the others giving 0."""
+    if real is None or not norm.training or isinstance(norm, nn.Identity):
+        return contiguous_gradient(norm(maps))
+    rows = maps.movedim(1, -1)
+    # contiguous, for the same reason as the gradient
+    picked = rows[real].T.contiguous().view(1, maps.shape[1], -1, *(1,) * (maps.ndim - 3))
+    picked = contiguous_gradient(norm(picked)).flatten(2)[0].T
+    return torch.zeros_like(rows).index_put((real,), picked).movedim(-1, 1)
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Raise ValueError, naming the argument, unless each is a whole number of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")

@@ -1,0 +1,178 @@
+"""The lambda layer on sets of tokens: any context, any mask, any embeddings."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets.layers.projections import LambdaProjections, normalize
+from lambdanets.ops import lambda_interaction, position_interaction
+
+
+class LambdaLayer(LambdaProjections):
+    """Lambda layer (Bello, ICLR 2021, Eqs. 1 and 2) on tokens (b, n, dim), with their own or another context.
+
+    y[n,h] = (sum_m kbar[n,m] v[m]^T + sum_m e[n,m] v[m]^T)^T q[n,h]: queries from x, keys and values from the context.
+    What n and m are, the embeddings e[n,m] decide: relative offsets, free pairs, edges of graphs (A.2).
+
+    Args:
+        dim, dim_out: channels in and out; dim_out defaults to dim and must be divisible by heads.
+        dim_context: channels of the context where it is another set; defaults to dim.
+        embedding: a 1-D RelativeEmbedding, or any module that returns E (n, m, k[, u]) when called with n and m, such
+            as a DenseEmbedding. Embeddings that differ by call, as those of graphs, are given to `forward`.
+        query_depth, heads, intra_depth, content, position, normalize_keys, normalize_queries, batch_norm, multi_head,
+            causal: as for LambdaLayer2d.
+
+    Raises ValueError naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        dim_context: int | None = None,
+        query_depth: int = 16,
+        heads: int = 4,
+        intra_depth: int = 1,
+        content: bool = True,
+        position: bool = True,
+        embedding: nn.Module | None = None,
+        normalize_keys: str | None = "softmax",
+        normalize_queries: str | None = None,
+        batch_norm: bool = True,
+        multi_head: bool = False,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(
+            dim,
+            dim_out,
+            dim_context,
+            query_depth=query_depth,
+            heads=heads,
+            intra_depth=intra_depth,
+            content=content,
+            position=position,
+            normalize_keys=normalize_keys,
+            normalize_queries=normalize_queries,
+            batch_norm=batch_norm,
+            multi_head=multi_head,
+            causal=causal,
+            projection=lambda ins, outs: nn.Linear(ins, outs, bias=False, **factory),
+            norm=lambda channels: nn.BatchNorm1d(channels, **factory),
+        )
+        if embedding is not None:
+            self._check_embedding(embedding)
+        self.embedding = embedding
+        self.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Tensor:
+        """(b, n, dim), context (b, m, dim_context) or None for x itself -> (b, n, dim_out).
+
+        mask: bool, True where query and context position interact: (n, m), (b, n, m), or (b, 1, m) for padded
+            contexts. In training batch norm counts all positions, except those that a mask (b, 1, m) leaves out.
+        embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), with heads first under multi_head, in place of the module's.
+        """
+        self._check_tokens("x", x, self.dim)
+        if context is None:
+            if self.dim_context != self.dim:
+                raise ValueError(f"context must be given to a layer with dim_context = {self.dim_context}, got None")
+        else:
+            self._check_tokens("context", context, self.dim_context)
+            if context.shape[0] != x.shape[0]:
+                raise ValueError(f"context must have the batch of x, {x.shape[0]}, got shape {tuple(context.shape)}")
+        if embeddings is not None and not self.position:
+            raise ValueError("embeddings must be None in a layer with position=False")
+        source = x if context is None else context
+        real = mask[:, 0] if mask is not None and mask.shape == (x.shape[0], 1, source.shape[1]) else None
+        if real is not None:
+            source = source.masked_fill(~real.unsqueeze(-1), 0)
+        queries = self._projected(self.query_projection, self.query_norm, x, real if context is None else None)
+        values = self._projected(self.value_projection, self.value_norm, source, real)
+        keys = None
+        if self.key_projection is not None:
+            keys = self._as_context(self.key_projection(source).transpose(1, 2), self.query_depth)
+        output = self._interact(
+            self._as_queries(queries),
+            keys,
+            self._as_context(values, self.value_depth),
+            mask,
+            embeddings,
+            own=context is None,
+        )
+        return output.transpose(1, 2).flatten(2)  # (b, n, h v)
+
+    def _interact(
+        self,
+        queries: Tensor,
+        keys: Tensor | None,
+        values: Tensor,
+        mask: Tensor | None,
+        embeddings: Tensor | None,
+        *,
+        own: bool,
+    ) -> Tensor:
+        """Content and position (b, h, n, v); relative embeddings of x with itself take the fast path."""
+        positions, context_positions = queries.shape[2], values.shape[2 if self.multi_head else 1]
+        table = None
+        if self.position and embeddings is None:
+            if self.embedding is None:
+                raise ValueError(
+                    "embeddings must be given, as a module to the layer or a tensor to the call, "
+                    "unless position is False; got None"
+                )
+            if isinstance(self.embedding, RelativeEmbedding):
+                if own and mask is None and not self.multi_head:
+                    table = self.embedding()
+                else:
+                    embeddings = self.embedding.of_pairs((positions,), (context_positions,))
+            else:
+                embeddings = self.embedding(positions, context_positions)
+        output: Tensor | None = None
+        if keys is not None or embeddings is not None:
+            output = lambda_interaction(
+                queries,
+                keys,
+                values,
+                embeddings,
+                mask=mask,
+                multi_head=self.multi_head,
+                normalize_keys=self.normalize_keys,
+                causal=self.causal,
+            )
+        if table is not None:
+            position = position_interaction(queries, table, values, (positions,), causal=self.causal)
+            output = position if output is None else output + position
+        assert output is not None
+        return output
+
+    def _projected(self, projection: nn.Module, norm: nn.Module, tokens: Tensor, real: Tensor | None) -> Tensor:
+        """(b, n, d) to (b, channels, n), normalized."""
+        return normalize(norm, projection(tokens).transpose(1, 2), real)
+
+    def _check_tokens(self, name: str, tokens: Tensor, dim: int) -> None:
+        if tokens.ndim != 3 or tokens.shape[2] != dim:
+            raise ValueError(f"{name} must be (b, positions, channels = {dim}), got shape {tuple(tokens.shape)}")
+        self._check_dtype(name, tokens)
+
+    def _check_embedding(self, embedding: nn.Module) -> None:
+        if not isinstance(embedding, nn.Module):
+            raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
+        if not self.position:
+            raise ValueError("embedding must be None when position is False")
+        if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != 1:
+            raise ValueError(
+                f"embedding must be relative in 1 dimension, got {embedding.dimensions}: for grids use "
+                "LambdaLayer2d or LambdaLayer3d, or give embedding.of_pairs(grid) to the call"
+            )

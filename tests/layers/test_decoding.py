@@ -1,0 +1,133 @@
+import pytest
+import torch
+
+from lambdanets import (
+    DenseEmbedding,
+    LambdaLayer,
+    LambdaLayer1d,
+    LambdaLayer2d,
+    LambdaLayer3d,
+    RelativeEmbedding,
+    decode_step,
+    start_decoding,
+)
+
+# class, options, grid
+CASES = {
+    "1d": (LambdaLayer1d, {}, (40,)),
+    "1d, dilated": (LambdaLayer1d, {"dilation": 3}, (40,)),
+    "1d, scope over the sequence": (LambdaLayer1d, {"scope": None, "grid": (40,)}, (40,)),
+    "1d, l2 keys": (LambdaLayer1d, {"normalize_keys": "l2"}, (20,)),
+    "1d, keys as given, softmax queries": (
+        LambdaLayer1d,
+        {"normalize_keys": None, "normalize_queries": "softmax"},
+        (20,),
+    ),
+    "1d, multi-head, intra-depth": (LambdaLayer1d, {"multi_head": True, "intra_depth": 2}, (20,)),
+    "1d, content only": (LambdaLayer1d, {"position": False}, (20,)),
+    "1d, position only": (LambdaLayer1d, {"content": False}, (20,)),
+    "1d, no batch norm": (LambdaLayer1d, {"batch_norm": False}, (20,)),
+    "1d, free embeddings": (LambdaLayer1d, {"embedding": DenseEmbedding(20, 20, 4, dtype=torch.float64)}, (20,)),
+    "2d": (LambdaLayer2d, {}, (5, 7)),
+    "2d, non-square, dilated": (LambdaLayer2d, {"scope": (3, 7), "dilation": 2}, (5, 7)),
+    "2d, scope over the map": (LambdaLayer2d, {"scope": 23}, (4, 3)),
+    "3d": (LambdaLayer3d, {"scope": (3, 5, 3)}, (3, 4, 3)),
+    "tokens": (LambdaLayer, {"scope": None, "embedding": RelativeEmbedding((9,), 4, dtype=torch.float64)}, (20,)),
+    "tokens, free, multi-head": (
+        LambdaLayer,
+        {"embedding": DenseEmbedding(20, 20, 4, heads=2, dtype=torch.float64), "multi_head": True},
+        (20,),
+    ),
+}
+
+
+def make_layer(kind, option, dtype=torch.float64):
+    torch.manual_seed(0)
+    option = {"query_depth": 4, "heads": 2, "scope": 5, "causal": True, "dtype": dtype} | option
+    if kind is LambdaLayer:
+        del option["scope"]
+    layer = kind(8, **option)
+    torch.nn.init.normal_(layer.value_projection.weight)
+    for norm in (layer.query_norm, layer.value_norm):
+        for buffer in norm.buffers():
+            if buffer.is_floating_point():
+                buffer.uniform_(0.5, 1.5)
+    return layer.eval()
+
+
+def whole(layer, x):
+    """Over all positions at once: (b, dim, n) -> (b, dim_out, n)."""
+    return layer(x.transpose(1, 2)).transpose(1, 2) if isinstance(layer, LambdaLayer) else layer(x)
+
+
+@pytest.mark.parametrize(("kind", "option", "grid"), CASES.values(), ids=CASES.keys())
+def test_step_by_step_equals_all_at_once(kind, option, grid):
+    layer = make_layer(kind, option)
+    x = torch.randn(2, 8, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = whole(layer, x).flatten(2)
+    state = start_decoding(layer, 2, grid if len(grid) > 1 else None)
+    for n, position in enumerate(x.flatten(2).unbind(2)):
+        output, state = decode_step(layer, position, state)
+        torch.testing.assert_close(output, expected[:, :, n], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_low_precision_steps_equal_all_at_once_to_rounding(dtype):
+    layer = make_layer(LambdaLayer1d, {}, dtype)
+    x = torch.randn(2, 8, 30, generator=torch.Generator().manual_seed(0)).to(dtype)
+    state, outputs = start_decoding(layer, 2), []
+    for position in x.unbind(2):
+        output, state = decode_step(layer, position, state)
+        outputs.append(output)
+    tolerance = 40 * torch.finfo(dtype).eps
+    torch.testing.assert_close(torch.stack(outputs, 2), layer(x), rtol=tolerance, atol=10 * tolerance)
+
+
+def test_the_state_stays_as_small_as_the_scope():
+    layer = make_layer(LambdaLayer1d, {"scope": 7})
+    state = start_decoding(layer, 1)
+    for _ in range(50):
+        _, state = decode_step(layer, torch.ones(1, 8, dtype=torch.float64), state)
+    assert state.values.shape[2] == 4  # the half of the scope, and the position itself
+    assert state.content.sums.shape == (1, 4, 1, 4)
+
+
+def test_a_state_can_be_gone_on_from_twice():
+    layer = make_layer(LambdaLayer1d, {})
+    one, two = torch.randn(2, 1, 8, dtype=torch.float64)
+    _, state = decode_step(layer, one, start_decoding(layer, 1))
+    first, _ = decode_step(layer, two, state)
+    decode_step(layer, one, state)
+    again, _ = decode_step(layer, two, state)
+    assert torch.equal(first, again)
+
+
+WRONG = {
+    "not causal": (LambdaLayer1d, {"causal": False}, {}, "layer must be causal to be decoded"),
+    "stride": (LambdaLayer1d, {"stride": 2}, {}, "layer must have stride 1 to be decoded step by step, got 2"),
+    "a grid for a sequence": (LambdaLayer1d, {}, {"grid": (5,)}, "grid must be None for a layer on sequences"),
+    "no grid": (LambdaLayer2d, {}, {}, "grid must be 2 sides for this layer, got None"),
+    "a broken grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be a whole number of at least 1, got 0"),
+    "no batch": (LambdaLayer1d, {}, {"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize(("kind", "option", "arguments", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_be_decoded_is_named(kind, option, arguments, message):
+    layer = make_layer(kind, option)
+    with pytest.raises(ValueError, match=message):
+        start_decoding(layer, **({"batch_size": 1} | arguments))
+
+
+def test_wrong_steps_are_named():
+    layer = make_layer(LambdaLayer2d, {})
+    state = start_decoding(layer, 1, (1, 1))
+    with pytest.raises(ValueError, match=r"x must be \(b, dim\) = \(1, 8\), got shape \(2, 8\)"):
+        decode_step(layer, torch.zeros(2, 8, dtype=torch.float64), state)
+    with pytest.raises(ValueError, match="layer must be in eval mode"):
+        decode_step(layer.train(), torch.zeros(1, 8, dtype=torch.float64), state)
+    with pytest.raises(ValueError, match="x must have the dtype of the layer's parameters"):
+        decode_step(layer.eval(), torch.zeros(1, 8), state)
+    _, state = decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
+    with pytest.raises(ValueError, match=r"state must have positions left: grid \(1, 1\) is full"):
+        decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)

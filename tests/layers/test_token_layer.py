@@ -1,0 +1,231 @@
+import copy
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from lambdanets import DenseEmbedding, EdgeEmbedding, LambdaLayer, LambdaLayer1d, RelativeEmbedding
+from lambdanets.ops import definition
+
+B, N, M, DIM, CONTEXT = 2, 6, 9, 8, 5
+
+
+def make_layer(dtype=torch.float64, **option):
+    torch.manual_seed(0)
+    return LambdaLayer(DIM, **({"query_depth": 4, "heads": 2, "dtype": dtype, "position": False} | option))
+
+
+def tokens(*shape, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+def by_definition(layer, x, context, mask, embeddings):
+    """The layer's output from its parameters and the specification alone."""
+    (b, n, _), m = x.shape, context.shape[1]
+    h, k, u, v = layer.heads, layer.query_depth, layer.intra_depth, layer.value_depth
+    lead = (h,) if layer.multi_head else ()
+    queries = layer.query_norm(layer.query_projection(x).transpose(1, 2)).reshape(b, h, k, n).transpose(2, 3)
+    if layer.normalize_queries:
+        queries = queries.softmax(dim=3)
+    values = layer.value_norm(layer.value_projection(context).transpose(1, 2)).reshape(b, *lead, v, u, m)
+    keys = None
+    if layer.key_projection is not None:
+        keys = layer.key_projection(context).transpose(1, 2).reshape(b, *lead, k, u, m).movedim(-1, -3)
+    if embeddings is not None and u == 1:
+        embeddings = embeddings.unsqueeze(-1)
+    if layer.causal:
+        past = torch.ones(n, n, dtype=torch.bool).tril()
+        mask = past if mask is None else mask & past
+    output = definition.lambda_interaction(
+        queries,
+        keys,
+        values.movedim(-1, -3),
+        embeddings,
+        mask=mask,
+        multi_head=layer.multi_head,
+        normalize_keys=layer.normalize_keys,
+    )
+    return output.transpose(1, 2).reshape(b, n, layer.dim_out)
+
+
+def relative(scope, **options):
+    return RelativeEmbedding((scope,), 4, dtype=torch.float64, **options)
+
+
+def dense(**options):
+    return DenseEmbedding(N + 2, M + 2, 4, dtype=torch.float64, **options)
+
+
+# the layer's options, whether there is a context of another size, the shape of the mask
+CASES = {
+    "content only": ({}, False, None),
+    "relative": ({"position": True, "embedding": relative(5)}, False, None),
+    "relative, causal": ({"position": True, "embedding": relative(5), "causal": True}, False, None),
+    "relative, padding": ({"position": True, "embedding": relative(5)}, False, (B, 1, N)),
+    "relative, mask": ({"position": True, "embedding": relative(5)}, False, (N, N)),
+    "relative, multi-head": (
+        {"position": True, "embedding": relative(5, heads=2), "multi_head": True},
+        False,
+        None,
+    ),
+    "relative to another context": ({"position": True, "embedding": relative(7)}, True, None),
+    "free": ({"position": True, "embedding": dense()}, False, None),
+    "free, another context": ({"position": True, "embedding": dense()}, True, None),
+    "free, another context, padding": ({"position": True, "embedding": dense()}, True, (B, 1, M)),
+    "free, another context, mask per example": ({"position": True, "embedding": dense()}, True, (B, N, M)),
+    "free, causal, intra-depth": (
+        {"position": True, "embedding": dense(intra_depth=2), "intra_depth": 2, "causal": True},
+        False,
+        None,
+    ),
+    "free, multi-head, another context": (
+        {"position": True, "embedding": dense(heads=2), "multi_head": True},
+        True,
+        (1, M),
+    ),
+    "another context, l2 keys, softmax queries": (
+        {"normalize_keys": "l2", "normalize_queries": "softmax"},
+        True,
+        None,
+    ),
+    "position only, no batch norm": (
+        {"position": True, "embedding": dense(), "content": False, "batch_norm": False},
+        True,
+        None,
+    ),
+    "wider out": ({"dim_out": 12, "heads": 3}, False, None),
+}
+cases = pytest.mark.parametrize(("option", "other", "mask_shape"), CASES.values(), ids=CASES.keys())
+
+
+def inputs_of(option, other, mask_shape):
+    context = tokens(B, M, CONTEXT) if other else None
+    layer = make_layer(**option, **({"dim_context": CONTEXT} if other else {}))
+    mask = None
+    if mask_shape is not None:
+        mask = torch.rand(mask_shape, generator=torch.Generator().manual_seed(1)) > 0.3
+    return layer, tokens(B, N, DIM), context, mask
+
+
+@cases
+def test_equals_the_definition(option, other, mask_shape):
+    layer, x, context, mask = inputs_of(option, other, mask_shape)
+    layer.eval()
+    embeddings = None
+    if isinstance(layer.embedding, RelativeEmbedding):
+        embeddings = layer.embedding.of_pairs((N,), (M if other else N,))
+    elif layer.embedding is not None:
+        embeddings = layer.embedding(N, M if other else N)
+    expected = by_definition(layer, x, x if context is None else context, mask, embeddings)
+    torch.testing.assert_close(layer(x, context, mask=mask), expected, rtol=1e-12, atol=1e-12)
+
+
+@cases
+@pytest.mark.parametrize("batch", [1, 2])
+def test_gradcheck(option, other, mask_shape, batch):
+    layer, x, context, mask = inputs_of(option, other, mask_shape)
+    mask = mask if mask is None or mask.ndim == 2 else mask[:batch]
+    given = [y[:batch].requires_grad_() for y in (x, context) if y is not None]
+    assert gradcheck(lambda *y: layer(*y, mask=mask), given, fast_mode=True)
+    assert gradgradcheck(lambda *y: layer(*y, mask=mask), given, fast_mode=True)
+
+
+def test_on_a_sequence_it_equals_the_one_dimensional_layer():
+    table = relative(5)
+    sequence = LambdaLayer1d(DIM, query_depth=4, heads=2, embedding=table, causal=True, dtype=torch.float64)
+    layer = make_layer(position=True, embedding=table, causal=True)
+    state = {
+        name: x.squeeze(-1) if name.endswith("projection.weight") else x for name, x in sequence.state_dict().items()
+    }
+    layer.load_state_dict(state)
+    x = tokens(B, N, DIM)
+    torch.testing.assert_close(layer(x), sequence(x.transpose(1, 2)).transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_padding_of_a_context_changes_nothing(training):
+    layer = make_layer(position=True, embedding=dense(), dim_context=CONTEXT).train(training)
+    x, context = tokens(B, N, DIM), tokens(B, M, CONTEXT)
+    mask = torch.ones(B, 1, M, dtype=torch.bool)
+    mask[:, :, -3:] = False
+    spoiled = context.masked_fill(~mask.transpose(1, 2), torch.nan)
+    expected = copy.deepcopy(layer)(x, context[:, :-3])
+    torch.testing.assert_close(layer(x, spoiled, mask=mask), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_embeddings_per_example_are_taken_at_the_call():
+    layer = make_layer(position=True).eval()
+    x, embeddings = tokens(B, N, DIM), tokens(B, N, N, 4)
+    expected = by_definition(layer, x, x, None, embeddings)
+    torch.testing.assert_close(layer(x, embeddings=embeddings), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_graph_whose_nodes_are_renumbered_gives_renumbered_outputs():
+    torch.manual_seed(0)
+    layer, edge_embedding = make_layer(position=True).eval(), EdgeEmbedding(3, 4, dtype=torch.float64)
+    x = tokens(1, N, DIM)
+    pairs, types = torch.randint(N, (2, 11)), torch.randint(3, (11,))
+    order = torch.randperm(N)
+    place = order.argsort()
+
+    def output(x, pairs):
+        edges = torch.cat([torch.zeros(1, 11, dtype=torch.int64), pairs])
+        return layer(x, embeddings=edge_embedding(edges, types, (1, N, N)))
+
+    torch.testing.assert_close(output(x[:, order], place[pairs]), output(x, pairs)[:, order], rtol=1e-11, atol=1e-11)
+
+
+WRONG = {
+    "a layer without embeddings": ({"position": True}, {}, "embeddings must be given.*unless position is False"),
+    "embeddings without position": ({}, {"embeddings": tokens(N, N, 4)}, "embeddings must be None in a layer with"),
+    "no context": ({"dim_context": CONTEXT}, {}, "context must be given to a layer with dim_context = 5, got None"),
+    "a context of other channels": (
+        {"dim_context": CONTEXT}, {"context": tokens(B, M, DIM)}, r"context must be \(b, positions, channels = 5\)"
+    ),
+    "a context of another batch": (
+        {"dim_context": CONTEXT}, {"context": tokens(3, M, CONTEXT)}, "context must have the batch of x, 2"
+    ),
+    "a context of another dtype": (
+        {"dim_context": CONTEXT}, {"context": tokens(B, M, CONTEXT).float()}, "context must have the dtype"
+    ),
+    "causal over another context": (
+        {"dim_context": CONTEXT, "causal": True}, {"context": tokens(B, M, CONTEXT)}, "causal needs as many context"
+    ),
+    "a mask of another size": (
+        {}, {"mask": torch.ones(N, M, dtype=torch.bool)}, r"mask must be bool, \(n, m\) = \(6, 6\)"
+    ),
+    "more positions than embeddings": (
+        {"position": True, "embedding": DenseEmbedding(4, 4, 4, dtype=torch.float64)}, {},
+        "a DenseEmbedding of 4 x 4 positions cannot serve 6 x 6",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "call", "message"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_calls_are_named(option, call, message):
+    layer = make_layer(**option)
+    with pytest.raises(ValueError, match=message):
+        layer(tokens(B, N, DIM), **call)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"dim_context": 0}, "dim_context must be a whole number of at least 1, got 0"),
+        ({"position": True, "embedding": "relative"}, "embedding must be a module, got str"),
+        ({"embedding": relative(5)}, "embedding must be None when position is False"),
+        (
+            {"position": True, "embedding": RelativeEmbedding((5, 5), 4)},
+            "embedding must be relative in 1 dimension, got 2: for grids use LambdaLayer2d",
+        ),
+    ],
+    ids=["dim_context", "text", "no position", "2d"],
+)
+def test_wrong_arguments_are_named(option, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer(**option)
+
+
+def test_tokens_of_the_wrong_shape_are_named():
+    with pytest.raises(ValueError, match=r"x must be \(b, positions, channels = 8\), got shape \(2, 8, 6\)"):
+        make_layer()(tokens(B, DIM, N))
