@@ -245,14 +245,6 @@ def test_autocast_is_finite_forward_and_backward(scale, dtype):
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-def test_compiles_under_autocast_and_channels_last():
-    torch.compiler.reset()
-    layer = make_layer(torch.float32).eval()
-    x = image(2, 8, 6, 7, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
-
-
 def test_parameters_start_as_the_paper_says():
     torch.manual_seed(0)
     layer = LambdaLayer2d(256)

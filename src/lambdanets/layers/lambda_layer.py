@@ -161,7 +161,8 @@ class GridLambdaLayer(LambdaProjections):
         if mask is None:
             return pooled
         share = pool(mask.unsqueeze(1).to(output.dtype), side, stride, stride - 1, count_include_pad=False)
-        kept = mask[(slice(None), *(slice(None, None, stride),) * self.dimensions)].unsqueeze(1)
+        # contiguous, so that torch.compile does not tell even sizes from odd ones
+        kept = mask[(slice(None), *(slice(None, None, stride),) * self.dimensions)].contiguous().unsqueeze(1)
         return (pooled / share.clamp(min=torch.finfo(share.dtype).tiny)).masked_fill(~kept, 0)
 
     def _check_embedding(self, embedding: nn.Module, grid: tuple[int, ...] | None) -> None:

@@ -128,9 +128,8 @@ def normalize(norm: nn.Module, maps: Tensor, real: Tensor | None) -> Tensor:
     if real is None or not norm.training or isinstance(norm, nn.Identity):
         return contiguous_gradient(norm(maps))
     rows = maps.movedim(1, -1)
-    # contiguous, for the same reason as the gradient
-    picked = rows[real].T.contiguous().view(1, maps.shape[1], -1, *(1,) * (maps.ndim - 3))
-    picked = contiguous_gradient(norm(picked)).flatten(2)[0].T
+    picked = rows[real]  # (positions, c), which batch norm takes with as many further axes as the maps have
+    picked = contiguous_gradient(norm(picked[(..., *(None,) * (maps.ndim - 2))])).flatten(1)
     return torch.zeros_like(rows).index_put((real,), picked).movedim(-1, 1)
 
 

@@ -159,7 +159,9 @@ class LambdaLayer(LambdaProjections):
 
     def _projected(self, projection: nn.Module, norm: nn.Module, tokens: Tensor, real: Tensor | None) -> Tensor:
         """(b, n, d) to (b, channels, n), normalized."""
-        return normalize(norm, projection(tokens).transpose(1, 2), real)
+        # as rows (b n, channels): what batch norm makes of transposed maps, torch.compile predicts wrongly
+        rows = projection(tokens).flatten(0, 1)
+        return normalize(norm, rows, None if real is None else real.flatten()).unflatten(0, tokens.shape[:2]).mT
 
     def _check_tokens(self, name: str, tokens: Tensor, dim: int) -> None:
         if tokens.ndim != 3 or tokens.shape[2] != dim:

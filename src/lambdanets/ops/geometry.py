@@ -46,8 +46,8 @@ def embeddings_of_pairs(
     context_grid: the sides C of the grid of context positions, whose first position is that of the queries' grid;
     None for the same grid. Cost: the memory of E; no arithmetic.
 
-    A strided view of the padded or cropped table: unfold's gradient sums the pairs of an offset in a fixed order,
-    where that of an indexed gather may not.
+    Windows of the padded or cropped table: their gradient sums the pairs of an offset in a fixed order, where that of
+    an indexed gather may not.
     """
     dimensions = len(grid)
     for axis, (side, context) in enumerate(zip(grid, grid if context_grid is None else context_grid, strict=True)):
@@ -57,8 +57,23 @@ def embeddings_of_pairs(
         # Offsets from -(S - 1) to C - 1; a negative padding crops.
         table = F.pad(table, _padding(table.ndim, axis, side - 1 - farthest, context - 1 - farthest))
         # Window i of length C starts at offset i - (S - 1): it belongs to query position S - 1 - i.
-        table = table.unfold(axis, context, 1)
+        table = windows(table, axis, side, context)
     return table.flip(tuple(range(dimensions)))
+
+
+def windows(x: Tensor, axis: int, count: int, length: int, step: int = 1) -> Tensor:
+    """The windows of a length that start at 0, step, 2 step, .. along an axis, `count` of them, as a new last axis.
+
+    x must be just as long as they need, (count - 1) step + length. A view, by unfold. torch.compile would make a graph
+    for every length of unfold; there x is repeated in rows, and reading them in longer rows moves each window on.
+    """
+    if not torch.compiler.is_compiling():
+        return x.unfold(axis, length, step)
+    size = (count - 1) * step + length
+    repeats = count + 1 if step == 1 else count + 1 + step  # at least count (size + step) / size
+    rows = x.movedim(axis, -1).unsqueeze(-2).expand(*(-1,) * (x.ndim - 1), repeats, size).flatten(-2)
+    rows = rows.narrow(-1, 0, count * (size + step)).unflatten(-1, (count, size + step)).narrow(-1, 0, length)
+    return rows.movedim(-2, axis)
 
 
 def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) -> Tensor:

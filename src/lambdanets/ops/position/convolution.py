@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lambdanets.ops.geometry import windows
 from lambdanets.ops.position.problem import Cost, Problem
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -118,7 +119,7 @@ def _correlate(gradient: Tensor, maps: Tensor, scope: torch.Size, dilation: int)
         moved = padded
         for axis, offset in enumerate(offsets):
             moved = moved.narrow(axis + 2, offset * dilation, grid[axis])
-        windows = moved.unfold(-1, grid[-1], dilation)  # (B, u, S.., r_D, S_D)
-        columns = windows.movedim((1, -2), (-2, -1)).flatten(1, -3).flatten(2)  # (B, n, u r_D)
+        shifted = windows(moved, moved.ndim - 1, scope[-1], grid[-1], dilation)  # (B, u, S.., r_D, S_D)
+        columns = shifted.movedim((1, -2), (-2, -1)).flatten(1, -3).flatten(2)  # (B, n, u r_D)
         parts.append((rows @ columns).sum(dim=0).unflatten(1, (maps.shape[1], scope[-1])))
     return torch.stack(parts, dim=2).unflatten(2, scope[:-1]) if len(scope) > 1 else parts[0]

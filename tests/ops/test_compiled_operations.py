@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from compilation import Counter
 from lambdanets.ops import lambda_interaction
 
 
@@ -11,19 +12,6 @@ def grid_inputs(batch, *grid, seed=0):
     n = int(torch.tensor(grid).prod())
     shapes = (batch, 2, n, 4), (batch, n, 4), (batch, n, 3)
     return [torch.randn(shape, generator=generator) for shape in shapes]
-
-
-class Counter:
-    """A backend that counts its compilations and runs as torch.compile's "aot_eager" does, backward included."""
-
-    def __init__(self):
-        self.compilations = 0
-
-    def __call__(self, graph, inputs):
-        from torch._dynamo.backends.debugging import aot_eager
-
-        self.compilations += 1
-        return aot_eager(graph, inputs)
 
 
 def assert_equal_with_gradients(compiled, function, inputs):

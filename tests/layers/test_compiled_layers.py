@@ -1,0 +1,102 @@
+"""Layers under torch.compile and torch.export, whole and with sizes that change."""
+
+import pytest
+import torch
+
+from compilation import Counter
+from lambdanets import DenseEmbedding, LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+
+# class, options, sizes
+LAYERS = {
+    "1d": (LambdaLayer1d, {}, ((9,), (12,), (30,), (17,))),
+    "1d causal": (LambdaLayer1d, {"causal": True}, ((9,), (12,), (30,), (257,))),
+    "2d": (LambdaLayer2d, {}, ((8, 8), (9, 12), (16, 20), (14, 14))),
+    "2d convolution": (LambdaLayer2d, {"algorithm": "convolution"}, ((8, 8), (9, 12), (16, 20), (14, 14))),
+    "2d convolution, dilated": (
+        LambdaLayer2d,
+        {"algorithm": "convolution", "dilation": 2},
+        ((8, 9), (9, 12), (16, 20), (14, 14)),
+    ),
+    "2d lambda order, dilated": (
+        LambdaLayer2d,
+        {"algorithm": "lambda_order", "dilation": 2},
+        ((8, 9), (9, 12), (16, 20), (14, 14)),
+    ),
+    "2d stride, intra-depth": (LambdaLayer2d, {"stride": 2, "intra_depth": 2}, ((8, 8), (9, 12), (16, 20))),
+    "2d causal, multi-head": (LambdaLayer2d, {"causal": True, "multi_head": True}, ((8, 8), (9, 12), (16, 20))),
+    "2d other normalizations": (
+        LambdaLayer2d,
+        {"normalize_keys": "l2", "normalize_queries": "softmax"},
+        ((8, 8), (9, 12), (16, 20)),
+    ),
+    "3d": (LambdaLayer3d, {"scope": 3}, ((3, 4, 5), (4, 6, 7), (5, 7, 8))),
+    "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 4)}, ((9,), (12,), (30,))),
+    "tokens, free embeddings, causal": (
+        LambdaLayer,
+        {"embedding": DenseEmbedding(40, 40, 4), "causal": True},
+        ((9,), (12,), (30,)),
+    ),
+}
+
+
+def make_layer(kind, option):
+    torch.manual_seed(0)
+    option = {"query_depth": 4, "heads": 2, "scope": 5} | option
+    if kind is LambdaLayer:
+        del option["scope"]
+    return kind(8, **option)
+
+
+def random_input(kind, batch, size):
+    shape = (batch, *size, 8) if kind is LambdaLayer else (batch, 8, *size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(batch))
+
+
+@pytest.mark.parametrize(("kind", "option", "sizes"), LAYERS.values(), ids=LAYERS.keys())
+def test_compiles_whole_and_once_more_for_all_other_sizes(kind, option, sizes):
+    torch.compiler.reset()
+    layer, counter = make_layer(kind, option), Counter()
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    # PyTorch's own convolutions compile once more for batches below 16
+    for batch, size in enumerate(sizes, 16):
+        x = random_input(kind, batch, size).requires_grad_()
+        one, other = compiled(x), layer(x)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        inputs = (x, *layer.parameters())
+        gradients = (torch.autograd.grad(y.square().mean(), inputs) for y in (one, other))
+        for first, second in zip(*gradients, strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-3 * second.abs().max().item())
+    assert counter.compilations <= 2
+
+
+def test_compiles_with_a_mask_of_padded_positions_in_eval():
+    torch.compiler.reset()
+    layer, counter = make_layer(LambdaLayer2d, {"stride": 2}).eval(), Counter()
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    for batch, size in enumerate(((8, 8), (9, 12), (16, 20)), 16):
+        x, mask = random_input(LambdaLayer2d, batch, size), torch.ones(batch, *size, dtype=torch.bool)
+        mask[:, 5:], mask[0, :, 6:] = False, False
+        torch.testing.assert_close(compiled(x, mask), layer(x, mask), rtol=1e-4, atol=1e-4)
+    assert counter.compilations <= 2
+
+
+def test_compiles_under_autocast_and_channels_last():
+    torch.compiler.reset()
+    layer = make_layer(LambdaLayer2d, {}).eval()
+    x = random_input(LambdaLayer2d, 2, (6, 7)).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
+@pytest.mark.parametrize("sizes_too", [False, True], ids=["batch", "batch and sizes"])
+@pytest.mark.parametrize("option", [{}, {"algorithm": "convolution"}, {"causal": True}, {"stride": 2}], ids=str)
+def test_an_exported_layer_serves_other_batches_and_sizes(option, sizes_too):
+    layer = make_layer(LambdaLayer2d, option).eval()
+    dimensions = {0: torch.export.Dim.AUTO}
+    if sizes_too:
+        dimensions |= {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    x = random_input(LambdaLayer2d, 17, (9, 12))
+    exported = torch.export.export(layer, (x,), dynamic_shapes=({**dimensions},)).module()
+    for batch, size in ((17, (9, 12)), (33, (16, 14) if sizes_too else (9, 12))):
+        x = random_input(LambdaLayer2d, batch, size)
+        torch.testing.assert_close(exported(x), layer(x), rtol=1e-4, atol=1e-4)
