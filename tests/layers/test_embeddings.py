@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch.autograd import gradcheck
 
-from lambdanets import LambdaLayer2d, resize_table
-from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets import DenseEmbedding, EdgeEmbedding, LambdaLayer2d, RelativeEmbedding, resize_table
+from lambdanets.ops import definition
 
 
 @pytest.mark.parametrize("intra_depth", [1, 2])
@@ -60,3 +61,89 @@ def test_a_scope_that_does_not_fit_is_named_and_nothing_is_changed(scope, messag
     with pytest.raises(ValueError, match=message):
         embedding.resize(scope)
     assert embedding.table.shape == (5, 5, 4)
+
+
+def test_the_tables_of_a_multi_head_layer_are_resized_one_by_one():
+    embedding = RelativeEmbedding((5, 5), 4, heads=2)
+    expected = [resize_table(table.detach(), (7, 3)) for table in embedding.table]
+    embedding.resize((7, 3))
+    assert torch.equal(embedding(), torch.stack(expected))
+    assert embedding.scope == (7, 3)
+
+
+@pytest.mark.parametrize("intra_depth", [1, 2])
+@pytest.mark.parametrize("heads", [None, 3])
+def test_all_pairs_of_a_table_are_those_of_the_definition(heads, intra_depth):
+    embedding = RelativeEmbedding((3, 5), 4, intra_depth, heads=heads)
+    tables = embedding.table if heads else embedding.table[None]
+    expected = torch.stack([definition.relative_embeddings(table, (3, 4), dilation=2) for table in tables])
+    assert torch.equal(embedding.of_pairs((3, 4), dilation=2), expected if heads else expected[0])
+
+
+def test_pairs_with_another_grid_start_at_the_same_origin():
+    embedding = RelativeEmbedding((5,), 4)
+    pairs, all_pairs = embedding.of_pairs((3,), (7,)), embedding.of_pairs((7,))
+    assert torch.equal(pairs, all_pairs[:3])
+
+
+def test_dense_embeddings_give_the_first_positions():
+    embedding = DenseEmbedding(5, 6, 4, heads=2)
+    assert torch.equal(embedding(3, 2), embedding.table[:, :3, :2])
+    with pytest.raises(ValueError, match="a DenseEmbedding of 5 x 6 positions cannot serve 6 x 6"):
+        embedding(6, 6)
+
+
+@pytest.mark.parametrize("intra_depth", [1, 2])
+def test_edges_are_the_sum_of_the_embeddings_of_their_types(intra_depth):
+    embedding = EdgeEmbedding(3, 4, intra_depth)
+    listed = [(0, 0, 1, 2), (0, 1, 0, 1), (1, 2, 2, 0), (1, 2, 2, 2), (1, 0, 4, 1)]  # example, n, m, type
+    *edges, types = torch.tensor(listed).T
+    expected = torch.zeros(2, 3, 5, *embedding.table.shape[1:])
+    for example, n, m, kind in listed:
+        expected[example, n, m] += embedding.table.detach()[kind]
+    torch.testing.assert_close(embedding(torch.stack(edges), types, (2, 3, 5)), expected)
+
+
+def test_gradcheck_of_edges_of_which_some_are_doubled():
+    embedding = EdgeEmbedding(3, 2, dtype=torch.float64)
+    edges, types = torch.tensor([[0, 0, 0], [1, 1, 0], [0, 0, 1]]), torch.tensor([2, 0, 2])
+
+    def pairs(table):
+        return torch.func.functional_call(embedding, {"table": table}, (edges, types, (1, 2, 2)))
+
+    assert gradcheck(pairs, embedding.table.detach().requires_grad_())
+
+
+EDGES, TYPES = torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+WRONG_EDGES = {
+    "edges of two rows": ((EDGES[:2], TYPES, (1, 2, 2)), r"edges must be \(3, edges\) of int64.*\(2, 2\)"),
+    "edges of floats": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must be.*got torch.float32"),
+    "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one an edge"),
+    "a size of two": ((EDGES, TYPES, (2, 2)), r"size must be \(b, n, m\), got \(2, 2\)"),
+    "an edge outside": ((EDGES + 2, TYPES, (3, 2, 2)), r"edges must lie within size = \(3, 2, 2\)"),
+    "a negative edge": ((EDGES - 1, TYPES, (3, 2, 2)), r"edges must lie within size"),
+    "an unknown type": ((EDGES, TYPES + 3, (1, 2, 2)), "types must be from 0 to 2, got one outside"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_EDGES.values(), ids=WRONG_EDGES.keys())
+def test_wrong_edges_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        EdgeEmbedding(3, 4)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RelativeEmbedding(5, 4), "scope must be a tuple of 1, 2 or 3 odd sides, got 5"),
+        (lambda: RelativeEmbedding((5, 4), 4), r"scope must be odd and positive in every side, got \(5, 4\)"),
+        (lambda: RelativeEmbedding((5,), 0), "query_depth must be a whole number of at least 1, got 0"),
+        (lambda: RelativeEmbedding((5,), 4, heads=0), "heads must be a whole number of at least 1, got 0"),
+        (lambda: DenseEmbedding(0, 5, 4), "positions must be a whole number of at least 1, got 0"),
+        (lambda: EdgeEmbedding(0, 4), "edge_types must be a whole number of at least 1, got 0"),
+    ],
+    ids=["a number for a scope", "an even scope", "no depth", "no heads", "no positions", "no types"],
+)
+def test_wrong_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from compilation import Counter
-from lambdanets.ops import lambda_interaction
+from lambdanets.ops import lambda_interaction, position_interaction
 
 
 def grid_inputs(batch, *grid, seed=0):
@@ -51,4 +51,30 @@ def test_content_and_dense_position_compile_once_for_all_sizes_after_the_first(o
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, n in ((2, 40), (3, 33), (4, 100), (5, 7), (2, 257)):
         assert_equal_with_gradients(compiled, function, grid_inputs(batch, n))
+    assert counter.compilations <= 2
+
+
+GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7)), 3: ((4, 5, 4), (5, 6, 7), (7, 5, 5))}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("algorithm", ["lambda_order", "convolution"])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_the_position_interaction_compiles_once_for_all_sizes_after_the_first(dimensions, algorithm, causal):
+    torch.compiler.reset()
+    counter = Counter()
+    table = torch.randn(*(5, 3, 5)[:dimensions], 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def function(queries, values, *sides):
+        return position_interaction(queries, table, values, sides, algorithm=algorithm, causal=causal)
+
+    compiled = torch.compile(function, fullgraph=True, backend=counter)
+    for batch, grid in enumerate(GRIDS[dimensions], 16):
+        queries, _, values = grid_inputs(batch, *grid)
+        results = []
+        for run in (compiled, function):
+            output = run(queries.requires_grad_(), values.requires_grad_(), *grid)
+            results.append((output, *torch.autograd.grad(output.square().mean(), (queries, values, table))))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert counter.compilations <= 2
