@@ -32,9 +32,9 @@ def crop_to_grid(table: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
 
 def without_future(table: Tensor, dimensions: int) -> Tensor:
     """The table with zeros at the offsets that come after 0 in row-major order; offset 0 itself stays."""
-    flat = table.flatten(0, dimensions - 1)
-    past = flat.shape[0] // 2 + 1
-    return F.pad(flat[:past], (0, 0, 0, 0, 0, flat.shape[0] - past)).reshape(table.shape)
+    sides = table.shape[:dimensions]
+    order = torch.arange(math.prod(sides), device=table.device).reshape(sides)
+    return table.masked_fill((order > math.prod(sides) // 2)[..., None, None], 0)
 
 
 def embeddings_of_pairs(
