@@ -16,8 +16,10 @@ SHELL = [line for kind, block in BLOCKS if not kind for line in block.splitlines
 SHELL += re.findall(r"`(lambdanets [^`]*)`", README)
 
 
-def test_the_python_example_runs_and_prints_the_shapes_it_says(capsys):
-    (example,) = [block for kind, block in BLOCKS if kind == "python"]
+def test_the_python_examples_run_and_print_the_shapes_they_say(capsys):
+    example, resizing = [block for kind, block in BLOCKS if kind == "python"]
+    exec(resizing, names := {})
+    assert {tuple(p.shape) for n, p in names["model"].named_parameters() if n.endswith("table")} == {(23, 23, 16)}
     exec(example, {})
     assert "[2, 64, 29, 20]" in capsys.readouterr().out
     assert len([line for line in example.splitlines() if line and not line.startswith("import")]) <= 10
