@@ -117,6 +117,24 @@ def test_error_is_at_most_twice_that_of_the_plain_formula(variant, dtype):
     assert_as_exact_as_plain(result, by_definition(low, options), exact)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@variants
+def test_gradients_err_at_most_twice_as_much_as_those_of_the_plain_formula(variant, dtype):
+    low, options = problem(variant, n=40, m=43, dtype=dtype)
+    weights = torch.randn(2, HEADS, 40, V, generator=torch.Generator().manual_seed(0))
+
+    def gradients(function, inputs):
+        inputs = [None if x is None else x.detach().clone().requires_grad_() for x in inputs]
+        output = function(inputs, options)
+        return torch.autograd.grad(output, [x for x in inputs if x is not None], weights.to(output.dtype))
+
+    exact = gradients(by_definition, [None if x is None else x.double() for x in low])
+    plain = gradients(by_definition, low)
+    fast = gradients(lambda inputs, options: lambda_interaction(*inputs, **options), low)
+    for one, other, truth in zip(fast, plain, exact, strict=True):
+        assert_as_exact_as_plain(one, other, truth)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 @variants
 def test_gradcheck(variant, batch):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.base import Projection, check_sizes
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer
-from lambdanets.layers.projections import Projection, check_sizes
 from lambdanets.layers.token_layer import LambdaLayer
 from lambdanets.ops.decoding import ContentState, causal_reach, content_step, embeddings_of_position
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.layers.projections import check_sizes
+from lambdanets.layers.base import check_sizes
 from lambdanets.ops.geometry import check_resize, embeddings_of_pairs, resize_table
 
 

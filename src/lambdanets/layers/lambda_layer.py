@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lambdanets.layers.base import LambdaBase, check_sizes, normalize
 from lambdanets.layers.embeddings import RelativeEmbedding
-from lambdanets.layers.projections import LambdaProjections, check_sizes, normalize
-from lambdanets.ops import lambda_interaction, position_interaction
 from lambdanets.ops.position.plan import check_algorithm
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -16,7 +15,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 
 
-class GridLambdaLayer(LambdaProjections):
+class GridLambdaLayer(LambdaBase):
     """Base of LambdaLayer1d, 2d and 3d, which differ in `dimensions` alone. LambdaLayer2d documents the arguments."""
 
     dimensions: int
@@ -103,7 +102,19 @@ class GridLambdaLayer(LambdaProjections):
         keys = None
         if self.key_projection is not None:
             keys = self._as_context(self.key_projection(x), self.query_depth)
-        output = self._interact(queries, keys, values, grid, mask)
+        relative = isinstance(self.embedding, RelativeEmbedding)
+        positions = queries.shape[2]
+        output = self._interact(
+            queries,
+            keys,
+            values,
+            mask=None if mask is None else mask.flatten(1).unsqueeze(1),  # (b, 1, m)
+            embeddings=None if self.embedding is None or relative else self.embedding(positions, positions),
+            table=self.embedding() if self.embedding is not None and relative else None,
+            grid=grid,
+            dilation=self.dilation,
+            algorithm=self.algorithm,
+        )
         output = output.transpose(2, 3).reshape(x.shape[0], self.dim_out, *grid)
         memory_format = _memory_format(x)
         if memory_format is not None:
@@ -111,47 +122,6 @@ class GridLambdaLayer(LambdaProjections):
         if mask is not None:
             output = output.masked_fill(~mask.unsqueeze(1), 0)
         return output if self.stride == 1 else self._pool(output, mask)
-
-    def _interact(
-        self, queries: Tensor, keys: Tensor | None, values: Tensor, grid: tuple[int, ...], mask: Tensor | None
-    ) -> Tensor:
-        """Content and position: (b, h, n, v)."""
-        real = None if mask is None else mask.flatten(1).unsqueeze(1)  # (b, 1, m)
-        embeddings = None
-        if self.embedding is not None and not isinstance(self.embedding, RelativeEmbedding):
-            embeddings = self.embedding(queries.shape[2], queries.shape[2])
-        output: Tensor | None = None
-        if keys is not None or embeddings is not None:
-            output = lambda_interaction(
-                queries,
-                keys,
-                values,
-                embeddings,
-                mask=real,
-                multi_head=self.multi_head,
-                normalize_keys=self.normalize_keys,
-                causal=self.causal,
-            )
-        if isinstance(self.embedding, RelativeEmbedding):
-            table = self.embedding()
-            if real is not None:
-                heads_and_depths = (1,) * (values.ndim - 2 - self.multi_head)
-                allowed = real.reshape(real.shape[0], *(1,) * self.multi_head, -1, *heads_and_depths)
-                values = values.masked_fill(~allowed, 0)
-            position = self._relative(queries, table, values, grid)
-            output = position if output is None else output + position
-        assert output is not None
-        return output
-
-    def _relative(self, queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> Tensor:
-        options: dict[str, Any] = {"dilation": self.dilation, "causal": self.causal, "algorithm": self.algorithm}
-        if not self.multi_head:
-            return position_interaction(queries, table, values, grid, **options)
-        heads = [
-            position_interaction(queries.narrow(1, head, 1), table[head], values[:, head], grid, **options)
-            for head in range(self.heads)
-        ]
-        return torch.cat(heads, dim=1)
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Average over the positions that exist, and are real, of 2 s - 1 around every s-th position."""

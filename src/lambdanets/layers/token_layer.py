@@ -5,12 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.base import LambdaBase, normalize
 from lambdanets.layers.embeddings import RelativeEmbedding
-from lambdanets.layers.projections import LambdaProjections, normalize
-from lambdanets.ops import lambda_interaction, position_interaction
 
 
-class LambdaLayer(LambdaProjections):
+class LambdaLayer(LambdaBase):
     """Lambda layer (Bello, ICLR 2021, Eqs. 1 and 2) on tokens (b, n, dim), with their own or another context.
 
     y[n,h] = (sum_m kbar[n,m] v[m]^T + sum_m e[n,m] v[m]^T)^T q[n,h]: queries from x, keys and values from the context.
@@ -103,59 +102,33 @@ class LambdaLayer(LambdaProjections):
         keys = None
         if self.key_projection is not None:
             keys = self._as_context(self.key_projection(source).transpose(1, 2), self.query_depth)
+        table = None
+        if self.position and embeddings is None:
+            own = context is None and (mask is None or real is not None)
+            table, embeddings = self._embeddings(x.shape[1], source.shape[1], own)
         output = self._interact(
             self._as_queries(queries),
             keys,
             self._as_context(values, self.value_depth),
-            mask,
-            embeddings,
-            own=context is None,
+            mask=mask,
+            embeddings=embeddings,
+            table=table,
+            grid=(x.shape[1],),
         )
         return output.transpose(1, 2).flatten(2)  # (b, n, h v)
 
-    def _interact(
-        self,
-        queries: Tensor,
-        keys: Tensor | None,
-        values: Tensor,
-        mask: Tensor | None,
-        embeddings: Tensor | None,
-        *,
-        own: bool,
-    ) -> Tensor:
-        """Content and position (b, h, n, v); relative embeddings of x with itself take the fast path."""
-        positions, context_positions = queries.shape[2], values.shape[2 if self.multi_head else 1]
-        table = None
-        if self.position and embeddings is None:
-            if self.embedding is None:
-                raise ValueError(
-                    "embeddings must be given, as a module to the layer or a tensor to the call, "
-                    "unless position is False; got None"
-                )
-            if isinstance(self.embedding, RelativeEmbedding):
-                if own and mask is None and not self.multi_head:
-                    table = self.embedding()
-                else:
-                    embeddings = self.embedding.of_pairs((positions,), (context_positions,))
-            else:
-                embeddings = self.embedding(positions, context_positions)
-        output: Tensor | None = None
-        if keys is not None or embeddings is not None:
-            output = lambda_interaction(
-                queries,
-                keys,
-                values,
-                embeddings,
-                mask=mask,
-                multi_head=self.multi_head,
-                normalize_keys=self.normalize_keys,
-                causal=self.causal,
+    def _embeddings(self, positions: int, context_positions: int, own: bool) -> tuple[Tensor | None, Tensor | None]:
+        """The table of relative embeddings where x is its own context, or E ([h,] n, m, k[, u])."""
+        if self.embedding is None:
+            raise ValueError(
+                "embeddings must be given, as a module to the layer or a tensor to the call, "
+                "unless position is False; got None"
             )
-        if table is not None:
-            position = position_interaction(queries, table, values, (positions,), causal=self.causal)
-            output = position if output is None else output + position
-        assert output is not None
-        return output
+        if not isinstance(self.embedding, RelativeEmbedding):
+            return None, self.embedding(positions, context_positions)
+        if own:
+            return self.embedding(), None
+        return None, self.embedding.of_pairs((positions,), (context_positions,))
 
     def _projected(self, projection: nn.Module, norm: nn.Module, tokens: Tensor, real: Tensor | None) -> Tensor:
         """(b, n, d) to (b, channels, n), normalized."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.layers import LambdaProjections
+from lambdanets.layers import LambdaBase
 
 
 def replace_convolutions(
@@ -55,17 +55,15 @@ def replace_convolutions(
 def _refuse_several_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     """Raise ValueError where a block would hold two lambda layers or more, once the layers are at their names."""
     modules = dict(model.named_modules())
-    held = {name: 1 for name, module in modules.items() if isinstance(module, LambdaProjections)}
+    held = {name: 1 for name, module in modules.items() if isinstance(module, LambdaBase)}
     # a lambda layer counts whole, not by the projections in it
     projections = tuple(f"{name}." for name in held)
     members = [
         name
         for name, module in modules.items()
-        if isinstance(module, nn.Conv2d | nn.Linear | LambdaProjections) and not name.startswith(projections)
+        if isinstance(module, nn.Conv2d | nn.Linear | LambdaBase) and not name.startswith(projections)
     ]
-    counts = {
-        name: sum(isinstance(module, LambdaProjections) for module in layer.modules()) for name, layer in layers.items()
-    }
+    counts = {name: sum(isinstance(module, LambdaBase) for module in layer.modules()) for name, layer in layers.items()}
     new = {name: count for name, count in counts.items() if count}
     held |= new
     for name in new:
@@ -85,7 +83,7 @@ def _block_of(name: str, modules: dict[str, nn.Module], members: list[str]) -> s
     """The name of the smallest module around a convolution that counts as its block, or None where there is none."""
     while "." in name:
         name = name.rpartition(".")[0]
-        if isinstance(modules[name], nn.Sequential | nn.ModuleList | nn.ModuleDict | LambdaProjections):
+        if isinstance(modules[name], nn.Sequential | nn.ModuleList | nn.ModuleDict | LambdaBase):
             continue
         if sum(member.startswith(f"{name}.") for member in members) > 1:
             return name

@@ -71,7 +71,10 @@ def _normalize_over_own_context(keys: Tensor, allowed: Tensor, how: str | None) 
     if how == "softmax":
         return keys.masked_fill(~allowed, -torch.inf).softmax(dim=2).nan_to_num()
     keys = keys * allowed
-    return keys if how is None else (keys / keys.square().sum(dim=2, keepdim=True).sqrt()).nan_to_num()
+    if how is None:
+        return keys
+    squares = keys.square().sum(dim=2, keepdim=True)
+    return keys / torch.where(squares > 0, squares, 1).sqrt()
 
 
 def position_interaction(

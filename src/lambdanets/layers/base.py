@@ -1,4 +1,4 @@
-"""What every lambda layer has: projections to queries, keys and values, and their normalization."""
+"""What every lambda layer has: projections, their normalization, content and position put together."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
+from lambdanets.ops import lambda_interaction, position_interaction
 from lambdanets.ops.content import check_normalization
 from lambdanets.ops.precision import autocast_dtype, wide
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class LambdaProjections(nn.Module):
-    """Base of the lambda layers: checks sizes, holds projections and norms, shapes their outputs for the operations.
+class LambdaBase(nn.Module):
+    """Base of the lambda layers: checks sizes, holds projections and norms, calls the operations on what they give.
 
     projection(channels in, channels out) makes a projection without bias, norm(channels) a batch norm.
     Without multi_head the heads share one lambda: keys (k, u) and values (v, u) are projected once; with it, h times.
@@ -110,6 +111,52 @@ class LambdaProjections(nn.Module):
         if self.multi_head:
             return maps.flatten(2).unflatten(1, (self.heads, depth, *intra)).movedim(-1, 2)
         return maps.flatten(2).unflatten(1, (depth, *intra)).movedim(-1, 1)
+
+    def _interact(
+        self,
+        queries: Tensor,
+        keys: Tensor | None,
+        values: Tensor,
+        *,
+        mask: Tensor | None,
+        embeddings: Tensor | None = None,
+        table: Tensor | None = None,
+        grid: tuple[int, ...] = (),
+        dilation: int = 1,
+        algorithm: str = "auto",
+    ) -> Tensor:
+        """Content and position (b, h, n, v), from embeddings of pairs or from a relative table on a grid.
+
+        Beside a table the mask is one of padding, (b, 1, m).
+        """
+        output: Tensor | None = None
+        if keys is not None or embeddings is not None:
+            output = lambda_interaction(
+                queries,
+                keys,
+                values,
+                embeddings,
+                mask=mask,
+                multi_head=self.multi_head,
+                normalize_keys=self.normalize_keys,
+                causal=self.causal,
+            )
+        if table is not None:
+            if not self.multi_head:
+                queries, values, table = queries.unsqueeze(1), values.unsqueeze(1), table.unsqueeze(0)
+            else:
+                queries = queries.unsqueeze(2)
+            if mask is not None:  # values (b, lambdas, m, v[, u])
+                values = values.masked_fill(~mask[(..., *(None,) * (values.ndim - 3))], 0)
+            options: dict[str, Any] = {"dilation": dilation, "causal": self.causal, "algorithm": algorithm}
+            terms = [
+                position_interaction(queries[:, i], table[i], values[:, i], grid, **options)
+                for i in range(table.shape[0])
+            ]
+            position = terms[0] if len(terms) == 1 else torch.cat(terms, dim=1)
+            output = position if output is None else output + position
+        assert output is not None
+        return output
 
     def _check_dtype(self, name: str, x: Tensor) -> None:
         expected = self.value_projection.weight.dtype
