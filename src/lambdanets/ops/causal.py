@@ -31,22 +31,17 @@ def causal_content(
         values = values.masked_fill(~mask[..., None, None], 0)
         keys = keys.masked_fill(~mask[..., None, None], -torch.inf if normalize_keys == "softmax" else 0)
     queries, keys, values = (x.to(wide(dtype)) for x in (queries, keys, values))
-    if normalize_keys == "l2":
-        roots = root_or_one(keys.square().cumsum(dim=1))  # (b, n, k, u)
     # u rides in the batch, since keys are normalized for each (k, u); chunks stand beside it
-    queries = queries.unsqueeze(-1)
-    if normalize_keys == "l2":
-        queries = queries / roots.unsqueeze(1)
-    queries = queries.expand(-1, -1, -1, -1, intra).permute(0, 4, 1, 2, 3)  # (b, u, h, n, k)
+    queries = queries.unsqueeze(1).expand(-1, intra, -1, -1, -1)  # (b, u, h, n, k)
     keys, values = keys.permute(0, 3, 1, 2), values.permute(0, 3, 1, 2)  # (b, u, n, ..)
     queries, values = _in_parts(queries, 3, CHUNK), _in_parts(values, 2, CHUNK)  # (b, u, h, c, t, k), (b, u, c, t, v)
     keys = _in_parts(keys, 2, CHUNK, -torch.inf if normalize_keys == "softmax" else 0)  # (b, u, c, t, k)
-    output = (_softmax if normalize_keys == "softmax" else _linear)(queries, keys, values)
+    output = {"softmax": _softmax, "l2": _l2, None: _as_given}[normalize_keys](queries, keys, values)
     output = output.sum(dim=1).flatten(2, 3)  # (b, h, n, v)
     return output.narrow(2, 0, positions).to(dtype)
 
 
-def _linear(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _as_given(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Keys as they are: the running sum of k v^T before a chunk, and the causal part of q k^T inside it."""
     totals = keys.transpose(-1, -2) @ values  # (b, u, c, k, v)
     before = F.pad(totals.cumsum(dim=2), (0, 0, 0, 0, 1, 0)).narrow(2, 0, totals.shape[2])
@@ -55,19 +50,80 @@ def _linear(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, (keys.shape[2], CHUNK))  # (b, u, c, t, k)
-    last = maxima[:, :, :, -1]  # (b, u, c, k)
-    previous = _previous(last)
+    maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])
     values_and_one = F.pad(values, (0, 1), value=1.0)  # the sum of the weights is the lambda of a value that is 1
-    totals = (keys - last.unsqueeze(3)).exp().transpose(-1, -2) @ values_and_one  # (b, u, c, k, v + 1)
-    before = _sums_before(last, previous, totals)
-    carried = (previous.unsqueeze(3) - maxima).exp()  # (b, u, c, t, k), at most 1
-    differences = keys.unsqueeze(3) - maxima.unsqueeze(4)  # (b, u, c, t, s, k)
-    weights = differences.masked_fill(_later(CHUNK, keys.device, 1).unsqueeze(-1), -torch.inf).exp()
+    weights, carried, before = _sums(keys, maxima, values_and_one, _Exponential)
     normalizer = carried * before[..., -1].unsqueeze(3) + weights.sum(dim=4)  # Z
     queries = queries / torch.where(normalizer > 0, normalizer, 1).unsqueeze(2)
+    return _applied(queries, values, weights, carried, before[..., :-1])
+
+
+def _l2(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    # Divided key by key: dividing the query instead would lose digits in the gradient of a context of one small key.
+    roots = root_or_one(keys.flatten(2, 3).square().cumsum(dim=2)).unflatten(2, keys.shape[2:4])
+    return _applied(queries, values, *_sums(keys, roots, values, _Ratio))
+
+
+class _Exponential:
+    """exp(k - reference), the reference a running maximum."""
+
+    nothing = -torch.inf  # a key that counts for nothing
+
+    @staticmethod
+    def first(dtype: torch.dtype) -> float:
+        """The reference before any position."""
+        return torch.finfo(dtype).min
+
+    @staticmethod
+    def padding(dtype: torch.dtype) -> float:
+        """The reference of a chunk after the last."""
+        return torch.finfo(dtype).max
+
+    @staticmethod
+    def scaled(x: Tensor, reference: Tensor) -> Tensor:
+        return (x - reference).exp()
+
+
+class _Ratio:
+    """k / reference, the reference the root of a running sum of squares."""
+
+    nothing = 0.0
+
+    @staticmethod
+    def first(dtype: torch.dtype) -> float:
+        return 1.0
+
+    padding = first
+
+    @staticmethod
+    def scaled(x: Tensor, reference: Tensor) -> Tensor:
+        return x / reference
+
+
+_Scale = type[_Exponential] | type[_Ratio]
+
+
+def _sums(keys: Tensor, references: Tensor, values: Tensor, scale: _Scale) -> tuple[Tensor, Tensor, Tensor]:
+    """What the content lambdas are made of, keys and references (b, u, c, t, k), values (b, u, c, t, w).
+
+    weights (b, u, c, t, s, k): the keys s of a chunk scaled for its query t, later ones 0. before (b, u, c, k, w): the
+    sum over all earlier chunks, scaled for the last position of the chunk before; carried (b, u, c, t, k) scales it on
+    to query t.
+    """
+    last = references[:, :, :, -1]  # (b, u, c, k)
+    previous = F.pad(last, (0, 0, 1, 0), value=scale.first(last.dtype)).narrow(2, 0, last.shape[2])
+    totals = scale.scaled(keys, last.unsqueeze(3)).transpose(-1, -2) @ values
+    before = _sums_before(last, previous, totals, scale)
+    carried = scale.scaled(previous.unsqueeze(3), references)
+    later = _later(CHUNK, keys.device, 1).unsqueeze(-1)
+    weights = scale.scaled(keys.unsqueeze(3).masked_fill(later, scale.nothing), references.unsqueeze(4))
+    return weights, carried, before
+
+
+def _applied(queries: Tensor, values: Tensor, weights: Tensor, carried: Tensor, before: Tensor) -> Tensor:
+    """The lambdas of `_sums` applied to queries (b, u, h, c, t, k): (b, u, h, c, t, v)."""
     logits = (weights @ queries.movedim(2, -1)).movedim(-1, 2)  # (b, u, h, c, t, s)
-    return (queries * carried.unsqueeze(2)) @ before[..., :-1].unsqueeze(2) + logits @ values.unsqueeze(2)
+    return (queries * carried.unsqueeze(2)) @ before.unsqueeze(2) + logits @ values.unsqueeze(2)
 
 
 def running_maximum(keys: Tensor, dim: int) -> Tensor:
@@ -75,36 +131,27 @@ def running_maximum(keys: Tensor, dim: int) -> Tensor:
     return keys.detach().cummax(dim=dim).values.clamp(min=torch.finfo(keys.dtype).min)
 
 
-def _previous(references: Tensor) -> Tensor:
-    """The reference of the chunk before, along axis 2; the least finite number before the first."""
-    least = torch.finfo(references.dtype).min
-    return F.pad(references, (0, 0, 1, 0), value=least).narrow(2, 0, references.shape[2])
+def _sums_before(references: Tensor, previous: Tensor, totals: Tensor, scale: _Scale) -> Tensor:
+    """Of totals (b, u, c, k, w), each scaled by its reference, the sums over all earlier c, scaled by previous[c].
 
-
-def _sums_before(references: Tensor, previous: Tensor, totals: Tensor) -> Tensor:
-    """Of totals (b, u, c, k, w), each to be scaled by exp(its reference), the sums over all earlier c.
-
-    They come scaled by exp(-previous[c]). Chunks are grouped once more, so that the direct sums stay short: a
-    million positions make 2048 groups of 32 chunks.
+    Chunks are grouped once more, so that the direct sums stay short: a million positions make 2048 groups of 32 chunks.
     """
     chunks = references.shape[2]
-    # a chunk of nothing has the greatest reference and total 0, so that it counts for nothing
-    references, previous = (_in_parts(x, 2, GROUP, torch.finfo(x.dtype).max) for x in (references, previous))
+    references, previous = (_in_parts(x, 2, GROUP, scale.padding(x.dtype)) for x in (references, previous))
     totals = _in_parts(totals, 2, GROUP)  # (b, u, g, t, k, w)
-    inside = _direct_sums_before(references, previous, totals)
+    inside = _direct_sums_before(references, previous, totals, scale)
     ends, starts = references[:, :, :, -1], previous[:, :, :, 0]
-    of_group = ((references - ends.unsqueeze(3)).exp().unsqueeze(-1) * totals).sum(dim=3)  # (b, u, g, k, w)
-    earlier = _direct_sums_before(ends, starts, of_group)
-    earlier = (starts.unsqueeze(3) - previous).exp().unsqueeze(-1) * earlier.unsqueeze(3)
+    of_group = (scale.scaled(references, ends.unsqueeze(3)).unsqueeze(-1) * totals).sum(dim=3)  # (b, u, g, k, w)
+    earlier = _direct_sums_before(ends, starts, of_group, scale).unsqueeze(3)
+    earlier = scale.scaled(starts.unsqueeze(3), previous).unsqueeze(-1) * earlier
     return (inside + earlier).flatten(2, 3).narrow(2, 0, chunks)
 
 
-def _direct_sums_before(references: Tensor, previous: Tensor, totals: Tensor) -> Tensor:
-    """sum_{s<t} exp(references[s] - previous[t]) totals[s]: references (.., t, k), totals (.., t, k, w)."""
-    differences = references.unsqueeze(-3) - previous.unsqueeze(-2)  # (.., t, s, k)
+def _direct_sums_before(references: Tensor, previous: Tensor, totals: Tensor, scale: _Scale) -> Tensor:
+    """sum_{s<t} of totals[s] (.., s, k, w), scaled by references (.., s, k) there and by previous (.., t, k) here."""
     itself_and_later = _later(references.shape[-2], references.device, 0).unsqueeze(-1)
-    decays = differences.masked_fill(itself_and_later, -torch.inf).exp()
-    return torch.einsum("...tsk,...skw->...tkw", decays, totals)
+    earlier = references.unsqueeze(-3).masked_fill(itself_and_later, scale.nothing)  # (.., t, s, k)
+    return torch.einsum("...tsk,...skw->...tkw", scale.scaled(earlier, previous.unsqueeze(-2)), totals)
 
 
 def _in_parts(x: Tensor, axis: int, length: int, fill: float = 0.0) -> Tensor:

@@ -78,43 +78,37 @@ def check_normalization(normalize_keys: str | None) -> None:
 
 def _lambda_of_context(keys: Tensor, values: Tensor, how: str | None, mask: Tensor | None) -> Tensor:
     """(b, k, v) from keys (b, m, k, u), values (b, m, v, u), mask (b, m): one context for all queries."""
+    allowed = None
     if mask is not None:
         allowed = mask[..., None, None]
         values = values.masked_fill(~allowed, 0)
-    if how == "softmax":
-        normalized = keys.to(wide(keys.dtype))
-        if mask is None:
-            normalized = normalized.softmax(dim=1)
-        else:
-            # The least finite number, not -inf: a context with nothing in it must not become 0 / 0.
-            least = torch.finfo(normalized.dtype).min
-            normalized = normalized.masked_fill(~allowed, least).softmax(dim=1).masked_fill(~allowed, 0)
-    else:
-        normalized = keys if mask is None else keys.masked_fill(~allowed, 0)
-        if how == "l2":
-            squares = normalized.to(wide(keys.dtype)).square().sum(dim=1, keepdim=True)
-            normalized = normalized / root_or_one(squares)
+    normalized = _normalized(keys, allowed, how)
     return torch.einsum("bmku,bmvu->bkv", normalized.to(values.dtype), values)
+
+
+def _normalized(keys: Tensor, allowed: Tensor | None, how: str | None) -> Tensor:
+    """kbar: keys (.., m, k, u) normalized, in float32 or wider, over the m that are allowed; 0 at the others."""
+    if how is None:
+        return keys if allowed is None else keys.masked_fill(~allowed, 0)
+    keys = keys.to(wide(keys.dtype))
+    if how == "softmax":
+        if allowed is None:
+            return keys.softmax(dim=-3)
+        # The least finite number, not -inf: a context with nothing in it must not become 0 / 0.
+        return keys.masked_fill(~allowed, torch.finfo(keys.dtype).min).softmax(dim=-3).masked_fill(~allowed, 0)
+    keys = keys if allowed is None else keys.masked_fill(~allowed, 0)
+    return keys / root_or_one(keys.square().sum(dim=-3, keepdim=True))
 
 
 def _own_contexts(queries: Tensor, keys: Tensor, values: Tensor, how: str | None, mask: Tensor) -> Tensor:
     """Each query with the context its row of the mask (b or 1, n, m) allows.
 
-    Queries meet keys first, so that no lambda is formed: b n m h (k + v) u multiply-adds. The softmax takes
-    b n m k u numbers, because its maximum differs by query; "l2" and None take b n m h u.
+    Queries meet keys first, so that no lambda is formed: b n m h (k + v) u multiply-adds. Normalized keys take
+    b n m k u numbers, because what normalizes them differs by query.
     """
-    if how == "softmax":
-        allowed = mask[..., None, None]
-        least = torch.finfo(wide(keys.dtype)).min
-        weights = keys.to(wide(keys.dtype)).unsqueeze(1).masked_fill(~allowed, least).softmax(dim=2)
-        weights = weights.masked_fill(~allowed, 0).to(queries.dtype)
-        logits = torch.einsum("bhnk,bnmku->bhnmu", queries, weights)
+    if how is None:
+        logits = torch.einsum("bhnk,bmku->bhnmu", queries, keys).masked_fill(~mask[:, None, ..., None], 0)
     else:
-        scaled = queries.unsqueeze(-1)  # (b, h, n, k, 1)
-        if how == "l2":
-            squares = keys.to(wide(keys.dtype)).square()
-            squares = torch.einsum("bnm,bmku->bnku", mask.to(squares.dtype).expand(keys.shape[0], -1, -1), squares)
-            scaled = (scaled / root_or_one(squares).unsqueeze(1)).to(queries.dtype)
-        logits = torch.einsum("bhnku,bmku->bhnmu", scaled.expand(*queries.shape, keys.shape[3]), keys)
-        logits = logits.masked_fill(~mask[:, None, ..., None], 0)
+        weights = _normalized(keys.unsqueeze(1), mask[..., None, None], how)
+        logits = torch.einsum("bhnk,bnmku->bhnmu", queries, weights.to(queries.dtype))
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)

@@ -35,7 +35,7 @@ def lambda_interaction(
     float32, and under float16 autocast the result is float32. Differentiable twice.
     Cost in multiply-adds: content b (m + h n) k v u where queries share their context; causal, see
     `lambdanets.ops.causal`, nothing of size n m stored; with a mask of several rows b n m h (k + v) u, storing
-    b n m k u numbers for softmax keys and b n m h u for others. Position b n m k u v for shared embeddings;
+    b n m k u numbers for normalized keys and b n m h u for keys as given. Position b n m k u v for shared embeddings;
     b n m h (k u + v) for embeddings or masks per example, whose lambdas are never formed. With multi_head, h times
     that for a head.
     Raises ValueError naming the argument that does not fit.
