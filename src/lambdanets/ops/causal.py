@@ -22,8 +22,8 @@ def causal_content(
 
     queries (b, h, n, k), keys (b, n, k, u), values (b, n, v, u) of one dtype; mask (b, n) or None, True for the context
     positions that count. Computed in float32 or wider; returns (b, h, n, v) in the dtype of queries.
-    Cost: b n u (k v + h (k + v) c) multiply-adds, c = 16 positions a chunk, and for softmax b n c k u exponentials,
-    which are the largest thing stored; nothing of size b n m.
+    Cost: b n u (k v + h (k + v) c) multiply-adds, c = 16 positions a chunk, and for normalized keys b n c k u
+    numbers, which are the largest thing stored; of the pairs of positions, only those of 32 chunks each: (n / 512)^2.
     """
     positions, intra = queries.shape[2], keys.shape[3]
     dtype = queries.dtype
