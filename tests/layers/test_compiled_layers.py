@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from compilation import Counter
-from lambdanets import DenseEmbedding, LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets import (
+    DenseEmbedding,
+    LambdaLayer,
+    LambdaLayer1d,
+    LambdaLayer2d,
+    LambdaLayer3d,
+    RelativeEmbedding,
+    create_model,
+)
 
 # class, options, sizes
 LAYERS = {
@@ -100,3 +108,15 @@ def test_an_exported_layer_serves_other_batches_and_sizes(option, sizes_too):
     for batch, size in ((17, (9, 12)), (33, (16, 14) if sizes_too else (9, 12))):
         x = random_input(LambdaLayer2d, batch, size)
         torch.testing.assert_close(exported(x), layer(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_and_a_model_are_exported_with_a_named_batch():
+    batch = torch.export.Dim("batch")
+    for model, size in (
+        (make_layer(LambdaLayer2d, {}), (8, 9, 9)),
+        (create_model("lambda_resnet20_small", num_classes=3), (3, 32, 32)),
+    ):
+        model.eval()
+        x = torch.randn(17, *size, generator=torch.Generator().manual_seed(0))
+        exported = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
+        torch.testing.assert_close(exported(x[:2]), model(x[:2]), rtol=1e-4, atol=1e-4)

@@ -71,7 +71,7 @@ def test_step_by_step_equals_all_at_once(kind, option, grid):
         torch.testing.assert_close(output, expected[:, :, n], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_steps_equal_all_at_once_to_rounding(dtype):
     layer = make_layer(LambdaLayer1d, {}, dtype)
     x = torch.randn(2, 8, 30, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -104,7 +104,13 @@ def test_a_state_can_be_gone_on_from_twice():
 
 WRONG = {
     "not causal": (LambdaLayer1d, {"causal": False}, {}, "layer must be causal to be decoded"),
-    "stride": (LambdaLayer1d, {"stride": 2}, {}, "layer must have stride 1 to be decoded step by step, got 2"),
+    "another context": (
+        LambdaLayer,
+        {"dim_context": 5, "position": False},
+        {},
+        "must be its own context.*= 5",
+    ),
+    "embeddings given at the call": (LambdaLayer, {}, {}, "layer must have a module of embeddings to be decoded"),
     "a grid for a sequence": (LambdaLayer1d, {}, {"grid": (5,)}, "grid must be None for a layer on sequences"),
     "no grid": (LambdaLayer2d, {}, {}, "grid must be 2 sides for this layer, got None"),
     "a broken grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be a whole number of at least 1, got 0"),
@@ -117,6 +123,41 @@ def test_what_cannot_be_decoded_is_named(kind, option, arguments, message):
     layer = make_layer(kind, option)
     with pytest.raises(ValueError, match=message):
         start_decoding(layer, **({"batch_size": 1} | arguments))
+
+
+@pytest.mark.parametrize("norm", ["query_norm", "value_norm"])
+def test_layers_in_training_mode_are_refused(norm):
+    layer = make_layer(LambdaLayer1d, {})
+    state = start_decoding(layer, 1)
+    getattr(layer, norm).train()
+    with pytest.raises(ValueError, match="layer must be in eval mode"):
+        start_decoding(layer, 1)
+    with pytest.raises(ValueError, match="layer must be in eval mode"):
+        decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
+
+
+def test_what_is_no_lambda_layer_is_named():
+    with pytest.raises(ValueError, match="layer must be a lambda layer, got Linear"):
+        start_decoding(torch.nn.Linear(3, 3), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_under_autocast_steps_are_as_finite_and_of_the_same_dtype_as_all_at_once(dtype):
+    torch.manual_seed(0)
+    layer = LambdaLayer1d(16, causal=True).eval()
+    x = 100 * torch.randn(1, 16, 60)
+    with torch.autocast("cpu", dtype), torch.no_grad():
+        expected = layer(x)
+        state, outputs = start_decoding(layer, 1), []
+        for position in x.unbind(2):
+            output, state = decode_step(layer, position, state)
+            outputs.append(output)
+    result = torch.stack(outputs, 2)
+    assert result.dtype == expected.dtype
+    assert result.isfinite().all()
+    tolerance = 8 * torch.finfo(dtype).eps
+    scale = expected.float().abs().max().item()
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance * scale)
 
 
 def test_wrong_steps_are_named():

@@ -119,6 +119,9 @@ WRONG_EDGES = {
     "edges of two rows": ((EDGES[:2], TYPES, (1, 2, 2)), r"edges must be \(3, edges\) of int64.*\(2, 2\)"),
     "edges of floats": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must be.*got torch.float32"),
     "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one an edge"),
+    "a number for a size": ((EDGES, TYPES, 5), r"size must be \(b, n, m\), got 5"),
+    "a negative size": ((EDGES, TYPES, (1, -2, 2)), r"size\[1\] must be a whole number of at least 1, got -2"),
+    "a list for edges": (([[0], [0], [0]], TYPES, (1, 2, 2)), "edges must be a tensor, got list"),
     "a size of two": ((EDGES, TYPES, (2, 2)), r"size must be \(b, n, m\), got \(2, 2\)"),
     "an edge outside": ((EDGES + 2, TYPES, (3, 2, 2)), r"edges must lie within size = \(3, 2, 2\)"),
     "a negative edge": ((EDGES - 1, TYPES, (3, 2, 2)), r"edges must lie within size"),
@@ -139,11 +142,31 @@ def test_wrong_edges_are_named(arguments, message):
         (lambda: RelativeEmbedding((5, 4), 4), r"scope must be odd and positive in every side, got \(5, 4\)"),
         (lambda: RelativeEmbedding((5,), 0), "query_depth must be a whole number of at least 1, got 0"),
         (lambda: RelativeEmbedding((5,), 4, heads=0), "heads must be a whole number of at least 1, got 0"),
+        (lambda: RelativeEmbedding((True,), 4), r"scope must be odd and positive in every side, got \(True,\)"),
+        (lambda: RelativeEmbedding((3,), 4).of_pairs((5, 5)), r"grid must be a tuple of 1 sides, got \(5, 5\)"),
+        (
+            lambda: RelativeEmbedding((3,), 4).of_pairs((5,), dilation=0),
+            "dilation must be a whole number of at least 1",
+        ),
+        (lambda: RelativeEmbedding((3,), 4).of_pairs((0,)), r"grid\[0\] must be a whole number of at least 1, got 0"),
+        (lambda: DenseEmbedding(5, 5, 4)(-1, 2), "positions must be a whole number of at least 1, got -1"),
         (lambda: DenseEmbedding(0, 5, 4), "positions must be a whole number of at least 1, got 0"),
         (lambda: EdgeEmbedding(0, 4), "edge_types must be a whole number of at least 1, got 0"),
     ],
-    ids=["a number for a scope", "an even scope", "no depth", "no heads", "no positions", "no types"],
+    ids=lambda option: option if isinstance(option, str) else "",
 )
 def test_wrong_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_edges_go_on_the_meta_device():
+    embedding = EdgeEmbedding(3, 4, device="meta")
+    assert embedding(EDGES.to("meta"), TYPES.to("meta"), (2, 3, 5)).shape == (2, 3, 5, 4)
+
+
+def test_a_parametrized_table_is_not_resized():
+    embedding = RelativeEmbedding((5,), 4)
+    torch.nn.utils.parametrize.register_parametrization(embedding, "table", torch.nn.Identity())
+    with pytest.raises(ValueError, match="table must not be parametrized when it is resized"):
+        embedding.resize((7,))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from torch.autograd import gradcheck, gradgradcheck
 
-from lambdanets import DenseEmbedding, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets import DenseEmbedding, EdgeEmbedding, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.ops import definition
 
 LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
@@ -121,6 +121,47 @@ def test_stride_in_other_dimensions_averages_over_the_positions_that_exist(dimen
     assert result.shape[2:] == expected
     corner = (slice(None), slice(None), *(slice(2),) * dimensions)
     torch.testing.assert_close(result[(..., *(0,) * dimensions)], before[corner].flatten(2).mean(dim=2))
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (2, 8, 8), (3, 2, 5)], ids=str)
+def test_a_strided_volume_may_be_smaller_than_the_pooling_window(size):
+    layer, x = make_layer(dimensions=3, scope=3, stride=3), image(2, 8, *size)
+    before, result = by_definition(layer, x), layer(x)
+    assert result.shape[2:] == tuple(-(-side // 3) for side in size)
+    corner = (slice(None), slice(None), *(slice(min(side, 3)) for side in size))
+    torch.testing.assert_close(result[:, :, 0, 0, 0], before[corner].flatten(2).mean(dim=2))
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_forward_mode_goes_through_a_layer(dimensions, training):
+    layer = make_layer(dimensions=dimensions, scope=3).train(training)
+    x, tangent = image(2, 8, *(3, 4, 2)[:dimensions]), image(3, 8, *(3, 4, 2)[:dimensions])[:2]
+    parameters = dict(layer.named_parameters())
+
+    def function(x):
+        return torch.func.functional_call(copy.deepcopy(layer), parameters, (x,))
+
+    _, forward = torch.func.jvp(function, (x,), (tangent,))
+    step = 1e-6
+    expected = (function(x + step * tangent) - function(x - step * tangent)) / (2 * step)
+    torch.testing.assert_close(forward, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", [{}, {"stride": 2}, {"multi_head": True}, {"causal": True}], ids=str)
+def test_every_example_has_its_own_mask(option):
+    layer = make_layer(**option).eval()
+    x, mask = image(3, 8, 5, 6), torch.zeros(3, 5, 6, dtype=torch.bool)
+    for example, (height, width) in enumerate(((5, 6), (3, 4), (2, 6))):
+        mask[example, :height, :width] = True
+    together = layer(x, mask)
+    for i in range(3):
+        torch.testing.assert_close(together[i : i + 1], layer(x[i : i + 1], mask[i : i + 1]), rtol=1e-12, atol=1e-12)
+    if "stride" not in option:
+        expected = by_definition(layer, x, mask).masked_fill(~mask.unsqueeze(1), 0)
+        torch.testing.assert_close(together, expected, rtol=1e-12, atol=1e-12)
+        ones = torch.ones(3, 5, 6, dtype=torch.bool)
+        torch.testing.assert_close(layer(x, ones), layer(x), rtol=1e-12, atol=1e-12)
 
 
 def test_channels_last_volumes_keep_their_layout():
@@ -264,9 +305,13 @@ def test_parameters_are_as_many_as_the_formula_says(u):
     assert sum(parameter.numel() for parameter in layer.parameters()) == expected
 
 
-def test_runs_on_the_meta_device():
-    layer = make_layer(torch.float32, device="meta")
-    assert layer(torch.empty(2, 8, 5, 6, device="meta")).shape == (2, 8, 5, 6)
+@pytest.mark.parametrize("option", [{}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"}], ids=str)
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_runs_on_the_meta_device(dimensions, option):
+    layer = make_layer(torch.float32, dimensions=dimensions, device="meta", **option).eval()
+    size = (2, 8, *(5, 6, 3)[:dimensions])
+    x, mask = torch.empty(size, device="meta"), torch.empty(2, *size[2:], device="meta", dtype=torch.bool)
+    assert layer(x).shape == layer(x, mask).shape == size
 
 
 WRONG = {
@@ -293,11 +338,18 @@ WRONG = {
         {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None beside an embedding"
     ),
     "an embedding of another depth": (
-        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.*= \(2, 16, 1, None\), got \(2, 8, 1, None\)"
+        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.*= \(16, 1, None\), got \(8, 1, None\)"
     ),
     "an embedding of other dimensions": (
-        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have.*got \(1, 16, 1, None\)"
+        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must be relative in 2 dimension\(s\), got 1"
     ),
+    "embeddings of heads in a layer that shares": (
+        {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.*= \(16, 1, None\), got \(16, 1, 4\)"
+    ),
+    "edges for embeddings": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not need edges"),
+    "a stride that looks ahead": ({"stride": 2, "causal": True}, "stride must be 1 when causal is True.*got 2"),
+    "True for a scope": ({"scope": True}, "scope must be odd and positive.*got True"),
+    "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of"),
     "free embeddings dilated": (
         {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless embedding is relative, got 2"
     ),

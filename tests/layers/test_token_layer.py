@@ -117,6 +117,8 @@ def test_equals_the_definition(option, other, mask_shape):
     elif layer.embedding is not None:
         embeddings = layer.embedding(N, M if other else N)
     expected = by_definition(layer, x, x if context is None else context, mask, embeddings)
+    if not other and mask_shape == (B, 1, N):  # padding of x itself
+        expected = expected * mask.transpose(1, 2)
     torch.testing.assert_close(layer(x, context, mask=mask), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -153,6 +155,33 @@ def test_padding_of_a_context_changes_nothing(training):
     torch.testing.assert_close(layer(x, spoiled, mask=mask), expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_padding_of_the_tokens_themselves_changes_nothing_forward_or_backward(training):
+    layer = make_layer(position=True, embedding=dense()).train(training)
+    x, mask = tokens(B, N, DIM), torch.ones(B, 1, N, dtype=torch.bool)
+    mask[:, :, -2:] = False
+    spoiled, other = x.masked_fill(~mask.transpose(1, 2), torch.nan), copy.deepcopy(layer)
+    expected, result = other(x[:, :-2]), layer(spoiled, mask=mask)
+    torch.testing.assert_close(result[:, :-2], expected, rtol=1e-11, atol=1e-11)
+    assert not result[:, -2:].any()
+    expected.square().sum().backward()
+    result.square().sum().backward()
+    for one, two in zip(layer.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_a_multi_head_graph_layer_takes_edges_of_its_heads():
+    torch.manual_seed(0)
+    layer = make_layer(position=True, multi_head=True).eval()
+    edge_embedding = EdgeEmbedding(3, 4, heads=2, dtype=torch.float64)
+    edges, types = torch.tensor([[0, 1, 1], [2, 0, 3], [1, 4, 4]]), torch.tensor([0, 2, 1])
+    embeddings = edge_embedding(edges, types, (B, N, N))
+    assert torch.equal(embeddings[1, :, 3, 4], edge_embedding.table[:, 1])
+    x = tokens(B, N, DIM)
+    expected = by_definition(layer, x, x, None, embeddings)
+    torch.testing.assert_close(layer(x, embeddings=embeddings), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_embeddings_per_example_are_taken_at_the_call():
     layer = make_layer(position=True).eval()
     x, embeddings = tokens(B, N, DIM), tokens(B, N, N, 4)
@@ -175,9 +204,22 @@ def test_a_graph_whose_nodes_are_renumbered_gives_renumbered_outputs():
     torch.testing.assert_close(output(x[:, order], place[pairs]), output(x, pairs)[:, order], rtol=1e-11, atol=1e-11)
 
 
+class Nothing(torch.nn.Module):
+    def forward(self, positions, context_positions):
+        return None
+
+
 WRONG = {
     "a layer without embeddings": ({"position": True}, {}, "embeddings must be given.*unless position is False"),
     "embeddings without position": ({}, {"embeddings": tokens(N, N, 4)}, "embeddings must be None in a layer with"),
+    "an embedding that returns nothing": (
+        {"position": True, "embedding": Nothing()}, {}, "embedding must return a tensor, got NoneType"
+    ),
+    "a mask of numbers": ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
+    "a list for a mask": ({}, {"mask": [True]}, "mask must be a tensor, got list"),
+    "a mask on another device": (
+        {}, {"mask": torch.ones(B, 1, N, dtype=torch.bool, device="meta")}, "mask must be on the device of x, cpu, got meta"
+    ),
     "no context": ({"dim_context": CONTEXT}, {}, "context must be given to a layer with dim_context = 5, got None"),
     "a context of other channels": (
         {"dim_context": CONTEXT}, {"context": tokens(B, M, DIM)}, r"context must be \(b, positions, channels = 5\)"
@@ -216,7 +258,7 @@ def test_wrong_calls_are_named(option, call, message):
         ({"embedding": relative(5)}, "embedding must be None when position is False"),
         (
             {"position": True, "embedding": RelativeEmbedding((5, 5), 4)},
-            "embedding must be relative in 1 dimension, got 2: for grids use LambdaLayer2d",
+            r"embedding must be relative in 1 dimension\(s\), got 2",
         ),
     ],
     ids=["dim_context", "text", "no position", "2d"],

@@ -45,7 +45,7 @@ def test_the_new_layer_takes_over_the_training_mode():
 
 def test_a_name_that_is_no_convolution_is_refused_and_nothing_is_changed():
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
-    with pytest.raises(ValueError, match="where names 1, which is no Conv2d of Sequential"):
+    with pytest.raises(ValueError, match="where names 1, no Conv2d of Sequential"):
         replace_convolutions(model, lambda_layer, ["0", "1"])
     assert isinstance(model[0], nn.Conv2d)
 

@@ -263,6 +263,23 @@ def test_what_lies_in_the_padding_does_not_matter(embeddings, causal):
 
 
 @pytest.mark.parametrize("how", ["softmax", "l2", None])
+@pytest.mark.parametrize("embeddings", ["shared", "per example"])
+@pytest.mark.parametrize("shape", [(N, M), (2, N, M)], ids=str)
+def test_what_no_query_hears_does_not_matter_forward_or_backward(shape, embeddings, how):
+    inputs, _ = problem({"embeddings": embeddings})
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) > 0.3
+    mask[..., 2] = False
+    results = []
+    for content in (0.0, torch.nan):
+        queries, keys, values, e = (x.clone() for x in inputs)
+        keys[:, 2], values[:, 2] = content, content
+        tensors = [x.requires_grad_() for x in (queries, keys, values, e)]
+        output = lambda_interaction(*tensors, mask=mask, normalize_keys=how)
+        results.append((output, *torch.autograd.grad(output.sum(), tensors)))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("how", ["softmax", "l2", None])
 @pytest.mark.parametrize("shape", [(N, M), (2, 1, M)], ids=str)
 def test_an_empty_context_gives_zero_and_finite_gradients(how, shape):
     inputs, _ = problem({})
@@ -377,6 +394,9 @@ WRONG = {
         {"causal": True},
         "causal needs as many context positions as queries, n = 5; got m = 7",
     ),
+    "a text for a flag": ({}, {"causal": "False"}, "causal must be True or False, got 'False'"),
+    "a number for a flag": ({}, {"multi_head": 0}, "multi_head must be True or False, got 0"),
+    "a list for a mask": ({}, {"mask": [[True]]}, "mask must be a tensor, got list"),
     "a normalization": ({}, {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
 }
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
+from lambdanets.layers.embeddings import EdgeEmbedding, EmbeddingTable, RelativeEmbedding
 from lambdanets.ops import lambda_interaction, position_interaction
+from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization
 from lambdanets.ops.precision import autocast_dtype, wide
 
@@ -57,10 +59,7 @@ class LambdaBase(nn.Module):
             heads=heads,
             intra_depth=intra_depth,
         )
-        flags = {"content": content, "position": position, "batch_norm": batch_norm}
-        for name, flag in (flags | {"multi_head": multi_head, "causal": causal}).items():
-            if not isinstance(flag, bool):
-                raise ValueError(f"{name} must be True or False, got {flag!r}")
+        check_flags(content=content, position=position, batch_norm=batch_norm, multi_head=multi_head, causal=causal)
         if dim_out % heads:
             raise ValueError(f"dim_out must be divisible by heads = {heads}, got {dim_out}")
         if not (content or position):
@@ -158,6 +157,36 @@ class LambdaBase(nn.Module):
         assert output is not None
         return output
 
+    def _check_embedding(self, embedding: Any, dimensions: int) -> None:
+        """Raise ValueError unless the module of embeddings fits the layer, as far as it tells."""
+        if not isinstance(embedding, nn.Module):
+            raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
+        if not self.position:
+            raise ValueError("embedding must be None when position is False")
+        if isinstance(embedding, EdgeEmbedding):
+            raise ValueError("embedding must not need edges: give EdgeEmbedding's output to LambdaLayer's call")
+        if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != dimensions:
+            raise ValueError(
+                f"embedding must be relative in {dimensions} dimension(s), got {embedding.dimensions}: "
+                "LambdaLayer1d, 2d and 3d are for that many, or give embedding.of_pairs(grid) to LambdaLayer's call"
+            )
+        if isinstance(embedding, EmbeddingTable):
+            expected = (self.query_depth, self.intra_depth, self.heads if self.multi_head else None)
+            came = (embedding.query_depth, embedding.intra_depth, embedding.heads)
+            if came != expected:
+                raise ValueError(
+                    "embedding must have the layer's (query_depth, intra_depth, heads of a multi-head layer) = "
+                    f"{expected}, got {came}"
+                )
+
+    def _embeddings_of(self, positions: int, context_positions: int) -> Tensor:
+        """What a module that is not relative gives for all pairs."""
+        assert self.embedding is not None
+        embeddings = self.embedding(positions, context_positions)
+        if not isinstance(embeddings, Tensor):
+            raise ValueError(f"embedding must return a tensor, got {type(embeddings).__name__}")
+        return embeddings
+
     def _check_dtype(self, name: str, x: Tensor) -> None:
         expected = self.value_projection.weight.dtype
         if x.dtype != expected and not (x.is_floating_point() and autocast_dtype(x.device)):
@@ -178,10 +207,3 @@ def normalize(norm: nn.Module, maps: Tensor, real: Tensor | None) -> Tensor:
     picked = rows[real]  # (positions, c), which batch norm takes with as many further axes as the maps have
     picked = contiguous_gradient(norm(picked[(..., *(None,) * (maps.ndim - 2))])).flatten(1)
     return torch.zeros_like(rows).index_put((real,), picked).movedim(-1, 1)
-
-
-def check_sizes(**sizes: Any) -> None:
-    """Raise ValueError, naming the argument, unless each is a whole number of at least 1."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")

@@ -23,10 +23,19 @@ class _ContiguousGradient(torch.autograd.Function):
         return gradient.clone(memory_format=torch.contiguous_format)
 
 
+class _ForwardModeContiguousGradient(_ContiguousGradient):
+    """The same, with a derivative in forward mode, which torch.compile cannot trace."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
+
+
 def contiguous_gradient(x: Tensor) -> Tensor:
     """x, with a gradient that arrives contiguous.
 
     PyTorch's batch norm on CPU returns a wrong gradient, silently, at batch 1 when the incoming one has strides like
     (C, 1, W C, C); the reshapes between an image and a sequence of positions produce just that.
     """
-    return _ContiguousGradient.apply(x)
+    function = _ContiguousGradient if torch.compiler.is_compiling() else _ForwardModeContiguousGradient
+    return function.apply(x)

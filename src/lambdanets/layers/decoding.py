@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.base import Projection, check_sizes
+from lambdanets.layers.base import LambdaBase, Projection
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 from lambdanets.layers.token_layer import LambdaLayer
+from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.decoding import ContentState, causal_reach, content_step, embeddings_of_position
+from lambdanets.ops.precision import compute_and_result_dtype, wide, without_autocast
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,20 @@ def start_decoding(
 ) -> DecodingState:
     """The state before the first position.
 
-    layer: causal, of stride 1, in eval mode if it has batch norm. grid: the (height, width) or (depth, height, width)
-    to be filled in row-major order; None for sequences. Raises ValueError naming what does not fit.
+    layer: causal, in eval mode if it has batch norm. grid: the (height, width) or (depth, height, width)
+    to be filled in row-major order; None for sequences. Takes b k u v numbers for the content, whatever comes, and
+    b u v for each position that the embeddings reach back to. Raises ValueError naming what does not fit.
     """
+    if not isinstance(layer, GridLambdaLayer | LambdaLayer):
+        raise ValueError(f"layer must be a lambda layer, got {type(layer).__name__}")
     check_sizes(batch_size=batch_size)
     if not layer.causal:
         raise ValueError("layer must be causal to be decoded step by step, got causal=False")
-    if isinstance(layer, GridLambdaLayer) and layer.stride != 1:
-        raise ValueError(f"layer must have stride 1 to be decoded step by step, got {layer.stride}")
+    if layer.dim_context != layer.dim:
+        raise ValueError(f"layer must be its own context to be decoded, got dim_context = {layer.dim_context}")
+    if layer.position and layer.embedding is None:
+        raise ValueError("layer must have a module of embeddings to be decoded, got one that is given them at the call")
+    _check_eval(layer)
     dimensions = _dimensions(layer)
     if dimensions == 1 and grid is not None:
         raise ValueError(f"grid must be None for a layer on sequences, got {grid}")
@@ -48,7 +56,8 @@ def start_decoding(
             raise ValueError(f"grid must be {dimensions} sides for this layer, got {grid!r}")
         check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
     lambdas = layer.heads if layer.multi_head else 1
-    like = layer.value_projection.weight
+    weight = layer.value_projection.weight
+    like = torch.empty(0, dtype=wide(weight.dtype), device=weight.device)
     content = None
     if layer.key_projection is not None:
         shape = (batch_size * lambdas, layer.query_depth, layer.intra_depth)
@@ -62,36 +71,60 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     """The layer's output at the next position, and the state after it.
 
     x (b, dim) -> (b, dim_out): to rounding what the layer gives at that position over the whole sequence. No gradient.
-    Cost: the projections, b (u + h) k v for the content, and b w k (h + v u) for the w positions that the embeddings
-    reach back to: the scope's half in 1-D, its rows in 2-D, all positions with embeddings that are not relative.
+    In float32 or wider inside; the result has the dtype of the layer's, under autocast too.
+    Cost: the projections, b (u + h) k v multiply-adds for the content, and b w h (k + v) u for the w positions that the
+    embeddings reach back to: the scope's half in 1-D, its rows in 2-D, all positions where they are not relative.
     Raises ValueError naming what does not fit.
     """
+    check_tensors(x=x)
     batch = state.values.shape[0]
     if tuple(x.shape) != (batch, layer.dim):
         raise ValueError(f"x must be (b, dim) = {(batch, layer.dim)}, got shape {tuple(x.shape)}")
     layer._check_dtype("x", x)
-    if layer.value_norm.training and not isinstance(layer.value_norm, nn.Identity):
-        raise ValueError("layer must be in eval mode to be decoded: batch norm in training mode looks at all positions")
+    _check_eval(layer)
     if state.grid is not None and state.position >= torch.Size(state.grid).numel():
         raise ValueError(f"state must have positions left: grid {state.grid} is full")
     lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     queries = _project(layer, x, layer.query_projection, layer.query_norm)
     queries = layer._as_queries(queries.unsqueeze(-1)).reshape(batch, lambdas, -1, k)  # (b, l, h / l, k)
     values = _project(layer, x, layer.value_projection, layer.value_norm).reshape(batch, lambdas, v, u)
-    output = queries.new_zeros(*queries.shape[:3], v)
-    content = state.content
-    if layer.key_projection is not None and content is not None:
+    keys = None
+    if layer.key_projection is not None:
         keys = _project(layer, x, layer.key_projection, nn.Identity()).reshape(batch * lambdas, k, u)
-        term, content = content_step(queries.flatten(0, 1), keys, values.flatten(0, 1), content, layer.normalize_keys)
-        output = output + term.unflatten(0, (batch, lambdas))
+    returned = compute_and_result_dtype(queries=queries, keys=keys, values=values)[1]
+    with without_autocast(x.device):
+        output, state = _step(layer, queries, keys, values, state)
+    return output.reshape(batch, layer.dim_out).to(returned), state
+
+
+def _step(
+    layer: GridLambdaLayer | LambdaLayer, queries: Tensor, keys: Tensor | None, values: Tensor, state: DecodingState
+) -> tuple[Tensor, DecodingState]:
+    """queries (b, l, h / l, k), keys (b l, k, u), values (b, l, v, u) for l lambdas -> (b, l, h / l, v)."""
+    dtype = state.values.dtype
+    queries, values = queries.to(dtype), values.to(dtype)
+    output = queries.new_zeros(*queries.shape[:3], values.shape[2])
+    content = state.content
+    if keys is not None and content is not None:
+        term, content = content_step(
+            queries.flatten(0, 1), keys.to(dtype), values.flatten(0, 1), content, layer.normalize_keys
+        )
+        output = output + term.unflatten(0, queries.shape[:2])
     window = torch.cat([state.values, values.unsqueeze(2)], dim=2)
     if layer.embedding is not None:
         window = window[:, :, -_reach(layer, state) :]
-        embeddings = _embeddings(layer, state, window.shape[2])  # (l, w, k, u)
-        output = output + torch.einsum("blhk,lwku,blwvu->blhv", queries, embeddings, window)
+        embeddings = _embeddings(layer, state, window.shape[2]).to(dtype)  # (l, w, k, u)
+        logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
+        output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
     else:
         window = window[:, :, :0]
-    return output.reshape(batch, layer.dim_out), DecodingState(state.position + 1, state.grid, content, window)
+    return output, DecodingState(state.position + 1, state.grid, content, window)
+
+
+def _check_eval(layer: LambdaBase) -> None:
+    norms = [norm for norm in (layer.query_norm, layer.value_norm) if not isinstance(norm, nn.Identity)]
+    if any(norm.training for norm in norms):
+        raise ValueError("layer must be in eval mode to be decoded: batch norm in training mode looks at all positions")
 
 
 def _dimensions(layer: GridLambdaLayer | LambdaLayer) -> int:
@@ -129,7 +162,7 @@ def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, coun
         grid, dilation = _grid_so_far(state), _dilation(layer)
         rows = [embeddings_of_position(table, grid, dilation, state.position, count) for table in tables]
         return torch.stack(rows)
-    pairs = embedding(state.position + 1, state.position + 1)
+    pairs = layer._embeddings_of(state.position + 1, state.position + 1)
     pairs = pairs if layer.multi_head else pairs.unsqueeze(0)
     pairs = pairs.unsqueeze(-1) if layer.intra_depth == 1 else pairs
     return pairs[:, state.position]

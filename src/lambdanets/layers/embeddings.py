@@ -5,12 +5,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from lambdanets.layers.base import check_sizes
+from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.geometry import check_resize, embeddings_of_pairs, resize_table
 
 
-class _Table(nn.Module):
+class EmbeddingTable(nn.Module):
     """A parameter `table` of embeddings, drawn from N(0, 1) (Sec. F.2): ([h,] *sides, k[, u])."""
 
     def __init__(
@@ -30,7 +31,7 @@ class _Table(nn.Module):
         return " x ".join(str(side) for side in self.table.shape)
 
 
-class RelativeEmbedding(_Table):
+class RelativeEmbedding(EmbeddingTable):
     """One embedding per relative offset: the table R (r_1..r_D, k[, u]) of Sec. 3.3, drawn from N(0, 1) (Sec. F.2).
 
     e[n,m] = R[centre + (m - n) / dilation]. The same table serves any grid; see `lambdanets.position_interaction`.
@@ -52,7 +53,7 @@ class RelativeEmbedding(_Table):
     ) -> None:
         if not isinstance(scope, tuple) or not 1 <= len(scope) <= 3:
             raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd sides, got {scope!r}")
-        if any(not isinstance(side, int) or side < 1 or side % 2 == 0 for side in scope):
+        if any(not isinstance(side, int) or isinstance(side, bool) or side < 1 or side % 2 == 0 for side in scope):
             raise ValueError(f"scope must be odd and positive in every side, got {scope!r}")
         super().__init__(scope, query_depth, intra_depth, heads, device=device, dtype=dtype)
         self.dimensions = len(scope)
@@ -70,8 +71,11 @@ class RelativeEmbedding(_Table):
         """Interpolate the table to another scope in place, to go on at another resolution; see `resize_table`.
 
         The parameter is a new one, with the dtype, device and requires_grad of the old: an optimizer made before still
-        holds the old one and must be made anew. Raises ValueError unless scope has D odd sides.
+        holds the old one and must be made anew. Raises ValueError unless scope has D odd sides, or where the table is
+        parametrized.
         """
+        if is_parametrized(self, "table"):
+            raise ValueError("table must not be parametrized when it is resized: remove the parametrization first")
         tables = self.table.detach() if self.heads is not None else self.table.detach().unsqueeze(0)
         check_resize(tables[0], scope, "scope")
         if len(scope) != self.dimensions:
@@ -83,7 +87,15 @@ class RelativeEmbedding(_Table):
     def of_pairs(
         self, grid: tuple[int, ...], context_grid: tuple[int, ...] | None = None, *, dilation: int = 1
     ) -> Tensor:
-        """E ([h,] n, m, k[, u]) for all pairs of a grid with itself, or with a context grid of the same origin."""
+        """E ([h,] n, m, k[, u]) for all pairs of a grid with itself, or with a context grid of the same origin.
+
+        Takes the memory of E, n m k u numbers. Raises ValueError unless the grids have D positive sides.
+        """
+        for name, sides in {"grid": grid, "context_grid": grid if context_grid is None else context_grid}.items():
+            if not isinstance(sides, tuple) or len(sides) != self.dimensions:
+                raise ValueError(f"{name} must be a tuple of {self.dimensions} sides, got {sides!r}")
+            check_sizes(**{f"{name}[{axis}]": side for axis, side in enumerate(sides)})
+        check_sizes(dilation=dilation)
         if self.heads is not None:
             return torch.stack([self._of_pairs(table, grid, context_grid, dilation) for table in self.table])
         return self._of_pairs(self.table, grid, context_grid, dilation)
@@ -99,7 +111,7 @@ class RelativeEmbedding(_Table):
         return pairs.squeeze(-1) if self.intra_depth == 1 else pairs
 
 
-class DenseEmbedding(_Table):
+class DenseEmbedding(EmbeddingTable):
     """A free embedding for every pair of positions: E (n, m, k[, u]), drawn from N(0, 1).
 
     Serves up to n query and m context positions. Needs n m k u parameters, h times as many with `heads` (multi-head).
@@ -122,7 +134,8 @@ class DenseEmbedding(_Table):
         self.positions, self.context_positions = sides
 
     def forward(self, positions: int, context_positions: int) -> Tensor:
-        """E ([h,] n, m, k[, u]) of the first n and m positions."""
+        """E ([h,] n, m, k[, u]) of the first n and m positions, a view. Raises ValueError beyond its own n and m."""
+        check_sizes(positions=positions, context_positions=context_positions)
         if positions > self.positions or context_positions > self.context_positions:
             raise ValueError(
                 f"a DenseEmbedding of {self.positions} x {self.context_positions} positions "
@@ -132,10 +145,11 @@ class DenseEmbedding(_Table):
         return self.table.narrow(first, 0, positions).narrow(first + 1, 0, context_positions)
 
 
-class EdgeEmbedding(_Table):
+class EdgeEmbedding(EmbeddingTable):
     """Embeddings for graphs whose edges differ by example (A.2): an embedding a type of edge, 0 where there is none.
 
-    e[b,n,m] = sum over the edges (b, n, m) of T[type], with the table T (types, k[, u]) drawn from N(0, 1).
+    e[b,n,m] = sum over the edges (b, n, m) of T[type], with the table T (types, k[, u]) drawn from N(0, 1),
+    or one for each head of a multi-head layer, (h, types, k[, u]).
     """
 
     def __init__(
@@ -144,20 +158,22 @@ class EdgeEmbedding(_Table):
         query_depth: int,
         intra_depth: int = 1,
         *,
+        heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes(edge_types=edge_types)
-        super().__init__((edge_types,), query_depth, intra_depth, None, device=device, dtype=dtype)
+        super().__init__((edge_types,), query_depth, intra_depth, heads, device=device, dtype=dtype)
 
     def forward(self, edges: Tensor, types: Tensor, size: tuple[int, int, int]) -> Tensor:
-        """E (b, n, m, k[, u]) from a list of edges.
+        """E (b, [h,] n, m, k[, u]) from a list of edges.
 
         edges: (3, edges) int64, rows example, query node, context node: node n hears node m. Several edges between two
         nodes add up; for edges in both directions list both. types: (edges,) int64, each below the number of types.
         size: (b, n, m), nodes counted to the largest graph. Cost: b n m k u numbers.
         Raises ValueError naming the argument that does not fit.
         """
+        check_tensors(edges=edges, types=types)
         if edges.ndim != 2 or edges.shape[0] != 3 or edges.dtype != torch.int64:
             raise ValueError(f"edges must be (3, edges) of int64, got {edges.dtype} of shape {tuple(edges.shape)}")
         if types.dtype != torch.int64 or types.shape != edges.shape[1:]:
@@ -165,15 +181,19 @@ class EdgeEmbedding(_Table):
                 f"types must be ({edges.shape[1]},) of int64, one an edge; got {types.dtype} of shape "
                 f"{tuple(types.shape)}"
             )
-        if len(size) != 3:
-            raise ValueError(f"size must be (b, n, m), got {size}")
-        if not torch.compiler.is_compiling():
+        if not isinstance(size, tuple) or len(size) != 3:
+            raise ValueError(f"size must be (b, n, m), got {size!r}")
+        check_sizes(**{f"size[{axis}]": side for axis, side in enumerate(size)})
+        table = self.table.unsqueeze(0) if self.heads is None else self.table  # (h or 1, types, k[, u])
+        # what edges hold is looked at where it can be
+        if not torch.compiler.is_compiling() and edges.device.type != "meta":
             limits = torch.tensor(size, device=edges.device)[:, None]
             if ((edges < 0) | (edges >= limits)).any():
                 raise ValueError(f"edges must lie within size = {tuple(size)}, got one outside of it")
-            if ((types < 0) | (types >= self.table.shape[0])).any():
-                raise ValueError(f"types must be from 0 to {self.table.shape[0] - 1}, got one outside of that")
-        rows = F.embedding(types, self.table.flatten(1))
+            if ((types < 0) | (types >= table.shape[1])).any():
+                raise ValueError(f"types must be from 0 to {table.shape[1] - 1}, got one outside of that")
+        rows = F.embedding(types, table.movedim(1, 0).flatten(1))  # (edges, h k u)
         pairs = rows.new_zeros(*size, rows.shape[1])
         pairs = pairs.index_put((edges[0], edges[1], edges[2]), rows, accumulate=True)
-        return pairs if self.intra_depth == 1 else pairs.unflatten(-1, self.table.shape[1:])
+        pairs = pairs.unflatten(-1, (table.shape[0], *table.shape[2:]))  # (b, n, m, h, k[, u])
+        return pairs.squeeze(3) if self.heads is None else pairs.movedim(3, 1)

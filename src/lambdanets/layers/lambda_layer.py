@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.layers.base import LambdaBase, check_sizes, normalize
+from lambdanets.layers.base import LambdaBase, normalize
 from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.position.plan import check_algorithm
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_POOLS = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 
 
 class GridLambdaLayer(LambdaBase):
@@ -65,9 +65,15 @@ class GridLambdaLayer(LambdaBase):
         )
         check_sizes(stride=stride, dilation=dilation)
         check_algorithm(algorithm)
+        if causal and stride != 1:
+            raise ValueError(f"stride must be 1 when causal is True, because pooling looks ahead; got {stride}")
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
         if embedding is not None:
-            self._check_embedding(embedding, grid)
+            self._check_embedding(embedding, self.dimensions)
+            if grid is not None:
+                raise ValueError(f"grid must be None beside an embedding, which has its own extent; got {grid}")
+            if dilation != 1 and not isinstance(embedding, RelativeEmbedding):
+                raise ValueError(f"dilation must be 1 unless embedding is relative, got {dilation}")
         elif position:
             sides = _sides_of_table(self.dimensions, scope, grid)
             self._owns_embedding = True
@@ -85,6 +91,7 @@ class GridLambdaLayer(LambdaBase):
         graph, because the number of real positions is data); the output is 0 where the mask, taken at the stride, is
         False.
         """
+        check_tensors(x=x, mask=mask)
         if x.ndim != self.dimensions + 2 or x.shape[1] != self.dim:
             sides = ("length", "height, width", "depth, height, width")[self.dimensions - 1]
             raise ValueError(f"x must be (b, dim = {self.dim}, {sides}), got shape {tuple(x.shape)}")
@@ -109,7 +116,7 @@ class GridLambdaLayer(LambdaBase):
             keys,
             values,
             mask=None if mask is None else mask.flatten(1).unsqueeze(1),  # (b, 1, m)
-            embeddings=None if self.embedding is None or relative else self.embedding(positions, positions),
+            embeddings=None if self.embedding is None or relative else self._embeddings_of(positions, positions),
             table=self.embedding() if self.embedding is not None and relative else None,
             grid=grid,
             dilation=self.dilation,
@@ -125,33 +132,28 @@ class GridLambdaLayer(LambdaBase):
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Average over the positions that exist, and are real, of 2 s - 1 around every s-th position."""
-        side, stride = 2 * self.stride - 1, self.stride
-        pool = _POOLS[self.dimensions - 1]
-        pooled = pool(output, side, stride, stride - 1, count_include_pad=False)
+        pooled = self._average(output)
         if mask is None:
             return pooled
-        share = pool(mask.unsqueeze(1).to(output.dtype), side, stride, stride - 1, count_include_pad=False)
+        share = self._average(mask.unsqueeze(1).to(output.dtype))
         # contiguous, so that torch.compile does not tell even sizes from odd ones
-        kept = mask[(slice(None), *(slice(None, None, stride),) * self.dimensions)].contiguous().unsqueeze(1)
+        kept = mask[(slice(None), *(slice(None, None, self.stride),) * self.dimensions)].contiguous().unsqueeze(1)
         return (pooled / share.clamp(min=torch.finfo(share.dtype).tiny)).masked_fill(~kept, 0)
 
-    def _check_embedding(self, embedding: nn.Module, grid: tuple[int, ...] | None) -> None:
-        if not isinstance(embedding, nn.Module):
-            raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
-        if not self.position:
-            raise ValueError("embedding must be None when position is False")
-        if grid is not None:
-            raise ValueError(f"grid must be None beside an embedding, which has its own extent; got {grid}")
-        if isinstance(embedding, RelativeEmbedding):
-            expected = (self.dimensions, self.query_depth, self.intra_depth, self.heads if self.multi_head else None)
-            came = (embedding.dimensions, embedding.query_depth, embedding.intra_depth, embedding.heads)
-            if came != expected:
-                raise ValueError(
-                    "embedding must have the layer's (dimensions, query_depth, intra_depth, heads of a multi-head "
-                    f"layer) = {expected}, got {came}"
-                )
-        elif self.dilation != 1:
-            raise ValueError(f"dilation must be 1 unless embedding is relative, got {self.dilation}")
+    def _average(self, maps: Tensor) -> Tensor:
+        window: dict[str, Any] = {
+            "kernel_size": 2 * self.stride - 1,
+            "stride": self.stride,
+            "padding": self.stride - 1,
+            "count_include_pad": False,
+        }
+        if self.dimensions < 3:
+            return (F.avg_pool1d if self.dimensions == 1 else F.avg_pool2d)(maps, **window)
+        # avg_pool3d refuses sides below the window: so slices first, then along the depth
+        slices = F.avg_pool2d(maps.flatten(1, 2), **window).unflatten(1, maps.shape[1:3])
+        columns = slices.movedim(2, -1)
+        pooled = F.avg_pool1d(columns.flatten(1, -2), **window).unflatten(1, columns.shape[1:-1]).movedim(-1, 2)
+        return pooled.contiguous(memory_format=_memory_format(maps) or torch.contiguous_format)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, stride={self.stride}, dilation={self.dilation}, algorithm={self.algorithm!r}"
@@ -160,7 +162,9 @@ class GridLambdaLayer(LambdaBase):
 class LambdaLayer1d(GridLambdaLayer):
     """Lambda layer on sequences (b, dim, length); arguments as LambdaLayer2d with one side for scope and grid.
 
-    With causal=True outputs depend on no later position and can be computed one by one: `lambdanets.start_decoding`.
+    With causal=True outputs depend on no later position and can be computed one by one, see
+    `lambdanets.start_decoding`. In training, batch norm's statistics still run over all positions: where that matters,
+    as in language models, use batch_norm=False.
     """
 
     dimensions = 1
@@ -193,7 +197,8 @@ class LambdaLayer2d(GridLambdaLayer):
             several layers may share, or any module that returns E (n, m, k[, u]) when called with n and m, such as a
             DenseEmbedding.
         multi_head: a lambda, keys, values and embeddings for each head (C.3); the default shares them.
-        causal: only positions that do not come after the query in row-major order; the query's own counts.
+        causal: only positions that do not come after the query in row-major order; the query's own counts. Needs
+            stride 1. In training batch norm's statistics run over all positions all the same.
         algorithm: of the position term, see `lambdanets.position_interaction`.
 
     Parameters: d h k + d k u + d v u + r r k u + 2 h k + 2 v u; with multi_head k u, v u and r r k u count h times.
@@ -222,14 +227,15 @@ def _sides_of_table(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
         return tuple(2 * side - 1 for side in grid)
     if grid is not None:
         raise ValueError(f"grid must be None unless scope is None (a scope of {scope} serves any grid), got {grid}")
-    sides = (scope,) * dimensions if isinstance(scope, int) else scope
+    sides = (scope,) * dimensions if isinstance(scope, int) and not isinstance(scope, bool) else scope
     if not _are_sides(sides, dimensions) or any(side % 2 == 0 for side in sides):
         raise ValueError(f"scope must be odd and positive, one side or {names}, got {scope!r}")
     return tuple(sides)
 
 
 def _are_sides(sides: Any, count: int) -> bool:
-    return isinstance(sides, tuple) and len(sides) == count and all(isinstance(s, int) and s >= 1 for s in sides)
+    whole = isinstance(sides, tuple) and all(isinstance(s, int) and not isinstance(s, bool) for s in sides)
+    return whole and len(sides) == count and min(sides) >= 1
 
 
 def _memory_format(x: Tensor) -> torch.memory_format | None:

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from lambdanets.layers.base import LambdaBase, normalize
 from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets.ops.checks import check_tensors
+from lambdanets.ops.interaction import check_mask
 
 
 class LambdaLayer(LambdaBase):
@@ -23,7 +25,9 @@ class LambdaLayer(LambdaBase):
         query_depth, heads, intra_depth, content, position, normalize_keys, normalize_queries, batch_norm, multi_head,
             causal: as for LambdaLayer2d.
 
-    Raises ValueError naming the argument that does not fit.
+    Any dtype and autocast as LambdaLayer2d, sums in float32 or wider. Cost per example with shared embeddings:
+    projections and (m + n m) k v u + 2 h n k v multiply-adds; see `lambdanets.lambda_interaction` for others.
+    Initialised as LambdaLayer2d. Raises ValueError naming the argument that does not fit.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class LambdaLayer(LambdaBase):
             norm=lambda channels: nn.BatchNorm1d(channels, **factory),
         )
         if embedding is not None:
-            self._check_embedding(embedding)
+            self._check_embedding(embedding, 1)
         self.embedding = embedding
         self.reset_parameters()
 
@@ -80,9 +84,11 @@ class LambdaLayer(LambdaBase):
         """(b, n, dim), context (b, m, dim_context) or None for x itself -> (b, n, dim_out).
 
         mask: bool, True where query and context position interact: (n, m), (b, n, m), or (b, 1, m) for padded
-            contexts. In training batch norm counts all positions, except those that a mask (b, 1, m) leaves out.
+            contexts. Padding then changes nothing, whatever it holds; where x is its own context, outputs there are 0.
+            In training batch norm counts all positions, except those that a mask (b, 1, m) leaves out.
         embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), with heads first under multi_head, in place of the module's.
         """
+        check_tensors(x=x, context=context, mask=mask, embeddings=embeddings)
         self._check_tokens("x", x, self.dim)
         if context is None:
             if self.dim_context != self.dim:
@@ -94,9 +100,13 @@ class LambdaLayer(LambdaBase):
         if embeddings is not None and not self.position:
             raise ValueError("embeddings must be None in a layer with position=False")
         source = x if context is None else context
-        real = mask[:, 0] if mask is not None and mask.shape == (x.shape[0], 1, source.shape[1]) else None
-        if real is not None:
-            source = source.masked_fill(~real.unsqueeze(-1), 0)
+        real = None
+        if mask is not None:
+            check_mask(mask, x.shape[0], x.shape[1], source.shape[1])
+            if mask.shape == (x.shape[0], 1, source.shape[1]):
+                real = mask[:, 0]
+                source = source.masked_fill(~real.unsqueeze(-1), 0)
+                x = source if context is None else x
         queries = self._projected(self.query_projection, self.query_norm, x, real if context is None else None)
         values = self._projected(self.value_projection, self.value_norm, source, real)
         keys = None
@@ -115,7 +125,8 @@ class LambdaLayer(LambdaBase):
             table=table,
             grid=(x.shape[1],),
         )
-        return output.transpose(1, 2).flatten(2)  # (b, n, h v)
+        output = output.transpose(1, 2).flatten(2)  # (b, n, h v)
+        return output if real is None or context is not None else output.masked_fill(~real.unsqueeze(-1), 0)
 
     def _embeddings(self, positions: int, context_positions: int, own: bool) -> tuple[Tensor | None, Tensor | None]:
         """The table of relative embeddings where x is its own context, or E ([h,] n, m, k[, u])."""
@@ -125,7 +136,7 @@ class LambdaLayer(LambdaBase):
                 "unless position is False; got None"
             )
         if not isinstance(self.embedding, RelativeEmbedding):
-            return None, self.embedding(positions, context_positions)
+            return None, self._embeddings_of(positions, context_positions)
         if own:
             return self.embedding(), None
         return None, self.embedding.of_pairs((positions,), (context_positions,))
@@ -140,14 +151,3 @@ class LambdaLayer(LambdaBase):
         if tokens.ndim != 3 or tokens.shape[2] != dim:
             raise ValueError(f"{name} must be (b, positions, channels = {dim}), got shape {tuple(tokens.shape)}")
         self._check_dtype(name, tokens)
-
-    def _check_embedding(self, embedding: nn.Module) -> None:
-        if not isinstance(embedding, nn.Module):
-            raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
-        if not self.position:
-            raise ValueError("embedding must be None when position is False")
-        if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != 1:
-            raise ValueError(
-                f"embedding must be relative in 1 dimension, got {embedding.dimensions}: for grids use "
-                "LambdaLayer2d or LambdaLayer3d, or give embedding.of_pairs(grid) to the call"
-            )

@@ -67,7 +67,8 @@ def linear_attention(
     over k for queries, no divisor is needed: that is a lambda layer with normalize_queries="softmax", position=False.
 
     queries (b, h, n, k); keys (b, m, k), values (b, m, v), or with heads before m under multi_head, as usual for
-    attention. feature: phi, to be positive. causal: m <= n. Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds.
+    attention. feature: phi, to be positive: where every phi(q_n) phi(k_m) is 0 the result is NaN. causal: m <= n.
+    Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds.
     Raises ValueError as `lambda_interaction`.
     """
     values_and_one = F.pad(values, (0, 1), value=1.0)

@@ -1,4 +1,4 @@
-"""Causal content (Sec. C.2): every query's own content lambda from running sums, linear in the number of positions.
+"""Causal content (Sec. C.2): every query's own content lambda from running sums, nearly linear in n.
 
 With softmax keys the content lambda of query n is S_n / Z_n, where S_n = sum_{m<=n} exp(k_m - M_n) v_m^T, Z_n the same
 sum with 1 for v, and M_n = max_{m<=n} k_m, so that no exponential overflows and none depends on the future. Positions
@@ -22,8 +22,8 @@ def causal_content(
 
     queries (b, h, n, k), keys (b, n, k, u), values (b, n, v, u) of one dtype; mask (b, n) or None, True for the context
     positions that count. Computed in float32 or wider; returns (b, h, n, v) in the dtype of queries.
-    Cost: b n u (k v + h (k + v) c) multiply-adds, c = 16 positions a chunk, and for normalized keys b n c k u
-    numbers, which are the largest thing stored; of the pairs of positions, only those of 32 chunks each: (n / 512)^2.
+    Cost: about b n u (k v (h + 3) + h (k + v) c) multiply-adds, c = 16 positions a chunk, and for normalized keys
+    b n c k u numbers, the largest thing stored; of all pairs of positions only those of 32 chunks each, (n / 512)^2.
     """
     positions, intra = queries.shape[2], keys.shape[3]
     dtype = queries.dtype

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.causal import causal_content
+from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.precision import compute_and_result_dtype, root_or_one, wide, without_autocast
 
 NORMALIZATIONS = ("softmax", "l2", None)
@@ -21,6 +22,7 @@ def content_lambda(
     Returns (b, k, v) in the dtype of the inputs (float32 under float16 autocast). Keys are normalized in float32 or
     wider. Cost: b m k v u multiply-adds. Raises ValueError naming the argument that does not fit.
     """
+    check_tensors(keys=keys, values=values, mask=mask)
     if keys.ndim not in (3, 4) or keys.ndim != values.ndim or keys.shape[:2] != values.shape[:2]:
         raise ValueError(
             "keys and values must be (b, m, k) and (b, m, v), or both with a trailing u; "

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lambdanets.ops.checks import check_flags, check_tensors
 from lambdanets.ops.precision import FLOATING
 
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
@@ -87,6 +88,8 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     Returns a new tensor (r'_1..r'_D, k[, u]) in the table's dtype, computed in float32 or wider; at the same sides a
     copy. Differentiable. Cost: 2^D k u prod(r') multiply-adds. Raises ValueError naming the argument that does not fit.
     """
+    check_tensors(table=table)
+    check_flags(keep_sum=keep_sum)
     check_resize(table, sides)
     dimensions = len(sides)
     old, channels = table.shape[:dimensions], table.shape[dimensions:]

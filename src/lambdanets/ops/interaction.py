@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lambdanets.ops.checks import check_flags, check_tensors
 from lambdanets.ops.content import check_normalization, content_interaction
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
@@ -36,10 +37,12 @@ def lambda_interaction(
     Cost in multiply-adds: content b (m + h n) k v u where queries share their context; causal, see
     `lambdanets.ops.causal`, nothing of size n m stored; with a mask of several rows b n m h (k + v) u, storing
     b n m k u numbers for normalized keys and b n m h u for keys as given. Position b n m k u v for shared embeddings;
-    b n m h (k u + v) for embeddings or masks per example, whose lambdas are never formed. With multi_head, h times
+    b n m h (k + v) u for embeddings or masks per example, whose lambdas are never formed. With multi_head, h times
     that for a head.
     Raises ValueError naming the argument that does not fit.
     """
+    check_tensors(queries=queries, keys=keys, values=values, embeddings=embeddings, mask=mask)
+    check_flags(multi_head=multi_head, causal=causal)
     check_normalization(normalize_keys)
     check_lambda_interaction(queries, keys, values, embeddings, mask, multi_head, causal)
     compute, returned = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
@@ -78,6 +81,11 @@ def _interaction(
     causal: bool,
 ) -> Tensor:
     """One lambda for all heads: keys (b, m, k, u), values (b, m, v, u), embeddings ([b, ]n, m, k, u)."""
+    if mask is not None and mask.shape[-2] != 1:
+        # What no query hears must not enter as 0 times NaN; a mask of one row is taken care of below.
+        unheard = ~mask.any(dim=-2)[..., None, None]
+        values = values.masked_fill(unheard, 0)
+        keys = None if keys is None else keys.masked_fill(unheard, 0)
     output: Tensor | None = None
     if keys is not None:
         output = content_interaction(queries, keys, values, normalize_keys=normalize_keys, mask=mask, causal=causal)

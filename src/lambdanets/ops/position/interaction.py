@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
 from lambdanets.ops.geometry import crop_to_grid, without_future
 from lambdanets.ops.position.plan import ALGORITHMS, Plan, make_plan
 from lambdanets.ops.position.problem import problem_of
@@ -69,10 +70,13 @@ def _prepare(
     algorithm: str,
 ) -> tuple[Tensor, Tensor, Tensor, Plan, torch.dtype]:
     """Checked inputs in the dtype to compute in, table and values with their u, the table cropped; plan; dtype out."""
-    if not isinstance(grid, Sequence):
+    check_tensors(queries=queries, table=table, values=values)
+    check_flags(causal=causal)
+    check_sizes(dilation=dilation)
+    if not isinstance(grid, Sequence) or isinstance(grid, str):
         raise ValueError(f"grid must be a sequence of 1, 2 or 3 sides, got {grid!r}")
     grid = tuple(grid)
-    check_position_interaction(queries, table, values, grid, dilation)
+    check_position_interaction(queries, table, values, grid)
     compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values)
     queries, table, values = queries.to(compute), table.to(compute), values.to(compute)
     if values.ndim == 3:
@@ -84,16 +88,15 @@ def _prepare(
     return queries, table, values, make_plan(problem, algorithm), returned
 
 
-def check_position_interaction(
-    queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...], dilation: int
-) -> None:
+def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:
     """Raise ValueError, naming the argument, what was expected and what came, unless the shapes fit together."""
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
     if values.ndim not in (3, 4):
         raise ValueError(f"values must be (b, n, v) or (b, n, v, u), got shape {tuple(values.shape)}")
-    if not 1 <= len(grid) <= 3 or any(isinstance(side, float) or side < 1 for side in grid):
-        raise ValueError(f"grid must have 1, 2 or 3 positive whole sides, got {grid}")
+    if not 1 <= len(grid) <= 3:
+        raise ValueError(f"grid must have 1, 2 or 3 sides, got {grid}")
+    check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
     batch, _, positions, depth = queries.shape
     if math.prod(grid) != positions:
         raise ValueError(f"grid must have n = {positions} positions as queries have, got {grid} = {math.prod(grid)}")
@@ -107,5 +110,3 @@ def check_position_interaction(
         )
     if any(side % 2 == 0 for side in table.shape[: len(grid)]):
         raise ValueError(f"table must have odd sides, so that offset 0 is its centre, got {tuple(table.shape)}")
-    if isinstance(dilation, float) or dilation < 1:
-        raise ValueError(f"dilation must be a whole number of at least 1, got {dilation}")

@@ -4,7 +4,7 @@ To add an algorithm: a file beside this one with `cost(problem)` and `interact(q
 its line in ALGORITHMS. Where it cannot serve a problem, `cost` returns None and its constant `LIMITS` says why.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from lambdanets.ops.position import convolution, depthwise_convolution, lambda_order, value_axis_convolution
@@ -18,7 +18,7 @@ ALGORITHMS: dict[str, ModuleType] = {
     "value_axis_convolution": value_axis_convolution,
 }
 
-# An algorithm that would hold more than this beside its inputs is passed over while another stays below it.
+# An algorithm that would hold more than this an example, beside its inputs, is passed over while another stays below.
 WORKSPACE_LIMIT_BYTES = 2 << 30
 
 
@@ -43,15 +43,17 @@ class Plan:
 
 def check_algorithm(algorithm: str) -> None:
     """Raise ValueError unless the name is "auto" or one of ALGORITHMS."""
-    if algorithm != "auto" and algorithm not in ALGORITHMS:
+    if algorithm not in ("auto", *ALGORITHMS):
         raise ValueError(f"algorithm must be one of {', '.join(['auto', *ALGORITHMS])}; got {algorithm!r}")
 
 
 def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
     """The plan for a problem: the algorithm of that name, or with "auto" the one with the fewest operations.
 
-    The automatic choice depends on the problem alone. It prefers algorithms below the workspace limit; where none is,
-    the one with the smallest workspace. Raises ValueError for an unknown name, or one that cannot serve the problem.
+    The automatic choice depends on the problem alone, and not on its batch: it is made for one example, so that a batch
+    is computed as its examples are, and torch.compile and torch.export need not tell batches apart. It prefers
+    algorithms below the workspace limit; where none is, the one with the smallest workspace.
+    Raises ValueError for an unknown name, or one that cannot serve the problem.
     """
     check_algorithm(algorithm)
     costs: dict[str, Cost | None] = {name: module.cost(problem) for name, module in ALGORITHMS.items()}
@@ -60,7 +62,9 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
             limits = ALGORITHMS[algorithm].LIMITS
             raise ValueError(f"algorithm must be one that serves a grid of {problem.grid}; {algorithm!r} {limits}")
         return Plan(problem, costs, algorithm)
-    serving = {name: cost for name, cost in costs.items() if cost is not None}
+    example = replace(problem, batch=1)
+    of_example = {name: module.cost(example) for name, module in ALGORITHMS.items()}
+    serving = {name: cost for name, cost in of_example.items() if cost is not None}
     fitting = {name: cost for name, cost in serving.items() if cost.workspace_bytes <= WORKSPACE_LIMIT_BYTES}
     if fitting:
         chosen = _least({name: cost.operations for name, cost in fitting.items()})

@@ -1,0 +1,31 @@
+"""Checks of arguments that say which, what was expected and what came."""
+
+from typing import Any
+
+import torch
+
+
+def check_tensors(**tensors: Any) -> None:
+    """Raise ValueError unless each is a tensor, all of them on one device; None among them is passed over."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    first_name, first = next(iter(given.items()))
+    for name, tensor in given.items():
+        if tensor.device != first.device:
+            raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {tensor.device}")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise ValueError unless each is True or False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name} must be True or False, got {flag!r}")
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Raise ValueError unless each is a whole number of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int | torch.SymInt) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
