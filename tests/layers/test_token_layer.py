@@ -218,7 +218,7 @@ WRONG = {
     "a mask of numbers": ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
     "a list for a mask": ({}, {"mask": [True]}, "mask must be a tensor, got list"),
     "a mask on another device": (
-        {}, {"mask": torch.ones(B, 1, N, dtype=torch.bool, device="meta")}, "mask must be on the device of x, cpu, got meta"
+        {}, {"mask": torch.ones(B, 1, N, dtype=torch.bool, device="meta")}, "mask must be on the device of x, cpu"
     ),
     "no context": ({"dim_context": CONTEXT}, {}, "context must be given to a layer with dim_context = 5, got None"),
     "a context of other channels": (
