@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lambdanets._timm import register_with_timm
 from lambdanets.layers import (
+    DecodingState,
     DenseEmbedding,
     EdgeEmbedding,
     LambdaLayer,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DecodingState",
     "DenseEmbedding",
     "EdgeEmbedding",
     "LambdaLayer",

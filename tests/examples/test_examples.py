@@ -18,6 +18,7 @@ def load(name):
     return module
 
 
+@pytest.mark.slow
 def test_the_character_model_learns_better_with_positions_and_decodes_what_it_computes_at_once(monkeypatch, capsys):
     module = load("character_model")
     text, held_out = module.read_text()
@@ -69,6 +70,7 @@ def test_the_text_held_out_is_a_tenth_and_not_trained_on():
     assert sum(passage in train for passage in passages) < 0.02 * len(passages)
 
 
+@pytest.mark.slow
 def test_edges_tell_the_label_of_a_node_and_content_does_not():
     results = load("graph").main(steps=100, most_nodes=16)
     content, edges = results["content only"], results["content and edges"]
@@ -107,6 +109,7 @@ def test_padding_of_graphs_changes_nothing():
     torch.testing.assert_close(model(**padded)[padded["real"]], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_video_model_learns_the_direction_and_sees_the_opposite_one_backwards(monkeypatch):
     module = load("video")
     small, other = (6, 8, 8), (6, 12, 10)

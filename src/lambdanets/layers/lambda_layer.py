@@ -164,7 +164,7 @@ class LambdaLayer1d(GridLambdaLayer):
 
     With causal=True outputs depend on no later position and can be computed one by one, see
     `lambdanets.start_decoding`. In training, batch norm's statistics still run over all positions: where that matters,
-    as in language models, use batch_norm=False.
+    as in language models, use batch_norm=False. Tokens with channels last are LambdaLayer's, which is causal as well.
     """
 
     dimensions = 1
