@@ -463,10 +463,22 @@ def test_two_runs_give_the_same_bits_forward_and_backward(option):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("option", [{}, {"causal": True}], ids=str)
-def test_gradgradcheck(option, batch):
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {}, {"causal": True}, {"stride": 2}, {"multi_head": True}, {"intra_depth": 2}, {"normalize_keys": "l2"},
+        {"normalize_queries": "softmax"}, {"dimensions": 1}, {"dimensions": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gradgradcheck(option, masked, batch):
     layer = make_layer(dim=4, query_depth=3, scope=3, **option)
-    assert gradgradcheck(layer, image(batch, 4, 3, 2).requires_grad_(), fast_mode=True)
+    size = (batch, 4, *(3, 2, 2)[: option.get("dimensions", 2)])
+    mask = torch.ones(batch, *size[2:], dtype=torch.bool)
+    mask[0, 2] = False
+    x = image(*size).requires_grad_()
+    assert gradgradcheck(lambda x: layer(x, mask if masked else None), x, fast_mode=True)
 
 
 def test_per_sample_gradients_come_from_vmap():

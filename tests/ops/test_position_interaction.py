@@ -100,24 +100,16 @@ def test_gradients_err_at_most_twice_as_much_as_those_of_the_plain_formula(grid,
 
 @pytest.mark.parametrize("batch", [1, 2])
 @algorithms_and_cases
-def test_gradcheck(grid, sides, u, dilation, causal, batch, algorithm):
+def test_first_and_second_derivatives(grid, sides, u, dilation, causal, batch, algorithm):
     inputs = make_inputs(grid, sides, u, batch=batch, heads=2, k=2, v=2)
     for tensor in inputs:
         tensor.requires_grad_()
-    assert gradcheck(
-        lambda *x: position_interaction(*x, grid, dilation=dilation, causal=causal, algorithm=algorithm),
-        inputs,
-        fast_mode=True,
-    )
 
+    def function(*x):
+        return position_interaction(*x, grid, dilation=dilation, causal=causal, algorithm=algorithm)
 
-@algorithms
-@pytest.mark.parametrize("batch", [1, 2])
-def test_gradgradcheck(batch, algorithm):
-    inputs = make_inputs((3, 4), (3, 5), 0, batch=batch, heads=2, k=2, v=2)
-    for tensor in inputs:
-        tensor.requires_grad_()
-    assert gradgradcheck(lambda *x: position_interaction(*x, (3, 4), algorithm=algorithm), inputs, fast_mode=True)
+    assert gradcheck(function, inputs, fast_mode=True)
+    assert gradgradcheck(function, inputs, fast_mode=True)
 
 
 @algorithms
