@@ -6,6 +6,8 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Two processes of pytest-xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Built-in rates, whatever was calibrated on this machine.
+os.environ["LAMBDANETS_CACHE"] = os.devnull
 # No test may reach for the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

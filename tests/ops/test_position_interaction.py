@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch.autograd import gradcheck, gradgradcheck
 
 from lambdanets.ops import definition, explain, position_interaction
-from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.plan import ALGORITHMS, _make_plan
 
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -121,7 +121,8 @@ def test_a_2x2_case_computed_by_hand(algorithm):
     # top left: itself 100*1, right 1000*2, below 10000*3; and so on
     by_hand = [32100.0, 40210.0, 2 * (300 + 4000 + 1), -(400 + 30 + 2)]
     result = position_interaction(queries, table, values, (2, 2), algorithm=algorithm)
-    assert result.flatten().tolist() == by_hand
+    # those that transform are exact to rounding of the largest number
+    assert result.flatten().tolist() == pytest.approx(by_hand, abs=1e-3)
 
 
 @algorithms
@@ -169,8 +170,10 @@ def test_causal_outputs_do_not_depend_on_later_positions(algorithm):
     one, other = (
         position_interaction(queries, table, v, grid, causal=True, algorithm=algorithm) for v in (values, changed)
     )
-    assert torch.equal(one[:, :, :11], other[:, :, :11])
-    assert not torch.equal(one[:, :, 11:], other[:, :, 11:])
+    # a Fourier transform looks at all of a row, and what it takes off again leaves the rounding of the largest value
+    leak = 1e-14 * 1e6 if algorithm in ("mixed", "fourier") else 0
+    torch.testing.assert_close(one[:, :, :11], other[:, :, :11], rtol=0, atol=100 * leak)
+    assert (one[:, :, 11:] - other[:, :, 11:]).abs().max() > 1e5
 
 
 @algorithms
@@ -229,13 +232,35 @@ def test_bfloat16_autocast_returns_bfloat16():
         assert position_interaction(*inputs, (4, 4)).dtype == torch.bfloat16
 
 
-def test_the_plan_takes_matrix_products_on_small_maps_and_convolution_on_large_ones():
-    def chosen(side, scope):
-        shapes = (8, 4, side * side, 16), (scope, scope, 16), (8, side * side, 16)
-        return explain(*(torch.empty(shape, device="meta") for shape in shapes), (side, side)).chosen
+def plan_for(grid, sides, b=8, h=4, k=16, v=16, **options):
+    n = math.prod(grid)
+    shapes = (b, h, n, k), (*sides, k), (b, n, v)
+    return explain(*(torch.empty(shape, device="meta") for shape in shapes), grid, **options)
 
-    assert chosen(7, 23) == chosen(14, 23) == "lambda_order"
-    assert chosen(28, 23) == chosen(56, 7) == chosen(14, 7) == "convolution"
+
+def test_the_plan_takes_the_query_order_on_small_maps_and_for_small_scopes():
+    assert {plan_for((side, side), (23, 23), v=64).chosen for side in (7, 14)} == {"query_order"}
+    assert {plan_for((side, side), (7, 7), v=32).chosen for side in (14, 28, 56)} == {"query_order"}
+
+
+def test_the_plan_takes_the_mixed_algorithm_for_large_scopes_on_large_maps():
+    plan = plan_for((56, 56), (23, 23))
+    assert (plan.chosen, plan.backward) == ("mixed", "mixed")
+
+
+def test_the_plan_transforms_long_sequences_and_large_global_scopes():
+    assert plan_for((65536,), (2 * 65536 - 1,), b=1, causal=True).chosen == "fourier"
+    assert plan_for((256, 256), (511, 511), b=1).chosen == "fourier"
+
+
+def test_the_plan_passes_over_what_would_exceed_the_workspace_while_another_stays_below(monkeypatch):
+    usual = plan_for((56, 56), (23, 23))
+    monkeypatch.setattr("lambdanets.ops.position.plan.WORKSPACE_LIMIT_BYTES", usual.costs["mixed"].workspace_bytes - 1)
+    _make_plan.cache_clear()
+    plan = plan_for((56, 56), (23, 23))
+    _make_plan.cache_clear()
+    assert plan.chosen != "mixed"
+    assert plan.costs[plan.chosen].workspace_bytes < usual.costs["mixed"].workspace_bytes
 
 
 def test_the_plan_prints_every_algorithm_and_marks_its_choice():
@@ -247,9 +272,8 @@ def test_the_plan_prints_every_algorithm_and_marks_its_choice():
 def test_the_plan_never_chooses_the_other_forms_of_the_convolution():
     for grid in (400,), (9, 9), (56, 56), (512, 512), (6, 7, 8):
         for side in 3, 23:
-            n, sides = math.prod(grid), (side,) * len(grid)
-            inputs = [torch.empty(shape, device="meta") for shape in ((8, 4, n, 16), (*sides, 16), (8, n, 64))]
-            assert explain(*inputs, grid).chosen in ("lambda_order", "convolution")
+            plan = plan_for(grid, (side,) * len(grid), v=64)
+            assert not {plan.chosen, plan.backward} & {"depthwise_convolution", "value_axis_convolution"}
 
 
 def test_an_algorithm_that_cannot_serve_is_refused_by_name_with_the_reason():
@@ -263,14 +287,14 @@ def test_an_algorithm_that_cannot_serve_is_refused_by_name_with_the_reason():
 def test_the_plan_prints_a_dash_for_an_algorithm_that_cannot_serve():
     plan = explain(*make_inputs((2, 4, 3), (3, 3, 5), 0), (2, 4, 3))
     (line,) = [line.split() for line in str(plan).splitlines() if "value_axis_convolution" in line]
-    assert line == ["value_axis_convolution", "-", "-"]
+    assert line == ["value_axis_convolution", *"----"]
     assert plan.costs["value_axis_convolution"] is None
 
 
 def test_an_explicit_choice_is_followed_whatever_it_costs():
-    queries, table, values = (torch.empty(s, device="meta") for s in ((1, 1, 128**2, 16), (3, 3, 16), (1, 128**2, 16)))
-    assert explain(queries, table, values, (128, 128)).chosen == "convolution"
-    assert explain(queries, table, values, (128, 128), algorithm="lambda_order").chosen == "lambda_order"
+    plan = plan_for((128, 128), (3, 3), algorithm="lambda_order")
+    assert (plan.chosen, plan.backward) == ("lambda_order", "lambda_order")
+    assert plan_for((128, 128), (3, 3)).chosen != "lambda_order"
 
 
 WRONG = {

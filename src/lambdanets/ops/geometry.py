@@ -17,18 +17,47 @@ from lambdanets.ops.precision import FLOATING
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-def reach(scope: int, side: int, dilation: int) -> int:
-    """How many steps of the dilation a scope reaches to either side, no further than the side of the grid."""
-    return min(scope // 2, (side - 1) // dilation)
+def reach(scope: int, side: int) -> int:
+    """How many positions a scope reaches to either side, no further than the side of the grid."""
+    return min(scope // 2, side - 1)
 
 
-def crop_to_grid(table: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
+def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
     """The part of the table (r_1..r_D, k, u) whose offsets exist on the grid: odd sides of at most 2 S - 1."""
     for axis, side in enumerate(grid):
         scope = table.shape[axis]
-        steps = reach(scope, side, dilation)
+        steps = reach(scope, side)
         table = table.narrow(axis, scope // 2 - steps, 2 * steps + 1)
     return table
+
+
+def split_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
+    """(b, n, ...) to (b d^D, n', ...): the positions with the same remainders are a grid of their own, of ceil(S / d).
+
+    Under a dilation d only they interact, as undilated neighbours. Zeros fill the grid up to multiples of d.
+    """
+    x = x.unflatten(1, tuple(grid))
+    behind = x.ndim - 1 - len(grid)
+    fill = [entry for side in reversed(grid) for entry in (0, -side % dilation)]
+    x = F.pad(x, [0, 0] * behind + fill)
+    for axis in range(len(grid)):
+        x = x.unflatten(1 + 2 * axis, (-1, dilation))
+    phases = range(2, 2 + 2 * len(grid), 2)
+    positions = range(1, 1 + 2 * len(grid), 2)
+    x = x.permute(0, *phases, *positions, *range(x.ndim - behind, x.ndim))
+    return x.flatten(0, len(grid)).flatten(1, len(grid))
+
+
+def join_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
+    """The inverse of `split_phases`."""
+    dimensions = len(grid)
+    sides = [-(-side // dilation) for side in grid]
+    x = x.unflatten(1, sides).unflatten(0, (-1, *(dilation,) * dimensions))
+    pairs = [place for axis in range(dimensions) for place in (1 + dimensions + axis, 1 + axis)]
+    x = x.permute(0, *pairs, *range(1 + 2 * dimensions, x.ndim))
+    for axis, side in enumerate(grid):
+        x = x.flatten(1 + axis, 2 + axis).narrow(1 + axis, 0, side)
+    return x.flatten(1, dimensions)
 
 
 def without_future(table: Tensor, dimensions: int) -> Tensor:

@@ -5,32 +5,41 @@ Cost: n k u v b prod(r) multiply-adds, as `convolution`; it holds v copies of th
 """
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
 from lambdanets.ops.position import convolution
-from lambdanets.ops.position.problem import Cost, Problem
+from lambdanets.ops.position.convolution import backward, examples_at_once, gradient_of_table, prepare
+from lambdanets.ops.position.problem import Cost, Prepared, Problem
+from lambdanets.ops.position.rates import Rates
+
+__all__ = ["backward", "cost", "examples_at_once", "forward", "gradient_of_table", "prepare"]
 
 
-def cost(problem: Problem) -> Cost:
-    """Predicted cost of `interact`."""
-    folded = convolution.cost(problem)
-    repeated = problem.value_depth * problem.query_depth * problem.intra_depth * math.prod(problem.scope)
-    # the copies of the table are gone before the lambdas meet the queries
-    while_convolving = (problem.lambda_elements + repeated) * problem.dtype.itemsize
-    return Cost(folded.operations, max(folded.workspace_bytes, while_convolving))
+def cost(problem: Problem, rates: Rates) -> Cost:
+    """Predicted cost of `forward` and `backward`."""
+    folded = convolution.cost(problem, rates)
+    p = problem
+    repeated = p.value_depth * p.query_depth * p.intra_depth * math.prod(p.scope)
+    # a group has too few channels for a matrix product
+    grouped = 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
+    return replace(
+        folded,
+        # the copies of the table are gone before the lambdas meet the queries
+        workspace_bytes=max(folded.workspace_bytes, 4 * (p.lambda_elements + repeated)),
+        seconds=folded.seconds + 2 * grouped + rates.copy(4.0 * repeated),
+    )
 
 
-def interact(queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
-    return convolution.interact_in_form(_a_group_for_each_value, queries, table, values, problem)
+def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
+    """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
+    return convolution.forward_in_form(_a_group_for_each_value, queries, prepared, values, problem)
 
 
-def _a_group_for_each_value(maps: Tensor, weights: Tensor, dilation: int) -> Tensor:
-    """(b, v, u, S..) and (k, u, r..) to (b, v, k, S..)."""
+def _a_group_for_each_value(maps: Tensor, weights: Tensor) -> Tensor:
+    """(b, v, u, padded..) and (k, u, r..) to (b, v, k, S..)."""
     v, k = maps.shape[1], weights.shape[0]
-    padding = [side // 2 * dilation for side in weights.shape[2:]]
     repeated = weights.expand(v, *weights.shape).flatten(0, 1)  # ((v k), u, r..)
-    convolve = convolution.CONVOLUTIONS[maps.ndim - 3]
-    lambdas = convolve(maps.flatten(1, 2), repeated, padding=padding, dilation=dilation, groups=v)
+    lambdas = convolution.CONVOLUTIONS[maps.ndim - 3](maps.flatten(1, 2), repeated, groups=v)
     return lambdas.unflatten(1, (v, k))

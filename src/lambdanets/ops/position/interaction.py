@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import crop_to_grid, without_future
-from lambdanets.ops.position.plan import ALGORITHMS, Plan, make_plan
-from lambdanets.ops.position.problem import problem_of
+from lambdanets.ops.position.derivatives import interact
+from lambdanets.ops.position.exportable import interact_exportable
+from lambdanets.ops.position.operators import joined, pose, position_interaction_operator
+from lambdanets.ops.position.plan import Plan, check_algorithm, make_plan
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
@@ -35,11 +36,20 @@ def position_interaction(
 
     Returns (b, h, n, v) in the dtype of the inputs. Sums are kept in float32 or wider: float16 computes in float32,
     and under float16 autocast the result is float32. Any strides; differentiable twice. Exact up to rounding.
-    Cost: at most b n k u v min(n, prod(r)) multiply-adds. Raises ValueError naming the argument that does not fit.
+    For the backward pass only the inputs are kept. Cost: `explain` shows it; at most b n k u v min(n, prod(r))
+    multiply-adds. Raises ValueError naming the argument that does not fit.
     """
-    queries, table, values, plan, returned = _prepare(queries, table, values, grid, dilation, causal, algorithm)
+    queries, table, values, grid, returned = _prepare(queries, table, values, grid, dilation, causal, algorithm)
     with without_autocast(queries.device):
-        output = ALGORITHMS[plan.chosen].interact(queries, table, values, plan.problem)
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            output = position_interaction_operator(queries, table, values, grid, dilation, causal, algorithm)
+        else:
+            posed = pose(queries, table, values, grid, dilation, causal)
+            if torch.compiler.is_exporting():
+                output = interact_exportable(*posed, algorithm)
+            else:
+                output = interact(*posed[:3], make_plan(posed[3], algorithm))
+            output = joined(output, grid, dilation)
     return output.to(returned)
 
 
@@ -57,7 +67,8 @@ def explain(
 
     Nothing is computed; tensors on the meta device serve. Raises as `position_interaction`.
     """
-    return _prepare(queries, table, values, grid, dilation, causal, algorithm)[3]
+    queries, table, values, grid, _ = _prepare(queries, table, values, grid, dilation, causal, algorithm)
+    return make_plan(pose(queries, table, values, grid, dilation, causal)[3], algorithm)
 
 
 def _prepare(
@@ -68,8 +79,8 @@ def _prepare(
     dilation: int,
     causal: bool,
     algorithm: str,
-) -> tuple[Tensor, Tensor, Tensor, Plan, torch.dtype]:
-    """Checked inputs in the dtype to compute in, table and values with their u, the table cropped; plan; dtype out."""
+) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...], torch.dtype]:
+    """Checked inputs in the dtype to compute in, table and values with their u; the grid; the dtype to return."""
     check_tensors(queries=queries, table=table, values=values)
     check_flags(causal=causal)
     check_sizes(dilation=dilation)
@@ -77,15 +88,12 @@ def _prepare(
         raise ValueError(f"grid must be a sequence of 1, 2 or 3 sides, got {grid!r}")
     grid = tuple(grid)
     check_position_interaction(queries, table, values, grid)
+    check_algorithm(algorithm)
     compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values)
     queries, table, values = queries.to(compute), table.to(compute), values.to(compute)
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
-    problem = problem_of(queries, table, values, grid, dilation)
-    table = crop_to_grid(table, grid, dilation)
-    if causal:
-        table = without_future(table, len(grid))
-    return queries, table, values, make_plan(problem, algorithm), returned
+    return queries, table, values, grid, returned
 
 
 def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:

@@ -1,44 +1,66 @@
 """Chooses the algorithm for a position interaction, and can be asked why.
 
-To add an algorithm: a file beside this one with `cost(problem)` and `interact(queries, table, values, problem)`, and
-its line in ALGORITHMS. Where it cannot serve a problem, `cost` returns None and its constant `LIMITS` says why.
+To add an algorithm: a file beside this one with the functions of `convolution`, and its line in ALGORITHMS. Where it
+cannot serve a problem, `cost` returns None and its constant `LIMITS` says why.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 
-from lambdanets.ops.position import convolution, depthwise_convolution, lambda_order, value_axis_convolution
+from lambdanets.ops.position import (
+    convolution,
+    depthwise_convolution,
+    fourier,
+    lambda_order,
+    mixed,
+    query_order,
+    value_axis_convolution,
+)
 from lambdanets.ops.position.problem import Cost, Problem
+from lambdanets.ops.position.rates import Rates, rates_of
 
 # In the order in which the automatic choice prefers them at equal cost.
 ALGORITHMS: dict[str, ModuleType] = {
+    "query_order": query_order,
+    "mixed": mixed,
+    "fourier": fourier,
     "lambda_order": lambda_order,
     "convolution": convolution,
     "depthwise_convolution": depthwise_convolution,
     "value_axis_convolution": value_axis_convolution,
 }
 
-# An algorithm that would hold more than this an example, beside its inputs, is passed over while another stays below.
-WORKSPACE_LIMIT_BYTES = 2 << 30
+# An algorithm that would hold more than this beside inputs and output is passed over while another stays below.
+WORKSPACE_LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The algorithm chosen for a problem and what each would cost, None where it cannot serve; prints as a table."""
+    """What each algorithm would cost for a problem, None where it cannot serve, and the choice; prints as a table.
+
+    chosen: for the forward pass. backward: for the gradients, which need nothing of the forward pass but its inputs.
+    """
 
     problem: Problem
     costs: dict[str, Cost | None]
     chosen: str
+    backward: str
 
     def __str__(self) -> str:
-        width = max(len(name) for name in self.costs) + 2
-        lines = [f"{'':2}{'algorithm':<{width}}{'GFLOP':>10}{'workspace MiB':>16}"]
+        width = max(len(name) for name in self.costs) + 3
+        heads = f"{'GFLOP':>10}{'workspace MiB':>16}{'forward ms':>13}{'backward ms':>13}"
+        lines = [f"{'':2}{'algorithm':<{width}}{heads}"]
         for name, cost in self.costs.items():
-            mark = "*" if name == self.chosen else ""
-            operations = "-" if cost is None else f"{cost.operations / 1e9:.3f}"
-            workspace = "-" if cost is None else f"{cost.workspace_bytes / 2**20:.1f}"
-            lines.append(f"{mark:2}{name:<{width}}{operations:>10}{workspace:>16}")
-        return "\n".join(lines)
+            marks = ("*" if name == self.chosen else "") + ("'" if name == self.backward else "")
+            figures = ["-"] * 4
+            if cost is not None:
+                seconds = (cost.seconds, cost.backward_seconds)
+                figures = [f"{cost.operations / 1e9:.3f}", f"{cost.workspace_bytes / 2**20:.1f}"]
+                figures += [f"{1e3 * time:.3g}" for time in seconds]
+            columns = "".join(f"{figure:>{size}}" for figure, size in zip(figures, (10, 16, 13, 13), strict=True))
+            lines.append(f"{marks:2}{name:<{width}}{columns}")
+        return "\n".join([*lines, "* chosen, ' chosen for the backward pass"])
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -48,35 +70,29 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
-    """The plan for a problem: the algorithm of that name, or with "auto" the one with the fewest operations.
+    """The plan for a problem: the algorithm of that name, or with "auto" those with the least predicted time.
 
-    The automatic choice depends on the problem alone, and not on its batch: it is made for one example, so that a batch
-    is computed as its examples are, and torch.compile and torch.export need not tell batches apart. It prefers
-    algorithms below the workspace limit; where none is, the one with the smallest workspace.
+    The choice depends on the problem and the device's rates alone. It prefers algorithms below the workspace limit;
+    where none is, the one with the smallest workspace.
     Raises ValueError for an unknown name, or one that cannot serve the problem.
     """
     check_algorithm(algorithm)
-    costs: dict[str, Cost | None] = {name: module.cost(problem) for name, module in ALGORITHMS.items()}
+    return _make_plan(problem, algorithm, rates_of(problem.device))
+
+
+@lru_cache(maxsize=1024)
+def _make_plan(problem: Problem, algorithm: str, rates: Rates) -> Plan:
+    costs: dict[str, Cost | None] = {name: module.cost(problem, rates) for name, module in ALGORITHMS.items()}
     if algorithm != "auto":
         if costs[algorithm] is None:
             limits = ALGORITHMS[algorithm].LIMITS
             raise ValueError(f"algorithm must be one that serves a grid of {problem.grid}; {algorithm!r} {limits}")
-        return Plan(problem, costs, algorithm)
-    example = replace(problem, batch=1)
-    of_example = {name: module.cost(example) for name, module in ALGORITHMS.items()}
-    serving = {name: cost for name, cost in of_example.items() if cost is not None}
+        return Plan(problem, costs, algorithm, algorithm)
+    serving = {name: cost for name, cost in costs.items() if cost is not None}
     fitting = {name: cost for name, cost in serving.items() if cost.workspace_bytes <= WORKSPACE_LIMIT_BYTES}
-    if fitting:
-        chosen = _least({name: cost.operations for name, cost in fitting.items()})
-    else:
-        chosen = _least({name: cost.workspace_bytes for name, cost in serving.items()})
-    return Plan(problem, costs, chosen)
-
-
-def _least(figures: dict[str, int]) -> str:
-    """The first name with the smallest figure; comparisons one by one, which torch.compile can trace and min() not."""
-    best, smallest = next(iter(figures.items()))
-    for name, figure in figures.items():
-        if figure < smallest:
-            best, smallest = name, figure
-    return best
+    if not fitting:
+        least = min(serving, key=lambda name: serving[name].workspace_bytes)
+        return Plan(problem, costs, least, least)
+    chosen = min(fitting, key=lambda name: fitting[name].seconds)
+    backward = min(fitting, key=lambda name: fitting[name].backward_seconds)
+    return Plan(problem, costs, chosen, backward)

@@ -1,9 +1,12 @@
 """What is asked of the position interaction, and what an algorithm says it would cost."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from lambdanets.ops.geometry import reach
 
@@ -12,7 +15,9 @@ from lambdanets.ops.geometry import reach
 class Problem:
     """Sizes, dtype and device of one position interaction: all that the choice of an algorithm depends on.
 
-    scope: sides of the table already cropped to the grid, each odd and at most 2 S - 1.
+    before, after: how far the table reaches along each axis of the grid; its sides are before + 1 + after, and the
+    entry at index `before` belongs to offset 0. causal: nothing that comes after the query in row-major order counts,
+    so that the table does not reach forward along the first axis.
     """
 
     batch: int
@@ -21,8 +26,9 @@ class Problem:
     query_depth: int
     value_depth: int
     intra_depth: int
-    scope: tuple[int, ...]
-    dilation: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    causal: bool
     dtype: torch.dtype
     device: str
 
@@ -30,6 +36,11 @@ class Problem:
     def positions(self) -> int:
         """n, the number of query (and context) positions."""
         return math.prod(self.grid)
+
+    @property
+    def scope(self) -> tuple[int, ...]:
+        """The sides of the table."""
+        return tuple(before + 1 + after for before, after in zip(self.before, self.after, strict=True))
 
     @property
     def lambda_elements(self) -> int:
@@ -41,30 +52,53 @@ class Problem:
         """Floating-point operations of applying the lambdas to the queries, two per multiply-add."""
         return 2 * self.heads * self.lambda_elements
 
+    def as_plane(self) -> "Problem":
+        """The same with at least two axes: a sequence is a plane of one row."""
+        if len(self.grid) > 1:
+            return self
+        return replace(self, grid=(1, *self.grid), before=(0, *self.before), after=(0, *self.after))
+
+
+# What an algorithm makes of the table before any example is looked at, shared by forward and backward.
+Prepared = tuple[Tensor, ...]
+
+
+class Wanted(NamedTuple):
+    """Which gradients a backward pass is asked for."""
+
+    queries: bool
+    table: bool
+    values: bool
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted cost of a forward pass: operations (two per multiply-add) and bytes held beside inputs and output."""
+    """Predicted cost of an algorithm.
+
+    operations: of a forward pass, two per multiply-add. workspace_bytes: held beside inputs and output while it runs.
+    seconds, backward_seconds: on the device that the rates are of.
+    """
 
     operations: int
     workspace_bytes: int
+    seconds: float
+    backward_seconds: float
 
 
-def problem_of(
-    queries: torch.Tensor, table: torch.Tensor, values: torch.Tensor, grid: tuple[int, ...], dilation: int
-) -> Problem:
-    """The problem that checked inputs pose: table (r_1..r_D, k, u), values (b, n, v, u)."""
+def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], causal: bool) -> Problem:
+    """The problem that checked inputs pose: table (r_1..r_D, k, u) with odd sides, values (b, n, v, u)."""
     batch, heads, _, query_depth = queries.shape
-    scope = tuple(2 * reach(r, side, dilation) + 1 for r, side in zip(table.shape, grid, strict=False))
+    reaches = tuple(reach(r, side) for r, side in zip(table.shape, grid, strict=False))
     return Problem(
         batch=batch,
         heads=heads,
-        grid=grid,
+        grid=tuple(grid),
         query_depth=query_depth,
         value_depth=values.shape[2],
         intra_depth=values.shape[3],
-        scope=scope,
-        dilation=dilation,
+        before=reaches,
+        after=(0 if causal else reaches[0], *reaches[1:]),
+        causal=causal,
         dtype=values.dtype,
         device=values.device.type,
     )

@@ -1,0 +1,142 @@
+"""Runs an algorithm on a whole problem: its dtype, what it makes of the table, how many examples at a time."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.geometry import without_future
+from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.problem import Prepared, Problem, Wanted
+from lambdanets.ops.position.rates import Rates, rates_of
+from lambdanets.ops.precision import without_autocast
+
+# What is kept of tables in inference, in all.
+KEPT_BYTES = 256 << 20
+
+
+def run_forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str, keep: bool) -> Tensor:
+    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
+
+    keep: what the algorithm makes of the table may be kept for the next call with an equal table.
+    """
+    module, rates, some = _set_up(problem, algorithm)
+    dtype = working_dtype(problem, algorithm)
+    with without_autocast(queries.device):
+        prepared = _PREPARED.get(table, some, algorithm, dtype, rates, keep)
+        parts = [
+            module.forward(q.to(dtype), prepared, v.to(dtype), some, rates)
+            for q, v in zip(queries.split(some.batch), values.split(some.batch), strict=True)
+        ]
+        output = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return output.to(queries.dtype)
+
+
+def run_backward(
+    gradient: Tensor, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str, wanted: Wanted
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients wanted of queries, table and values, from that of the output (b, h, n, v)."""
+    module, rates, some = _set_up(problem, algorithm)
+    dtype = working_dtype(problem, algorithm)
+    of_queries, of_values = [], []
+    of_prepared: Prepared | None = None
+    with without_autocast(queries.device):
+        prepared = module.prepare(_fit(table, some).to(dtype), some, rates)
+        splits = (x.split(some.batch) for x in (gradient, queries, values))
+        for g, q, v in zip(*splits, strict=True):
+            dq, dp, dv = module.backward(g.to(dtype), q.to(dtype), prepared, v.to(dtype), some, wanted, rates)
+            of_queries.append(dq)
+            of_values.append(dv)
+            if dp is not None:
+                of_prepared = (
+                    dp if of_prepared is None else tuple(a.add_(b) for a, b in zip(of_prepared, dp, strict=True))
+                )
+        of_table = None
+        if of_prepared is not None:
+            of_table = _unfit(module.gradient_of_table(of_prepared, some, rates), some).to(table.dtype)
+        return (
+            _joined(of_queries, queries.dtype) if wanted.queries else None,
+            of_table,
+            _joined(of_values, values.dtype) if wanted.values else None,
+        )
+
+
+def working_dtype(problem: Problem, algorithm: str) -> torch.dtype:
+    """float32 in place of bfloat16 where products of that are no faster, or the algorithm would lose by it."""
+    if problem.dtype != torch.bfloat16:
+        return problem.dtype
+    narrow = getattr(ALGORITHMS[algorithm], "NARROW", True) and rates_of(problem.device).bfloat16_gain > 1
+    return torch.bfloat16 if narrow else torch.float32
+
+
+def _set_up(problem: Problem, algorithm: str) -> tuple[Any, Rates, Problem]:
+    module, rates = ALGORITHMS[algorithm], rates_of(problem.device)
+    at_once = min(problem.batch, module.examples_at_once(problem, rates))
+    return module, rates, replace(problem, batch=max(1, at_once))
+
+
+def _joined(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:
+    whole = [part for part in parts if part is not None]
+    return (whole[0] if len(whole) == 1 else torch.cat(whole)).to(dtype)
+
+
+def _fit(table: Tensor, problem: Problem) -> Tensor:
+    """The table cropped to the grid as the problem has it: without the future where it is causal."""
+    if not problem.causal:
+        return table
+    return without_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
+
+
+def _unfit(gradient: Tensor, problem: Problem) -> Tensor:
+    """The adjoint of `_fit`."""
+    if not problem.causal:
+        return gradient
+    future = gradient.new_zeros(problem.before[0], *gradient.shape[1:])
+    return without_future(torch.cat([gradient, future]), len(problem.grid))
+
+
+class _Kept:
+    """What algorithms made of tables, the most recently used of it, for inference on CPU.
+
+    An entry holds a copy of its table and serves only tables equal to it, so that no way of changing a parameter can
+    make it stale; comparing costs a hundredth of making. Entries are never changed, so that threads may share them.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[tuple[Any, ...], tuple[Tensor, Prepared, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def get(
+        self, table: Tensor, problem: Problem, algorithm: str, dtype: torch.dtype, rates: Rates, keep: bool
+    ) -> Prepared:
+        module = ALGORITHMS[algorithm]
+        if not keep or table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
+            return module.prepare(_fit(table, problem).to(dtype), problem, rates)
+        key = (table.data_ptr(), algorithm, problem, dtype)
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+        if entry is not None and torch.equal(entry[0], table):
+            return entry[1]
+        prepared = module.prepare(_fit(table, problem).to(dtype), problem, rates)
+        size = table.nbytes + sum(part.nbytes for part in prepared)
+        if size <= KEPT_BYTES // 4:
+            with self._lock:
+                self._bytes += size - self._entries.pop(key, (None, None, 0))[2]
+                self._entries[key] = (table.detach().clone(), prepared, size)
+                while self._bytes > KEPT_BYTES:
+                    self._bytes -= self._entries.popitem(last=False)[1][2]
+        return prepared
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
+
+
+_PREPARED = _Kept()

@@ -1,0 +1,194 @@
+"""Query order: the queries meet the embeddings first, then the logits meet the values, tile by tile.
+
+logits[n,h,m,u] = sum_k q[h,n,k] E[n,k,m,u];  y[h,n,:] = sum_{m,u} logits[n,h,m,u] V[m,:,u].
+Cost: h (k + v) u multiply-adds for each pair of a query and a position of its tile's window, where the lambda order
+takes k v u: fewer for deep values. The logits of one row of tiles are held at a time.
+
+Packed as (positions of the tile, (h, tiles, b), k) and ((tiles, b), window, v), both matrix products read what is there
+without a copy: logits (positions, (h, tiles, b), window) by one for each position, y ((tiles, b), (positions, h), v) by
+one for each tile and example.
+"""
+
+import itertools
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
+from lambdanets.ops.position.rates import Rates
+from lambdanets.ops.position.tiling import (
+    Tiling,
+    pack_outputs,
+    pack_queries,
+    pack_values,
+    unpack_outputs,
+    unpack_queries,
+    unpack_values,
+)
+from lambdanets.ops.position.toeplitz import make_block, sum_of_block
+from lambdanets.ops.precision import wide
+
+# Beyond this the logits of a row of tiles leave the cache: fewer examples at a time, then.
+_LOGITS_BYTES = 8 << 20
+# A product of fewer multiply-adds costs less in a batch and a copy than by itself.
+_WORTH_A_CALL = 2_000_000
+# Sides of tiles to choose from, beside the whole side of the grid.
+_ROWS = (1, 2, 4, 7)
+_COLUMNS = (2, 4, 7, 8, 16, 32)
+
+
+def cost(problem: Problem, rates: Rates) -> Cost:
+    """Predicted cost of `forward` and `backward`."""
+    return _cost(tiling_of(problem, rates), rates)
+
+
+def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:
+    """One block of embeddings, ((T_1..T_D), k, (w_1..w_D, u)), that serves every tile."""
+    tiling = tiling_of(problem, rates)
+    if table.ndim - 2 < len(tiling.tile):
+        table = table.unsqueeze(0)
+    return (_flat(make_block(table, tiling.axes), tiling),)
+
+
+def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Tensor:
+    """The table's gradient from that of the block."""
+    tiling = tiling_of(problem, rates)
+    p = tiling.problem
+    block = gradients[0].view(*tiling.tile, p.query_depth, *tiling.window, p.intra_depth)
+    table = sum_of_block(block, tiling.axes, p.scope)
+    return table if len(problem.grid) > 1 else table.squeeze(0)
+
+
+def examples_at_once(problem: Problem, rates: Rates) -> int:
+    """As many as keep the logits of a row of tiles in the cache."""
+    return max(1, _LOGITS_BYTES // tiling_of(problem, rates).logits_bytes(1))
+
+
+def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
+    """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
+    tiling = tiling_of(problem, rates)
+    (block,) = prepared
+    queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
+    outputs = []
+    for start, stop, low, high, columns in tiling.rows():
+        rows = (stop - start) * tiling.positions
+        logits = torch.bmm(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
+        logits = logits.view(rows * problem.heads, values.shape[0], -1).transpose(0, 1)
+        output = torch.bmm(logits, values[:, low:high].flatten(1, 2))
+        outputs.append(output.unflatten(1, (stop - start, -1)))
+    return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
+
+
+def backward(
+    gradient: Tensor,
+    queries: Tensor,
+    prepared: Prepared,
+    values: Tensor,
+    problem: Problem,
+    wanted: Wanted,
+    rates: Rates,
+) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
+    """Gradients of queries, block and values from that of the output (b, h, n, v); the logits are computed again."""
+    tiling = tiling_of(problem, rates)
+    (block,) = prepared
+    heads = problem.heads
+    queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
+    gradient = pack_outputs(gradient, tiling)
+    of_queries = torch.empty_like(queries) if wanted.queries else None
+    # sums over rows of tiles, in float32 where the products are narrower
+    summed = wide(block.dtype)
+    of_block = torch.zeros_like(block, dtype=summed) if wanted.table else None
+    of_values = torch.zeros_like(values, dtype=summed) if wanted.values else None
+    items = values.shape[0]
+    for start, stop, low, high, columns in tiling.rows():
+        rows = (stop - start) * tiling.positions
+        part = block[:rows, :, columns]
+        asking = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
+        said = gradient[:, start:stop].flatten(1, 2)  # ((J, b), (positions, h), v)
+        if of_values is not None:
+            logits = torch.bmm(asking, part).view(rows * heads, items, -1)
+            product = torch.bmm(logits.permute(1, 2, 0), said)
+            of_values[:, low:high] += product.unflatten(1, (high - low, -1))
+        if of_queries is None and of_block is None:
+            continue
+        of_logits = _gradient_of_logits(said, values[:, low:high].flatten(1, 2), rows)
+        if of_queries is not None:
+            torch.bmm(of_logits, part.transpose(1, 2), out=of_queries[start:stop].flatten(0, 1))
+        if of_block is not None:
+            of_block[:rows, :, columns] += torch.bmm(asking.transpose(1, 2), of_logits)
+    return (
+        None if of_queries is None else unpack_queries(of_queries, tiling),
+        None if of_block is None else (of_block,),
+        None if of_values is None else unpack_values(of_values, tiling),
+    )
+
+
+def _gradient_of_logits(gradient: Tensor, values: Tensor, positions: int) -> Tensor:
+    """((J, b), (positions, h), v) times ((J, b), window, v) to (positions, (h, J, b), window)."""
+    items, rows, depth = gradient.shape
+    window = values.shape[1]
+    if rows * depth * window < _WORTH_A_CALL:
+        product = torch.bmm(gradient, values.transpose(1, 2)).transpose(0, 1)
+        return product.reshape(positions, -1, window)
+    product = gradient.new_empty(rows, items, window)
+    for i in range(items):
+        torch.mm(gradient[i], values[i].T, out=product[:, i])
+    return product.view(positions, -1, window)
+
+
+def tiling_of(problem: Problem, rates: Rates) -> Tiling:
+    """The tiling with the least predicted time, for one example where fewer than all are worked on at once."""
+    return _best_tiling(problem.as_plane(), rates)
+
+
+@lru_cache(maxsize=1024)
+def _best_tiling(problem: Problem, rates: Rates) -> Tiling:
+    rows, *others = problem.grid
+    choices = [sorted({min(side, rows) for side in (*_ROWS, rows)})]
+    for side, before, after in zip(others, problem.before[1:], problem.after[1:], strict=True):
+        worth = before + after < side  # otherwise a window is longer than the axis
+        choices.append([*(tile for tile in _COLUMNS if worth and 2 * tile <= side), side])
+    tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
+    fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= _LOGITS_BYTES] or tilings[:1]
+    costs = [_cost(tiling, rates) for tiling in fitting]
+    return min(zip(fitting, costs, strict=True), key=lambda pair: pair[1].seconds + pair[1].backward_seconds)[0]
+
+
+def _cost(tiling: Tiling, rates: Rates) -> Cost:
+    p = tiling.problem
+    k, v, heads = p.query_depth, p.value_depth, p.heads
+    at_once = min(p.batch, max(1, _LOGITS_BYTES // tiling.logits_bytes(1)))
+    passes = -(-p.batch // at_once)
+    items = math.prod(tiling.counts) * at_once
+    logits = forward = backward = 0.0
+    blocks = list(tiling.rows())
+    for start, stop, low, high, _ in blocks:
+        positions = (stop - start) * tiling.positions
+        window = (high - low) * tiling.columns
+        logits += positions * heads * items * window
+        asks = rates.product(positions, heads * items, k, window)
+        answers = rates.product(items, positions * heads, window, v)
+        forward += asks + answers
+        # logits again, gradients of values and of logits, then of queries and of the block
+        backward += asks + 2 * answers + rates.product(positions, heads * items, window, k)
+        backward += rates.product(positions, k, heads * items, window)
+        if positions * heads * window * v < _WORTH_A_CALL:
+            backward += rates.copy(4 * positions * heads * items * window)
+    block = tiling.tile[0] * tiling.positions * k * tiling.window[0] * tiling.columns
+    windows = items * p.grid[0] * tiling.columns * v
+    packed = heads * at_once * p.positions * (k + v) + windows
+    forward += rates.copy(4 * packed) + rates.calls(6 * len(blocks) + 12)
+    backward += rates.copy(4 * (3 * packed + 2 * block)) + rates.calls(15 * len(blocks) + 30)
+    return Cost(
+        operations=round(2 * passes * logits * (k + v)),
+        workspace_bytes=4 * (block + packed) + min(_LOGITS_BYTES, 2 * tiling.logits_bytes(at_once)),
+        seconds=passes * forward,
+        backward_seconds=passes * backward,
+    )
+
+
+def _flat(block: Tensor, tiling: Tiling) -> Tensor:
+    dimensions = len(tiling.tile)
+    return block.flatten(dimensions + 1).flatten(0, dimensions - 1)
