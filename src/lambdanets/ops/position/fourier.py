@@ -35,13 +35,14 @@ def cost(problem: Problem, rates: Rates) -> Cost:
     applied = 4.0 * p.heads * lambdas * p.positions
     forward += rates.copy(4.0 * padded * lambdas * p.intra_depth + 2 * applied)
     backward += rates.copy(12.0 * padded * lambdas * p.intra_depth + 6 * applied)
+    making = rates.transforms(padded * p.query_depth * p.intra_depth, padded)
     calls = p.batch * -(-p.value_depth // vs) * (8 + -(-p.query_depth // ks) * (6 + ks))
     spectra = 4 * padded * (p.query_depth * p.intra_depth + p.intra_depth * vs)
     return Cost(
         operations=round(2.5 * padded * math.log2(max(2, padded)) * transforms) + p.apply_operations,
         workspace_bytes=spectra + 12 * padded * vs * ks,
-        seconds=forward + rates.calls(calls),
-        backward_seconds=backward + rates.calls(3 * calls),
+        seconds=forward + making + rates.calls(calls),
+        backward_seconds=backward + 2 * making + rates.calls(3 * calls),
     )
 
 

@@ -34,12 +34,12 @@ def cost(problem: Problem, rates: Rates) -> Cost:
     lambdas = rates.product(1, rows, inner, maps)
     applied = rates.product(n * at_once, p.heads, p.query_depth, p.value_depth)
     copied = rates.copy(8.0 * rows * maps)
-    block = rates.copy(8.0 * rows * inner)
+    making = rates.copy(6.0 * rows * inner)
     return Cost(
         operations=operations(p),
         workspace_bytes=4 * (rows * inner + 2 * rows * maps),
-        seconds=passes * (lambdas + applied + copied + rates.calls(10)),
-        backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + 2 * block + rates.calls(20)),
+        seconds=passes * (lambdas + applied + copied + rates.calls(10)) + making,
+        backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 3 * making,
     )
 
 

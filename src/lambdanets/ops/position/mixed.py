@@ -206,12 +206,13 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     packed = 2 * heads * at_once * p.positions * (2 * k + v)
     block = 4 * f * k * p.intra_depth * tiling.tile[0] * tiling.positions * tiling.window[0] * tiling.columns
     forward += transform + rates.copy(4 * (packed + spectra)) + rates.calls(25)
-    backward += 2 * transform + rates.copy(4 * (2 * packed + 2 * spectra + block)) + rates.calls(60)
+    backward += 2 * transform + rates.copy(4 * (2 * packed + 2 * spectra)) + rates.calls(60)
+    making = rates.copy(12 * block)
     return Cost(
         operations=round(passes * operations),
         workspace_bytes=4 * (block + 2 * spectra + packed) + 2 * _chunk_bytes(tiling, p, at_once),
-        seconds=passes * forward,
-        backward_seconds=passes * backward,
+        seconds=passes * forward + making,
+        backward_seconds=passes * backward + 2 * making,
     )
 
 

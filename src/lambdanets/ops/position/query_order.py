@@ -180,12 +180,13 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
     windows = items * p.grid[0] * tiling.columns * v
     packed = heads * at_once * p.positions * (k + v) + windows
     forward += rates.copy(4 * packed) + rates.calls(6 * len(blocks) + 12)
-    backward += rates.copy(4 * (3 * packed + 2 * block)) + rates.calls(15 * len(blocks) + 30)
+    backward += rates.copy(4 * 3 * packed) + rates.calls(15 * len(blocks) + 30)
+    making = rates.copy(6 * block)
     return Cost(
         operations=round(2 * passes * logits * (k + v)),
         workspace_bytes=4 * (block + packed) + min(_LOGITS_BYTES, 2 * tiling.logits_bytes(at_once)),
-        seconds=passes * forward,
-        backward_seconds=passes * backward,
+        seconds=passes * forward + making,
+        backward_seconds=passes * backward + 3 * making,
     )
 
 
