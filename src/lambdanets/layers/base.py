@@ -6,14 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import EdgeEmbedding, EmbeddingTable, RelativeEmbedding
-from lambdanets.ops import lambda_interaction, position_interaction
+from lambdanets.layers.projection import Projection, project
+from lambdanets.ops import content_lambda, lambda_interaction, position_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization
-from lambdanets.ops.precision import autocast_dtype, wide
-
-Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+from lambdanets.ops.precision import autocast_dtype, wide, without_autocast
 
 
 class LambdaBase(nn.Module):
@@ -28,6 +26,7 @@ class LambdaBase(nn.Module):
     key_projection: Projection | None
     value_projection: Projection
     _owns_embedding = False
+    _tokens = False  # takes tokens (b, n, d), not maps
 
     def __init__(
         self,
@@ -97,19 +96,41 @@ class LambdaBase(nn.Module):
             if reset is not None:
                 reset()
 
-    def _as_queries(self, maps: Tensor) -> Tensor:
-        """Projected and normalized (b, h k, ...) to (b, h, n, k)."""
-        queries = maps.unflatten(1, (self.heads, self.query_depth)).flatten(3).transpose(2, 3)
+    def _projected(
+        self, x: Tensor, context: Tensor | None, real: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Queries (b, h, n, k), keys and values (b, [h,] m, depth[, u]) of x and a context, None for x itself.
+
+        real: (b, m), the positions of the context that are not padding.
+        """
+        of_queries = (self.query_projection, self.query_norm)
+        of_context: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
+        if self.key_projection is not None:
+            of_context.append((self.key_projection, None))
+        if context is None:
+            queries, values, *keys = project(x, [of_queries, *of_context], tokens=self._tokens, real=real)
+        else:
+            (queries,) = project(x, [of_queries], tokens=self._tokens)
+            values, *keys = project(context, of_context, tokens=self._tokens, real=real)
+        return (
+            self._as_queries(queries),
+            self._as_context(keys[0], self.query_depth) if keys else None,
+            self._as_context(values, self.value_depth),
+        )
+
+    def _as_queries(self, rows: Tensor) -> Tensor:
+        """Projected and normalized (b, n, h k) to (b, h, n, k)."""
+        queries = rows.unflatten(2, (self.heads, self.query_depth)).transpose(1, 2)
         if self.normalize_queries == "softmax":
             queries = queries.softmax(dim=-1, dtype=wide(queries.dtype)).to(queries.dtype)
         return queries
 
-    def _as_context(self, maps: Tensor, depth: int) -> Tensor:
-        """Projected (b, [h] depth u, ...) to (b, [h,] m, depth[, u])."""
+    def _as_context(self, rows: Tensor, depth: int) -> Tensor:
+        """Projected (b, m, [h] depth u) to (b, [h,] m, depth[, u])."""
         intra = () if self.intra_depth == 1 else (self.intra_depth,)
         if self.multi_head:
-            return maps.flatten(2).unflatten(1, (self.heads, depth, *intra)).movedim(-1, 2)
-        return maps.flatten(2).unflatten(1, (depth, *intra)).movedim(-1, 1)
+            return rows.unflatten(2, (self.heads, depth, *intra)).movedim(2, 1)
+        return rows.unflatten(2, (depth, *intra)) if intra else rows
 
     def _interact(
         self,
@@ -129,7 +150,9 @@ class LambdaBase(nn.Module):
         Beside a table the mask is one of padding, (b, 1, m).
         """
         output: Tensor | None = None
-        if keys is not None or embeddings is not None:
+        real = None if mask is None else mask[:, 0]
+        shared = keys is not None and table is not None and not (self.multi_head or self.causal)
+        if (keys is not None and not shared) or embeddings is not None:
             output = lambda_interaction(
                 queries,
                 keys,
@@ -153,6 +176,9 @@ class LambdaBase(nn.Module):
                 for i in range(table.shape[0])
             ]
             position = terms[0] if len(terms) == 1 else torch.cat(terms, dim=1)
+            if shared and keys is not None:
+                lambdas = content_lambda(keys, values[:, 0], normalize_keys=self.normalize_keys, mask=real)
+                return _with_content(position, queries[:, 0], lambdas)
             output = position if output is None else output + position
         assert output is not None
         return output
@@ -199,11 +225,11 @@ class LambdaBase(nn.Module):
         return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in shown.items())])
 
 
-def normalize(norm: nn.Module, maps: Tensor, real: Tensor | None) -> Tensor:
-    """norm(maps (b, c, ...)), in training over the real positions (b, ...) alone, the others giving 0."""
-    if real is None or not norm.training or isinstance(norm, nn.Identity):
-        return contiguous_gradient(norm(maps))
-    rows = maps.movedim(1, -1)
-    picked = rows[real]  # (positions, c), which batch norm takes with as many further axes as the maps have
-    picked = contiguous_gradient(norm(picked[(..., *(None,) * (maps.ndim - 2))])).flatten(1)
-    return torch.zeros_like(rows).index_put((real,), picked).movedim(-1, 1)
+def _with_content(position: Tensor, queries: Tensor, lambdas: Tensor) -> Tensor:
+    """position (b, h, n, v) + queries (b, h, n, k) lambdas (b, k, v), laid out as (b, n, h, v)."""
+    rows, asking = (x.transpose(1, 2).flatten(1, 2) for x in (position, queries))  # (b, (n, h), v) and k
+    rows, asking, lambdas = rows.to(position.dtype), asking.to(position.dtype), lambdas.to(position.dtype)
+    in_place = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    with without_autocast(rows.device):
+        rows = rows.baddbmm_(asking, lambdas) if in_place else torch.baddbmm(rows, asking, lambdas)
+    return rows.unflatten(1, (-1, position.shape[1])).transpose(1, 2)

@@ -86,7 +86,7 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
         raise ValueError(f"state must have positions left: grid {state.grid} is full")
     lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     queries = _project(layer, x, layer.query_projection, layer.query_norm)
-    queries = layer._as_queries(queries.unsqueeze(-1)).reshape(batch, lambdas, -1, k)  # (b, l, h / l, k)
+    queries = layer._as_queries(queries.unsqueeze(1)).reshape(batch, lambdas, -1, k)  # (b, l, h / l, k)
     values = _project(layer, x, layer.value_projection, layer.value_norm).reshape(batch, lambdas, v, u)
     keys = None
     if layer.key_projection is not None:

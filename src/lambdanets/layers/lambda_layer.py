@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.layers.base import LambdaBase, normalize
+from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.position.plan import check_algorithm
@@ -104,11 +104,7 @@ class GridLambdaLayer(LambdaBase):
                     f"got {mask.dtype} of shape {tuple(mask.shape)}"
                 )
             x = x.masked_fill(~mask.unsqueeze(1), 0)
-        queries = self._as_queries(normalize(self.query_norm, self.query_projection(x), mask))
-        values = self._as_context(normalize(self.value_norm, self.value_projection(x), mask), self.value_depth)
-        keys = None
-        if self.key_projection is not None:
-            keys = self._as_context(self.key_projection(x), self.query_depth)
+        queries, keys, values = self._projected(x, None, None if mask is None else mask.flatten(1))
         relative = isinstance(self.embedding, RelativeEmbedding)
         positions = queries.shape[2]
         output = self._interact(
@@ -122,10 +118,9 @@ class GridLambdaLayer(LambdaBase):
             dilation=self.dilation,
             algorithm=self.algorithm,
         )
-        output = output.transpose(2, 3).reshape(x.shape[0], self.dim_out, *grid)
-        memory_format = _memory_format(x)
-        if memory_format is not None:
-            output = output.contiguous(memory_format=memory_format)
+        # rows (b, n, h v) are maps with the channels last
+        output = output.transpose(1, 2).flatten(2).mT.unflatten(2, grid)
+        output = output.contiguous(memory_format=_memory_format(x) or torch.contiguous_format)
         if mask is not None:
             output = output.masked_fill(~mask.unsqueeze(1), 0)
         return output if self.stride == 1 else self._pool(output, mask)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.base import LambdaBase, normalize
+from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.interaction import check_mask
@@ -29,6 +29,8 @@ class LambdaLayer(LambdaBase):
     projections and (m + n m) k v u + 2 h n k v multiply-adds; see `lambdanets.lambda_interaction` for others.
     Initialised as LambdaLayer2d. Raises ValueError naming the argument that does not fit.
     """
+
+    _tokens = True
 
     def __init__(
         self,
@@ -107,19 +109,15 @@ class LambdaLayer(LambdaBase):
                 real = mask[:, 0]
                 source = source.masked_fill(~real.unsqueeze(-1), 0)
                 x = source if context is None else x
-        queries = self._projected(self.query_projection, self.query_norm, x, real if context is None else None)
-        values = self._projected(self.value_projection, self.value_norm, source, real)
-        keys = None
-        if self.key_projection is not None:
-            keys = self._as_context(self.key_projection(source).transpose(1, 2), self.query_depth)
+        queries, keys, values = self._projected(x, None if context is None else source, real)
         table = None
         if self.position and embeddings is None:
             own = context is None and (mask is None or real is not None)
             table, embeddings = self._embeddings(x.shape[1], source.shape[1], own)
         output = self._interact(
-            self._as_queries(queries),
+            queries,
             keys,
-            self._as_context(values, self.value_depth),
+            values,
             mask=mask,
             embeddings=embeddings,
             table=table,
@@ -140,12 +138,6 @@ class LambdaLayer(LambdaBase):
         if own:
             return self.embedding(), None
         return None, self.embedding.of_pairs((positions,), (context_positions,))
-
-    def _projected(self, projection: nn.Module, norm: nn.Module, tokens: Tensor, real: Tensor | None) -> Tensor:
-        """(b, n, d) to (b, channels, n), normalized."""
-        # as rows (b n, channels): what batch norm makes of transposed maps, torch.compile predicts wrongly
-        rows = projection(tokens).flatten(0, 1)
-        return normalize(norm, rows, None if real is None else real.flatten()).unflatten(0, tokens.shape[:2]).mT
 
     def _check_tokens(self, name: str, tokens: Tensor, dim: int) -> None:
         if tokens.ndim != 3 or tokens.shape[2] != dim:
