@@ -164,21 +164,21 @@ class LambdaBase(nn.Module):
                 causal=self.causal,
             )
         if table is not None:
-            if not self.multi_head:
-                queries, values, table = queries.unsqueeze(1), values.unsqueeze(1), table.unsqueeze(0)
-            else:
-                queries = queries.unsqueeze(2)
-            if mask is not None:  # values (b, lambdas, m, v[, u])
-                values = values.masked_fill(~mask[(..., *(None,) * (values.ndim - 3))], 0)
+            if mask is not None:  # (b, 1, m) beside values (b, [h,] m, v[, u])
+                outside = ~mask if self.multi_head else ~mask[:, 0]
+                values = values.masked_fill(outside[(..., *(None,) * (values.ndim - outside.ndim))], 0)
             options: dict[str, Any] = {"dilation": dilation, "causal": self.causal, "algorithm": algorithm}
-            terms = [
-                position_interaction(queries[:, i], table[i], values[:, i], grid, **options)
-                for i in range(table.shape[0])
-            ]
-            position = terms[0] if len(terms) == 1 else torch.cat(terms, dim=1)
+            if self.multi_head:
+                terms = [
+                    position_interaction(queries[:, i : i + 1], table[i], values[:, i], grid, **options)
+                    for i in range(self.heads)
+                ]
+                position = torch.cat(terms, dim=1)
+            else:
+                position = position_interaction(queries, table, values, grid, **options)
             if shared and keys is not None:
-                lambdas = content_lambda(keys, values[:, 0], normalize_keys=self.normalize_keys, mask=real)
-                return _with_content(position, queries[:, 0], lambdas)
+                lambdas = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=real)
+                return _with_content(position, queries, lambdas)
             output = position if output is None else output + position
         assert output is not None
         return output

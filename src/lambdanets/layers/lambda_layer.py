@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.layers.base import LambdaBase
+from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.position.plan import check_algorithm
@@ -118,8 +119,8 @@ class GridLambdaLayer(LambdaBase):
             dilation=self.dilation,
             algorithm=self.algorithm,
         )
-        # rows (b, n, h v) are maps with the channels last
-        output = output.transpose(1, 2).flatten(2).mT.unflatten(2, grid)
+        # rows (b, n, h v) are maps with the channels last; their gradient is brought into that layout once
+        output = contiguous_gradient(output.transpose(1, 2).flatten(2)).mT.unflatten(2, grid)
         output = output.contiguous(memory_format=_memory_format(x) or torch.contiguous_format)
         if mask is not None:
             output = output.masked_fill(~mask.unsqueeze(1), 0)

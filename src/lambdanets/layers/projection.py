@@ -103,7 +103,8 @@ class _Product(torch.autograd.Function):
         if _channels_last(x):
             return F.linear(x.mT, weight, bias)
         factor = weight.mT.expand(x.shape[0], -1, -1)
-        return torch.bmm(x.mT, factor) if bias is None else torch.baddbmm(bias, x.mT, factor)
+        rows = torch.bmm(x.mT, factor)
+        return rows if bias is None else rows.add_(bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:

@@ -23,30 +23,29 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 def interact(queries: Tensor, table: Tensor, values: Tensor, plan: Plan) -> Tensor:
     """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
-    keep = not (torch.is_grad_enabled() and table.requires_grad)
-    return _Interaction.apply(queries, table, values, plan, keep)
+    return _Interaction.apply(queries, table, values, plan)
 
 
 class _Interaction(torch.autograd.Function):
     @staticmethod
-    def forward(queries: Tensor, table: Tensor, values: Tensor, plan: Plan, keep: bool) -> Tensor:
-        return run_forward(queries, table, values, plan.problem, plan.chosen, keep)
+    def forward(queries: Tensor, table: Tensor, values: Tensor, plan: Plan) -> Tensor:
+        return run_forward(queries, table, values, plan.problem, plan.chosen)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.plan, _ = inputs
+        *tensors, ctx.plan = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         wanted = Wanted(*ctx.needs_input_grad[:3])
-        return *_Gradients.apply(gradient, *ctx.saved_tensors, ctx.plan, wanted), None, None
+        return *_Gradients.apply(gradient, *ctx.saved_tensors, ctx.plan, wanted), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         terms = [
-            _Interaction.apply(*_with(ctx.saved_tensors, i, tangent), ctx.plan, False)
+            _Interaction.apply(*_with(ctx.saved_tensors, i, tangent), ctx.plan)
             for i, tangent in enumerate(tangents[:3])
             if tangent is not None
         ]
@@ -54,12 +53,12 @@ class _Interaction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        *tensors, plan, keep = inputs
+        *tensors, plan = inputs
         if in_dims[1] is None:  # one table: the axis joins the batch
             (queries, values), plan = _joined_batch(info, (in_dims[0], in_dims[2]), (tensors[0], tensors[2]), plan)
-            output = _Interaction.apply(queries, tensors[1], values, plan, keep)
+            output = _Interaction.apply(queries, tensors[1], values, plan)
             return output.unflatten(0, (info.batch_size, -1)), 0
-        each = [_Interaction.apply(*_at(tensors, in_dims, i), plan, keep) for i in range(info.batch_size)]
+        each = [_Interaction.apply(*_at(tensors, in_dims, i), plan) for i in range(info.batch_size)]
         return torch.stack(each), 0
 
 
@@ -122,7 +121,7 @@ def _second(
             continue
         moved = _with(tensors, i, direction)
         if needed[0]:
-            term = _Interaction.apply(*moved[1:], plan, False)
+            term = _Interaction.apply(*moved[1:], plan)
             results[0] = term if results[0] is None else results[0] + term
         wanted = Wanted(*(needed[j] and j != i for j in (1, 2, 3)))
         if any(wanted):

@@ -14,19 +14,16 @@ from lambdanets.ops.position.problem import Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates, rates_of
 from lambdanets.ops.precision import without_autocast
 
-# What is kept of tables in inference, in all.
+# What is kept of tables, in all.
 KEPT_BYTES = 256 << 20
 
 
-def run_forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str, keep: bool) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
-
-    keep: what the algorithm makes of the table may be kept for the next call with an equal table.
-    """
+def run_forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str) -> Tensor:
+    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
     module, rates, some = _set_up(problem, algorithm)
     dtype = working_dtype(problem, algorithm)
     with without_autocast(queries.device):
-        prepared = _PREPARED.get(table, some, algorithm, dtype, rates, keep)
+        prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
         parts = [
             module.forward(q.to(dtype), prepared, v.to(dtype), some, rates)
             for q, v in zip(queries.split(some.batch), values.split(some.batch), strict=True)
@@ -44,7 +41,7 @@ def run_backward(
     of_queries, of_values = [], []
     of_prepared: Prepared | None = None
     with without_autocast(queries.device):
-        prepared = module.prepare(_fit(table, some).to(dtype), some, rates)
+        prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
         splits = (x.split(some.batch) for x in (gradient, queries, values))
         for g, q, v in zip(*splits, strict=True):
             dq, dp, dv = module.backward(g.to(dtype), q.to(dtype), prepared, v.to(dtype), some, wanted, rates)
@@ -99,7 +96,7 @@ def _unfit(gradient: Tensor, problem: Problem) -> Tensor:
 
 
 class _Kept:
-    """What algorithms made of tables, the most recently used of it, for inference on CPU.
+    """What algorithms made of tables on CPU, the most recently used of it: for inference, and for backward passes.
 
     An entry holds a copy of its table and serves only tables equal to it, so that no way of changing a parameter can
     make it stale; comparing costs a hundredth of making. Entries are never changed, so that threads may share them.
@@ -110,11 +107,9 @@ class _Kept:
         self._lock = threading.Lock()
         self._bytes = 0
 
-    def get(
-        self, table: Tensor, problem: Problem, algorithm: str, dtype: torch.dtype, rates: Rates, keep: bool
-    ) -> Prepared:
+    def get(self, table: Tensor, problem: Problem, algorithm: str, dtype: torch.dtype, rates: Rates) -> Prepared:
         module = ALGORITHMS[algorithm]
-        if not keep or table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
+        if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
             return module.prepare(_fit(table, problem).to(dtype), problem, rates)
         key = (table.data_ptr(), algorithm, problem, dtype)
         with self._lock:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
+from lambdanets.ops.position.scratch import packed, scratch
 from lambdanets.ops.position.tiling import Tiling
 from lambdanets.ops.position.toeplitz import make_block, sum_of_block
 
@@ -89,7 +90,7 @@ def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Proble
     tiling = rows_of(problem, rates)
     spectra = _transform_values(values, prepared[1], p)
     queries = _pack_queries(queries, p)
-    output = queries.new_empty(*queries.shape[:3], 2 * p.heads, p.value_depth)
+    output = scratch("outputs", (*queries.shape[:3], 2 * p.heads, p.value_depth), queries)
     for start, stop, low, high, columns in tiling.rows():
         lambdas = _halves_of_lambdas(prepared, spectra[:, low:high], tiling, stop - start, columns)
         for asked, both, result in zip(
@@ -113,7 +114,7 @@ def backward(
     p = problem.as_plane()
     spectra = _transform_values(values, transform, p)
     queries, gradient = _pack_queries(queries, p), _pack_outputs(gradient, p)
-    of_queries = torch.empty_like(queries) if wanted.queries else None
+    of_queries = scratch("gradient of queries", tuple(queries.shape), queries) if wanted.queries else None
     of_block = torch.zeros_like(block) if wanted.table else None
     of_spectra = torch.zeros_like(spectra) if wanted.values else None
     tiling = rows_of(problem, rates)
@@ -128,11 +129,15 @@ def backward(
             continue
         halves, items = said.shape[:2]
         # gradients of C and D: (t, (T, b), (2, k), v), laid out as they were made
-        product = torch.bmm(asked.flatten(0, 1).transpose(1, 2), said.flatten(0, 1))
-        product = product.view(halves, items, 2, -1, p.value_depth).permute(0, 2, 3, 1, 4).reshape(halves, 2, -1)
-        of_sums = product.new_empty(block.shape[0], 2, product.shape[2])
-        torch.mm(cosines.T, product[:, 0], out=of_sums[:, 0])
-        torch.mm(sines.T, product[:, 1], out=of_sums[:, 1])
+        shape = (halves * items, 2 * p.query_depth, p.value_depth)
+        product = scratch("product", shape, asked)
+        torch.bmm(asked.flatten(0, 1).transpose(1, 2), said.flatten(0, 1), out=product)
+        laid_out = scratch("halves", (halves, 2, p.query_depth, items, p.value_depth), asked)
+        laid_out.copy_(product.view(halves, items, 2, -1, p.value_depth).permute(0, 2, 3, 1, 4))
+        laid_out = laid_out.view(halves, 2, -1)
+        of_sums = scratch("sums", (block.shape[0], 2, laid_out.shape[2]), asked)
+        torch.mm(cosines.T, laid_out[:, 0], out=of_sums[:, 0])
+        torch.mm(sines.T, laid_out[:, 1], out=of_sums[:, 1])
         of_sums = of_sums.view(block.shape[0], -1, spectra.shape[-1])
         part = _by_row(block, tiling)[:, :, :rows].flatten(1, 3)[:, :, columns]
         window = slice(low, high)
@@ -212,7 +217,7 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
         operations=round(passes * operations),
         workspace_bytes=4 * (block + 2 * spectra + packed) + 2 * _chunk_bytes(tiling, p, at_once),
         seconds=passes * forward + making,
-        backward_seconds=passes * backward + 2 * making,
+        backward_seconds=passes * backward + making,
     )
 
 
@@ -252,9 +257,9 @@ def _transform_values(values: Tensor, transform: Tensor, problem: Problem) -> Te
     leading = len(problem.grid) - 1
     # (W, S_1..S_{D-1}, u, b, v)
     maps = maps.permute(leading + 1, *range(1, leading + 1), leading + 3, 0, leading + 2)
-    spectra = transform @ maps.reshape(problem.grid[-1], -1)
+    spectra = transform @ packed("values", maps).view(problem.grid[-1], -1)
     spectra = spectra.view(frequencies(problem), 2, problem.grid[0], -1, values.shape[0] * values.shape[2])
-    return spectra.permute(0, 2, 3, 1, 4).flatten(2, 3)
+    return packed("spectra", spectra.permute(0, 2, 3, 1, 4)).flatten(2, 3)
 
 
 def _transform_back(spectra: Tensor, transform: Tensor, problem: Problem) -> Tensor:
@@ -271,9 +276,11 @@ def _halves_of_lambdas(
 ) -> Tensor:
     """C and D, (t, (2, k), (T, b), v), from the spectra of the rows that the window holds."""
     block, _, cosines, sines = block_and_inverse
-    sums = torch.bmm(_by_row(block, tiling)[:, :, :rows].flatten(1, 3)[:, :, columns], spectra.flatten(1, 2))
+    part = _by_row(block, tiling)[:, :, :rows].flatten(1, 3)[:, :, columns]
+    sums = scratch("sums", (*part.shape[:2], spectra.shape[-1]), block)
+    torch.bmm(part, spectra.flatten(1, 2), out=sums)
     sums = sums.view(block.shape[0], 2, -1)
-    halves = sums.new_empty(cosines.shape[0], 2, sums.shape[2])
+    halves = scratch("halves", (cosines.shape[0], 2, sums.shape[2]), block)
     torch.mm(cosines, sums[:, 0], out=halves[:, 0])
     torch.mm(sines, sums[:, 1], out=halves[:, 1])
     p = tiling.problem
@@ -288,52 +295,59 @@ def _by_row(block: Tensor, tiling: Tiling, rows: int | None = None) -> Tensor:
 def _pack_queries(queries: Tensor, problem: Problem) -> Tensor:
     """(b, h, n, k) to [q+, q+] and [q-, -q-]: (t, S_1, (S_2.., b), (2, h), (2, k)), mirrored positions together."""
     p = problem
-    side, halves = p.grid[-1], -(-p.grid[-1] // 2)
-    x = queries.unflatten(2, (p.grid[0], -1, side)).permute(4, 2, 3, 0, 1, 5)  # (W, S_1, S_2.., b, h, k)
-    packed = x.new_empty(halves, *x.shape[1:4], 2, p.heads, 2, p.query_depth)
-    packed[..., 0, :, :, :] = x[side - halves :].unsqueeze(-2)
-    mirrored = x[:halves].flip(0)
-    packed[..., 1, :, 0, :] = mirrored
-    torch.neg(mirrored, out=packed[..., 1, :, 1, :])
-    return packed.flatten(2, 3).flatten(5, 6).flatten(3, 4)
+    x, side, halves = _by_column(queries, p)
+    pairs = scratch("queries", (halves, *x.shape[1:4], 2, p.heads, 2, p.query_depth), queries)
+    pairs[..., 0, :, 0, :] = x[side - halves :]
+    pairs[..., 0, :, 1, :] = x[side - halves :]
+    for t in range(halves):
+        mirrored = x[halves - 1 - t]
+        pairs[t, ..., 1, :, 0, :] = mirrored
+        torch.neg(mirrored, out=pairs[t, ..., 1, :, 1, :])
+    return pairs.flatten(2, 3).flatten(5, 6).flatten(3, 4)
 
 
-def _unpack_queries(packed: Tensor, problem: Problem) -> Tensor:
-    """The adjoint of `_pack_queries`."""
+def _unpack_queries(gradient: Tensor, problem: Problem) -> Tensor:
+    """The adjoint of `_pack_queries`, contiguous as (b, n, h, k)."""
     p = problem
-    side, halves = p.grid[-1], packed.shape[0]
-    between = math.prod(p.grid[1:-1])
-    packed = packed.view(halves, p.grid[0], between, -1, 2, p.heads, 2, p.query_depth)
-    maps = packed.new_empty(packed.shape[3], p.heads, p.grid[0], packed.shape[2], side, p.query_depth)
-    by_column = maps.permute(4, 2, 3, 0, 1, 5)
-    mirrored = packed[..., 1, :, 0, :] - packed[..., 1, :, 1, :]
-    by_column[:halves] = mirrored.flip(0)
+    halves, between = gradient.shape[0], math.prod(p.grid[1:-1])
+    parts = gradient.view(halves, p.grid[0], between, -1, 2, p.heads, 2, p.query_depth)
+    maps = parts.new_empty(parts.shape[3], p.positions, p.heads, p.query_depth).transpose(1, 2)
+    x, side, _ = _by_column(maps, p)
+    for t in range(halves):
+        torch.sub(parts[t, ..., 1, :, 0, :], parts[t, ..., 1, :, 1, :], out=x[halves - 1 - t])
     # an odd side's middle is in both halves, and the mirrored half asked for nothing there
-    torch.add(packed[..., 0, :, 0, :], packed[..., 0, :, 1, :], out=by_column[side - halves :])
-    return maps.flatten(2, 4)
+    torch.add(parts[..., 0, :, 0, :], parts[..., 0, :, 1, :], out=x[side - halves :])
+    return maps
 
 
 def _pack_outputs(gradient: Tensor, problem: Problem) -> Tensor:
     """(b, h, n, v) to (t, S_1, (S_2.., b), (2, h), v), mirrored positions together, an odd side's middle once."""
     p = problem
-    side, halves = p.grid[-1], -(-p.grid[-1] // 2)
-    x = gradient.unflatten(2, (p.grid[0], -1, side)).permute(4, 2, 3, 0, 1, 5)
-    packed = x.new_empty(halves, *x.shape[1:4], 2, p.heads, p.value_depth)
-    packed[..., 0, :, :] = x[side - halves :]
-    packed[..., 1, :, :] = x[:halves].flip(0)
+    x, side, halves = _by_column(gradient, p)
+    pairs = scratch("outputs", (halves, *x.shape[1:4], 2, p.heads, p.value_depth), gradient)
+    pairs[..., 0, :, :] = x[side - halves :]
+    for t in range(halves):
+        pairs[t, ..., 1, :, :] = x[halves - 1 - t]
     if side % 2:
-        packed[0, ..., 1, :, :] = 0
-    return packed.flatten(2, 3).flatten(3, 4)
+        pairs[0, ..., 1, :, :] = 0
+    return pairs.flatten(2, 3).flatten(3, 4)
 
 
-def _unpack_outputs(packed: Tensor, problem: Problem) -> Tensor:
+def _unpack_outputs(result: Tensor, problem: Problem) -> Tensor:
     """(t, S_1, (S_2.., b), (2, h), v) to (b, h, n, v), contiguous as (b, n, h, v)."""
     p = problem
-    side, halves = p.grid[-1], packed.shape[0]
-    between = math.prod(p.grid[1:-1])
-    packed = packed.view(halves, p.grid[0], between, -1, 2, p.heads, p.value_depth)
-    maps = packed.new_empty(packed.shape[3], p.grid[0], packed.shape[2], side, p.heads, p.value_depth)
-    by_column = maps.permute(3, 1, 2, 0, 4, 5)
-    by_column[:halves] = packed[..., 1, :, :].flip(0)
-    by_column[side - halves :] = packed[..., 0, :, :]
-    return maps.flatten(1, 3).transpose(1, 2)
+    halves, between = result.shape[0], math.prod(p.grid[1:-1])
+    parts = result.view(halves, p.grid[0], between, -1, 2, p.heads, p.value_depth)
+    maps = parts.new_empty(parts.shape[3], p.positions, p.heads, p.value_depth).transpose(1, 2)
+    x, side, _ = _by_column(maps, p)
+    for t in range(halves):
+        x[halves - 1 - t] = parts[t, ..., 1, :, :]
+    x[side - halves :] = parts[..., 0, :, :]
+    return maps
+
+
+def _by_column(x: Tensor, problem: Problem) -> tuple[Tensor, int, int]:
+    """A view of (b, h, n, c) as (W, S_1, S_2.., b, h, c), its side W, and half of it rounded up."""
+    side = problem.grid[-1]
+    columns = x.unflatten(2, (problem.grid[0], -1, side)).permute(4, 2, 3, 0, 1, 5)
+    return columns, side, -(-side // 2)

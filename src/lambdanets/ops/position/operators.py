@@ -45,7 +45,7 @@ def position_interaction_operator(
     """queries (b, h, n, k), table (r_1..r_D, k, u), values (b, n, v, u) -> (b, h, n, v), contiguous as (b, n, h, v)."""
     posed = pose(queries, table, values, grid, dilation, causal)
     plan = make_plan(posed[3], algorithm)
-    output = joined(run_forward(*posed, plan.chosen, keep=True), grid, dilation)
+    output = joined(run_forward(*posed, plan.chosen), grid, dilation)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
+from lambdanets.ops.position.scratch import scratch
 from lambdanets.ops.position.tiling import (
     Tiling,
     pack_outputs,
@@ -74,7 +75,7 @@ def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Proble
     outputs = []
     for start, stop, low, high, columns in tiling.rows():
         rows = (stop - start) * tiling.positions
-        logits = torch.bmm(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
+        logits = _logits(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
         logits = logits.view(rows * problem.heads, values.shape[0], -1).transpose(0, 1)
         output = torch.bmm(logits, values[:, low:high].flatten(1, 2))
         outputs.append(output.unflatten(1, (stop - start, -1)))
@@ -97,10 +98,8 @@ def backward(
     queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
     gradient = pack_outputs(gradient, tiling)
     of_queries = torch.empty_like(queries) if wanted.queries else None
-    # sums over rows of tiles, in float32 where the products are narrower
-    summed = wide(block.dtype)
-    of_block = torch.zeros_like(block, dtype=summed) if wanted.table else None
-    of_values = torch.zeros_like(values, dtype=summed) if wanted.values else None
+    of_block = _Sum(block) if wanted.table else None
+    of_values = _Sum(values) if wanted.values else None
     items = values.shape[0]
     for start, stop, low, high, columns in tiling.rows():
         rows = (stop - start) * tiling.positions
@@ -108,34 +107,61 @@ def backward(
         asking = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
         said = gradient[:, start:stop].flatten(1, 2)  # ((J, b), (positions, h), v)
         if of_values is not None:
-            logits = torch.bmm(asking, part).view(rows * heads, items, -1)
+            logits = _logits(asking, part).view(rows * heads, items, -1)
             product = torch.bmm(logits.permute(1, 2, 0), said)
-            of_values[:, low:high] += product.unflatten(1, (high - low, -1))
+            of_values.add((slice(None), slice(low, high)), product.unflatten(1, (high - low, -1)))
         if of_queries is None and of_block is None:
             continue
         of_logits = _gradient_of_logits(said, values[:, low:high].flatten(1, 2), rows)
         if of_queries is not None:
             torch.bmm(of_logits, part.transpose(1, 2), out=of_queries[start:stop].flatten(0, 1))
         if of_block is not None:
-            of_block[:rows, :, columns] += torch.bmm(asking.transpose(1, 2), of_logits)
+            of_block.add((slice(rows), slice(None), columns), torch.bmm(asking.transpose(1, 2), of_logits))
     return (
         None if of_queries is None else unpack_queries(of_queries, tiling),
-        None if of_block is None else (of_block,),
-        None if of_values is None else unpack_values(of_values, tiling),
+        None if of_block is None else (of_block.total(),),
+        None if of_values is None else unpack_values(of_values.total(), tiling),
     )
+
+
+class _Sum:
+    """A sum of parts, in float32 where products are narrower; a part that is the whole is taken as it is."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._total: Tensor | None = None
+
+    def add(self, place: tuple[slice, ...], part: Tensor) -> None:
+        if self._total is None:
+            if part.shape == self._like.shape:
+                self._total = part
+                return
+            self._total = torch.zeros_like(self._like, dtype=wide(part.dtype))
+        self._total[place] += part
+
+    def total(self) -> Tensor:
+        assert self._total is not None
+        return self._total
+
+
+def _logits(queries: Tensor, block: Tensor) -> Tensor:
+    """(positions, (h, J, b), k) times (positions, k, window)."""
+    out = scratch("logits", (*queries.shape[:2], block.shape[2]), queries)
+    return torch.bmm(queries, block, out=out)
 
 
 def _gradient_of_logits(gradient: Tensor, values: Tensor, positions: int) -> Tensor:
     """((J, b), (positions, h), v) times ((J, b), window, v) to (positions, (h, J, b), window)."""
     items, rows, depth = gradient.shape
     window = values.shape[1]
+    laid_out = scratch("gradient of logits", (rows, items, window), gradient)
     if rows * depth * window < _WORTH_A_CALL:
-        product = torch.bmm(gradient, values.transpose(1, 2)).transpose(0, 1)
-        return product.reshape(positions, -1, window)
-    product = gradient.new_empty(rows, items, window)
-    for i in range(items):
-        torch.mm(gradient[i], values[i].T, out=product[:, i])
-    return product.view(positions, -1, window)
+        product = scratch("product", (items, rows, window), gradient)
+        laid_out.copy_(torch.bmm(gradient, values.transpose(1, 2), out=product).transpose(0, 1))
+    else:
+        for i in range(items):
+            torch.mm(gradient[i], values[i].T, out=laid_out[:, i])
+    return laid_out.view(positions, -1, window)
 
 
 def tiling_of(problem: Problem, rates: Rates) -> Tiling:
@@ -181,12 +207,14 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
     packed = heads * at_once * p.positions * (k + v) + windows
     forward += rates.copy(4 * packed) + rates.calls(6 * len(blocks) + 12)
     backward += rates.copy(4 * 3 * packed) + rates.calls(15 * len(blocks) + 30)
+    if len(blocks) > 1:
+        backward += rates.copy(4 * block * len(blocks))
     making = rates.copy(6 * block)
     return Cost(
         operations=round(2 * passes * logits * (k + v)),
         workspace_bytes=4 * (block + packed) + min(_LOGITS_BYTES, 2 * tiling.logits_bytes(at_once)),
         seconds=passes * forward + making,
-        backward_seconds=passes * backward + 3 * making,
+        backward_seconds=passes * backward + making,
     )
 
 

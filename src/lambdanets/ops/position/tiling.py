@@ -8,11 +8,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.position.scratch import packed
 from lambdanets.ops.position.toeplitz import Axis
 
 
@@ -26,11 +28,11 @@ class Tiling:
     problem: Problem
     tile: tuple[int, ...]
 
-    @property
+    @cached_property
     def whole(self) -> tuple[bool, ...]:
         return tuple(tile >= side for tile, side in zip(self.tile, self.problem.grid, strict=True))
 
-    @property
+    @cached_property
     def window(self) -> tuple[int, ...]:
         p = self.problem
         return tuple(
@@ -38,22 +40,22 @@ class Tiling:
             for whole, side, tile, before, after in zip(self.whole, p.grid, self.tile, p.before, p.after, strict=True)
         )
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """Tiles along each axis but the first."""
         return tuple(-(-side // tile) for side, tile in zip(self.problem.grid[1:], self.tile[1:], strict=True))
 
-    @property
+    @cached_property
     def axes(self) -> list[Axis]:
         firsts = (before if whole else 0 for before, whole in zip(self.problem.before, self.whole, strict=True))
         return [Axis(*sides) for sides in zip(self.tile, self.window, firsts, strict=True)]
 
-    @property
+    @cached_property
     def positions(self) -> int:
         """Of one row of a tile: those of all axes but the first."""
         return math.prod(self.tile[1:])
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Numbers to a row of the window: (w_2..w_D, u)."""
         return math.prod(self.window[1:]) * self.problem.intra_depth
@@ -90,7 +92,7 @@ class Tiling:
             x = x.flatten(2 + i, 3 + i).narrow(2 + i, 0, side)
         return x
 
-    @property
+    @cached_property
     def tiles_first(self) -> list[int]:
         """Permutation of what `split` returns, without what follows: (J_2..J_D, b, S_1, T_2..T_D)."""
         others = len(self.tile) - 1
@@ -111,13 +113,13 @@ def pack_queries(queries: Tensor, tiling: Tiling) -> Tensor:
     order = tiling.tiles_first
     d = len(tiling.tile)
     x = x.permute(order[d], *order[d + 1 :], x.ndim - 2, *order[:d], x.ndim - 1)
-    return x.reshape(x.shape[0], tiling.positions, -1, x.shape[-1])
+    return packed("queries", x).view(x.shape[0], tiling.positions, -1, x.shape[-1])
 
 
-def unpack_queries(packed: Tensor, tiling: Tiling) -> Tensor:
+def unpack_queries(gradient: Tensor, tiling: Tiling) -> Tensor:
     """The inverse of `pack_queries`, for their gradient."""
     p, d = tiling.problem, len(tiling.tile)
-    x = packed.view(p.grid[0], *tiling.tile[1:], p.heads, *tiling.counts, -1, p.query_depth)
+    x = gradient.view(p.grid[0], *tiling.tile[1:], p.heads, *tiling.counts, -1, p.query_depth)
     # (S_1, T_2.., h, J_2.., b, k) to (b, S_1, J_2, T_2, .., h, k)
     pairs = [place for i in range(1, d) for place in (d + i, i)]
     x = x.permute(2 * d, 0, *pairs, d, 2 * d + 1)
@@ -133,13 +135,15 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
         x = x.unfold(2 + i, window, tile)  # (b, S_1, J_2..J_D, u, v, w_2..w_D)
     d = len(tiling.tile)
     x = x.permute(*range(2, d + 1), 0, 1, *range(d + 3, x.ndim), d + 1, d + 2)
+    # values of a whole grid are taken as they are, though between other channels
+    x = x if all(tiling.whole[1:]) and p.intra_depth == 1 else packed("values", x)
     return x.reshape(-1, p.grid[0], tiling.columns, p.value_depth)
 
 
-def unpack_values(packed: Tensor, tiling: Tiling) -> Tensor:
+def unpack_values(gradient: Tensor, tiling: Tiling) -> Tensor:
     """The adjoint of `pack_values`: what the windows of several tiles say of one position is summed."""
     p, d = tiling.problem, len(tiling.tile)
-    x = packed.view(*tiling.counts, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
+    x = gradient.view(*tiling.counts, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
     for i, (tile, side) in enumerate(zip(tiling.tile[1:], p.grid[1:], strict=True)):
         # (J_i, .., b, S_1, .., w_i, ..): the axes of tiles go one by one, those of positions stay
         at = d + 1 - i + i - 1
@@ -168,13 +172,13 @@ def pack_outputs(gradient: Tensor, tiling: Tiling) -> Tensor:
     p = tiling.problem
     x = tiling.split(gradient.transpose(1, 2).unflatten(1, p.grid))
     x = x.permute(*tiling.tiles_first, x.ndim - 2, x.ndim - 1)
-    return x.reshape(-1, p.grid[0], tiling.positions * p.heads, p.value_depth)
+    return packed("outputs", x).view(-1, p.grid[0], tiling.positions * p.heads, p.value_depth)
 
 
-def unpack_outputs(packed: Tensor, tiling: Tiling) -> Tensor:
+def unpack_outputs(result: Tensor, tiling: Tiling) -> Tensor:
     """The inverse of `pack_outputs`; the result is contiguous as (b, n, h, v)."""
     p, d = tiling.problem, len(tiling.tile)
-    x = packed.view(*tiling.counts, -1, p.grid[0], *tiling.tile[1:], p.heads, p.value_depth)
+    x = result.view(*tiling.counts, -1, p.grid[0], *tiling.tile[1:], p.heads, p.value_depth)
     pairs = [place for i in range(d - 1) for place in (i, d + 1 + i)]
     x = tiling.join(x.permute(d - 1, d, *pairs, x.ndim - 2, x.ndim - 1))
     return x.flatten(1, d).transpose(1, 2)
