@@ -172,10 +172,10 @@ def predict(arguments: list[str]) -> int:
         prog="lambdanets predict",
         description="Classify image files, folders of them and globs; print a table and write JSON lines.",
     )
+    from lambdanets.files import printable_bytes, whole_file
     from lambdanets.training import evaluation
     from lambdanets.training.classifier import load_classifier
     from lambdanets.training.data.images import find_images
-    from lambdanets.training.files import printable_bytes, whole_file
 
     if options.top < 1:
         raise InputError(f"top must be at least 1, got {options.top}")

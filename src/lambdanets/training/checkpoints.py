@@ -14,10 +14,10 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from lambdanets.errors import InputError
+from lambdanets.files import write_whole
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.loader import ImageBatches
-from lambdanets.training.files import write_whole
 from lambdanets.training.recipe import Recipe
 
 LAST = "last.ckpt"

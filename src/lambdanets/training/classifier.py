@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from lambdanets.device import best_device
 from lambdanets.errors import InputError
+from lambdanets.files import write_whole
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.checkpoints import LAST
-from lambdanets.training.device import best_device
-from lambdanets.training.files import write_whole
 from lambdanets.training.recipe import Recipe, fits
 
 WEIGHTS = "weights.safetensors"

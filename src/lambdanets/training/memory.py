@@ -1,13 +1,12 @@
 """Says before a run starts whether its model and batch fit into memory."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.nn.functional as F
 
+from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError
 from lambdanets.training.classifier import build_model
 from lambdanets.training.recipe import Recipe
@@ -18,7 +17,7 @@ def check_memory(recipe: Recipe, classes: int, images: int, free_bytes: int | No
 
     images: how many there are to train on; a batch has no more.
     """
-    free = free_memory() if free_bytes is None else free_bytes
+    free = free_memory(best_device()) if free_bytes is None else free_bytes
     try:
         fixed, per_image = training_memory(recipe, classes)
     except InputError:
@@ -61,14 +60,3 @@ def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
     activations = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
     states = 1 if recipe.optimizer == "sgd" else 2
     return sum(own.values()) * (2 + states), activations // 2
-
-
-def free_memory() -> int:
-    """Bytes of memory that a run may take: on the GPU if there is one, else of the machine or its container."""
-    if torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
-    free = psutil.virtual_memory().available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return free

@@ -11,17 +11,17 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Timer, TQDMProgressBar
 from torch import nn
 
+from lambdanets.device import best_device, check_precision
 from lambdanets.errors import InputError
+from lambdanets.files import printable_bytes, remove_unfinished, write_whole
 from lambdanets.training.checkpoints import LAST, KeepLast, WholeFiles, check_resumable, fingerprint, keep_best
 from lambdanets.training.classification import Classification
 from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
 from lambdanets.training.data.datasets import Splits, open_splits
 from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.data.timm_sets import is_timm_name
-from lambdanets.training.device import best_device, check_precision
 from lambdanets.training.evaluation import judge
 from lambdanets.training.feeding import make_batches
-from lambdanets.training.files import printable_bytes, remove_unfinished, write_whole
 from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
 from lambdanets.training.memory import check_memory

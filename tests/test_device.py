@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 
-from lambdanets.training import device
+from lambdanets import device
 
 
 @pytest.mark.parametrize(("code", "refused"), [(-signal.SIGILL, True), (0, False)])

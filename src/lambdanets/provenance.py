@@ -1,0 +1,50 @@
+"""What a result came from: the commit, versions and hardware."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lambdanets
+
+
+def commit() -> str | None:
+    """The commit of the source tree this package runs from, marked if changed since; None for an installed copy."""
+    here = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        tracked = subprocess.run(
+            ["git", "-C", str(here), "ls-files", "--error-unmatch", "provenance.py"], capture_output=True, check=False
+        )
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None if tracked.returncode == 0 else None
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    packages = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
+    ours = {"python": platform.python_version(), "lambdanets": lambdanets.__version__}
+    return ours | {name: importlib.metadata.version(name) for name in packages}
+
+
+def hardware() -> dict[str, Any]:
+    """The processor, its threads as torch uses them, and the GPU if there is one."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in _lines(cpuinfo) if line.startswith("model name")]
+    return {
+        "system": platform.system(),
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []
