@@ -1,4 +1,4 @@
-"""The command line: lambdanets train | evaluate | predict.
+"""The command line: lambdanets train | evaluate | predict | benchmark.
 
 tyro turns the dataclasses below into options; what a person got wrong is said in one sentence with exit code 2.
 """
@@ -63,7 +63,7 @@ class Predict:
     """Load the weights into this model instead of the one they were trained in."""
 
 
-Options = TypeVar("Options", Train, Evaluate, Predict)
+Options = TypeVar("Options")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(given: list[str]) -> int:
-    commands: dict[str, Callable[[list[str]], int]] = {"train": train, "evaluate": evaluate, "predict": predict}
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": train,
+        "evaluate": evaluate,
+        "predict": predict,
+        "benchmark": benchmark,
+    }
     if not given or given[0] in ("-h", "--help"):
         print(_usage(commands))
         return 0
@@ -99,7 +104,7 @@ def _dispatch(given: list[str]) -> int:
 
 
 def _usage(commands: dict[str, Callable[[list[str]], int]]) -> str:
-    lines = [f"  {name:<10}{(function.__doc__ or '').splitlines()[0]}" for name, function in commands.items()]
+    lines = [f"  {name:<11}{(function.__doc__ or '').splitlines()[0]}" for name, function in commands.items()]
     return "\n".join(
         ["usage: lambdanets COMMAND ...", "", *lines, "", "lambdanets COMMAND --help says what a command takes."]
     )
@@ -202,6 +207,27 @@ def predict(arguments: list[str]) -> int:
     return 0
 
 
+def benchmark(arguments: list[str]) -> int:
+    """Measure layers and models beside their rivals: lambdanets benchmark layer|model|memory|scaling [--out DIR]."""
+    from lambdanets.benchmark.options import KINDS
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {kind:<9}{(options.__doc__ or '').strip()}" for kind, options in KINDS.items()]
+        print("\n".join(["usage: lambdanets benchmark KIND ...", "", *lines, "", "Each has --help of its own."]))
+        return 0
+    kind = arguments[0]
+    if kind not in KINDS:
+        raise InputError(f"there is no benchmark {kind!r}, only {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    description = (
+        f"{KINDS[kind].__doc__}\n\nOutputs and gradients are checked against float64 before a time is printed."
+    )
+    options = _parse(KINDS[kind], arguments[1:], prog=f"lambdanets benchmark {kind}", description=description)
+    from lambdanets.benchmark import command
+
+    command.run(kind, options)
+    return 0
+
+
 def _parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **more: Any) -> Options:
     """Options from arguments; tyro says what is wrong with a value, we which option does not exist."""
     said = io.StringIO()
@@ -216,7 +242,7 @@ def _parse(options: type[Options], arguments: list[str], *, description: str, pr
         raise InputError(f"{_sentence(said.getvalue())}; {prog} --help says what it takes") from end
     if unknown:
         fields = [field.name for field in dataclasses.fields(Recipe)] if options is Train else []
-        fields += [field.name for field in dataclasses.fields(options)]
+        fields += [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
         flags = [f"--{name.replace('_', '-')}" for name in fields]
         raise InputError(f"{prog} has no option {unknown[0]}{nearest(unknown[0], flags)}")
     return parsed

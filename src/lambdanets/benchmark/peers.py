@@ -1,0 +1,145 @@
+"""Lambda layers of other packages, given the weights of ours, so that they must give our outputs."""
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.layers.embeddings import RelativeEmbedding
+
+
+class LeftOut(Exception):  # noqa: N818
+    """Why a contestant does not run in a case, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A package with a lambda layer: its name for pip, its layer with our weights, its parameter that is our table."""
+
+    package: str
+    build: Callable[[LambdaLayer2d], nn.Module]
+    weights: str
+    """Name of the weights of its 3-d convolution, (k, 1, r, r) and an axis of length 1."""
+    axis: int
+    """That axis."""
+
+    def table_gradient(self, layer: nn.Module) -> Tensor:
+        """The gradient of the table, as ours is, (r, r, k)."""
+        gradient = layer.get_parameter(self.weights).grad
+        assert gradient is not None
+        return gradient.squeeze(self.axis).squeeze(1).movedim(0, -1)
+
+
+# Packages with a lambda layer that is not the paper's, and why they do not run.
+KNOWN_WRONG = {
+    "xformers": "the position term of its lambda layer mixes no positions, and its keys are normalized over their depth"
+}
+
+
+def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
+    module = importlib.import_module("lambda_networks")
+    scope = _scope(layer)
+    theirs = module.LambdaLayer(
+        layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out, dim_u=1
+    )
+    _copy_projections(layer, theirs)
+    with torch.no_grad():
+        theirs.pos_conv.weight.copy_(_weights(layer).unsqueeze(2))  # (k, 1, 1, r, r)
+        theirs.pos_conv.bias.zero_()
+    return _as(layer, theirs)
+
+
+def _pylocron(layer: LambdaLayer2d) -> nn.Module:
+    module = importlib.import_module("holocron.nn")
+    scope = _scope(layer)
+    theirs = module.LambdaLayer(layer.dim, layer.dim_out, layer.query_depth, r=scope, num_heads=layer.heads, dim_u=1)
+    _copy_projections(layer, theirs)
+    with torch.no_grad():
+        theirs.R.copy_(_weights(layer).unsqueeze(2))
+    return _as(layer, theirs)
+
+
+def _timm(layer: LambdaLayer2d) -> nn.Module:
+    module = importlib.import_module("timm.layers.lambda_layer")
+    scope = _scope(layer)
+    if layer.dim != layer.dim_out:
+        raise LeftOut("serves as many channels out as in alone")
+    theirs = module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=scope)
+    assert layer.key_projection is not None
+    projections = (layer.query_projection, layer.key_projection, layer.value_projection)
+    with torch.no_grad():
+        theirs.qkv.weight.copy_(torch.cat([projection.weight for projection in projections]))
+        theirs.conv_lambda.weight.copy_(_weights(layer).unsqueeze(4))  # (k, 1, r, r, 1)
+        theirs.conv_lambda.bias.zero_()
+    theirs.norm_q.load_state_dict(layer.query_norm.state_dict())
+    theirs.norm_v.load_state_dict(layer.value_norm.state_dict())
+    return _as(layer, theirs)
+
+
+PEERS = {
+    "lambda-networks": Peer("lambda-networks", _lambda_networks, "pos_conv.weight", 2),
+    "timm": Peer("timm", _timm, "conv_lambda.weight", 4),
+    "pylocron": Peer("pylocron", _pylocron, "R", 2),
+}
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, or None where pip has not installed it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
+    """A peer's layer with a copy of our layer's weights, its dtype, device, mode and stride.
+
+    Raises LeftOut where the package is not installed, or cannot be imported.
+    """
+    peer = PEERS[name]
+    if installed(peer.package) is None:
+        raise LeftOut(f"not installed; pip install {peer.package}")
+    try:
+        theirs = peer.build(layer)
+    except ImportError as error:
+        raise LeftOut(f"cannot be imported: {error}") from error
+    if layer.stride == 1:
+        return theirs
+    # none pools as the paper does: stride 2 by 3x3 averages
+    stride = layer.stride
+    pool = nn.AvgPool2d(2 * stride - 1, stride, padding=stride - 1, count_include_pad=False)
+    return nn.Sequential(theirs, pool)
+
+
+def _scope(layer: LambdaLayer2d) -> int:
+    assert isinstance(layer.embedding, RelativeEmbedding)
+    return layer.embedding.scope[0]
+
+
+def _weights(layer: LambdaLayer2d) -> Tensor:
+    """The table (r, r, k) as weights of a convolution, (k, 1, r, r)."""
+    assert isinstance(layer.embedding, RelativeEmbedding)
+    return layer.embedding.table.detach().movedim(-1, 0).unsqueeze(1)
+
+
+def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
+    """Projections and norms of lambda-networks, whose names pylocron has kept."""
+    pairs = {
+        "to_q": layer.query_projection,
+        "to_k": layer.key_projection,
+        "to_v": layer.value_projection,
+        "norm_q": layer.query_norm,
+        "norm_v": layer.value_norm,
+    }
+    for name, ours in pairs.items():
+        assert ours is not None
+        theirs.get_submodule(name).load_state_dict(ours.state_dict())
+
+
+def _as(layer: LambdaLayer2d, theirs: nn.Module) -> nn.Module:
+    weight = layer.value_projection.weight
+    return theirs.to(weight.device, weight.dtype).train(layer.training)
