@@ -118,7 +118,7 @@ def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int
     """An attention layer by name. Raises LeftOut where its package is not installed or cannot be imported."""
     if name == "natten":
         if installed("natten") is None:
-            raise LeftOut("not installed; pip install natten, which needs CUDA's compiler or a wheel of its makers")
+            raise LeftOut("not installed; pip install natten")
         try:
             importlib.import_module("natten")
         except ImportError as error:

@@ -43,25 +43,29 @@ def run(kind: str, options: Common) -> Path:
         raise InputError(f"{folder} exists; name another folder with --out, or remove it")
     folder.mkdir(parents=True)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
-    for line in _heading(device, options):
-        print(line)
-    try:
-        with plain_float32(options.threads):
-            cases = make_cases(options, device, report.rows)
-            with tqdm(total=len(cases), unit="case", disable=None, leave=False, file=sys.stderr) as bar:
-                for case in cases:
-                    bar.set_description(str(case))
-                    rows = race(case, report.rows, _measuring(kind, options, device, bar.set_postfix_str))
-                    bar.update()
-                    with tqdm.external_write_mode(file=sys.stdout):
-                        print(case_table(kind, rows, getattr(options, "batch_size", 1)), flush=True)
+    with plain_float32(options.threads):
+        for line in _heading(device, options):
+            print(line)
+        try:
+            _race_all(make_cases(options, device, report.rows), report, device)
             report.finished = True
-    finally:
-        report.write(folder)
-        plots.draw(report, folder)
-        print(figures_table(figures(kind, report.rows)))
-        print(f"\n{'written' if report.finished else 'interrupted; what was measured is written'} to {folder}")
+        finally:
+            report.write(folder)
+            plots.draw(report, folder)
+            print(figures_table(figures(kind, report.rows)))
+            print(f"\n{'written' if report.finished else 'interrupted; what was measured is written'} to {folder}")
     return folder
+
+
+def _race_all(cases: list[Case], report: Report, device: torch.device) -> None:
+    with tqdm(total=len(cases), unit="case", disable=None, leave=False, file=sys.stderr) as bar:
+        while cases:
+            case = cases.pop(0)  # what a case keeps for its contestants is freed with it
+            bar.set_description(str(case))
+            rows = race(case, report.rows, _measuring(report.kind, report.options, device, bar.set_postfix_str))
+            bar.update()
+            with tqdm.external_write_mode(file=sys.stdout):
+                print(case_table(report.kind, rows, getattr(report.options, "batch_size", 1)), flush=True)
 
 
 def _check(options: Common, names: list[str]) -> torch.device:

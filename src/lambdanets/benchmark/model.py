@@ -93,7 +93,7 @@ def _prepare(
     def errors() -> dict[str, Error]:
         worst: dict[str, Error] = {}
         for path, (x, layer_gradient, of_layer) in expected().items():
-            layer = prepare_module(model.get_submodule(path), x, layer_gradient, lambda of_layer=of_layer: of_layer)
+            layer = prepare_module(model.get_submodule(path), x, layer_gradient, functools.partial(_same, of_layer))
             layer.work()
             for name, error in layer.errors().items():
                 worst[name] = max(worst.get(name, error), error)
@@ -101,6 +101,10 @@ def _prepare(
         return worst
 
     return Prepared(whole.work, errors, whole.release)
+
+
+def _same(expected: Expected) -> Expected:
+    return expected
 
 
 def _met_by_layers(

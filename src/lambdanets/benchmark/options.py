@@ -127,6 +127,10 @@ def check_options(options: Common) -> None:
                 raise InputError(f"--shapes must be like 28x28x128, height, width and channels; got {shape!r}")
             if parse_shape(shape)[2] % options.heads:
                 raise InputError(f"--shapes must have channels divisible by {options.heads} heads, got {shape}")
+    if isinstance(options, Model):
+        for pattern in options.patterns:
+            if not re.fullmatch("[CL]{4}", pattern):
+                raise InputError(f"--patterns must be four letters, C or L for each of c2 to c5; got {pattern!r}")
     if isinstance(options, Scaling) and not (options.sides or options.lengths):
         raise InputError("--sides and --lengths are both empty; give one of them")
     scopes = options.scopes if isinstance(options, Shapes) else (options.scope,) if isinstance(options, Model) else ()

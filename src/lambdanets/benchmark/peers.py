@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,24 +44,25 @@ KNOWN_WRONG = {
 def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("lambda_networks")
     scope = _scope(layer)
-    theirs = module.LambdaLayer(
-        layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out, dim_u=1
+    theirs = _as(
+        layer,
+        module.LambdaLayer(layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out),
     )
     _copy_projections(layer, theirs)
     with torch.no_grad():
         theirs.pos_conv.weight.copy_(_weights(layer).unsqueeze(2))  # (k, 1, 1, r, r)
         theirs.pos_conv.bias.zero_()
-    return _as(layer, theirs)
+    return theirs
 
 
 def _pylocron(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("holocron.nn")
     scope = _scope(layer)
-    theirs = module.LambdaLayer(layer.dim, layer.dim_out, layer.query_depth, r=scope, num_heads=layer.heads, dim_u=1)
+    theirs = _as(layer, module.LambdaLayer(layer.dim, layer.dim_out, layer.query_depth, r=scope, num_heads=layer.heads))
     _copy_projections(layer, theirs)
     with torch.no_grad():
         theirs.R.copy_(_weights(layer).unsqueeze(2))
-    return _as(layer, theirs)
+    return theirs
 
 
 def _timm(layer: LambdaLayer2d) -> nn.Module:
@@ -68,7 +70,7 @@ def _timm(layer: LambdaLayer2d) -> nn.Module:
     scope = _scope(layer)
     if layer.dim != layer.dim_out:
         raise LeftOut("serves as many channels out as in alone")
-    theirs = module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=scope)
+    theirs = _as(layer, module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=scope))
     assert layer.key_projection is not None
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
     with torch.no_grad():
@@ -77,7 +79,7 @@ def _timm(layer: LambdaLayer2d) -> nn.Module:
         theirs.conv_lambda.bias.zero_()
     theirs.norm_q.load_state_dict(layer.query_norm.state_dict())
     theirs.norm_v.load_state_dict(layer.value_norm.state_dict())
-    return _as(layer, theirs)
+    return theirs
 
 
 PEERS = {
@@ -140,6 +142,7 @@ def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
         theirs.get_submodule(name).load_state_dict(ours.state_dict())
 
 
-def _as(layer: LambdaLayer2d, theirs: nn.Module) -> nn.Module:
+def _as(layer: LambdaLayer2d, theirs: Any) -> Any:
+    """A peer's fresh layer with the dtype, device and mode of ours, before it is given our weights."""
     weight = layer.value_projection.weight
     return theirs.to(weight.device, weight.dtype).train(layer.training)

@@ -14,6 +14,8 @@ from lambdanets.benchmark.peers import LeftOut
 from lambdanets.benchmark.reference import Error, Expected
 from lambdanets.benchmark.timing import interleave
 
+NOT_REACHED = "not reached before the end"
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -74,37 +76,46 @@ def race(case: Case, rows: list[Row], measuring: Measuring) -> list[Row]:
     Nothing is measured before every contestant was checked, and nothing of one that was wrong. Interrupted, it leaves
     the rows with what was measured so far.
     """
-    mine = [Row(case.sizes, contestant.name) for contestant in case.contestants]
+    mine = [Row(case.sizes, contestant.name, NOT_REACHED) for contestant in case.contestants]
     rows += mine
     ready: dict[str, Prepared] = {}
     for row, contestant in zip(mine, case.contestants, strict=True):
         measuring.tell(f"{contestant.name}, checking")
         try:
             ready[contestant.name] = _checked(row, contestant)
+            row.left_out = None
         except LeftOut as reason:
             row.left_out = str(reason)
         except Exception as error:  # a rival may raise anything; ours are found by the tests
             row.left_out = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    by_name = {row.contestant: row for row in mine}
+    try:
+        _measure(ready, {row.contestant: row for row in mine}, measuring)
+    finally:
+        for row in mine:
+            if row.left_out is None and not row.seconds and row.peak_bytes is None:
+                row.left_out = NOT_REACHED
+    ready.clear()
+    gc.collect()
+    return mine
+
+
+def _measure(ready: dict[str, Prepared], rows: dict[str, Row], measuring: Measuring) -> None:
     if measuring.memory:
         for name, prepared in ready.items():
             measuring.tell(f"{name}, memory")
             prepared.release()
-            by_name[name].peak_bytes = peak_bytes(prepared.work, measuring.device)
+            rows[name].peak_bytes = peak_bytes(prepared.work, measuring.device)
     if measuring.time:
         cuda = measuring.device.type == "cuda"
         interleave(
             {name: prepared.work for name, prepared in ready.items()},
-            {name: by_name[name].seconds for name in ready},
+            {name: rows[name].seconds for name in ready},
             repeats=measuring.repeats,
             seconds=measuring.seconds,
             seed=measuring.seed,
             synchronize=torch.cuda.synchronize if cuda else lambda: None,
             tell=measuring.tell,
         )
-    ready.clear()
-    gc.collect()
-    return mine
 
 
 def _checked(row: Row, contestant: Contestant) -> Prepared:

@@ -43,7 +43,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     """|found - expected| / |expected| by root mean square; infinite where something found is not finite."""
     if found.shape != expected.shape or not found.isfinite().all():
         return float("inf")
-    return float((found.double() - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float64).tiny))
+    difference = found.detach().double() - expected.detach()
+    return float(difference.norm() / expected.detach().norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
 class PlainLambdaLayer(nn.Module):

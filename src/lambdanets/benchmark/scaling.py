@@ -32,9 +32,13 @@ _BACKWARD_BYTES = 3
 
 @dataclass(frozen=True)
 class Inputs:
-    """Queries (b, h, n, k), table (r_1..r_D, k) over the whole grid, values (b, n, v), gradient of the output."""
+    """Queries (b, h, n, k), table (r_1..r_D, k) over the whole grid, values (b, n, v), gradient of the output.
+
+    keys (b, h, n, k) are attention's alone.
+    """
 
     queries: Tensor
+    keys: Tensor
     table: Tensor
     values: Tensor
     gradient: Tensor | None
@@ -72,12 +76,14 @@ def _case(
     def inputs() -> Inputs:
         torch.manual_seed(options.seed)
         shape = (options.batch_size, options.heads, n)
-        queries = torch.randn(*shape, options.query_depth)
+        queries, keys = torch.randn(2, *shape, options.query_depth)
         table = torch.randn(*problem.scope, options.query_depth)
         values = torch.randn(options.batch_size, n, options.value_depth)
         gradient = torch.randn(*shape, options.value_depth).to(device, dtype) if training else None
-        queries, table, values = (t.to(device, dtype).requires_grad_(training) for t in (queries, table, values))
-        return Inputs(queries, table, values, gradient)
+        queries, keys, table, values = (
+            tensor.to(device, dtype, copy=True).requires_grad_(training) for tensor in (queries, keys, table, values)
+        )
+        return Inputs(queries, keys, table, values, gradient)
 
     @functools.cache
     def checked() -> Tensor:
@@ -113,9 +119,9 @@ def _case(
         def run(i: Inputs) -> Tensor:
             heads = i.values.unsqueeze(1).expand(-1, options.heads, -1, -1)
             if not training:  # the matrix is made once, beforehand
-                return F.scaled_dot_product_attention(i.queries, i.queries, heads, attn_mask=biases)
+                return F.scaled_dot_product_attention(i.queries, i.keys, heads, attn_mask=biases)
             bias = attention.relative_bias(_first_heads(i.table, options.heads), grid, causal=causal)
-            return F.scaled_dot_product_attention(i.queries, i.queries.detach(), heads, attn_mask=bias)
+            return F.scaled_dot_product_attention(i.queries, i.keys, heads, attn_mask=bias)
 
         expected = functools.partial(_expected_attention, grid, causal, checked, options.heads)
         return _prepare(inputs(), run, expected, checked)
@@ -131,7 +137,7 @@ def _prepare(
     expected: Callable[[Inputs], Expected],
     checked: Callable[[], Tensor],
 ) -> Prepared:
-    leaves = (inputs.queries, inputs.table, inputs.values)
+    leaves = (inputs.queries, inputs.keys, inputs.table, inputs.values)
     kept: list[Tensor] = []
 
     def release() -> None:
@@ -172,9 +178,9 @@ def _expected_lambda(grid: tuple[int, ...], causal: bool, checked: Callable[[], 
 def _expected_attention(
     grid: tuple[int, ...], causal: bool, checked: Callable[[], Tensor], heads: int, inputs: Inputs
 ) -> Expected:
-    """softmax_m(q[n] . q[m] / sqrt(k) + B[m - n]) v[m] at the positions checked; keys are the queries, held fixed."""
+    """softmax_m(q[n] . k[m] / sqrt(k) + B[m - n]) v[m] at the positions checked."""
     table = _first_heads(inputs.table, heads).detach().double()
-    keys, values = inputs.queries.detach().double(), inputs.values.detach().double()
+    keys, values = inputs.keys.detach().double(), inputs.values.detach().double()
 
     def rows(queries: Tensor) -> Tensor:
         bias = torch.stack([_row_of_table(table, grid, int(n), causal, -torch.inf) for n in checked()], dim=1)

@@ -35,7 +35,7 @@ def interleave(
     What drifts (clock rates, other work on the machine) so meets all alike. Before that each runs twice: once to warm
     up, once to see how often it fits into `seconds`; it then takes part in that many rounds, `repeats` at most and
     FEWEST_REPEATS at least. Its rounds lie evenly between the first and the last. Interrupted, it leaves the samples
-    taken so far. synchronize waits for the device.
+    taken so far. synchronize waits for the device, before and after each run: launching is part of the time.
     """
 
     def timed(name: str) -> float:

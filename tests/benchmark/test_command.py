@@ -1,0 +1,112 @@
+"""The command from its options to its folder, on tiny shapes."""
+
+import json
+
+import pytest
+
+from lambdanets.benchmark import command, layer, model, peers, scaling
+from lambdanets.benchmark.report import RESULTS
+from lambdanets.cli import main
+
+QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
+# compiling FlexAttention takes longer than all the rest
+NAMES = [name for name in layer.NAMES if name != "flex-attention"]
+COMMANDS = {
+    "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK, "--contestants", *NAMES],
+    "memory": ["--shapes", "4x5x8", "--scopes", "3", "--device", "cpu", "--contestants", *NAMES],
+    "model": ["--image-size", "64", "--batch-size", "2", "--patterns", "CCCL", "--scope", "3", *QUICK],
+    "scaling": ["--sides", "3", "4", "--lengths", "8", "12", *QUICK],
+}
+ROWS = {
+    "layer": 2 * len(NAMES),
+    "memory": len(NAMES),
+    "model": 2 * (1 + len(model.NAMES) - 1),
+    "scaling": 8 * len(scaling.NAMES),
+}
+
+
+def fails(capsys, *arguments):
+    assert main(["benchmark", *arguments]) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_benchmark_checks_measures_and_writes(kind, tmp_path, capsys):
+    out = tmp_path / "made/here"
+    assert main(["benchmark", kind, *COMMANDS[kind], "--out", str(out)]) == 0
+    results = json.loads((out / RESULTS).read_text())
+    assert results["finished"]
+    assert len(results["rows"]) == ROWS[kind]
+    ran = [row for row in results["rows"] if row["left_out"] is None]
+    assert {"lambdanets", "timm", "convolution", "lambdanets CCCL", "resnet50", "lambda_order"} & {
+        row["contestant"] for row in ran
+    }
+    assert all("not installed" in row["left_out"] for row in results["rows"] if row not in ran)
+    assert all(row["errors"] for row in ran)
+    assert all(row["peak_bytes"] if kind == "memory" else len(row["seconds"]) == 3 for row in ran)
+    assert results["figures"]
+    assert (out / f"{kind}.png").stat().st_size > 1000
+    said = capsys.readouterr().out
+    assert all(row["contestant"] in said for row in results["rows"])
+    assert f"written to {out}" in said
+
+
+def test_ctrl_c_writes_what_was_measured(tmp_path, capsys, monkeypatch):
+    raced = command.race
+
+    def interrupted(case, rows, measuring):
+        if rows:
+            raise KeyboardInterrupt
+        return raced(case, rows, measuring)
+
+    monkeypatch.setattr(command, "race", interrupted)
+    out = tmp_path / "out"
+    assert main(["benchmark", "layer", *COMMANDS["layer"], "--out", str(out)]) == 130
+    results = json.loads((out / RESULTS).read_text())
+    assert not results["finished"]
+    assert {row["sizes"]["pass"] for row in results["rows"]} == {"inference"}
+    assert "interrupted; what was measured is written" in capsys.readouterr().out
+
+
+def test_missing_peers_are_named_and_stop_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(peers, "installed", lambda package: None)
+    assert main(["benchmark", "layer", *COMMANDS["layer"], "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert all(f"not installed; pip install {peer.package}" in said for peer in peers.PEERS.values())
+
+
+def test_an_existing_folder_is_refused(tmp_path, capsys):
+    assert "exists; name another folder" in fails(capsys, "layer", "--out", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["layers"], "there is no benchmark 'layers', only layer, model, memory, scaling; the nearest is layer"),
+        (["layer", "--repeat", "3"], "has no option --repeat; the nearest is --repeats"),
+        (["layer", "--contestants", "tim"], "got 'tim'; the nearest is timm"),
+        (["layer", "--shapes", "28x28"], "--shapes must be like 28x28x128"),
+        (["layer", "--shapes", "8x8x6"], "divisible by 4 heads, got 8x8x6"),
+        (["layer", "--scopes", "8"], "must be odd"),
+        (["layer", "--algorithm", "fastest"], "--algorithm must be one of auto"),
+        (["layer", "--dtype", "float8"], "invalid choice 'float8'"),
+        (["memory", "--repeats", "3"], "has no option --repeats"),
+        (["model", "--patterns", "CCL"], "--patterns must be four letters"),
+        (["scaling", "--seconds", "0"], "--seconds must be positive, got 0.0"),
+    ],
+)
+def test_a_mistake_is_said_in_a_sentence_and_leaves_no_folder(arguments, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in fails(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_cuda_is_refused_without_a_gpu(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(command.torch.cuda, "is_available", lambda: False)
+    assert "--device cuda needs a GPU" in fails(capsys, "layer", "--device", "cuda", "--out", str(tmp_path / "out"))
+
+
+def test_help_names_the_kinds(capsys):
+    assert main(["benchmark"]) == 0
+    said = capsys.readouterr().out
+    assert all(kind in said for kind in COMMANDS)
