@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lambdanets import cli
+from lambdanets.benchmark import command as benchmark
 from lambdanets.training import run
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,7 @@ def test_every_command_is_taken(command, monkeypatch):
         run, "start", lambda recipe, folder: done.append(recipe) or result | {"top1": 1.0, "unreadable": []}
     )
     monkeypatch.setattr(run, "resume", lambda folder: done.append(folder) or result | {"top1": 1.0, "unreadable": []})
+    monkeypatch.setattr(benchmark, "run", lambda kind, options: done.append(options))
     # evaluate and predict need a trained run: here their options are parsed, tests/test_cli.py runs them
     for name in ("evaluate", "predict"):
         monkeypatch.setattr(

@@ -33,7 +33,7 @@ def interleave(
     """Time the runs in rounds, each once a round in an order drawn anew, and append seconds to samples[name].
 
     What drifts (clock rates, other work on the machine) so meets all alike. Before that each runs twice: once to warm
-    up, once to see how often it fits into `seconds`; it then takes part in that many rounds, `repeats` at most and
+    up (alone, if that takes all of `seconds`), once to see how often it fits into `seconds`; it then takes part in that many rounds, `repeats` at most and
     FEWEST_REPEATS at least. Its rounds lie evenly between the first and the last. Interrupted, it leaves the samples
     taken so far. synchronize waits for the device, before and after each run: launching is part of the time.
     """
@@ -48,8 +48,10 @@ def interleave(
     counts = {}
     for name in runs:
         tell(f"{name}, warming up")
-        timed(name)
-        fitting = int(seconds / max(timed(name), 1e-9))
+        took = timed(name)
+        if took < seconds:
+            took = timed(name)
+        fitting = int(seconds / max(took, 1e-9))
         counts[name] = min(repeats, max(fitting, FEWEST_REPEATS))
     rounds = max(counts.values(), default=0)
     order = random.Random(seed)
