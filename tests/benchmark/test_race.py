@@ -70,7 +70,7 @@ def test_an_interruption_leaves_the_rows_with_what_was_measured():
         race(Case({}, [contestant("a", work=work)]), rows, TIMING)
     assert len(rows[0].seconds) == 2
     with pytest.raises(KeyboardInterrupt):
-        race(Case({}, [contestant("a", work=work), contestant("b")]), rows, TIMING)
+        race(Case({}, [contestant("a"), contestant("b", work=work)]), rows, TIMING)
     assert [row.left_out for row in rows] == [None, NOT_REACHED, NOT_REACHED]
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from lambdanets.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.benchmark.race import Row
@@ -14,7 +16,7 @@ from lambdanets.benchmark.timing import summarize
 
 # ours stands out, the convolution is the yardstick, rivals share the rest
 _COLOURS = {OURS: "#1d4ed8", CONVOLUTION: "#111827"}
-_OTHERS = ("#c2410c", "#15803d", "#a21caf", "#b45309", "#0e7490", "#94a3b8", "#be123c")
+_OTHERS = ("#c2410c", "#15803d", "#a21caf", "#0891b2", "#ca8a04", "#64748b", "#be123c")
 PLOT = "{}.png"
 
 
@@ -29,7 +31,7 @@ def draw(report: Report, folder: Path) -> None:
 
 
 def _draw_layers(report: Report, folder: Path) -> None:
-    """Bars a shape, a panel for each scope and pass: milliseconds, or MiB, with quartiles."""
+    """A point a contestant and shape, a panel for each scope and pass: milliseconds with quartiles, or MiB."""
     memory = report.kind == "memory"
     measured = [row for row in report.rows if (row.peak_bytes is not None if memory else row.seconds)]
     panels = _groups(measured, lambda row: (row.sizes["scope"], row.sizes["pass"]))
@@ -43,16 +45,19 @@ def _draw_layers(report: Report, folder: Path) -> None:
         for row in rows:
             place = shapes.index(row.sizes["shape"]) + (names.index(row.contestant) - (len(names) - 1) / 2) * width
             colour = _colour(row.contestant, names)
-            if memory:
-                assert row.peak_bytes is not None
-                axis.bar(place, row.peak_bytes / 2**20, width, color=colour)
+            if row.peak_bytes is not None:
+                axis.plot(place, row.peak_bytes / 2**20, "o", color=colour)
             else:
                 median, lower, upper = summarize(row.seconds)
                 spread = [[(median - lower) * 1e3], [(upper - median) * 1e3]]
-                axis.bar(place, median * 1e3, width, color=colour, yerr=spread, error_kw={"linewidth": 0.8})
+                axis.errorbar(place, median * 1e3, spread, fmt="o", color=colour, capsize=3)
         axis.set_xticks(range(len(shapes)), shapes)
         axis.set(yscale="log", ylabel="peak MiB" if memory else "ms", title=f"scope {scope}, {done}")
-        axis.grid(axis="y", alpha=0.3)
+        for border in range(1, len(shapes)):
+            axis.axvline(border - 0.5, color="#cbd5e1", linewidth=0.8)
+        axis.set_xlim(-0.5, len(shapes) - 0.5)
+        _number(axis.yaxis)
+        axis.grid(axis="y", which="both", alpha=0.3)
     _legend(figure, names)
     figure.savefig(folder / PLOT.format(report.kind), dpi=110)
 
@@ -74,6 +79,7 @@ def _draw_model(report: Report, folder: Path) -> None:
         axis.invert_yaxis()
         axis.set(title=done, xlabel="throughput / ResNet-50")
         axis.axvline(1, color="#111827", linewidth=0.8)
+        axis.margins(x=0.12)
     figure.savefig(folder / PLOT.format(report.kind), dpi=110)
 
 
@@ -100,8 +106,12 @@ def _draw_scaling(report: Report, folder: Path) -> None:
             bounds = [[getattr(s, f"{end}_quartile") * 1e3 for s in summaries] for end in ("lower", "upper")]
             left.fill_between(sizes, *bounds, color=style["color"], alpha=0.2)
             right.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], label=name, **style)
+        ticks = sorted({row.sizes["n"] for row in rows})
         for axis, what in ((left, "ms"), (right, "peak MiB")):
             axis.set(xscale="log", yscale="log", xlabel="positions n", ylabel=what, title=f"{setting}, {done}")
+            axis.set_xticks(ticks, [str(n) for n in ticks], fontsize=8, rotation=45)
+            axis.set_xticks([], minor=True)
+            _number(axis.yaxis)
             axis.grid(alpha=0.3)
         left.legend(fontsize=8)
     figure.savefig(folder / PLOT.format(report.kind), dpi=110)
@@ -125,6 +135,18 @@ def _colour(name: str, names: Sequence[str]) -> str:
 
 def _axes(figure: Figure, count: int) -> list[Axes]:
     return list(figure.subplots(count, 1, squeeze=False).flat)
+
+
+class _PlainNumbers(LogFormatter):
+    """20 instead of 2 x 10^1; between the powers of ten where there are few of those."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        return f"{value:g}" if super().__call__(value, position) else ""
+
+
+def _number(axis: Axis) -> None:
+    axis.set_major_formatter(_PlainNumbers())
+    axis.set_minor_formatter(_PlainNumbers(minor_thresholds=(2, 0.5)))
 
 
 def _legend(figure: Figure, names: Sequence[str]) -> None:

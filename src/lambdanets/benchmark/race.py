@@ -78,17 +78,8 @@ def race(case: Case, rows: list[Row], measuring: Measuring) -> list[Row]:
     """
     mine = [Row(case.sizes, contestant.name, NOT_REACHED) for contestant in case.contestants]
     rows += mine
-    ready: dict[str, Prepared] = {}
-    for row, contestant in zip(mine, case.contestants, strict=True):
-        measuring.tell(f"{contestant.name}, checking")
-        try:
-            ready[contestant.name] = _checked(row, contestant)
-            row.left_out = None
-        except LeftOut as reason:
-            row.left_out = str(reason)
-        except Exception as error:  # a rival may raise anything; ours are found by the tests
-            row.left_out = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     try:
+        ready = _check_all(case, mine, measuring)
         _measure(ready, {row.contestant: row for row in mine}, measuring)
     finally:
         for row in mine:
@@ -97,6 +88,21 @@ def race(case: Case, rows: list[Row], measuring: Measuring) -> list[Row]:
     ready.clear()
     gc.collect()
     return mine
+
+
+def _check_all(case: Case, rows: list[Row], measuring: Measuring) -> dict[str, Prepared]:
+    """The contestants that are right; the rows of the others say why not."""
+    ready: dict[str, Prepared] = {}
+    for row, contestant in zip(rows, case.contestants, strict=True):
+        measuring.tell(f"{contestant.name}, checking")
+        try:
+            ready[contestant.name] = _checked(row, contestant)
+            row.left_out = None
+        except LeftOut as reason:
+            row.left_out = str(reason)
+        except Exception as error:  # a rival may raise anything; ours are found by the tests
+            row.left_out = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return ready
 
 
 def _measure(ready: dict[str, Prepared], rows: dict[str, Row], measuring: Measuring) -> None:

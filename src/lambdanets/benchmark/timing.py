@@ -32,9 +32,9 @@ def interleave(
 ) -> None:
     """Time the runs in rounds, each once a round in an order drawn anew, and append seconds to samples[name].
 
-    What drifts (clock rates, other work on the machine) so meets all alike. Before that each runs twice: once to warm
-    up (alone, if that takes all of `seconds`), once to see how often it fits into `seconds`; it then takes part in that many rounds, `repeats` at most and
-    FEWEST_REPEATS at least. Its rounds lie evenly between the first and the last. Interrupted, it leaves the samples
+    What drifts (clock rates, other work on the machine) so meets all alike. Before that each runs twice: to warm up,
+    and to see how often it fits into `seconds`; one that takes longer than that, once. It then takes part in that many
+    rounds, `repeats` at most and FEWEST_REPEATS at least, spread evenly over all. Interrupted, it leaves the samples
     taken so far. synchronize waits for the device, before and after each run: launching is part of the time.
     """
 
