@@ -92,6 +92,7 @@ def test_an_existing_folder_is_refused(tmp_path, capsys):
         (["layer", "--dtype", "float8"], "invalid choice 'float8'"),
         (["memory", "--repeats", "3"], "has no option --repeats"),
         (["model", "--patterns", "CCL"], "--patterns must be four letters"),
+        (["scaling", "--heads", "17"], "--heads must be at most --query-depth"),
         (["scaling", "--seconds", "0"], "--seconds must be positive, got 0.0"),
     ],
 )

@@ -133,6 +133,8 @@ def check_options(options: Common) -> None:
                 raise InputError(f"--patterns must be four letters, C or L for each of c2 to c5; got {pattern!r}")
     if isinstance(options, Scaling) and not (options.sides or options.lengths):
         raise InputError("--sides and --lengths are both empty; give one of them")
+    if isinstance(options, Scaling) and options.heads > options.query_depth:
+        raise InputError(f"--heads must be at most --query-depth, whose table attention takes; got {options.heads}")
     scopes = options.scopes if isinstance(options, Shapes) else (options.scope,) if isinstance(options, Model) else ()
     if even := [scope for scope in scopes if scope % 2 == 0]:
         raise InputError(f"a scope must be odd, so that a position has as many on either side; got {even[0]}")

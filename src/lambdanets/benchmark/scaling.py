@@ -18,7 +18,7 @@ from lambdanets.benchmark.reference import TOLERANCE, Error, Expected
 from lambdanets.benchmark.timing import summarize
 from lambdanets.device import free_memory
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.plan import ALGORITHMS, make_plan
 from lambdanets.ops.position.problem import Cost, Problem
 
 ATTENTION = "sdpa"
@@ -58,7 +58,6 @@ def _case(
     training = name == "training"
     n = math.prod(grid)
     setting = "causal sequence" if causal else "square map"
-    sizes = {"setting": setting, "n": n, "pass": name}
     problem = Problem(
         batch=options.batch_size,
         heads=options.heads,
@@ -71,6 +70,7 @@ def _case(
         dtype=dtype,
         device=device.type,
     )
+    sizes = {"setting": setting, "n": n, "pass": name, "auto": make_plan(problem).chosen}
 
     @functools.cache
     def inputs() -> Inputs:
