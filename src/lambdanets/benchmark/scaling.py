@@ -58,6 +58,7 @@ def _case(
     training = name == "training"
     n = math.prod(grid)
     setting = "causal sequence" if causal else "square map"
+    whole = tuple(side - 1 for side in grid)
     problem = Problem(
         batch=options.batch_size,
         heads=options.heads,
@@ -65,19 +66,22 @@ def _case(
         query_depth=options.query_depth,
         value_depth=options.value_depth,
         intra_depth=1,
-        scope=tuple(2 * side - 1 for side in grid),
-        dilation=1,
+        before=whole,
+        after=(0, *whole[1:]) if causal else whole,
+        causal=causal,
         dtype=dtype,
         device=device.type,
     )
-    sizes = {"setting": setting, "n": n, "pass": name, "auto": make_plan(problem).chosen}
+    plan = make_plan(problem)
+    auto = plan.chosen if not training or plan.chosen == plan.backward else f"{plan.chosen}, {plan.backward}"
+    sizes = {"setting": setting, "n": n, "pass": name, "auto": auto}
 
     @functools.cache
     def inputs() -> Inputs:
         torch.manual_seed(options.seed)
         shape = (options.batch_size, options.heads, n)
         queries, keys = torch.randn(2, *shape, options.query_depth)
-        table = torch.randn(*problem.scope, options.query_depth)
+        table = torch.randn(*(2 * side - 1 for side in grid), options.query_depth)
         values = torch.randn(options.batch_size, n, options.value_depth)
         gradient = torch.randn(*shape, options.value_depth).to(device, dtype) if training else None
         queries, keys, table, values = (
@@ -101,12 +105,11 @@ def _case(
                 raise LeftOut(f"would take about {took:.0f} s a run, the limit is {options.seconds:g}")
 
     def algorithm(contestant: str) -> Prepared:
-        cost = ALGORITHMS[contestant].cost
-        here: Cost | None = cost(problem)
+        here = plan.costs[contestant]
         if here is None:
             raise LeftOut(ALGORITHMS[contestant].LIMITS)
         held = here.workspace_bytes * (_BACKWARD_BYTES if training else 1)
-        limit(contestant, held, here.operations, lambda size: cost(_of_size(problem, size)).operations)
+        limit(contestant, held, _seconds(here), lambda size: _seconds(_cost_of_size(problem, size, contestant)))
         work = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=contestant)
         expected = functools.partial(_expected_lambda, grid, causal, checked)
         return _prepare(inputs(), lambda i: work(i.queries, i.table, i.values), expected, checked)
@@ -216,7 +219,14 @@ def _first_heads(table: Tensor, heads: int) -> Tensor:
     return table[..., :heads].movedim(-1, 0)
 
 
-def _of_size(problem: Problem, n: int) -> Problem:
+def _seconds(cost: Cost | None) -> float:
+    return 0.0 if cost is None else cost.seconds + cost.backward_seconds
+
+
+def _cost_of_size(problem: Problem, n: int, algorithm: str) -> Cost | None:
+    """The cost of the same at another size."""
     side = round(n ** (1 / len(problem.grid)))
     grid = (side,) * len(problem.grid)
-    return replace(problem, grid=grid, scope=tuple(2 * s - 1 for s in grid))
+    whole = tuple(s - 1 for s in grid)
+    other = replace(problem, grid=grid, before=whole, after=(0, *whole[1:]) if problem.causal else whole)
+    return make_plan(other).costs[algorithm]
