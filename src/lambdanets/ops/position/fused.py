@@ -1,0 +1,112 @@
+"""Fused kernels: no embeddings of pairs and no lambdas in memory, in the forward and the backward pass alike.
+
+Two orders of the same sum, chosen by device and value depth: the query order, logits S = q E and then y = S V, for
+h (k + v) multiply-adds a pair (n, m), and the lambda order, lambda = E V in registers and then y = q lambda, for k v.
+The gradients follow the query order. Sums in float32; the factor between two products is rounded to the inputs' dtype.
+"""
+
+import importlib.util
+import itertools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from types import EllipsisType
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.position import fused_launches
+from lambdanets.ops.position.fused_tiles import MOST_VALUES, K
+from lambdanets.ops.position.problem import Cost, Problem
+
+LIMITS = (
+    "serves grids of 1 or 2 sides, at most 16 heads and dtypes of at most 32 bits, on CUDA devices of compute capability "
+    "8.0 or newer where Triton is installed"
+)
+MOST_HEADS = 16
+
+# Where in the whole a part is added, and the part.
+_Part = tuple[tuple[EllipsisType | slice | int, ...], Tensor]
+
+
+def cost(problem: Problem) -> Cost | None:
+    """Predicted cost of `forward`; None where it cannot serve, see LIMITS."""
+    if len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4 or not _runs_on(problem.device):
+        return None
+    pairs = math.prod(
+        side * scope - scope // 2 * (scope // 2 + 1) for side, scope in zip(problem.grid, problem.scope, strict=True)
+    )
+    multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
+    operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
+    table = 4 * math.prod(problem.scope) * K * problem.intra_depth
+    return Cost(operations, table * problem.dtype.itemsize)
+
+
+def _runs_on(device: str) -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    return (
+        device == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= (8, 0)
+    )
+
+
+def forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
+    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
+    launches = list(_launches(problem))
+    dtype = queries.dtype if len(launches) == 1 else torch.float32
+    parts: list[_Part] = []
+    for depths, channels, u in launches:
+        factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
+        parts.append(((..., channels), fused_launches.forward_query_order(*factors, problem, dtype)))
+    return _sum(parts, (*queries.shape[:3], problem.value_depth), queries.dtype)
+
+
+def backward(
+    gradient: Tensor,
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    problem: Problem,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of queries, table and values, in their dtypes, from that of the output; None where not wanted."""
+    launches = list(_launches(problem))
+    dtype = queries.dtype if len(launches) == 1 else torch.float32
+    of_queries: list[_Part] = []
+    of_table: list[_Part] = []
+    of_values: list[_Part] = []
+    for depths, channels, u in launches:
+        g, q, r, v = gradient[..., channels], queries[..., depths], table[..., depths, u], values[:, :, channels, u]
+        if wanted[0]:
+            of_queries.append(((..., depths), fused_launches.queries_gradient(g, r, v, problem, dtype)))
+        if wanted[1]:
+            of_table.append(((..., depths, u), fused_launches.table_gradient(g, q, v, problem, dtype)))
+        if wanted[2]:
+            of_values.append(((..., channels, u), fused_launches.values_gradient(g, q, r, problem, dtype)))
+    return (
+        _sum(of_queries, queries.shape, queries.dtype) if wanted[0] else None,
+        _sum(of_table, table.shape, table.dtype) if wanted[1] else None,
+        _sum(of_values, values.shape, values.dtype) if wanted[2] else None,
+    )
+
+
+def _launches(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
+    """Query depths, value channels and intra-depth that one launch takes: the sum is linear in each of them."""
+    depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
+    channels = [slice(first, first + MOST_VALUES) for first in range(0, problem.value_depth, MOST_VALUES)]
+    return itertools.product(depths, channels, range(problem.intra_depth))
+
+
+def _sum(parts: list[_Part], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The parts, each added at its place in a tensor of the shape, in float32."""
+    if len(parts) == 1:
+        return parts[0][1].view(shape)
+    total = torch.zeros(shape, dtype=torch.float32, device=parts[0][1].device)
+    for index, part in parts:
+        total[index] += part
+    return total.to(dtype)
