@@ -35,5 +35,8 @@ for name in which:
     xs = [x.double().requires_grad_() for x in (q, r, vals)]
     y = definition.position_interaction(*xs, grid)
     exact = [y, *torch.autograd.grad(y, xs, g.double())]
+    if dtype==torch.float16:
+        a=fused.forward_in_order("lambda",q,r,vals,problem); print("lambda", ((a.double()-y).norm()/y.norm()).item())
+        a=fused.forward_in_order("query",q,r,vals,problem); print("query", ((a.double()-y).norm()/y.norm()).item())
     got = [fused.forward(q, r, vals, problem), *fused.backward(g, q, r, vals, problem, (True,) * 3)]
     print(name, dtype, [((a.double() - e).norm() / e.norm()).item() for a, e in zip(got, exact)], time.time()-t0)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.position import fused_launches
-from lambdanets.ops.position.fused_tiles import MOST_VALUES, K
+from lambdanets.ops.position.fused_tiles import MOST_VALUES, K, prefers_lambda_order
 from lambdanets.ops.position.problem import Cost, Problem
 
 LIMITS = (
@@ -57,12 +57,20 @@ def _runs_on(device: str) -> bool:
 
 def forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
     """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
+    architecture = fused_launches.architecture(values.device)
+    sizes = problem.batch, problem.heads, min(problem.value_depth, MOST_VALUES)
+    order = "lambda" if prefers_lambda_order(architecture, values.dtype.itemsize, *sizes) else "query"
+    return forward_in_order(order, queries, table, values, problem)
+
+
+def forward_in_order(order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
+    """`forward` in lambda order, which does not serve float32, or in query order."""
     launches = list(_launches(problem))
     dtype = queries.dtype if len(launches) == 1 else torch.float32
     parts: list[_Part] = []
     for depths, channels, u in launches:
         factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
-        parts.append(((..., channels), fused_launches.forward_query_order(*factors, problem, dtype)))
+        parts.append(((..., channels), fused_launches.forward(order, *factors, problem, dtype)))
     return _sum(parts, (*queries.shape[:3], problem.value_depth), queries.dtype)
 
 

@@ -138,3 +138,100 @@ def forward_query_order(
     y_offset += row_offset[None, :, None] * value_depth + v[None, None, :]
     y_mask = v_mask & ((y_n < height) & (x_n < width) & (head < heads))[None, :, None]
     tl.store(y_ptr + y_offset, total.to(y_ptr.dtype.element_ty), mask=y_mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def forward_lambda_order(
+    q_ptr,  # (b, h, n, k), any strides
+    table_ptr,  # padded table, (.., .., K)
+    v_ptr,  # (b, n, v), rows
+    y_ptr,  # (b, h, n, v), contiguous
+    q_b_stride,
+    q_h_stride,
+    q_n_stride,
+    q_k_stride,
+    v_b_stride,
+    v_n_stride,
+    value_depth,
+    query_depth,
+    batch,
+    heads,
+    height,
+    width,
+    row_reach,
+    column_reach,
+    tile_rows,
+    tile_columns,
+    step_rows,
+    step_columns,
+    TILE: tl.constexpr,
+    EXAMPLES: tl.constexpr,
+    HEADS: tl.constexpr,  # exactly
+    STEP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+):
+    """lambda[(b v),(n k)] = sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q[b,h,n,k] lambda.
+
+    (n k) are the columns of the product, so that a thread holds several k of a position and the last sum takes few
+    exchanges between threads.
+    """
+    tiles_x = tl.cdiv(width, tile_columns)
+    tiles = tl.cdiv(height, tile_rows) * tiles_x
+    blocks = tl.cdiv(value_depth, V)
+    program = tl.program_id(0)
+    first_value = program % blocks * V
+    tile = program // blocks % tiles
+    first_example = program // blocks // tiles * EXAMPLES
+    y0 = tile // tiles_x * tile_rows
+    x0 = tile % tiles_x * tile_columns
+    q_ptr += first_example.to(tl.int64) * q_b_stride
+    v_ptr += first_example.to(tl.int64) * v_b_stride
+    y_ptr += first_example.to(tl.int64) * (heads * height * width * value_depth)
+
+    columns = tl.arange(0, TILE * K)
+    y_n = y0 + columns // K // tile_columns
+    x_n = x0 + columns // K % tile_columns
+    m = tl.arange(0, STEP)
+    rows = tl.arange(0, EXAMPLES * V)
+    y_first, y_last = window(y0, tile_rows, row_reach, height)
+    x_first, x_last = window(x0, tile_columns, column_reach, width)
+    steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
+    steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
+    table_width = 2 * (column_reach + tile_columns) - 1
+    of_query = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
+    e_offset = (of_query * K + columns % K)[None, :]
+    v_offset = (rows // V * v_b_stride + first_value + rows % V)[:, None]
+    v_mask = ((first_example + rows // V < batch) & (first_value + rows % V < value_depth))[:, None]
+
+    lambdas = tl.zeros((EXAMPLES * V, TILE * K), tl.float32)
+    for step in range(0, steps_x * steps_y):
+        y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
+        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]))
+        values = tl.load(
+            v_ptr + (v_offset + ((y_m * width + x_m) * v_n_stride)[None, :]), mask=v_mask & inside[None, :], other=0.0
+        )
+        lambdas = tl.dot(values, e, lambdas, input_precision="ieee")
+
+    lambdas = tl.reshape(lambdas, (EXAMPLES, V, TILE, K))
+    examples = tl.arange(0, EXAMPLES)
+    v = first_value + tl.arange(0, V)
+    n = tl.arange(0, TILE)
+    y_n = y0 + n // tile_columns
+    x_n = x0 + n % tile_columns
+    k = tl.arange(0, K)
+    in_grid = (y_n < height) & (x_n < width)
+    in_batch = first_example + examples < batch
+    position = y_n * width + x_n
+    q_offset = examples[:, None, None] * q_b_stride + (position * q_n_stride)[None, :, None]
+    q_offset += k[None, None, :] * q_k_stride
+    q_mask = in_batch[:, None, None] & in_grid[None, :, None] & (k < query_depth)[None, None, :]
+    y_offset = examples[:, None, None] * (heads * height * width) + position[None, None, :]
+    y_offset = y_offset * value_depth + v[None, :, None]
+    y_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & in_grid[None, None, :]
+    for head in tl.static_range(HEADS):
+        q = tl.load(q_ptr + head * q_h_stride + q_offset, mask=q_mask, other=0.0).to(tl.float32)
+        y = tl.sum(lambdas * q[:, None, :, :], axis=3)
+        tl.store(
+            y_ptr + head * (height * width * value_depth) + y_offset, y.to(y_ptr.dtype.element_ty), mask=y_mask
+        )

@@ -23,20 +23,23 @@ from lambdanets.ops.position.problem import Problem
 _ENOUGH_PROGRAMS = 264
 
 
-def forward_query_order(
-    queries: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype
+def forward(
+    order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype
 ) -> Tensor:
-    """y (b, h, n, v) in a dtype."""
-    from lambdanets.ops.position.fused_kernels import forward_query_order as kernel
+    """y (b, h, n, v) in a dtype; order: "lambda" or "query"."""
+    from lambdanets.ops.position import fused_kernels
 
-    tiles = _tiles("forward_query_order", values)
+    tiles = _tiles(f"forward_{order}_order", values, problem)
     grid, reach = _grid(problem), _reach(problem)
     shape = tile_and_step(grid, reach, tiles.positions, tiles.step)
-    heads, channels = queries.shape[1], values.shape[2]
+    channels = values.shape[2]
     values = _rows(values)
     output = queries.new_empty(*queries.shape[:3], channels, dtype=dtype)
-    constants = _constants(tiles, heads, channels)
-    programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // constants["V"])
+    constants = _constants(tiles, problem.heads)
+    if order == "lambda":
+        constants |= {"EXAMPLES": tiles.rows // tiles.values, "HEADS": problem.heads}
+    programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // tiles.values)
+    kernel = fused_kernels.forward_lambda_order if order == "lambda" else fused_kernels.forward_query_order
     kernel[(programs,)](
         queries,
         _padded(table, shape),
@@ -47,7 +50,7 @@ def forward_query_order(
         channels,
         queries.shape[3],
         problem.batch,
-        heads,
+        problem.heads,
         *grid,
         *reach,
         *shape,
@@ -60,12 +63,12 @@ def queries_gradient(gradient: Tensor, table: Tensor, values: Tensor, problem: P
     """dq (b, h, n, k) in a dtype."""
     from lambdanets.ops.position.fused_gradient_kernels import queries_gradient as kernel
 
-    tiles = _tiles("queries_gradient", values)
+    tiles = _tiles("queries_gradient", values, problem)
     grid, reach = _grid(problem), _reach(problem)
     shape = tile_and_step(grid, reach, tiles.positions, tiles.step)
     gradient, values = _rows(gradient), _rows(values)
     output = values.new_empty(*gradient.shape[:3], table.shape[-1], dtype=dtype)
-    constants = _constants(tiles, problem.heads, values.shape[2])
+    constants = _constants(tiles, problem.heads)
     kernel[(_programs(problem, shape, constants["EXAMPLES"]),)](
         gradient,
         _padded(table, shape),
@@ -89,16 +92,16 @@ def values_gradient(gradient: Tensor, queries: Tensor, table: Tensor, problem: P
     """dV (b, n, v) in a dtype."""
     from lambdanets.ops.position.fused_gradient_kernels import values_gradient as kernel
 
-    tiles = _tiles("values_gradient", gradient)
+    tiles = _tiles("values_gradient", gradient, problem)
     grid, reach = _grid(problem), _reach(problem)
     gradient, queries = _rows(gradient), _rows(queries)
     channels = gradient.shape[3]
-    constants = _constants(tiles, problem.heads, channels)
+    constants = _constants(tiles, problem.heads)
     # The second product sums over the heads of a step's positions, which a tensor core takes 16 at a time.
     constants["STEP"] = max(tiles.step, 16 // constants["HEADS"])
     shape = tile_and_step(grid, reach, tiles.positions, constants["STEP"])
     output = gradient.new_empty(problem.batch, problem.positions, channels, dtype=dtype)
-    programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // constants["V"])
+    programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // tiles.values)
     kernel[(programs,)](
         gradient,
         queries,
@@ -122,10 +125,10 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
     """dR (r_1..r_D, k) in a dtype."""
     from lambdanets.ops.position.fused_table_kernels import sum_table_parts, table_parts
 
-    tiles = _tiles("table_parts", values)
+    tiles = _tiles("table_parts", values, problem)
     grid, reach = _grid(problem), _reach(problem)
     gradient, queries, values = _rows(gradient), _rows(queries), _rows(values)
-    constants = _constants(tiles, problem.heads, values.shape[2])
+    constants = _constants(tiles, problem.heads)
     step = table_step(grid, reach, tiles.positions, tiles.step)
     row_groups = -(-(2 * reach[0] + 1) // step[0])
     chunks = chunks_of(grid, reach, tiles.positions, step[1])
@@ -183,13 +186,18 @@ def _reach(problem: Problem) -> tuple[int, int]:
     return (0, problem.scope[0] // 2) if len(problem.scope) == 1 else (problem.scope[0] // 2, problem.scope[1] // 2)
 
 
-def _tiles(kernel: str, rows: Tensor) -> Tiles:
-    """The tiles for a tensor of value rows; the device of a CPU tensor is Triton's interpreter."""
-    architecture = torch.cuda.get_device_capability(rows.device)[0] if rows.is_cuda else 9
-    return tiles_of(kernel, architecture, rows.shape[-1], rows.dtype.itemsize)
+def architecture(device: torch.device) -> int:
+    """Major compute capability; Triton's interpreter, on the CPU, stands for 9."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
-def _constants(tiles: Tiles, heads: int, channels: int) -> dict[str, int]:
+def _tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
+    """The tiles for values, or gradients of the output, of so many channels."""
+    sizes = problem.batch, problem.heads, rows.shape[-1]
+    return tiles_of(kernel, architecture(rows.device), rows.dtype.itemsize, *sizes)
+
+
+def _constants(tiles: Tiles, heads: int) -> dict[str, int]:
     """What a kernel is compiled for. Fusing a product and a sum is asked for, so that no default changes the bits."""
     padded = power_of_two(heads)
     return {
@@ -198,7 +206,7 @@ def _constants(tiles: Tiles, heads: int, channels: int) -> dict[str, int]:
         "HEADS": padded,
         "STEP": tiles.step,
         "K": K,
-        "V": min(tiles.values, power_of_two(max(channels, 16))),
+        "V": tiles.values,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
         "enable_fp_fusion": True,

@@ -3,7 +3,7 @@
 Nothing is timed at run time, so the same problem on the same device is always added up in the same order.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 K = 16  # query depth of a kernel; deeper queries take several launches
@@ -14,8 +14,8 @@ MOST_VALUES = 128  # value channels of a launch
 class Tiles:
     """Sizes that a kernel is compiled for.
 
-    positions: of a program's tile. rows: examples times heads (rounded up to a power of two) of a program.
-    step: positions of a step. values: value channels of a program, at most. warps, stages: for the compiler.
+    positions: of a program's tile. rows: of a program, examples times heads, in lambda order examples times value
+    channels. step: positions of a step. values: value channels of a program. warps, stages: for the compiler.
     """
 
     positions: int
@@ -26,35 +26,83 @@ class Tiles:
     stages: int
 
 
-# Keyed by kernel, then by the width of a value row rounded up to a power of two: the last that is given serves wider
-# rows, in blocks. All fit into registers without spilling, those of 8 into the shared memory of any device from 8.0 on.
-_HALF: dict[int, dict[str, dict[int, Tiles]]] = {
-    8: {
-        "forward_query_order": {16: Tiles(16, 32, 32, 16, 8, 2), 32: Tiles(16, 32, 32, 32, 8, 2), 64: Tiles(8, 32, 32, 64, 8, 2)},
-        "queries_gradient": {16: Tiles(16, 32, 32, 16, 8, 2), 32: Tiles(16, 32, 32, 32, 8, 2), 64: Tiles(8, 32, 32, 64, 8, 2), 128: Tiles(8, 16, 32, 128, 8, 2)},
-        "values_gradient": {16: Tiles(64, 32, 8, 16, 8, 2), 32: Tiles(64, 32, 8, 32, 8, 2), 64: Tiles(64, 16, 8, 64, 8, 2)},
-        "table_parts": {16: Tiles(8, 32, 64, 16, 8, 2), 32: Tiles(8, 32, 64, 32, 8, 2), 64: Tiles(8, 16, 64, 64, 8, 2)},
-    },
-    9: {
-        "forward_query_order": {16: Tiles(16, 32, 32, 16, 8, 3), 32: Tiles(16, 32, 32, 32, 8, 3), 64: Tiles(8, 32, 32, 64, 8, 3)},
-        "queries_gradient": {16: Tiles(16, 32, 32, 16, 8, 3), 32: Tiles(16, 32, 32, 32, 8, 3), 64: Tiles(8, 32, 32, 64, 8, 3), 128: Tiles(8, 16, 32, 128, 8, 3)},
-        "values_gradient": {16: Tiles(64, 32, 8, 16, 8, 3), 32: Tiles(64, 32, 8, 32, 8, 3), 64: Tiles(64, 16, 8, 64, 8, 3)},
-        "table_parts": {16: Tiles(8, 32, 64, 16, 8, 2), 32: Tiles(8, 32, 64, 32, 8, 2), 64: Tiles(8, 16, 64, 64, 8, 2)},
-    },
+# By kernel, for numbers of 16 bits, the first whose values hold a row of values, or the last, which takes wider rows in
+# blocks. All compile without spilling registers; tests/ops/position/test_compiled_fused.py checks it.
+_ON_HOPPER = {
+    "forward_lambda_order": [
+        Tiles(16, 128, 32, 16, 8, 3),
+        Tiles(16, 128, 32, 32, 8, 3),
+        Tiles(16, 128, 32, 64, 8, 3),
+        Tiles(8, 256, 32, 128, 8, 3),
+    ],
+    "forward_query_order": [Tiles(16, 32, 32, 16, 8, 3), Tiles(16, 32, 32, 32, 8, 3), Tiles(8, 32, 32, 64, 8, 3)],
+    "queries_gradient": [
+        Tiles(16, 32, 32, 16, 8, 3),
+        Tiles(16, 32, 32, 32, 8, 3),
+        Tiles(8, 32, 32, 64, 8, 3),
+        Tiles(8, 16, 32, 128, 4, 3),
+    ],
+    "values_gradient": [Tiles(64, 32, 8, 16, 8, 3), Tiles(64, 32, 8, 32, 8, 3), Tiles(64, 16, 8, 64, 8, 3)],
+    "table_parts": [Tiles(8, 32, 64, 16, 8, 2), Tiles(8, 32, 64, 32, 8, 2), Tiles(8, 16, 64, 64, 8, 2)],
 }
-# float32 has no tensor-core product that keeps its digits: small tiles, and registers decide.
-_FULL: dict[str, dict[int, Tiles]] = {
-    "forward_query_order": {16: Tiles(8, 16, 16, 16, 4, 1), 32: Tiles(8, 16, 16, 32, 4, 1)},
-    "queries_gradient": {16: Tiles(8, 16, 16, 16, 4, 1), 32: Tiles(8, 16, 16, 32, 4, 1), 64: Tiles(4, 16, 16, 64, 4, 1), 128: Tiles(4, 16, 16, 128, 4, 1)},
-    "values_gradient": {16: Tiles(16, 16, 8, 16, 4, 1), 32: Tiles(16, 16, 8, 32, 4, 1)},
-    "table_parts": {16: Tiles(8, 16, 16, 16, 4, 1), 32: Tiles(8, 16, 16, 32, 4, 1)},
+# On all others: at most 99 KiB of shared memory, which every device from 8.0 on has.
+_ON_OTHERS = {
+    "forward_lambda_order": _ON_HOPPER["forward_lambda_order"],
+    "forward_query_order": [Tiles(16, 32, 32, 16, 8, 2), Tiles(16, 32, 32, 32, 8, 2), Tiles(8, 32, 32, 64, 8, 2)],
+    "queries_gradient": [
+        Tiles(16, 32, 32, 16, 8, 2),
+        Tiles(16, 32, 32, 32, 8, 2),
+        Tiles(8, 16, 32, 64, 4, 2),
+        Tiles(8, 16, 32, 128, 4, 2),
+    ],
+    "values_gradient": [Tiles(32, 32, 16, 16, 8, 2), Tiles(64, 32, 8, 32, 8, 2), Tiles(64, 16, 8, 64, 8, 2)],
+    "table_parts": _ON_HOPPER["table_parts"],
+}
+# For float32, whose products no tensor core takes without losing digits.
+_IN_FLOAT32 = {
+    "forward_query_order": [Tiles(8, 16, 16, 16, 4, 1), Tiles(8, 16, 16, 32, 4, 1)],
+    "queries_gradient": [
+        Tiles(8, 16, 16, 16, 4, 1),
+        Tiles(8, 16, 16, 32, 4, 1),
+        Tiles(4, 16, 16, 64, 4, 1),
+        Tiles(4, 16, 16, 128, 4, 1),
+    ],
+    "values_gradient": [Tiles(16, 16, 8, 16, 4, 1), Tiles(16, 16, 8, 32, 4, 1)],
+    "table_parts": [Tiles(8, 16, 16, 16, 4, 1), Tiles(8, 16, 16, 32, 4, 1)],
 }
 
 
-def tiles_of(kernel: str, architecture: int, value_depth: int, itemsize: int) -> Tiles:
-    """The sizes for a kernel on a device of a major compute capability, for values of a depth and bytes a number."""
-    of_depth = _FULL[kernel] if itemsize > 2 else _HALF[9 if architecture == 9 else 8][kernel]
-    return next((tiles for depth, tiles in of_depth.items() if value_depth <= depth), list(of_depth.values())[-1])
+def tables(architecture: int, itemsize: int) -> dict[str, list[Tiles]]:
+    """The tiles of all kernels on a device of a major compute capability, for numbers of so many bytes."""
+    if itemsize > 2:
+        return _IN_FLOAT32
+    return _ON_HOPPER if architecture == 9 else _ON_OTHERS
+
+
+def tiles_of(kernel: str, architecture: int, itemsize: int, batch: int, heads: int, value_depth: int) -> Tiles:
+    """The sizes for a kernel. A small batch, which would fill half of the rows, takes half of them with half the warps."""
+    choices = tables(architecture, itemsize)[kernel]
+    tiles = next((tiles for tiles in choices if value_depth <= tiles.values), choices[-1])
+    of_example = tiles.values if kernel == "forward_lambda_order" else power_of_two(heads)
+    return halved(tiles) if 2 * batch * of_example <= tiles.rows else tiles
+
+
+def halved(tiles: Tiles) -> Tiles:
+    """Half the rows with half the warps, where there are 8."""
+    return replace(tiles, rows=tiles.rows // 2, warps=4) if tiles.warps == 8 and tiles.rows > 16 else tiles
+
+
+def prefers_lambda_order(architecture: int, itemsize: int, batch: int, heads: int, value_depth: int) -> bool:
+    """Whether the forward pass in lambda order is expected to be faster than in query order.
+
+    By multiply-adds a pair of positions and example, rounded up to what a tensor core takes at a time: 16 rows, and 64
+    in lambda order. That is one plain product, which the instructions of Hopper compute at about twice the rate.
+    """
+    if itemsize > 2:
+        return False
+    lambda_order = K * max(value_depth, 64 / batch)
+    query_order = max(power_of_two(heads), 16 / batch) * (K + value_depth)
+    return lambda_order <= (2 if architecture == 9 else 1) * query_order
 
 
 def power_of_two(least: int) -> int:
