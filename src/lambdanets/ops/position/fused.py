@@ -20,8 +20,8 @@ from lambdanets.ops.position.fused_tiles import MOST_VALUES, K, prefers_lambda_o
 from lambdanets.ops.position.problem import Cost, Problem
 
 LIMITS = (
-    "serves grids of 1 or 2 sides, at most 16 heads and dtypes of at most 32 bits, on CUDA devices of compute capability "
-    "8.0 or newer where Triton is installed"
+    "serves grids of 1 or 2 sides, at most 16 heads and dtypes of at most 32 bits, "
+    "on CUDA devices of compute capability 8.0 or newer where Triton is installed"
 )
 MOST_HEADS = 16
 
@@ -31,7 +31,8 @@ _Part = tuple[tuple[EllipsisType | slice | int, ...], Tensor]
 
 def cost(problem: Problem) -> Cost | None:
     """Predicted cost of `forward`; None where it cannot serve, see LIMITS."""
-    if len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4 or not _runs_on(problem.device):
+    too_large = len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4
+    if too_large or importlib.util.find_spec("triton") is None or not _has_kernels(problem.device):
         return None
     pairs = math.prod(
         side * scope - scope // 2 * (scope // 2 + 1) for side, scope in zip(problem.grid, problem.scope, strict=True)
@@ -42,17 +43,11 @@ def cost(problem: Problem) -> Cost | None:
     return Cost(operations, table * problem.dtype.itemsize)
 
 
-def _runs_on(device: str) -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return True
-    return (
-        device == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.is_available()
-        and torch.cuda.get_device_capability() >= (8, 0)
-    )
+def _has_kernels(device: str) -> bool:
+    """Whether the kernels run on a type of device; Triton's interpreter runs them on the CPU."""
+    if device != "cuda":
+        return os.environ.get("TRITON_INTERPRET") == "1"
+    return torch.version.hip is None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:

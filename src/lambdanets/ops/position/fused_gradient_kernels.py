@@ -85,7 +85,7 @@ def queries_gradient(
     v_mask = in_batch[:, None, None] & (v < value_depth)[None, None, :]
 
     total = tl.zeros((TILE, EXAMPLES * HEADS, K), tl.float32)
-    for step in range(0, steps_x * steps_y):
+    for step in range(steps_x * steps_y):
         y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, :, None]))
         values = tl.load(
@@ -182,7 +182,7 @@ def values_gradient(
     g_mask = out_mask & (g_head < heads)[None, :, None]
 
     total = tl.zeros((EXAMPLES, TILE, V), tl.float32)
-    for step in range(0, steps_x * steps_y):
+    for step in range(steps_x * steps_y):
         y_n, x_n, inside = place(n, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset - ((y_n * table_width + x_n) * K)[:, None, None]))
         q = tl.load(

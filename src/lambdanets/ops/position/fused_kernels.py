@@ -115,7 +115,7 @@ def forward_query_order(
     v_mask = (first_example + examples < batch)[:, None, None] & (v < value_depth)[None, None, :]
 
     total = tl.zeros((EXAMPLES, TILE * HEADS, V), tl.float32)
-    for step in range(0, steps_x * steps_y):
+    for step in range(steps_x * steps_y):
         y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, None, :]))
         values = tl.load(
@@ -125,9 +125,7 @@ def forward_query_order(
         )
         logits = tl.dot(q, e, input_precision="ieee").to(values.dtype)
         logits = tl.permute(tl.reshape(logits, (TILE, EXAMPLES, HEADS, STEP)), (1, 0, 2, 3))
-        total = tl.dot(
-            tl.reshape(logits, (EXAMPLES, TILE * HEADS, STEP)), values, total, input_precision="ieee"
-        )
+        total = tl.dot(tl.reshape(logits, (EXAMPLES, TILE * HEADS, STEP)), values, total, input_precision="ieee")
 
     rows = tl.arange(0, TILE * HEADS)
     head = rows % HEADS
@@ -205,7 +203,7 @@ def forward_lambda_order(
     v_mask = ((first_example + rows // V < batch) & (first_value + rows % V < value_depth))[:, None]
 
     lambdas = tl.zeros((EXAMPLES * V, TILE * K), tl.float32)
-    for step in range(0, steps_x * steps_y):
+    for step in range(steps_x * steps_y):
         y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]))
         values = tl.load(
@@ -232,6 +230,4 @@ def forward_lambda_order(
     for head in tl.static_range(HEADS):
         q = tl.load(q_ptr + head * q_h_stride + q_offset, mask=q_mask, other=0.0).to(tl.float32)
         y = tl.sum(lambdas * q[:, None, :, :], axis=3)
-        tl.store(
-            y_ptr + head * (height * width * value_depth) + y_offset, y.to(y_ptr.dtype.element_ty), mask=y_mask
-        )
+        tl.store(y_ptr + head * (height * width * value_depth) + y_offset, y.to(y_ptr.dtype.element_ty), mask=y_mask)

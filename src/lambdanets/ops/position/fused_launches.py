@@ -23,9 +23,7 @@ from lambdanets.ops.position.problem import Problem
 _ENOUGH_PROGRAMS = 264
 
 
-def forward(
-    order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype
-) -> Tensor:
+def forward(order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
     """y (b, h, n, v) in a dtype; order: "lambda" or "query"."""
     from lambdanets.ops.position import fused_kernels
 
@@ -35,9 +33,7 @@ def forward(
     channels = values.shape[2]
     values = _rows(values)
     output = queries.new_empty(*queries.shape[:3], channels, dtype=dtype)
-    constants = _constants(tiles, problem.heads)
-    if order == "lambda":
-        constants |= {"EXAMPLES": tiles.rows // tiles.values, "HEADS": problem.heads}
+    constants = constants_of(f"forward_{order}_order", tiles, problem.heads)
     programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // tiles.values)
     kernel = fused_kernels.forward_lambda_order if order == "lambda" else fused_kernels.forward_query_order
     kernel[(programs,)](
@@ -68,7 +64,7 @@ def queries_gradient(gradient: Tensor, table: Tensor, values: Tensor, problem: P
     shape = tile_and_step(grid, reach, tiles.positions, tiles.step)
     gradient, values = _rows(gradient), _rows(values)
     output = values.new_empty(*gradient.shape[:3], table.shape[-1], dtype=dtype)
-    constants = _constants(tiles, problem.heads)
+    constants = constants_of("queries_gradient", tiles, problem.heads)
     kernel[(_programs(problem, shape, constants["EXAMPLES"]),)](
         gradient,
         _padded(table, shape),
@@ -96,9 +92,7 @@ def values_gradient(gradient: Tensor, queries: Tensor, table: Tensor, problem: P
     grid, reach = _grid(problem), _reach(problem)
     gradient, queries = _rows(gradient), _rows(queries)
     channels = gradient.shape[3]
-    constants = _constants(tiles, problem.heads)
-    # The second product sums over the heads of a step's positions, which a tensor core takes 16 at a time.
-    constants["STEP"] = max(tiles.step, 16 // constants["HEADS"])
+    constants = constants_of("values_gradient", tiles, problem.heads)
     shape = tile_and_step(grid, reach, tiles.positions, constants["STEP"])
     output = gradient.new_empty(problem.batch, problem.positions, channels, dtype=dtype)
     programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // tiles.values)
@@ -128,7 +122,7 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
     tiles = _tiles("table_parts", values, problem)
     grid, reach = _grid(problem), _reach(problem)
     gradient, queries, values = _rows(gradient), _rows(queries), _rows(values)
-    constants = _constants(tiles, problem.heads)
+    constants = constants_of("table_parts", tiles, problem.heads)
     step = table_step(grid, reach, tiles.positions, tiles.step)
     row_groups = -(-(2 * reach[0] + 1) // step[0])
     chunks = chunks_of(grid, reach, tiles.positions, step[1])
@@ -197,10 +191,10 @@ def _tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
     return tiles_of(kernel, architecture(rows.device), rows.dtype.itemsize, *sizes)
 
 
-def _constants(tiles: Tiles, heads: int) -> dict[str, int]:
+def constants_of(kernel: str, tiles: Tiles, heads: int) -> dict[str, int]:
     """What a kernel is compiled for. Fusing a product and a sum is asked for, so that no default changes the bits."""
     padded = power_of_two(heads)
-    return {
+    constants = {
         "TILE": tiles.positions,
         "EXAMPLES": max(1, tiles.rows // padded),
         "HEADS": padded,
@@ -211,6 +205,12 @@ def _constants(tiles: Tiles, heads: int) -> dict[str, int]:
         "num_stages": tiles.stages,
         "enable_fp_fusion": True,
     }
+    if kernel == "forward_lambda_order":
+        constants |= {"EXAMPLES": tiles.rows // tiles.values, "HEADS": heads}
+    if kernel == "values_gradient":
+        # Its second product sums over the heads of a step's positions, of which a tensor core takes 16 at a time.
+        constants["STEP"] = max(tiles.step, 16 // padded)
+    return constants
 
 
 def _programs(problem: Problem, shape: tuple[int, int, int, int], examples: int) -> int:

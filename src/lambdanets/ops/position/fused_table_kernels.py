@@ -41,8 +41,9 @@ def table_parts(
     K: tl.constexpr,
     V: tl.constexpr,
 ):
-    """part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k], T[b,(x h),(dy m)] = g[b,(x h),v] V[b,v,(dy m)].
+    """part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
 
+    T[b,(x h),(dy m)] = sum_v g[b,(x h),v] V[b,(y + dy, m),v], x and m columns.
     A program owns TILE columns of queries, step_rows offsets between rows, step_columns columns of the context and
     split_examples examples, and steps over the rows of queries, groups of EXAMPLES and blocks of V value channels.
     """
@@ -92,7 +93,7 @@ def table_parts(
     v_offset = examples[:, None, None] * v_b_stride + v[None, None, :]
 
     total = tl.zeros((TILE, STEP, K), tl.float32)
-    for i in range(0, groups * y_count * blocks):
+    for i in range(groups * y_count * blocks):
         first_value = i % blocks * V
         y = y_first + i // blocks % y_count
         first_example = i // blocks // y_count * EXAMPLES
@@ -107,7 +108,9 @@ def table_parts(
             other=0.0,
         )
         values = tl.load(
-            v_ptr + (first_example.to(tl.int64) * v_b_stride + first_value) + (v_offset + (m * v_n_stride)[None, :, None]),
+            v_ptr
+            + (first_example.to(tl.int64) * v_b_stride + first_value)
+            + (v_offset + (m * v_n_stride)[None, :, None]),
             mask=in_split & inside[None, :, None],
             other=0.0,
         )
@@ -150,7 +153,7 @@ def sum_table_parts(
     j = tl.arange(0, TILE)
     k = tl.arange(0, K)
     total = tl.zeros((TILE, K), tl.float32)
-    for i in range(0, splits * tiles_x):
+    for i in range(splits * tiles_x):
         tile = i % tiles_x
         group = i // tiles_x * row_groups + row // step_rows
         x_first = tl.maximum(tile * TILE - column_reach, 0)

@@ -27,7 +27,7 @@ class Tiles:
 
 
 # By kernel, for numbers of 16 bits, the first whose values hold a row of values, or the last, which takes wider rows in
-# blocks. All compile without spilling registers; tests/ops/position/test_compiled_fused.py checks it.
+# blocks. All compile without spilling registers; tests/ops/position/test_fused_kernels.py checks it.
 _ON_HOPPER = {
     "forward_lambda_order": [
         Tiles(16, 128, 32, 16, 8, 3),
@@ -42,12 +42,17 @@ _ON_HOPPER = {
         Tiles(8, 32, 32, 64, 8, 3),
         Tiles(8, 16, 32, 128, 4, 3),
     ],
-    "values_gradient": [Tiles(64, 32, 8, 16, 8, 3), Tiles(64, 32, 8, 32, 8, 3), Tiles(64, 16, 8, 64, 8, 3)],
-    "table_parts": [Tiles(8, 32, 64, 16, 8, 2), Tiles(8, 32, 64, 32, 8, 2), Tiles(8, 16, 64, 64, 8, 2)],
+    "values_gradient": [Tiles(32, 32, 16, 16, 8, 2), Tiles(64, 32, 8, 32, 8, 3), Tiles(32, 32, 8, 64, 8, 3)],
+    "table_parts": [Tiles(8, 32, 64, 16, 8, 2), Tiles(8, 32, 64, 32, 8, 2), Tiles(8, 32, 32, 64, 8, 2)],
 }
 # On all others: at most 99 KiB of shared memory, which every device from 8.0 on has.
 _ON_OTHERS = {
-    "forward_lambda_order": _ON_HOPPER["forward_lambda_order"],
+    "forward_lambda_order": [
+        Tiles(8, 128, 32, 16, 8, 2),
+        Tiles(8, 128, 32, 32, 8, 2),
+        Tiles(8, 128, 32, 64, 8, 2),
+        Tiles(8, 128, 32, 128, 8, 2),
+    ],
     "forward_query_order": [Tiles(16, 32, 32, 16, 8, 2), Tiles(16, 32, 32, 32, 8, 2), Tiles(8, 32, 32, 64, 8, 2)],
     "queries_gradient": [
         Tiles(16, 32, 32, 16, 8, 2),
@@ -55,19 +60,19 @@ _ON_OTHERS = {
         Tiles(8, 16, 32, 64, 4, 2),
         Tiles(8, 16, 32, 128, 4, 2),
     ],
-    "values_gradient": [Tiles(32, 32, 16, 16, 8, 2), Tiles(64, 32, 8, 32, 8, 2), Tiles(64, 16, 8, 64, 8, 2)],
-    "table_parts": _ON_HOPPER["table_parts"],
+    "values_gradient": [Tiles(32, 32, 16, 16, 8, 2), Tiles(64, 32, 8, 32, 8, 2), Tiles(32, 32, 8, 64, 8, 2)],
+    "table_parts": [Tiles(8, 32, 64, 16, 8, 2), Tiles(8, 32, 32, 32, 8, 2), Tiles(8, 32, 32, 64, 8, 2)],
 }
 # For float32, whose products no tensor core takes without losing digits.
 _IN_FLOAT32 = {
-    "forward_query_order": [Tiles(8, 16, 16, 16, 4, 1), Tiles(8, 16, 16, 32, 4, 1)],
+    "forward_query_order": [Tiles(8, 16, 16, 16, 4, 2), Tiles(8, 16, 16, 32, 4, 2)],
     "queries_gradient": [
         Tiles(8, 16, 16, 16, 4, 1),
         Tiles(8, 16, 16, 32, 4, 1),
         Tiles(4, 16, 16, 64, 4, 1),
         Tiles(4, 16, 16, 128, 4, 1),
     ],
-    "values_gradient": [Tiles(16, 16, 8, 16, 4, 1), Tiles(16, 16, 8, 32, 4, 1)],
+    "values_gradient": [Tiles(16, 16, 8, 16, 4, 1), Tiles(16, 16, 8, 32, 4, 2)],
     "table_parts": [Tiles(8, 16, 16, 16, 4, 1), Tiles(8, 16, 16, 32, 4, 1)],
 }
 
@@ -80,7 +85,7 @@ def tables(architecture: int, itemsize: int) -> dict[str, list[Tiles]]:
 
 
 def tiles_of(kernel: str, architecture: int, itemsize: int, batch: int, heads: int, value_depth: int) -> Tiles:
-    """The sizes for a kernel. A small batch, which would fill half of the rows, takes half of them with half the warps."""
+    """The sizes for a kernel: half the rows with half the warps for a batch that would fill no more."""
     choices = tables(architecture, itemsize)[kernel]
     tiles = next((tiles for tiles in choices if value_depth <= tiles.values), choices[-1])
     of_example = tiles.values if kernel == "forward_lambda_order" else power_of_two(heads)
@@ -89,7 +94,8 @@ def tiles_of(kernel: str, architecture: int, itemsize: int, batch: int, heads: i
 
 def halved(tiles: Tiles) -> Tiles:
     """Half the rows with half the warps, where there are 8."""
-    return replace(tiles, rows=tiles.rows // 2, warps=4) if tiles.warps == 8 and tiles.rows > 16 else tiles
+    halves = tiles.warps == 8 and tiles.rows > max(16, tiles.values)
+    return replace(tiles, rows=tiles.rows // 2, warps=4) if halves else tiles
 
 
 def prefers_lambda_order(architecture: int, itemsize: int, batch: int, heads: int, value_depth: int) -> bool:
@@ -111,7 +117,9 @@ def power_of_two(least: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def tile_and_step(grid: tuple[int, int], reach: tuple[int, int], positions: int, step: int) -> tuple[int, int, int, int]:
+def tile_and_step(
+    grid: tuple[int, int], reach: tuple[int, int], positions: int, step: int
+) -> tuple[int, int, int, int]:
     """Rows and columns of a tile of `positions`, and of a step of `step`, that need the fewest steps over the grid.
 
     All four are powers of two. Among equals, the flattest: long rows are read fastest.
@@ -120,7 +128,9 @@ def tile_and_step(grid: tuple[int, int], reach: tuple[int, int], positions: int,
     for tile_rows in _powers(positions, grid[0]):
         for step_rows in _powers(step, grid[0]):
             tile_columns, step_columns = positions // tile_rows, step // step_rows
-            steps = _steps(grid[0], reach[0], tile_rows, step_rows) * _steps(grid[1], reach[1], tile_columns, step_columns)
+            steps = _steps(grid[0], reach[0], tile_rows, step_rows) * _steps(
+                grid[1], reach[1], tile_columns, step_columns
+            )
             if fewest is None or steps < fewest:
                 best, fewest = (tile_rows, tile_columns, step_rows, step_columns), steps
     return best

@@ -1,0 +1,167 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from interpreted_fused import CASES
+
+from lambdanets.ops.position import fused, fused_launches
+from lambdanets.ops.position.fused_tiles import halved, table_step, tables, tile_and_step
+from lambdanets.ops.position.problem import Problem
+
+PROBLEM = Problem(
+    batch=2,
+    heads=4,
+    grid=(8, 8),
+    query_depth=16,
+    value_depth=16,
+    intra_depth=1,
+    scope=(5, 5),
+    dilation=1,
+    dtype=torch.bfloat16,
+    device="cuda",
+)
+ARCHITECTURES = [80, 90]
+CONFIGURATIONS = {
+    f"{kernel}-{architecture}-{'x'.join(str(size) for size in vars(tiles).values())}": (kernel, architecture, tiles)
+    for architecture in ARCHITECTURES
+    for kernel, rows in tables(architecture // 10, 2).items()
+    for whole in rows
+    for tiles in dict.fromkeys((whole, halved(whole)))
+}
+WIDEST = [
+    f"{kernel}-{architecture}-{'x'.join(str(size) for size in vars(rows[-1]).values())}"
+    for architecture in ARCHITECTURES
+    for kernel, rows in tables(architecture // 10, 2).items()
+]
+
+
+@pytest.fixture(scope="module")
+def errors():
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    script = Path(__file__).parent / "interpreted_fused.py"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays can be converted" in run.stderr:
+        pytest.skip("this version of Triton's interpreter does not know this version of NumPy")
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_and_gradients_equal_the_definition_whatever_lies_around_the_inputs(case, errors):
+    # One factor between two products and the result are rounded to the dtype: half an epsilon each at most.
+    allowed = torch.finfo(CASES[case][0]).eps * (1 if CASES[case][0] == torch.float16 else 2)
+    assert all(error <= allowed for error in errors[case].values()), errors[case]
+
+
+def compiled(kernel, architecture, tiles, folder, monkeypatch):
+    """Triton's code for a kernel, as it is launched for 4 heads and aligned bfloat16 tensors."""
+    triton = pytest.importorskip("triton", reason="the kernels need Triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton interprets its kernels instead of compiling them")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lambdanets.ops.position import fused_gradient_kernels, fused_kernels, fused_table_kernels
+
+    modules = fused_gradient_kernels, fused_table_kernels, fused_kernels
+    function = next(getattr(module, kernel) for module in modules if hasattr(module, kernel))
+    constants = fused_launches.constants_of(kernel, tiles, 4)
+    options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    signature, attributes = {}, {}
+    for i, name in enumerate(function.arg_names):
+        if name == "q_k_stride":  # dense queries, as Triton sees a 1
+            constants[name] = 1
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            signature[name] = "*fp32" if (kernel, name) == ("table_parts", "out_ptr") else "*bf16"
+        else:
+            signature[name] = "i32"
+        if name.endswith("_ptr") or (name.endswith(("_stride", "_depth")) and name not in constants):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    source = ASTSource(function, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def check_configuration(name, folder, monkeypatch):
+    kernel, architecture, tiles = CONFIGURATIONS[name]
+    code = compiled(kernel, architecture, tiles, folder, monkeypatch)
+    wgmma = architecture == 90 and kernel == "forward_lambda_order"
+    assert ("wgmma.mma_async" in code.asm["ptx"]) == wgmma
+    assert ("mma.sync" in code.asm["ptx"]) != wgmma
+    assert "cp.async" in code.asm["ptx"]
+    # What every device of 8.x has, and the 9.0.
+    assert code.metadata.shared <= (227 << 10 if architecture == 90 else 99 << 10)
+
+    from triton import knobs
+
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(code.asm["cubin"])
+    report = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "-res-usage", cubin], capture_output=True, text=True, check=True
+    )
+    assert re.search(r"STACK:0\b", report.stdout + report.stderr), report.stdout + report.stderr
+
+
+@pytest.mark.parametrize("name", WIDEST)
+def test_every_kernel_compiles_to_tensor_core_products_without_spilling_registers(name, tmp_path, monkeypatch):
+    check_configuration(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name not in WIDEST])
+def test_every_configuration_compiles_to_tensor_core_products_without_spilling_registers(name, tmp_path, monkeypatch):
+    check_configuration(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"grid": (4, 4, 4), "scope": (3, 3, 3)},
+        {"heads": 17},
+        {"dtype": torch.float64},
+        {"device": "cpu"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_problem_beyond_the_limits_has_no_cost(change, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(fused, "_has_kernels", lambda device: device == "cuda")
+    assert fused.cost(PROBLEM) is not None
+    assert fused.cost(replace(PROBLEM, **change)) is None
+
+
+def test_without_triton_there_is_no_cost(monkeypatch):
+    monkeypatch.setattr(fused.importlib.util, "find_spec", lambda name: None)
+    assert fused.cost(PROBLEM) is None
+
+
+def test_the_cost_counts_the_pairs_within_the_scope_alone(monkeypatch):
+    monkeypatch.setattr(fused, "_has_kernels", lambda device: True)
+    # 8 positions, 2 to either side: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs an axis.
+    assert fused.cost(PROBLEM).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
+
+
+@pytest.mark.parametrize(
+    ("grid", "reach", "expected"),
+    [
+        ((1, 50), (0, 50), (1, 16, 1, 32)),  # a line: nothing in rows
+        ((56, 56), (11, 11), (2, 8, 8, 4)),  # 24 rows, at most 30 columns: 3 steps by 8, with columns 2 to spare
+        ((7, 7), (6, 6), (2, 8, 4, 8)),
+    ],
+)
+def test_tiles_take_the_shape_that_needs_the_fewest_steps(grid, reach, expected):
+    assert tile_and_step(grid, reach, 16, 32) == expected
+
+
+def test_the_table_gradient_takes_more_rows_where_the_map_is_narrow():
+    assert table_step((1, 50), (0, 49), 8, 64) == (1, 64)
+    assert table_step((7, 7), (6, 6), 8, 64)[1] == 8
