@@ -195,7 +195,7 @@ def check(report: Report) -> None:
                 inputs, problem = make_inputs(*shape, v, dtype)
                 exact = exact_results(inputs, problem)
                 for kernel, tiles in configurations:
-                    if tiles.values != v:
+                    if tiles.values != v and (tiles.values, v) != (64, 128):
                         continue
                     what = f"{kernel} {astuple(tiles)} {dtype} {shape}"
                     with report.recording("check", what), new_tensors_full_of_nan(), using(kernel, tiles):

@@ -24,30 +24,40 @@ LIMITS = (
     "on CUDA devices of compute capability 8.0 or newer where Triton is installed"
 )
 MOST_HEADS = 16
+WIDEST_TILE = 16
+
+_TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # Where in the whole a part is added, and the part.
 _Part = tuple[tuple[EllipsisType | slice | int, ...], Tensor]
 
 
 def cost(problem: Problem) -> Cost | None:
-    """Predicted cost of `forward`; None where it cannot serve, see LIMITS."""
+    """Predicted cost of `forward`, in query order; None where it cannot serve, see LIMITS."""
     too_large = len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4
-    if too_large or importlib.util.find_spec("triton") is None or not _has_kernels(problem.device):
+    if too_large or not _has_kernels(problem.device):
         return None
     pairs = math.prod(
         side * scope - scope // 2 * (scope // 2 + 1) for side, scope in zip(problem.grid, problem.scope, strict=True)
     )
     multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
     operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
-    table = 4 * math.prod(problem.scope) * K * problem.intra_depth
-    return Cost(operations, table * problem.dtype.itemsize)
+    # The table with zeros around it, and values in rows where they are not.
+    held = math.prod(scope + 2 * WIDEST_TILE for scope in problem.scope) * K
+    held += problem.batch * problem.positions * problem.value_depth
+    return Cost(operations, held * problem.dtype.itemsize)
 
 
 def _has_kernels(device: str) -> bool:
     """Whether the kernels run on a type of device; Triton's interpreter runs them on the CPU."""
-    if device != "cuda":
-        return os.environ.get("TRITON_INTERPRET") == "1"
-    return torch.version.hip is None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    if not _TRITON_INSTALLED or (device != "cuda" and not _INTERPRETED):
+        return False
+    if _INTERPRETED:
+        return True
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    return bool(torch.cuda.get_device_properties(torch.cuda.current_device()).major >= 8)
 
 
 def forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
@@ -63,9 +73,10 @@ def forward_in_order(order: str, queries: Tensor, table: Tensor, values: Tensor,
     launches = list(_launches(problem))
     dtype = queries.dtype if len(launches) == 1 else torch.float32
     parts: list[_Part] = []
-    for depths, channels, u in launches:
-        factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
-        parts.append(((..., channels), fused_launches.forward(order, *factors, problem, dtype)))
+    with torch.cuda.device_of(values):  # Triton launches on the current device
+        for depths, channels, u in launches:
+            factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
+            parts.append(((..., channels), fused_launches.forward(order, *factors, problem, dtype)))
     return _sum(parts, (*queries.shape[:3], problem.value_depth), queries.dtype)
 
 
@@ -83,14 +94,15 @@ def backward(
     of_queries: list[_Part] = []
     of_table: list[_Part] = []
     of_values: list[_Part] = []
-    for depths, channels, u in launches:
-        g, q, r, v = gradient[..., channels], queries[..., depths], table[..., depths, u], values[:, :, channels, u]
-        if wanted[0]:
-            of_queries.append(((..., depths), fused_launches.queries_gradient(g, r, v, problem, dtype)))
-        if wanted[1]:
-            of_table.append(((..., depths, u), fused_launches.table_gradient(g, q, v, problem, dtype)))
-        if wanted[2]:
-            of_values.append(((..., channels, u), fused_launches.values_gradient(g, q, r, problem, dtype)))
+    with torch.cuda.device_of(values):
+        for depths, channels, u in launches:
+            g, q, r, v = gradient[..., channels], queries[..., depths], table[..., depths, u], values[:, :, channels, u]
+            if wanted[0]:
+                of_queries.append(((..., depths), fused_launches.queries_gradient(g, r, v, problem, dtype)))
+            if wanted[1]:
+                of_table.append(((..., depths, u), fused_launches.table_gradient(g, q, v, problem, dtype)))
+            if wanted[2]:
+                of_values.append(((..., channels, u), fused_launches.values_gradient(g, q, r, problem, dtype)))
     return (
         _sum(of_queries, queries.shape, queries.dtype) if wanted[0] else None,
         _sum(of_table, table.shape, table.dtype) if wanted[1] else None,

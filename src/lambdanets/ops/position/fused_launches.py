@@ -127,7 +127,7 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
     row_groups = -(-(2 * reach[0] + 1) // step[0])
     chunks = chunks_of(grid, reach, tiles.positions, step[1])
     programs = row_groups * chunks * -(-grid[1] // tiles.positions)
-    groups = -(-problem.batch // constants["EXAMPLES"])
+    groups = max(1, -(-problem.batch // constants["EXAMPLES"]))
     split_groups = -(-groups // min(groups, -(-_ENOUGH_PROGRAMS // programs)))
     splits = -(-groups // split_groups)
     parts = values.new_empty(splits * programs, tiles.positions, tiles.step, K, dtype=torch.float32)
@@ -165,7 +165,9 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
         TILE=tiles.positions,
         STEP=tiles.step,
         K=K,
+        AT_ONCE=8,
         num_warps=4,
+        enable_fp_fusion=True,
     )
     return output
 

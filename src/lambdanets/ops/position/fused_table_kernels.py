@@ -144,23 +144,25 @@ def sum_table_parts(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     K: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # parts that are read before the first is awaited
 ):
     """dR[dy,dx,k] = sum over splits, column tiles and the pairs of their columns that lie dx apart."""
     columns = 2 * column_reach + 1
     row = tl.program_id(0) // columns
     column_offset = tl.program_id(0) % columns - column_reach
     tiles_x = tl.cdiv(width, TILE)
-    j = tl.arange(0, TILE)
+    j = tl.arange(0, AT_ONCE * TILE) % TILE
+    ahead = tl.arange(0, AT_ONCE * TILE) // TILE
     k = tl.arange(0, K)
-    total = tl.zeros((TILE, K), tl.float32)
-    for i in range(splits * tiles_x):
+    total = tl.zeros((AT_ONCE * TILE, K), tl.float32)
+    for first in range(0, splits * tiles_x, AT_ONCE):
+        i = first + ahead
         tile = i % tiles_x
         group = i // tiles_x * row_groups + row // step_rows
-        x_first = tl.maximum(tile * TILE - column_reach, 0)
-        x_last = tl.minimum(tile * TILE + TILE - 1 + column_reach, width - 1)
+        x_first, x_last = window(tile * TILE, TILE, column_reach, width)
         column = tile * TILE + j + column_offset - x_first
         # A query beyond the map adds nothing: its gradient counts as zero.
-        mask = (column >= 0) & (column <= x_last - x_first)
+        mask = (i < splits * tiles_x) & (column >= 0) & (column <= x_last - x_first)
         column = tl.minimum(tl.maximum(column, 0), x_last - x_first)
         part = (group * chunks + column // step_columns) * tiles_x + tile
         cell = (part.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns

@@ -106,8 +106,8 @@ def prefers_lambda_order(architecture: int, itemsize: int, batch: int, heads: in
     """
     if itemsize > 2:
         return False
-    lambda_order = K * max(value_depth, 64 / batch)
-    query_order = max(power_of_two(heads), 16 / batch) * (K + value_depth)
+    lambda_order = K * max(value_depth, 64 / max(batch, 1))
+    query_order = max(power_of_two(heads), 16 / max(batch, 1)) * (K + value_depth)
     return lambda_order <= (2 if architecture == 9 else 1) * query_order
 
 
