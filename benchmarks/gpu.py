@@ -60,6 +60,7 @@ OTHER_TILES = [
     ("queries_gradient", Tiles(8, 16, 32, 64, 4, 3)),
     ("values_gradient", Tiles(64, 32, 8, 16, 8, 3)),
     ("values_gradient", Tiles(64, 16, 8, 32, 4, 3)),
+    ("values_gradient", Tiles(32, 32, 16, 32, 8, 2)),
     ("values_gradient", Tiles(32, 16, 8, 64, 4, 3)),
     ("table_parts", Tiles(8, 16, 64, 32, 4, 2)),
     ("table_parts", Tiles(8, 16, 32, 64, 4, 3)),
@@ -186,7 +187,7 @@ def check(report: Report) -> None:
             (kernel, tiles)
             for kernel, rows in tables(architecture, dtype.itemsize).items()
             for whole in rows
-            for tiles in dict.fromkeys((whole, halved(whole)))
+            for tiles in dict.fromkeys((whole, halved(kernel, whole)))
         ]
         for v in sorted({tiles.values for _, tiles in configurations}):
             for shape in CORRECTNESS_SHAPES:
@@ -227,7 +228,9 @@ def time_kernels(report: Report) -> None:
     architecture = torch.cuda.get_device_capability()[0]
     for side, v, scope, batch in TIMED_SHAPES[:9]:
         sets, problem = rotated(partial(make_inputs, batch, side, side, scope, v, torch.bfloat16))
-        mine = [(kernel, tiles_of(kernel, architecture, 2, batch, HEADS, v)) for kernel in tables(architecture, 2)]
+        mine = [
+            (kernel, tiles_of(kernel, architecture, 2, batch, HEADS, side**2, v)) for kernel in tables(architecture, 2)
+        ]
         for kernel, tiles in [*mine, *((kernel, tiles) for kernel, tiles in OTHER_TILES if tiles.values == v)]:
             if report.over():
                 return

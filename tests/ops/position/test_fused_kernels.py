@@ -11,7 +11,7 @@ import torch
 from interpreted_fused import CASES
 
 from lambdanets.ops.position import fused, fused_launches
-from lambdanets.ops.position.fused_tiles import halved, table_step, tables, tile_and_step
+from lambdanets.ops.position.fused_tiles import halved, table_step, tables, tile_and_step, tiles_of
 from lambdanets.ops.position.problem import Problem
 
 PROBLEM = Problem(
@@ -32,7 +32,7 @@ CONFIGURATIONS = {
     for architecture in ARCHITECTURES
     for kernel, rows in tables(architecture // 10, 2).items()
     for whole in rows
-    for tiles in dict.fromkeys((whole, halved(whole)))
+    for tiles in dict.fromkeys((whole, halved(kernel, whole)))
 }
 WIDEST = [
     f"{kernel}-{architecture}-{'x'.join(str(size) for size in vars(rows[-1]).values())}"
@@ -164,3 +164,13 @@ def test_tiles_take_the_shape_that_needs_the_fewest_steps(grid, reach, expected)
 def test_the_table_gradient_takes_more_rows_where_the_map_is_narrow():
     assert table_step((1, 50), (0, 49), 8, 64) == (1, 64)
     assert table_step((7, 7), (6, 6), 8, 64)[1] == 8
+
+
+def test_a_batch_or_a_map_that_cannot_fill_the_device_takes_half_the_rows_with_half_the_warps():
+    def rows_and_warps(batch, positions):
+        tiles = tiles_of("forward_query_order", 9, 2, batch, 4, positions, 16)
+        return tiles.rows, tiles.warps
+
+    assert rows_and_warps(128, 56 * 56) == (32, 8)
+    assert rows_and_warps(4, 128 * 128) == (16, 4)
+    assert rows_and_warps(128, 7 * 7) == (16, 4)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.position.fused_tiles import (
+    ENOUGH_PROGRAMS,
     K,
     Tiles,
     chunks_of,
@@ -18,9 +19,6 @@ from lambdanets.ops.position.fused_tiles import (
     tiles_of,
 )
 from lambdanets.ops.position.problem import Problem
-
-# Programs that keep a large device busy; the table's gradient is split over the batch until there are as many.
-_ENOUGH_PROGRAMS = 264
 
 
 def forward(order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
@@ -128,7 +126,8 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
     chunks = chunks_of(grid, reach, tiles.positions, step[1])
     programs = row_groups * chunks * -(-grid[1] // tiles.positions)
     groups = max(1, -(-problem.batch // constants["EXAMPLES"]))
-    split_groups = -(-groups // min(groups, -(-_ENOUGH_PROGRAMS // programs)))
+    # The batch is split until there are enough programs.
+    split_groups = -(-groups // min(groups, -(-ENOUGH_PROGRAMS // programs)))
     splits = -(-groups // split_groups)
     parts = values.new_empty(splits * programs, tiles.positions, tiles.step, K, dtype=torch.float32)
     table_parts[(splits * programs,)](
@@ -189,7 +188,7 @@ def architecture(device: torch.device) -> int:
 
 def _tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
     """The tiles for values, or gradients of the output, of so many channels."""
-    sizes = problem.batch, problem.heads, rows.shape[-1]
+    sizes = problem.batch, problem.heads, problem.positions, rows.shape[-1]
     return tiles_of(kernel, architecture(rows.device), rows.dtype.itemsize, *sizes)
 
 

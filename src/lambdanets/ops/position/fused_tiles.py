@@ -8,6 +8,7 @@ from functools import lru_cache
 
 K = 16  # query depth of a kernel; deeper queries take several launches
 MOST_VALUES = 128  # value channels of a launch
+ENOUGH_PROGRAMS = 264  # to keep a large device busy: two for each of 132 processors
 
 
 @dataclass(frozen=True)
@@ -84,18 +85,21 @@ def tables(architecture: int, itemsize: int) -> dict[str, list[Tiles]]:
     return _ON_HOPPER if architecture == 9 else _ON_OTHERS
 
 
-def tiles_of(kernel: str, architecture: int, itemsize: int, batch: int, heads: int, value_depth: int) -> Tiles:
-    """The sizes for a kernel: half the rows with half the warps for a batch that would fill no more."""
+def tiles_of(
+    kernel: str, architecture: int, itemsize: int, batch: int, heads: int, positions: int, value_depth: int
+) -> Tiles:
+    """The sizes for a kernel: half the rows with half the warps where a batch fills no more, or programs are few."""
     choices = tables(architecture, itemsize)[kernel]
     tiles = next((tiles for tiles in choices if value_depth <= tiles.values), choices[-1])
-    of_example = tiles.values if kernel == "forward_lambda_order" else power_of_two(heads)
-    return halved(tiles) if 2 * batch * of_example <= tiles.rows else tiles
+    rows = batch * (tiles.values if kernel == "forward_lambda_order" else power_of_two(heads))
+    programs = -(-positions // tiles.positions) * -(-rows // tiles.rows) * -(-value_depth // tiles.values)
+    return halved(kernel, tiles) if 2 * rows <= tiles.rows or programs < ENOUGH_PROGRAMS else tiles
 
 
-def halved(tiles: Tiles) -> Tiles:
-    """Half the rows with half the warps, where there are 8."""
-    halves = tiles.warps == 8 and tiles.rows > max(16, tiles.values)
-    return replace(tiles, rows=tiles.rows // 2, warps=4) if halves else tiles
+def halved(kernel: str, tiles: Tiles) -> Tiles:
+    """Half the rows with half the warps, where there are 8 and half the rows hold what they must."""
+    fewest = tiles.values if kernel == "forward_lambda_order" else 16
+    return replace(tiles, rows=tiles.rows // 2, warps=4) if tiles.warps == 8 and tiles.rows > fewest else tiles
 
 
 def prefers_lambda_order(architecture: int, itemsize: int, batch: int, heads: int, value_depth: int) -> bool:
