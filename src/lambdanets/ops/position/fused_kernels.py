@@ -2,9 +2,9 @@
 """The fused forward kernels in Triton: embeddings are read from the table pair by pair, lambdas stay in registers.
 
 A program owns a tile of tile_rows x tile_columns query positions for some examples, and steps over the context
-positions that the tile's scope reaches, step_rows x step_columns at a time. The table (see `fused.pad_table`) has
-zeros where a context position is in reach of the tile and not of the query, so pairs need no mask: only values beyond
-the window do, and the index of their embeddings is held inside the table, since 0 times what lies beyond may be NaN.
+positions that the tile's scope reaches, step_rows x step_columns at a time. The table comes with zeros around it, as
+wide as a tile (`fused_launches`), so pairs beyond a query's scope need no mask. Only what lies beyond the map or the
+batch does: it counts as zero, and the index of its embeddings is held inside the table, for 0 times NaN is NaN.
 """
 
 import triton

@@ -62,7 +62,7 @@ _ON_OTHERS = {
         Tiles(8, 16, 32, 128, 4, 2),
     ],
     "values_gradient": [Tiles(32, 32, 16, 16, 8, 2), Tiles(64, 32, 8, 32, 8, 2), Tiles(32, 32, 8, 64, 8, 2)],
-    "table_parts": [Tiles(8, 32, 64, 16, 8, 2), Tiles(8, 32, 32, 32, 8, 2), Tiles(8, 32, 32, 64, 8, 2)],
+    "table_parts": [Tiles(8, 32, 64, 16, 8, 2), Tiles(8, 32, 32, 32, 8, 3), Tiles(8, 32, 32, 64, 8, 2)],
 }
 # For float32, whose products no tensor core takes without losing digits.
 _IN_FLOAT32 = {
