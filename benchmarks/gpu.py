@@ -25,8 +25,9 @@ from gpu_methods import DEVICE, HEADS, make_inputs, methods_of, rotated, time_of
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position import fused, fused_launches
-from lambdanets.ops.position.fused_tiles import Tiles, halved, tables, tiles_of
+from lambdanets.ops.position import fused
+from lambdanets.ops.position.fused import launches
+from lambdanets.ops.position.fused.tiles import Tiles, halved, tables, tiles_of
 from lambdanets.ops.position.problem import Problem
 
 # batch, side, side, scope (None = global)
@@ -140,7 +141,7 @@ def using(kernel: str, tiles: Tiles) -> Iterator[None]:
     def choose(name: str, *sizes: int) -> Tiles:
         return tiles if name == kernel else tiles_of(name, *sizes)
 
-    with mock.patch.object(fused_launches, "tiles_of", choose):
+    with mock.patch.object(launches, "tiles_of", choose):
         yield
 
 
@@ -150,7 +151,7 @@ def run_kernel(kernel: str, inputs: list[Tensor], problem: Problem) -> Tensor:
     if kernel.startswith("forward"):
         return fused.forward_in_order(kernel.split("_")[1], queries, table, values, problem)
     wanted = tuple(kernel == name for name in ("queries_gradient", "table_parts", "values_gradient"))
-    found = fused.backward(gradient, queries, table, values, problem, wanted)  # type: ignore[arg-type]
+    found = fused.gradients(gradient, queries, table, values, problem, wanted)  # type: ignore[arg-type]
     return next(x for x in found if x is not None)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from lambdanets.ops import position_interaction
 from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
-from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.exportable import EXPORTABLE, interact_exportable
+from lambdanets.ops.position.plan import make_plan
 from lambdanets.ops.position.problem import Problem, problem_of
 
 DEVICE = "cuda"
@@ -34,8 +35,8 @@ def make_inputs(
     sides = (2 * rows - 1, 2 * columns - 1) if scope is None else (scope, scope)
     shapes = (batch, HEADS, n, DEPTH), (*sides, DEPTH, 1), (batch, n, v, 1), (batch, HEADS, n, v)
     queries, table, values, gradient = (torch.randn(shape, device=DEVICE).to(dtype) for shape in shapes)
-    table = crop_to_grid(table, grid, 1).contiguous()
-    return [queries, table, values, gradient], problem_of(queries, table, values, grid, 1)
+    table = crop_to_grid(table, grid).contiguous()
+    return [queries, table, values, gradient], problem_of(queries, table, values, grid, False)
 
 
 def rotated(make: Callable[[int], tuple[list[Tensor], Problem]]) -> tuple[list[list[Tensor]], Problem]:
@@ -92,7 +93,7 @@ def methods_of(
 ) -> dict[str, Callable[[], list[Call]]]:
     """Fused and composed forms and the 3x3 convolution; compiled, the composed forms alone."""
     methods: dict[str, Callable[[], list[Call]]] = {}
-    for name in ("lambda_order", "convolution"):
+    for name in EXPORTABLE if compiled else ("query_order", "mixed", "lambda_order", "convolution"):
         if composed_operations(name, problem) * (3 if training else 1) < MOST_OPERATIONS:
             method = f"{name} compiled" if compiled else name
             methods[method] = partial(composed_calls, name, sets, problem, training, compiled)
@@ -104,7 +105,7 @@ def methods_of(
 
 
 def composed_operations(name: str, problem: Problem) -> float:
-    cost = ALGORITHMS[name].cost(problem)
+    cost = make_plan(problem).costs[name]
     return math.inf if cost is None else cost.operations
 
 
@@ -130,7 +131,7 @@ def fused_calls(order: str, sets: list[list[Tensor]], problem: Problem, training
     def call(q: Tensor, r: Tensor, v: Tensor, g: Tensor) -> None:
         fused.forward_in_order(order, q, r, v, problem)
         if training:
-            fused.backward(g, q, r, v, problem, (True, True, True))
+            fused.gradients(g, q, r, v, problem, (True, True, True))
 
     return [partial(call, *inputs) for inputs in sets]
 
@@ -139,6 +140,8 @@ def composed_calls(
     algorithm: str, sets: list[list[Tensor]], problem: Problem, training: bool, compiled: bool
 ) -> list[Call]:
     def forward(q: Tensor, r: Tensor, v: Tensor) -> Tensor:
+        if compiled:  # position_interaction is one operator to torch.compile, which it does not look into
+            return interact_exportable(q, r, v, problem, algorithm)
         return position_interaction(q, r, v, problem.grid, algorithm=algorithm)
 
     function = torch.compile(forward, dynamic=False) if compiled else forward

@@ -1,8 +1,7 @@
-"""How good the plan is: each algorithm's predicted and measured times over a range of shapes, and what the choice loses.
+"""How good the plan is: predicted and measured times of each algorithm, and what the plan's choice loses by it.
 
-python benchmarks/plan.py [--out FILE] measures on CPU, float32, with all threads that torch has. An algorithm is
-measured where its prediction is within 4 times the best one. Everything is checked against the lambda order or, where
-that is too large, against the query order, before its time counts.
+python benchmarks/plan.py [--out FILE] measures float32 on CPU with the threads that torch has. An algorithm is measured
+where its prediction is within 4 times the best; the results of all must agree before a time counts.
 """
 
 import argparse
@@ -12,19 +11,26 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import lambdanets
 from lambdanets.ops.position.execution import run_backward, run_forward
-from lambdanets.ops.position.plan import ALGORITHMS, make_plan
+from lambdanets.ops.position.plan import make_plan
 from lambdanets.ops.position.problem import Wanted, problem_of
 from lambdanets.ops.position.rates import rates_of
 
+WITHIN = 4  # times the best prediction
+MEMORY = 2 << 30
+
+# sides of maps and value depths of a ResNet-50's blocks
+SIX = ((56, 16), (28, 32), (28, 64), (14, 64), (14, 128), (7, 128))
 # grid, sides of the table, b, v
-SHAPES = [
-    *(((side, side), (scope, scope), 8, v) for scope in (23, 7) for side, v in ((56, 16), (28, 32), (28, 64), (14, 64), (14, 128), (7, 128))),
-    *(((side, side), (scope, scope), 8, v) for scope in (3, 11, 15) for side, v in ((56, 16), (28, 32), (14, 64))),
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
+    *(((side, side), (scope, scope), 8, v) for scope in (23, 7) for side, v in SIX),
+    *(((side, side), (scope, scope), 8, v) for scope in (3, 11, 15) for side, v in SIX[::2]),
     ((56, 56), (23, 23), 1, 16),
     ((28, 28), (23, 23), 1, 32),
     ((14, 14), (23, 23), 1, 64),
@@ -44,10 +50,10 @@ SHAPES = [
 ]
 
 
-def measure(function: Callable[[], object], seconds: float) -> float:
+def measure(function: Callable[[], object], seconds: float = 0.5) -> float:
     """The median of repeated calls, in seconds, over about the time given."""
     function()
-    times = []
+    times: list[float] = []
     start = time.perf_counter()
     while len(times) < 3 or (time.perf_counter() - start < seconds and len(times) < 15):
         begin = time.perf_counter()
@@ -56,53 +62,83 @@ def measure(function: Callable[[], object], seconds: float) -> float:
     return statistics.median(times)
 
 
+def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> list[dict[str, Any]]:
+    """The forward and the backward pass of one shape: seconds predicted and measured of each algorithm."""
+    torch.manual_seed(0)
+    n = math.prod(grid)
+    rows = torch.randn(b, n, 64 + v)
+    queries, values = rows[..., :64].unflatten(2, (4, 16)).transpose(1, 2), rows[..., 64:].unsqueeze(-1)
+    table = torch.randn(*(min(r, 2 * s - 1) for r, s in zip(sides, grid, strict=True)), 16, 1)
+    gradient = torch.randn(b, n, 4, v).transpose(1, 2)
+    plan = make_plan(problem_of(queries, table, values, grid, False))
+
+    def forward(name: str) -> Tensor:
+        return run_forward(queries, table, values, plan.problem, name)
+
+    def backward(name: str) -> tuple[Tensor | None, ...]:
+        return run_backward(gradient, queries, table, values, plan.problem, name, Wanted(True, True, True))
+
+    costs = {name: cost for name, cost in plan.costs.items() if cost is not None and cost.workspace_bytes <= MEMORY}
+    ways = {
+        "forward": (forward, plan.chosen, {name: cost.seconds for name, cost in costs.items()}),
+        "backward": (backward, plan.backward, {name: cost.backward_seconds for name, cost in costs.items()}),
+    }
+    results = []
+    for way, (run, chosen, predicted) in ways.items():
+        expected = run(chosen)
+        seconds = {}
+        for name, prediction in predicted.items():
+            if prediction < WITHIN * predicted[chosen]:
+                check(run(name), expected)
+                seconds[name] = {"predicted": prediction, "measured": measure(lambda run=run, name=name: run(name))}
+        results.append({"grid": grid, "sides": sides, "b": b, "v": v, "way": way, "chosen": chosen, "seconds": seconds})
+    return results
+
+
+def check(found: Any, expected: Any) -> None:
+    for one, other in zip(*((x,) if isinstance(x, Tensor) else x for x in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-5 * other.abs().max().item())
+
+
+def loss(row: dict[str, Any]) -> float:
+    """The time of the choice over that of the fastest."""
+    times = {name: figures["measured"] for name, figures in row["seconds"].items()}
+    return times[row["chosen"]] / min(times.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    parser.add_argument("--only", type=int, help="measure the shape with this number alone")
+    parser.add_argument("--only", type=int, nargs="+", help="measure the shapes with these numbers alone")
     options = parser.parse_args()
-    rows, losses = [], []
-    for number, (grid, sides, b, v) in enumerate(SHAPES):
-        if options.only not in (None, number):
+    rows = []
+    for number, shape in enumerate(SHAPES):
+        if options.only and number not in options.only:
             continue
-        n = math.prod(grid)
-        torch.manual_seed(0)
-        projected = torch.randn(b, n, 64 + v)
-        queries, values = projected[..., :64].unflatten(2, (4, 16)).transpose(1, 2), projected[..., 64:].unsqueeze(-1)
-        table = torch.randn(*(min(r, 2 * s - 1) for r, s in zip(sides, grid, strict=True)), 16, 1)
-        gradient = torch.randn(b, n, 4, v).transpose(1, 2)
-        problem = problem_of(queries, table, values, grid, False)
-        plan = make_plan(problem)
-        everything = Wanted(True, True, True)
-        print(f"{number}: {'x'.join(map(str, grid))} scope {'x'.join(map(str, sides))} b {b} v {v}")
-        found = {"forward": {}, "backward": {}}
-        reference = None
-        for name in ALGORITHMS:
-            cost = plan.costs[name]
-            if cost is None or cost.workspace_bytes > 2 << 30:
-                continue
-            best = plan.costs[plan.chosen].seconds, plan.costs[plan.backward].backward_seconds
-            if cost.seconds < 4 * best[0]:
-                run = lambda: run_forward(queries, table, values, problem, name, False)
-                output = run()
-                reference = output if reference is None else reference
-                torch.testing.assert_close(output, reference, rtol=0, atol=1e-5 * reference.abs().max().item())
-                found["forward"][name] = (cost.seconds, measure(run, 0.5))
-            if cost.backward_seconds < 4 * best[1]:
-                run = lambda: run_backward(gradient, queries, table, values, problem, name, everything)
-                found["backward"][name] = (cost.backward_seconds, measure(run, 0.5))
-        for way, choice in (("forward", plan.chosen), ("backward", plan.backward)):
-            fastest = min(time for _, time in found[way].values())
-            loss = found[way][choice][1] / fastest
-            losses.append(loss)
-            figures = ", ".join(f"{name}{'*' if name == choice else ''} {1e3 * t:.2f} (predicted {1e3 * p:.2f})" for name, (p, t) in found[way].items())
-            print(f"   {way}: {figures}; chosen / best {loss:.2f}")
-            rows.append({"grid": grid, "sides": sides, "batch": b, "value_depth": v, "way": way, "chosen": choice, "seconds": {name: {"predicted": p, "measured": t} for name, (p, t) in found[way].items()}})
-    worst = sorted(losses)[-5:]
-    print(f"chosen / best: geometric mean {statistics.geometric_mean(losses):.3f}, within 10% in {sum(x <= 1.1 for x in losses)} of {len(losses)}, worst {[round(x, 2) for x in worst]}")
+        for row in compare(*shape):
+            rows.append(row)
+            grid, sides = ("x".join(str(side) for side in x) for x in shape[:2])
+            print(
+                f"{number}: {grid} scope {sides} b {shape[2]} v {shape[3]}, {row['way']}; chosen / best {loss(row):.2f}"
+            )
+            for name, figures in row["seconds"].items():
+                mark = "*" if name == row["chosen"] else " "
+                print(f"  {mark} {name:<24}" + "".join(f"{how} {1e3 * t:9.2f} ms  " for how, t in figures.items()))
+    losses = sorted(loss(row) for row in rows)
+    near = sum(x <= 1.1 for x in losses)
+    print(
+        f"chosen / best: geometric mean {statistics.geometric_mean(losses):.3f}; within 10% in {near} of {len(losses)}"
+    )
+    print("worst: " + ", ".join(f"{x:.2f}" for x in losses[-5:]))
     if options.out:
-        versions = {"torch": torch.__version__, "lambdanets": lambdanets.__version__, "threads": torch.get_num_threads()}
-        options.out.write_text(json.dumps({"versions": versions, "rates": vars(rates_of("cpu")), "rows": rows}, indent=1))
+        versions = {
+            "torch": torch.__version__,
+            "lambdanets": lambdanets.__version__,
+            "threads": torch.get_num_threads(),
+        }
+        options.out.write_text(
+            json.dumps({"versions": versions, "rates": vars(rates_of("cpu")), "rows": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

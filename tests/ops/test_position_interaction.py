@@ -10,7 +10,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from lambdanets.ops import definition, explain, position_interaction
 from lambdanets.ops.position.plan import ALGORITHMS, _make_plan
 
-algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
+# all but the fused one, which needs a GPU: see test_fused_kernels.py
+ON_CPU = [name for name in ALGORITHMS if name != "fused"]
+
+algorithms = pytest.mark.parametrize("algorithm", ON_CPU)
 
 # grid, sides of the table, u, dilation, causal
 CASES = {
@@ -31,7 +34,7 @@ CASES = {
 
 def serving(grid):
     """The algorithms that serve a grid: all but one serve all."""
-    return [name for name in ALGORITHMS if len(grid) < 3 or name != "value_axis_convolution"]
+    return [name for name in ON_CPU if len(grid) < 3 or name != "value_axis_convolution"]
 
 
 algorithms_and_cases = pytest.mark.parametrize(
@@ -274,6 +277,11 @@ def test_the_plan_never_chooses_the_other_forms_of_the_convolution():
         for side in 3, 23:
             plan = plan_for(grid, (side,) * len(grid), v=64)
             assert not {plan.chosen, plan.backward} & {"depthwise_convolution", "value_axis_convolution"}
+
+
+def test_the_fused_algorithm_is_refused_without_a_gpu():
+    with pytest.raises(ValueError, match=r"'fused' serves grids of 1 or 2 sides.*on CUDA devices"):
+        position_interaction(*make_inputs((4, 4), (3, 3), 0), (4, 4), algorithm="fused")
 
 
 def test_an_algorithm_that_cannot_serve_is_refused_by_name_with_the_reason():

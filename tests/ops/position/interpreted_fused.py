@@ -50,16 +50,16 @@ def errors(
     exact = definition.position_interaction(*exact_inputs, grid)
     gradients = torch.autograd.grad(exact, exact_inputs, inputs[3].double())
     queries, table, values, gradient = (inside_nan(x) for x in inputs)
-    table = crop_to_grid(table, grid, 1)
-    problem = problem_of(queries, table, values, grid, 1)
+    table = crop_to_grid(table, grid)
+    problem = problem_of(queries, table, values, grid, False)
     results = {"query order": (fused.forward_in_order("query", queries, table, values, problem), exact)}
     if dtype != torch.float32:
         results["lambda order"] = fused.forward_in_order("lambda", queries, table, values, problem), exact
-    found = fused.backward(gradient, queries, table, values, problem, (True, True, True))
+    found = fused.gradients(gradient, queries, table, values, problem, (True, True, True))
     for name, result, truth in zip(("queries", "table", "values"), found, gradients, strict=True):
         assert result is not None
         assert result.dtype == dtype
-        results[name] = result, crop_to_grid(truth, grid, 1) if name == "table" else truth
+        results[name] = result, crop_to_grid(truth, grid) if name == "table" else truth
     return {name: ((x.double() - truth).norm() / truth.norm()).item() for name, (x, truth) in results.items()}
 
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from interpreted_fused import CASES
 
-from lambdanets.ops.position import fused, fused_launches
-from lambdanets.ops.position.fused_tiles import halved, table_step, tables, tile_and_step, tiles_of
+from lambdanets.ops.position import fused
+from lambdanets.ops.position.fused import launches
+from lambdanets.ops.position.fused.tiles import halved, table_step, tables, tile_and_step, tiles_of
 from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.position.rates import built_in
 
 PROBLEM = Problem(
     batch=2,
@@ -21,11 +23,13 @@ PROBLEM = Problem(
     query_depth=16,
     value_depth=16,
     intra_depth=1,
-    scope=(5, 5),
-    dilation=1,
+    before=(2, 2),
+    after=(2, 2),
+    causal=False,
     dtype=torch.bfloat16,
     device="cuda",
 )
+RATES = built_in("cuda", 1)
 ARCHITECTURES = [80, 90]
 CONFIGURATIONS = {
     f"{kernel}-{architecture}-{'x'.join(str(size) for size in vars(tiles).values())}": (kernel, architecture, tiles)
@@ -68,11 +72,11 @@ def compiled(kernel, architecture, tiles, folder, monkeypatch):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from lambdanets.ops.position import fused_gradient_kernels, fused_kernels, fused_table_kernels
+    from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, table_kernels
 
-    modules = fused_gradient_kernels, fused_table_kernels, fused_kernels
+    modules = gradient_kernels, table_kernels, forward_kernels
     function = next(getattr(module, kernel) for module in modules if hasattr(module, kernel))
-    constants = fused_launches.constants_of(kernel, tiles, 4)
+    constants = launches.constants_of(kernel, tiles, 4)
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     signature, attributes = {}, {}
     for i, name in enumerate(function.arg_names):
@@ -125,7 +129,7 @@ def test_every_configuration_compiles_to_tensor_core_products_without_spilling_r
 @pytest.mark.parametrize(
     "change",
     [
-        {"grid": (4, 4, 4), "scope": (3, 3, 3)},
+        {"grid": (4, 4, 4), "before": (1, 1, 1), "after": (1, 1, 1)},
         {"heads": 17},
         {"dtype": torch.float64},
         {"device": "cpu"},
@@ -134,19 +138,19 @@ def test_every_configuration_compiles_to_tensor_core_products_without_spilling_r
 )
 def test_a_problem_beyond_the_limits_has_no_cost(change, monkeypatch):
     monkeypatch.setattr(fused, "_has_kernels", lambda device: device == "cuda")
-    assert fused.cost(PROBLEM) is not None
-    assert fused.cost(replace(PROBLEM, **change)) is None
+    assert fused.cost(PROBLEM, RATES) is not None
+    assert fused.cost(replace(PROBLEM, **change), RATES) is None
 
 
 def test_without_triton_there_is_no_cost(monkeypatch):
     monkeypatch.setattr(fused, "_TRITON_INSTALLED", False)
-    assert fused.cost(PROBLEM) is None
+    assert fused.cost(PROBLEM, RATES) is None
 
 
 def test_the_cost_counts_the_pairs_within_the_scope_alone(monkeypatch):
     monkeypatch.setattr(fused, "_has_kernels", lambda device: True)
     # 8 positions, 2 to either side: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs an axis.
-    assert fused.cost(PROBLEM).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
+    assert fused.cost(PROBLEM, RATES).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import without_future
-from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.plan import ALGORITHMS, working
 from lambdanets.ops.position.problem import Prepared, Problem, Wanted
-from lambdanets.ops.position.rates import Rates, rates_of
+from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import without_autocast
 
 # What is kept of tables, in all.
@@ -20,8 +20,7 @@ KEPT_BYTES = 256 << 20
 
 def run_forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str) -> Tensor:
     """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
-    module, rates, some = _set_up(problem, algorithm)
-    dtype = working_dtype(problem, algorithm)
+    module, dtype, rates, some = _set_up(problem, algorithm)
     with without_autocast(queries.device):
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
         parts = [
@@ -36,8 +35,7 @@ def run_backward(
     gradient: Tensor, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str, wanted: Wanted
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients wanted of queries, table and values, from that of the output (b, h, n, v)."""
-    module, rates, some = _set_up(problem, algorithm)
-    dtype = working_dtype(problem, algorithm)
+    module, dtype, rates, some = _set_up(problem, algorithm)
     of_queries, of_values = [], []
     of_prepared: Prepared | None = None
     with without_autocast(queries.device):
@@ -61,18 +59,12 @@ def run_backward(
         )
 
 
-def working_dtype(problem: Problem, algorithm: str) -> torch.dtype:
-    """float32 in place of bfloat16 where products of that are no faster, or the algorithm would lose by it."""
-    if problem.dtype != torch.bfloat16:
-        return problem.dtype
-    narrow = getattr(ALGORITHMS[algorithm], "NARROW", True) and rates_of(problem.device).bfloat16_gain > 1
-    return torch.bfloat16 if narrow else torch.float32
-
-
-def _set_up(problem: Problem, algorithm: str) -> tuple[Any, Rates, Problem]:
-    module, rates = ALGORITHMS[algorithm], rates_of(problem.device)
+def _set_up(problem: Problem, algorithm: str) -> tuple[Any, torch.dtype, Rates, Problem]:
+    """The algorithm's module, the dtype it computes in and the rates for that, the problem of examples at once."""
+    module = ALGORITHMS[algorithm]
+    dtype, rates = working(problem, algorithm)
     at_once = min(problem.batch, module.examples_at_once(problem, rates))
-    return module, rates, replace(problem, batch=max(1, at_once))
+    return module, dtype, rates, replace(problem, batch=max(1, at_once))
 
 
 def _joined(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:

@@ -4,14 +4,17 @@ To add an algorithm: a file beside this one with the functions of `convolution`,
 cannot serve a problem, `cost` returns None and its constant `LIMITS` says why.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import ModuleType
+
+import torch
 
 from lambdanets.ops.position import (
     convolution,
     depthwise_convolution,
     fourier,
+    fused,
     lambda_order,
     mixed,
     query_order,
@@ -22,6 +25,7 @@ from lambdanets.ops.position.rates import Rates, rates_of
 
 # In the order in which the automatic choice prefers them at equal cost.
 ALGORITHMS: dict[str, ModuleType] = {
+    "fused": fused,
     "query_order": query_order,
     "mixed": mixed,
     "fourier": fourier,
@@ -30,6 +34,9 @@ ALGORITHMS: dict[str, ModuleType] = {
     "depthwise_convolution": depthwise_convolution,
     "value_axis_convolution": value_axis_convolution,
 }
+
+# Those that bfloat16 values go through in bfloat16, where its products are faster than those of float32.
+KEEP_BFLOAT16 = ("query_order", "lambda_order", "convolution", "depthwise_convolution", "value_axis_convolution")
 
 # An algorithm that would hold more than this beside inputs and output is passed over while another stays below.
 WORKSPACE_LIMIT_BYTES = 1 << 30
@@ -80,9 +87,28 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
     return _make_plan(problem, algorithm, rates_of(problem.device))
 
 
+def working(problem: Problem, algorithm: str) -> tuple[torch.dtype, Rates]:
+    """The dtype that an algorithm computes a problem in, and the rates for it.
+
+    bfloat16 is computed in float32 where products of that are as fast, and by algorithms that would lose by rounding
+    between their steps, those not in KEEP_BFLOAT16.
+    """
+    return _working(problem.dtype, algorithm, rates_of(problem.device))
+
+
+def _working(dtype: torch.dtype, algorithm: str, rates: Rates) -> tuple[torch.dtype, Rates]:
+    if dtype != torch.bfloat16 or algorithm == "fused":
+        return dtype, rates
+    if rates.bfloat16_gain <= 1 or algorithm not in KEEP_BFLOAT16:
+        return torch.float32, rates
+    return dtype, replace(rates, operations_per_second=rates.operations_per_second * rates.bfloat16_gain)
+
+
 @lru_cache(maxsize=1024)
 def _make_plan(problem: Problem, algorithm: str, rates: Rates) -> Plan:
-    costs: dict[str, Cost | None] = {name: module.cost(problem, rates) for name, module in ALGORITHMS.items()}
+    costs: dict[str, Cost | None] = {
+        name: module.cost(problem, _working(problem.dtype, name, rates)[1]) for name, module in ALGORITHMS.items()
+    }
     if algorithm != "auto":
         if costs[algorithm] is None:
             limits = ALGORITHMS[algorithm].LIMITS

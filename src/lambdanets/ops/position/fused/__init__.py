@@ -10,20 +10,24 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import EllipsisType
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position import fused_launches
-from lambdanets.ops.position.fused_tiles import MOST_VALUES, K, prefers_lambda_order
-from lambdanets.ops.position.problem import Cost, Problem
+from lambdanets.ops.position.fused import launches
+from lambdanets.ops.position.fused.tiles import MOST_VALUES, K, prefers_lambda_order
+from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
+from lambdanets.ops.position.rates import Rates
 
 LIMITS = (
     "serves grids of 1 or 2 sides, at most 16 heads and dtypes of at most 32 bits, "
     "on CUDA devices of compute capability 8.0 or newer where Triton is installed"
 )
 MOST_HEADS = 16
+_SHARE, _SHARE_FLOAT32 = 0.4, 0.3
 WIDEST_TILE = 16
 
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
@@ -33,20 +37,29 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _Part = tuple[tuple[EllipsisType | slice | int, ...], Tensor]
 
 
-def cost(problem: Problem) -> Cost | None:
-    """Predicted cost of `forward`, in query order; None where it cannot serve, see LIMITS."""
+def cost(problem: Problem, rates: Rates) -> Cost | None:
+    """Predicted cost of `forward` and `backward`; None where they cannot serve, see LIMITS."""
     too_large = len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4
     if too_large or not _has_kernels(problem.device):
         return None
     pairs = math.prod(
-        side * scope - scope // 2 * (scope // 2 + 1) for side, scope in zip(problem.grid, problem.scope, strict=True)
+        side * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
+        for side, before, after in zip(problem.grid, problem.before, problem.before, strict=True)
     )
     multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
     operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
-    # The table with zeros around it, and values in rows where they are not.
-    held = math.prod(scope + 2 * WIDEST_TILE for scope in problem.scope) * K
-    held += problem.batch * problem.positions * problem.value_depth
-    return Cost(operations, held * problem.dtype.itemsize)
+    table = 4 * math.prod(problem.scope) * K * problem.intra_depth
+    # tensor cores at the share of their rate that the kernels' instructions are predicted to reach; float32 has none
+    rate = rates.operations_per_second * (
+        _SHARE * rates.bfloat16_gain if problem.dtype.itemsize == 2 else _SHARE_FLOAT32
+    )
+    calls = len(list(_launches(problem)))
+    return Cost(
+        operations,
+        table * problem.dtype.itemsize,
+        seconds=operations / rate + rates.calls(4 * calls),
+        backward_seconds=3 * operations / rate + rates.calls(12 * calls),
+    )
 
 
 def _has_kernels(device: str) -> bool:
@@ -60,27 +73,60 @@ def _has_kernels(device: str) -> bool:
     return bool(torch.cuda.get_device_properties(torch.cuda.current_device()).major >= 8)
 
 
-def forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
-    architecture = fused_launches.architecture(values.device)
-    sizes = problem.batch, problem.heads, min(problem.value_depth, MOST_VALUES)
+def examples_at_once(problem: Problem, rates: Rates) -> int:
+    """All of them."""
+    return problem.batch
+
+
+def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:
+    """The table, as far after offset 0 as before it: with zeros for a causal one."""
+    return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, problem.before[0] - problem.after[0]]),)
+
+
+def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Tensor:
+    """The part of the gradient that belongs to the table."""
+    return gradients[0].narrow(0, 0, problem.scope[0])
+
+
+def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
+    """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
+    architecture = launches.architecture(values.device)
+    sizes = len(values), problem.heads, min(problem.value_depth, MOST_VALUES)
     order = "lambda" if prefers_lambda_order(architecture, values.dtype.itemsize, *sizes) else "query"
-    return forward_in_order(order, queries, table, values, problem)
+    return forward_in_order(order, queries, prepared[0], values, _symmetric(problem, values))
+
+
+def backward(
+    gradient: Tensor,
+    queries: Tensor,
+    prepared: Prepared,
+    values: Tensor,
+    problem: Problem,
+    wanted: Wanted,
+    rates: Rates,
+) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
+    """Gradients of queries, table and values from that of the output (b, h, n, v)."""
+    of = gradients(gradient, queries, prepared[0], values, _symmetric(problem, values), wanted)
+    return of[0], None if of[1] is None else (of[1],), of[2]
+
+
+def _symmetric(problem: Problem, values: Tensor) -> Problem:
+    return replace(problem, batch=len(values), after=problem.before, causal=False)
 
 
 def forward_in_order(order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
     """`forward` in lambda order, which does not serve float32, or in query order."""
-    launches = list(_launches(problem))
-    dtype = queries.dtype if len(launches) == 1 else torch.float32
+    calls = list(_launches(problem))
+    dtype = queries.dtype if len(calls) == 1 else torch.float32
     parts: list[_Part] = []
     with torch.cuda.device_of(values):  # Triton launches on the current device
-        for depths, channels, u in launches:
+        for depths, channels, u in calls:
             factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
-            parts.append(((..., channels), fused_launches.forward(order, *factors, problem, dtype)))
+            parts.append(((..., channels), launches.forward(order, *factors, problem, dtype)))
     return _sum(parts, (*queries.shape[:3], problem.value_depth), queries.dtype)
 
 
-def backward(
+def gradients(
     gradient: Tensor,
     queries: Tensor,
     table: Tensor,
@@ -89,20 +135,20 @@ def backward(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of queries, table and values, in their dtypes, from that of the output; None where not wanted."""
-    launches = list(_launches(problem))
-    dtype = queries.dtype if len(launches) == 1 else torch.float32
+    calls = list(_launches(problem))
+    dtype = queries.dtype if len(calls) == 1 else torch.float32
     of_queries: list[_Part] = []
     of_table: list[_Part] = []
     of_values: list[_Part] = []
     with torch.cuda.device_of(values):
-        for depths, channels, u in launches:
+        for depths, channels, u in calls:
             g, q, r, v = gradient[..., channels], queries[..., depths], table[..., depths, u], values[:, :, channels, u]
             if wanted[0]:
-                of_queries.append(((..., depths), fused_launches.queries_gradient(g, r, v, problem, dtype)))
+                of_queries.append(((..., depths), launches.queries_gradient(g, r, v, problem, dtype)))
             if wanted[1]:
-                of_table.append(((..., depths, u), fused_launches.table_gradient(g, q, v, problem, dtype)))
+                of_table.append(((..., depths, u), launches.table_gradient(g, q, v, problem, dtype)))
             if wanted[2]:
-                of_values.append(((..., channels, u), fused_launches.values_gradient(g, q, r, problem, dtype)))
+                of_values.append(((..., channels, u), launches.values_gradient(g, q, r, problem, dtype)))
     return (
         _sum(of_queries, queries.shape, queries.dtype) if wanted[0] else None,
         _sum(of_table, table.shape, table.dtype) if wanted[1] else None,

@@ -2,14 +2,14 @@
 """The gradients of the fused position interaction in Triton: nothing saved but the inputs, no atomic additions.
 
 Each number of a result is written by one program, which adds in a fixed order; the table's gradient comes as parts,
-one a split and tile, which `sum_table_parts` adds in a fixed order. Tiles, steps and table as in `fused_kernels`;
+one a split and tile, which `sum_table_parts` adds in a fixed order. Tiles, steps and table as in `forward_kernels`;
 g is the gradient of y.
 """
 
 import triton
 import triton.language as tl
 
-from lambdanets.ops.position.fused_kernels import SIZES, place, window
+from lambdanets.ops.position.fused.forward_kernels import SIZES, place, window
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -3,7 +3,7 @@
 
 A program owns a tile of tile_rows x tile_columns query positions for some examples, and steps over the context
 positions that the tile's scope reaches, step_rows x step_columns at a time. The table comes with zeros around it, as
-wide as a tile (`fused_launches`), so pairs beyond a query's scope need no mask. Only what lies beyond the map or the
+wide as a tile (`launches`), so pairs beyond a query's scope need no mask. Only what lies beyond the map or the
 batch does: it counts as zero, and the index of its embeddings is held inside the table, for 0 times NaN is NaN.
 """
 

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from lambdanets.ops.position.fused_kernels import SIZES, window
+from lambdanets.ops.position.fused.forward_kernels import SIZES, window
 
 
 @triton.jit(do_not_specialize=[*SIZES, "row_groups", "chunks", "split_examples"])

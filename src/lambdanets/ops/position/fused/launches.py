@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.fused_tiles import (
+from lambdanets.ops.position.fused.tiles import (
     ENOUGH_PROGRAMS,
     K,
     Tiles,
@@ -23,7 +23,7 @@ from lambdanets.ops.position.problem import Problem
 
 def forward(order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
     """y (b, h, n, v) in a dtype; order: "lambda" or "query"."""
-    from lambdanets.ops.position import fused_kernels
+    from lambdanets.ops.position.fused import forward_kernels
 
     tiles = _tiles(f"forward_{order}_order", values, problem)
     grid, reach = _grid(problem), _reach(problem)
@@ -33,7 +33,7 @@ def forward(order: str, queries: Tensor, table: Tensor, values: Tensor, problem:
     output = queries.new_empty(*queries.shape[:3], channels, dtype=dtype)
     constants = constants_of(f"forward_{order}_order", tiles, problem.heads)
     programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // tiles.values)
-    kernel = fused_kernels.forward_lambda_order if order == "lambda" else fused_kernels.forward_query_order
+    kernel = forward_kernels.forward_lambda_order if order == "lambda" else forward_kernels.forward_query_order
     kernel[(programs,)](
         queries,
         _padded(table, shape),
@@ -55,7 +55,7 @@ def forward(order: str, queries: Tensor, table: Tensor, values: Tensor, problem:
 
 def queries_gradient(gradient: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
     """dq (b, h, n, k) in a dtype."""
-    from lambdanets.ops.position.fused_gradient_kernels import queries_gradient as kernel
+    from lambdanets.ops.position.fused.gradient_kernels import queries_gradient as kernel
 
     tiles = _tiles("queries_gradient", values, problem)
     grid, reach = _grid(problem), _reach(problem)
@@ -84,7 +84,7 @@ def queries_gradient(gradient: Tensor, table: Tensor, values: Tensor, problem: P
 
 def values_gradient(gradient: Tensor, queries: Tensor, table: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
     """dV (b, n, v) in a dtype."""
-    from lambdanets.ops.position.fused_gradient_kernels import values_gradient as kernel
+    from lambdanets.ops.position.fused.gradient_kernels import values_gradient as kernel
 
     tiles = _tiles("values_gradient", gradient, problem)
     grid, reach = _grid(problem), _reach(problem)
@@ -115,7 +115,7 @@ def values_gradient(gradient: Tensor, queries: Tensor, table: Tensor, problem: P
 
 def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
     """dR (r_1..r_D, k) in a dtype."""
-    from lambdanets.ops.position.fused_table_kernels import sum_table_parts, table_parts
+    from lambdanets.ops.position.fused.table_kernels import sum_table_parts, table_parts
 
     tiles = _tiles("table_parts", values, problem)
     grid, reach = _grid(problem), _reach(problem)
