@@ -13,6 +13,8 @@ from lambdanets.ops.precision import autocast_dtype, wide, without_autocast
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ADDED_IN_TURN = 32  # examples
+_FEW_POSITIONS = 64  # of an example: too few for a fast product of its own
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -24,9 +26,9 @@ def project(
     x: tokens (b, n, d) for linear projections, or maps (b, d, S_1..S_D) for convolutions of size 1.
     real: (b, n) bool; in training, batch norm counts these positions alone, and gives 0 at others.
 
-    Plain projections are one product with their weights together. A batch norm in eval mode is folded into them, in
-    float32 or wider, at each call: nothing is kept that could become stale. Modules that are not plain, or have hooks,
-    are called as they are.
+    Batch norms in eval mode are folded into plain projections, in float32 or wider and at each call: nothing is kept
+    that could become stale; the projections are then one product. Modules that are not plain, or have hooks, are called
+    as they are.
     """
     if not all(_is_plain(projection, _PROJECTIONS) and projection.bias is None for projection, _ in pairs):
         outputs = [projection(x) for projection, _ in pairs]
@@ -35,9 +37,12 @@ def project(
     else:
         folded = [_folds(norm) for _, norm in pairs]
         weights, biases = zip(*(_weight(*pair, fold) for pair, fold in zip(pairs, folded, strict=True)), strict=True)
-        bias = torch.cat(biases) if any(folded) else None
-        product = _product(x.mT if tokens else x.flatten(2), torch.cat(weights), bias)
-        rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
+        maps = x.mT if tokens else x.flatten(2)
+        if any(folded):
+            (product,) = _products(maps, torch.cat(biases), torch.cat(weights))
+            rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
+        else:  # norms want rows by themselves
+            rows = list(_products(maps, None, *weights))
     return [
         some if norm is None or fold else normalize(norm, some, real)
         for some, (_, norm), fold in zip(rows, pairs, folded, strict=True)
@@ -83,74 +88,105 @@ def _weight(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
     return (weight.to(dtype) * scale.unsqueeze(1)).to(weight.dtype), bias.to(weight.dtype)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (b, d, n), weight (c, d), bias (c,) to rows (b, n, c), in the dtype of autocast where that is on."""
+def _products(x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    """x (b, d, n), weights (c, d) to rows (b, n, c) each, plus bias (c,), in the dtype of autocast where that is on."""
     dtype = autocast_dtype(x.device)
     if dtype is not None and x.dtype != torch.float64:
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    function = _Product if torch.compiler.is_compiling() else _ForwardModeProduct
+        x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
+        weights = tuple(weight.to(dtype) for weight in weights)
+    function = _Products if torch.compiler.is_compiling() else _ForwardModeProducts
     with without_autocast(x.device):
-        return function.apply(x, weight, bias)
+        return function.apply(x, bias, *weights)
 
 
-class _Product(torch.autograd.Function):
+class _Products(torch.autograd.Function):
     """Rows from channels first or last, and the gradient in the layout of x: no copy between layouts either way."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if _channels_last(x):
-            return F.linear(x.mT, weight, bias)
-        factor = weight.mT.expand(x.shape[0], -1, -1)
-        rows = torch.bmm(x.mT, factor)
-        return rows if bias is None else rows.add_(bias)
+    def forward(x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_rows(x, weight, bias) for weight in weights)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
-        x, weight, bias = inputs
-        ctx.save_for_backward(x, weight)
-        ctx.save_for_forward(x, weight)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, bias, *weights = inputs
+        ctx.save_for_backward(x, *weights)
+        ctx.save_for_forward(x, *weights)
         ctx.has_bias = bias is not None
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        of_x = of_weight = of_bias = None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        of_x = of_bias = None
+        of_weights: list[Tensor | None] = [None] * len(weights)
         if ctx.needs_input_grad[0]:
-            if _channels_last(x):
-                of_x = (gradient @ weight).mT
+            of_x = _gradient_of_maps(x, weights, gradients)
+        for i, gradient in enumerate(gradients):
+            if not ctx.needs_input_grad[2 + i]:
+                continue
+            if _channels_last(x) or (not torch.compiler.is_compiling() and x.shape[2] <= _FEW_POSITIONS):
+                of_weights[i] = gradient.flatten(0, 1).mT @ x.mT.flatten(0, 1)
             else:
-                of_x = torch.bmm(weight.mT.expand(x.shape[0], -1, -1), gradient.mT)
-        if ctx.needs_input_grad[1]:
-            if _channels_last(x):
-                of_weight = gradient.flatten(0, 1).mT @ x.mT.flatten(0, 1)
-            else:
-                of_weight = torch.bmm(gradient.mT, x.mT).sum(dim=0)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            of_bias = gradient.sum(dim=(0, 1))
-        return of_x, of_weight, of_bias
+                of_weights[i] = _summed_products(gradient.mT, x.mT)
+        if ctx.has_bias and ctx.needs_input_grad[1]:
+            of_bias = gradients[0].sum(dim=(0, 1))
+        return of_x, of_bias, *of_weights
 
 
-class _ForwardModeProduct(_Product):
+class _ForwardModeProducts(_Products):
     """The same, with a derivative in forward mode, which torch.compile cannot trace."""
 
     @staticmethod
-    def jvp(ctx: Any, of_x: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None) -> Tensor:
-        x, weight = ctx.saved_tensors
-        terms = []
-        if of_x is not None:
-            terms.append(_Product.forward(of_x, weight, None))
-        if of_weight is not None:
-            terms.append(_Product.forward(x, of_weight, None))
-        if of_bias is not None:
-            terms.append(of_bias.expand(x.shape[0], x.shape[2], -1))
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        return total
+    def jvp(ctx: Any, of_x: Tensor | None, of_bias: Tensor | None, *of_weights: Tensor | None) -> tuple[Tensor, ...]:
+        x, *weights = ctx.saved_tensors
+        results = []
+        for weight, of_weight in zip(weights, of_weights, strict=True):
+            total = torch.zeros_like(_rows(x, weight, None))
+            if of_x is not None:
+                total = total + _rows(of_x, weight, None)
+            if of_weight is not None:
+                total = total + _rows(x, of_weight, None)
+            results.append(total if of_bias is None else total + of_bias)
+        return tuple(results)
+
+
+def _rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if _channels_last(x):
+        return F.linear(x.mT, weight, bias)
+    rows = torch.bmm(x.mT, weight.mT.expand(x.shape[0], -1, -1))
+    return rows if bias is None else rows + bias
+
+
+def _gradient_of_maps(x: Tensor, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """sum over the products of W^T g, (b, d, n), laid out as x."""
+    pairs = list(zip(weights, gradients, strict=True))
+    added_in_place = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if _channels_last(x):
+        total = pairs[0][1] @ pairs[0][0]
+        for weight, gradient in pairs[1:]:
+            if added_in_place:
+                total.view(-1, total.shape[2]).addmm_(gradient.flatten(0, 1), weight)
+            else:
+                total = total + gradient @ weight
+        return total.mT
+    factors = [(weight.mT.expand(x.shape[0], -1, -1), gradient.mT) for weight, gradient in pairs]
+    total = torch.bmm(*factors[0])
+    for factor in factors[1:]:
+        total = total.baddbmm_(*factor) if added_in_place else torch.baddbmm(total, *factor)
+    return total
 
 
 def _channels_last(x: Tensor) -> bool:
     """Whether x (b, d, n) holds the channels of a position together."""
     return x.stride(1) == 1 and x.stride(2) != 1
+
+
+def _summed_products(first: Tensor, second: Tensor) -> Tensor:
+    """sum over b of first (b, c, n) second (b, n, d), without the products of all examples where that can be."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(first) > _ADDED_IN_TURN:
+        return torch.bmm(first, second).sum(dim=0)
+    total = torch.mm(first[0], second[0])
+    for one, other in zip(first[1:], second[1:], strict=True):
+        total.addmm_(one, other)
+    return total

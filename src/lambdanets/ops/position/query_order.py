@@ -99,7 +99,8 @@ def backward(
     gradient = pack_outputs(gradient, tiling)
     of_queries = torch.empty_like(queries) if wanted.queries else None
     of_block = _Sum(block) if wanted.table else None
-    of_values = _Sum(values) if wanted.values else None
+    # windows of several tiles are added up in a new tensor afterwards
+    of_values = _Sum(values, temporary=math.prod(tiling.counts) > 1) if wanted.values else None
     items = values.shape[0]
     for start, stop, low, high, columns in tiling.rows():
         rows = (stop - start) * tiling.positions
@@ -125,10 +126,13 @@ def backward(
 
 
 class _Sum:
-    """A sum of parts, in float32 where products are narrower; a part that is the whole is taken as it is."""
+    """A sum of parts, in float32 where products are narrower; a part that is the whole is taken as it is.
 
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
+    temporary: in scratch memory.
+    """
+
+    def __init__(self, like: Tensor, temporary: bool = False) -> None:
+        self._like, self._temporary = like, temporary
         self._total: Tensor | None = None
 
     def add(self, place: tuple[slice, ...], part: Tensor) -> None:
@@ -136,7 +140,8 @@ class _Sum:
             if part.shape == self._like.shape:
                 self._total = part
                 return
-            self._total = torch.zeros_like(self._like, dtype=wide(part.dtype))
+            shape, like = tuple(self._like.shape), part.to(wide(part.dtype))
+            self._total = (scratch("sum", shape, like) if self._temporary else like.new_empty(shape)).zero_()
         self._total[place] += part
 
     def total(self) -> Tensor:
