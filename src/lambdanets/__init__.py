@@ -22,6 +22,7 @@ from lambdanets.layers import (
 from lambdanets.ops import content_lambda, explain, lambda_interaction, position_interaction, resize_table
 
 if TYPE_CHECKING:
+    from lambdanets.calibration import calibrate
     from lambdanets.models import create_model, list_models, replace_convolutions
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "LambdaLayer2d",
     "LambdaLayer3d",
     "RelativeEmbedding",
+    "calibrate",
     "content_lambda",
     "create_model",
     "decode_step",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _ON_FIRST_USE = {
+    "calibrate": "lambdanets.calibration",
     "create_model": "lambdanets.models",
     "list_models": "lambdanets.models",
     "replace_convolutions": "lambdanets.models",

@@ -1,4 +1,4 @@
-"""The command line: lambdanets train | evaluate | predict | benchmark.
+"""The command line: lambdanets train | evaluate | predict | benchmark | calibrate.
 
 tyro turns the dataclasses below into options; what a person got wrong is said in one sentence with exit code 2.
 """
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -63,6 +63,16 @@ class Predict:
     """Load the weights into this model instead of the one they were trained in."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Calibrate:
+    """What to measure."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Whose rates to measure."""
+    threads: int | None = None
+    """Threads of the CPU to measure with; by default as many as PyTorch takes."""
+
+
 Options = TypeVar("Options")
 
 
@@ -91,6 +101,7 @@ def _dispatch(given: list[str]) -> int:
         "evaluate": evaluate,
         "predict": predict,
         "benchmark": benchmark,
+        "calibrate": calibrate,
     }
     if not given or given[0] in ("-h", "--help"):
         print(_usage(commands))
@@ -225,6 +236,30 @@ def benchmark(arguments: list[str]) -> int:
     from lambdanets.benchmark import command
 
     command.run(kind, options)
+    return 0
+
+
+def calibrate(arguments: list[str]) -> int:
+    """Measure how fast this machine computes, for the choice of algorithms: lambdanets calibrate."""
+    description = "Measure how fast this machine computes, and keep it for the automatic choice of algorithms."
+    options = _parse(Calibrate, arguments, prog="lambdanets calibrate", description=description)
+    if options.threads is not None and options.threads < 1:
+        raise InputError(f"threads must be at least 1, got {options.threads}")
+    import torch
+
+    from lambdanets import calibration
+    from lambdanets.ops.position.rates import built_in, calibration_file
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device cuda needs a GPU, and PyTorch finds none")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    usual = dataclasses.asdict(built_in(options.device, torch.get_num_threads()))
+    rates = dataclasses.asdict(calibration.calibrate(options.device))
+    print(f"{'':24}{'measured':>12}{'built in':>12}")
+    for name, value in rates.items():
+        print(f"{name.replace('_', ' '):24}{value:>12.3g}{usual[name]:>12.3g}")
+    print(f"written to {calibration_file()}")
     return 0
 
 

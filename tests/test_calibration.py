@@ -1,0 +1,77 @@
+import json
+
+import pytest
+import torch
+
+from lambdanets import calibration
+from lambdanets.cli import main
+from lambdanets.ops.position import rates
+from lambdanets.ops.position.rates import Rates, built_in, calibration_file, calibration_key, read_calibration
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_command_measures_and_keeps_rates_for_later_processes(cache, capsys):
+    assert main(["calibrate", "--threads", str(torch.get_num_threads())]) == 0
+    said = capsys.readouterr().out
+    found = read_calibration("cpu", torch.get_num_threads())
+    assert calibration_file() == cache / "rates.json"
+    assert str(cache) in said
+    assert f"{found.operations_per_second:.3g}" in said
+    # a machine within a factor of 300 of the one that the built-in rates are of
+    usual = built_in("cpu", torch.get_num_threads())
+    for name, value in vars(found).items():
+        assert getattr(usual, name) / 300 < value < getattr(usual, name) * 300, name
+
+
+def test_other_threads_and_releases_have_rates_of_their_own(cache):
+    cache.mkdir()
+    kept = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
+    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", 3): vars(kept)}))
+    assert read_calibration("cpu", 3) == kept
+    assert read_calibration("cpu", 4) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"%s": {}}', '{"%s": {"half_side": "x"}}'])
+def test_a_calibration_that_cannot_be_understood_counts_as_none(text, cache):
+    cache.mkdir()
+    (cache / "rates.json").write_text(text.replace("%s", calibration_key("cpu", 2)))
+    assert read_calibration("cpu", 2) is None
+
+
+def test_rates_that_are_no_rates_count_as_none(cache):
+    cache.mkdir()
+    broken = vars(Rates(1e9, 2, 3e9, 4e-6, -5e9, 6))
+    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", 2): broken}))
+    assert read_calibration("cpu", 2) is None
+
+
+def test_the_plan_goes_by_what_was_calibrated(cache):
+    cache.mkdir()
+    kept = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
+    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", torch.get_num_threads()): vars(kept)}))
+    rates._rates_of.cache_clear()
+    try:
+        assert rates.rates_of("cpu") == kept
+    finally:
+        rates._rates_of.cache_clear()
+
+
+def test_a_device_that_cannot_be_measured_is_named():
+    with pytest.raises(ValueError, match="device must be 'cpu', or 'cuda' where there is a GPU, got 'tpu'"):
+        calibration.calibrate("tpu")
+
+
+def test_the_command_refuses_no_threads_in_one_sentence(capsys):
+    assert main(["calibrate", "--threads", "0"]) == 2
+    assert capsys.readouterr().err == "lambdanets: threads must be at least 1, got 0\n"
+
+
+def test_the_half_side_is_found_back():
+    side = 5.0
+    slower = (1 + side / 32) * (1 + side / 16) * (1 + side / 256)
+    assert calibration._half_side(slower) == pytest.approx(side, abs=0.02)
