@@ -41,8 +41,8 @@ def cost(problem: Problem, rates: Rates) -> Cost:
     return Cost(
         operations=round(2.5 * padded * math.log2(max(2, padded)) * transforms) + p.apply_operations,
         workspace_bytes=spectra + 12 * padded * vs * ks,
-        seconds=forward + making + rates.calls(calls),
-        backward_seconds=backward + 2 * making + rates.calls(3 * calls),
+        seconds=forward + making / 4 + rates.calls(calls),
+        backward_seconds=backward + 1.75 * making + rates.calls(3 * calls),
     )
 
 

@@ -38,8 +38,8 @@ def cost(problem: Problem, rates: Rates) -> Cost:
     return Cost(
         operations=operations(p),
         workspace_bytes=4 * (rows * inner + 2 * rows * maps),
-        seconds=passes * (lambdas + applied + copied + rates.calls(10)) + making,
-        backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 3 * making,
+        seconds=passes * (lambdas + applied + copied + rates.calls(10)) + making / 4,
+        backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 1.75 * making,
     )
 
 

@@ -48,7 +48,7 @@ class Rates:
 
 
 # Measured for one thread of a 2.3 GHz server core with AVX-512; the GPU's are a present server card's data sheet.
-_OF_A_THREAD = Rates(145e9, 5, 8e9, 6e-6, 9e9, 0.6)
+_OF_A_THREAD = Rates(145e9, 5, 8e9, 6e-6, 11e9, 0.6)
 _OF_A_GPU = Rates(50e12, 64, 2e12, 8e-6, 2e12, 8)
 
 
