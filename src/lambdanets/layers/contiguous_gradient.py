@@ -37,5 +37,7 @@ def contiguous_gradient(x: Tensor) -> Tensor:
     PyTorch's batch norm on CPU returns a wrong gradient, silently, at batch 1 when the incoming one has strides like
     (C, 1, W C, C); the reshapes between an image and a sequence of positions produce just that.
     """
+    if not torch.is_grad_enabled():
+        return x
     function = _ContiguousGradient if torch.compiler.is_compiling() else _ForwardModeContiguousGradient
     return function.apply(x)
