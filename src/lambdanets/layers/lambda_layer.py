@@ -121,10 +121,11 @@ class GridLambdaLayer(LambdaBase):
         )
         # rows (b, n, h v) are maps with the channels last; their gradient is brought into that layout once
         output = contiguous_gradient(output.transpose(1, 2).flatten(2)).mT.unflatten(2, grid)
-        output = output.contiguous(memory_format=_memory_format(x) or torch.contiguous_format)
         if mask is not None:
             output = output.masked_fill(~mask.unsqueeze(1), 0)
-        return output if self.stride == 1 else self._pool(output, mask)
+        if self.stride > 1:
+            output = self._pool(output, mask)
+        return output.contiguous(memory_format=_memory_format(x) or torch.contiguous_format)
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Average over the positions that exist, and are real, of 2 s - 1 around every s-th position."""

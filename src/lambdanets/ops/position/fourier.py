@@ -16,8 +16,8 @@ from torch import Tensor
 from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
 
-# Numbers of the padded grid in one chunk of lambdas.
-_CHUNK = 1 << 19
+# Numbers of padded grids in one chunk of lambdas. Sequences may leave the cache: their transforms have no strides.
+_CHUNK, _CHUNK_OF_SEQUENCES = 1 << 19, 1 << 21
 _FAST_FACTORS = (2, 3, 5, 7)
 
 
@@ -145,8 +145,9 @@ def backward(
 def _chunks(problem: Problem) -> tuple[int, int]:
     """Value channels and query depths at a time: all of the one kind before more than one of the other."""
     points = math.prod(padded_grid(problem))
-    channels = max(1, min(problem.value_depth, _CHUNK // points))
-    return channels, max(1, min(problem.query_depth, _CHUNK // (points * channels)))
+    chunk = _CHUNK if len(problem.grid) > 1 else _CHUNK_OF_SEQUENCES
+    channels = max(1, min(problem.value_depth, chunk // points))
+    return channels, max(1, min(problem.query_depth, chunk // (points * channels)))
 
 
 def _parts(count: int, size: int) -> Iterator[slice]:
