@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lambdanets import cli
+from lambdanets import calibration, cli
 from lambdanets.benchmark import command as benchmark
+from lambdanets.ops.position.rates import built_in
 from lambdanets.training import run
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +36,7 @@ def test_every_command_is_taken(command, monkeypatch):
     )
     monkeypatch.setattr(run, "resume", lambda folder: done.append(folder) or result | {"top1": 1.0, "unreadable": []})
     monkeypatch.setattr(benchmark, "run", lambda kind, options: done.append(options))
+    monkeypatch.setattr(calibration, "calibrate", lambda device: done.append(device) or built_in(device, 1))
     # evaluate and predict need a trained run: here their options are parsed, tests/test_cli.py runs them
     for name in ("evaluate", "predict"):
         monkeypatch.setattr(
