@@ -20,6 +20,8 @@ KEPT_BYTES = 256 << 20
 
 def run_forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str) -> Tensor:
     """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
+    if len(queries) == 0:
+        return queries.new_zeros(*queries.shape[:3], problem.value_depth)
     module, dtype, rates, some = _set_up(problem, algorithm)
     with without_autocast(queries.device):
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
@@ -35,6 +37,9 @@ def run_backward(
     gradient: Tensor, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str, wanted: Wanted
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients wanted of queries, table and values, from that of the output (b, h, n, v)."""
+    if len(queries) == 0:
+        zeros = (torch.zeros_like(x) if of else None for x, of in zip((queries, table, values), wanted, strict=True))
+        return next(zeros), next(zeros), next(zeros)
     module, dtype, rates, some = _set_up(problem, algorithm)
     of_queries, of_values = [], []
     of_prepared: Prepared | None = None
@@ -45,10 +50,14 @@ def run_backward(
             dq, dp, dv = module.backward(g.to(dtype), q.to(dtype), prepared, v.to(dtype), some, wanted, rates)
             of_queries.append(dq)
             of_values.append(dv)
-            if dp is not None:
-                of_prepared = (
-                    dp if of_prepared is None else tuple(a.add_(b) for a, b in zip(of_prepared, dp, strict=True))
-                )
+            if dp is None:
+                continue
+            if of_prepared is None:
+                # the more parts a narrow sum has, the more it loses
+                widened = dtype == torch.bfloat16 and some.batch < problem.batch
+                of_prepared = tuple(part.float() for part in dp) if widened else dp
+            else:
+                of_prepared = tuple(a.add_(b) for a, b in zip(of_prepared, dp, strict=True))
         of_table = None
         if of_prepared is not None:
             of_table = _unfit(module.gradient_of_table(of_prepared, some, rates), some).to(table.dtype)
@@ -64,7 +73,7 @@ def _set_up(problem: Problem, algorithm: str) -> tuple[Any, torch.dtype, Rates, 
     module = ALGORITHMS[algorithm]
     dtype, rates = working(problem, algorithm)
     at_once = min(problem.batch, module.examples_at_once(problem, rates))
-    return module, dtype, rates, replace(problem, batch=max(1, at_once))
+    return module, dtype, rates, replace(problem, batch=at_once)
 
 
 def _joined(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:
@@ -103,19 +112,21 @@ class _Kept:
         module = ALGORITHMS[algorithm]
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
             return module.prepare(_fit(table, problem).to(dtype), problem, rates)
-        key = (table.data_ptr(), algorithm, problem, dtype)
+        key = (table.data_ptr(), algorithm, problem, dtype, rates)
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
         if entry is not None and torch.equal(entry[0], table):
             return entry[1]
-        prepared = module.prepare(_fit(table, problem).to(dtype), problem, rates)
-        size = table.nbytes + sum(part.nbytes for part in prepared)
+        # made of the copy: another thread may change the table meanwhile, and what is made may be a view
+        copy = table.detach().clone()
+        prepared = module.prepare(_fit(copy, problem).to(dtype), problem, rates)
+        size = copy.nbytes + sum(part.nbytes for part in prepared)
         if size <= KEPT_BYTES // 4:
             with self._lock:
                 self._bytes += size - self._entries.pop(key, (None, None, 0))[2]
-                self._entries[key] = (table.detach().clone(), prepared, size)
+                self._entries[key] = (copy, prepared, size)
                 while self._bytes > KEPT_BYTES:
                     self._bytes -= self._entries.popitem(last=False)[1][2]
         return prepared

@@ -90,7 +90,7 @@ def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[in
     batch, heads, _, query_depth = queries.shape
     reaches = tuple(reach(r, side) for r, side in zip(table.shape, grid, strict=False))
     return Problem(
-        batch=batch,
+        batch=max(1, batch),  # an empty batch is planned as one example
         heads=heads,
         grid=tuple(grid),
         query_depth=query_depth,
