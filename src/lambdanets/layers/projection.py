@@ -30,7 +30,8 @@ def project(
     that could become stale; the projections are then one product. Modules that are not plain, or have hooks, are called
     as they are.
     """
-    if not all(_is_plain(projection, _PROJECTIONS) and projection.bias is None for projection, _ in pairs):
+    grid = () if tokens else tuple(x.shape[2:])
+    if not all(_is_plain(projection, _PROJECTIONS) and _is_product(projection) for projection, _ in pairs):
         outputs = [projection(x) for projection, _ in pairs]
         rows = [output if tokens else output.flatten(2).mT for output in outputs]
         folded = [False] * len(pairs)
@@ -44,27 +45,39 @@ def project(
         else:  # norms want rows by themselves
             rows = list(_products(maps, None, *weights))
     return [
-        some if norm is None or fold else normalize(norm, some, real)
+        some if norm is None or fold else normalize(norm, some, grid, real)
         for some, (_, norm), fold in zip(rows, pairs, folded, strict=True)
     ]
 
 
-def normalize(norm: nn.Module, rows: Tensor, real: Tensor | None) -> Tensor:
-    """norm(rows (b, n, c)), in training over the real positions (b, n) alone, the others giving 0."""
+def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], real: Tensor | None) -> Tensor:
+    """norm(rows (b, n, c)), in training over the real positions (b, n) alone, the others giving 0.
+
+    grid: of maps, whose norm takes so many axes beside batch and channels; empty for tokens.
+    """
     if isinstance(norm, nn.Identity):
         return rows
     some = real is not None and norm.training
+    if grid and not some and not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm)):
+        # another norm may tell examples and positions apart
+        return contiguous_gradient(norm(rows.mT.unflatten(2, grid))).flatten(2).mT
     picked = rows[real] if some else rows.flatten(0, 1).contiguous()
-    # (positions, c), which batch norm takes with as many further axes as it is made for
-    further = 2 if isinstance(norm, nn.BatchNorm2d) else 3 if isinstance(norm, nn.BatchNorm3d) else 0
-    picked = contiguous_gradient(norm(picked[(..., *(None,) * further)]).flatten(1))
+    picked = contiguous_gradient(norm(picked[(..., *(None,) * len(grid))]).flatten(1))
     return torch.zeros_like(rows).index_put((real,), picked) if some else picked.view_as(rows)
 
 
 def _is_plain(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
-    """Of just one of the types, and called by nobody but us."""
+    """Of just one of the types, its forward as that has it, and called by nobody but us."""
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return type(module) in types and not hooked and not is_parametrized(module)
+    return type(module) in types and not hooked and "forward" not in module.__dict__ and not is_parametrized(module)
+
+
+def _is_product(projection: Any) -> bool:
+    """Whether each position's channels meet one matrix and nothing else."""
+    if projection.bias is not None or isinstance(projection, nn.Linear):
+        return projection.bias is None
+    single = {*projection.kernel_size, *projection.stride, projection.groups} == {1}
+    return single and not any(projection.padding)
 
 
 def _folds(norm: nn.Module | None) -> bool:
