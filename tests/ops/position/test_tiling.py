@@ -1,0 +1,133 @@
+import math
+
+import pytest
+import torch
+
+from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.position.tiling import (
+    Tiling,
+    pack_outputs,
+    pack_queries,
+    pack_values,
+    unpack_outputs,
+    unpack_queries,
+    unpack_values,
+)
+
+# grid, reach before and after, tile
+TILINGS = {
+    "whole": ((4, 5), (2, 1), (2, 1), (4, 5)),
+    "rows": ((6, 5), (2, 4), (2, 4), (2, 5)),
+    "a smaller last row of tiles": ((7, 5), (2, 1), (2, 1), (3, 5)),
+    "columns": ((4, 6), (1, 2), (1, 2), (4, 3)),
+    "padded columns": ((4, 7), (1, 2), (1, 2), (4, 3)),
+    "rows and padded columns": ((5, 7), (2, 1), (2, 1), (2, 4)),
+    "uneven reach, as a causal one": ((5, 7), (2, 1), (0, 1), (2, 4)),
+    "a sequence as one row": ((1, 11), (0, 2), (0, 2), (1, 4)),
+    "3d, whole axes": ((3, 4, 2), (1, 1, 1), (1, 1, 1), (2, 4, 2)),
+    "3d, both further axes cut": ((3, 5, 4), (1, 1, 1), (1, 1, 1), (2, 2, 3)),
+}
+BATCH, HEADS, K, V = 2, 3, 4, 5
+
+
+def make_tiling(grid, before, after, tile, u=1):
+    return Tiling(Problem(BATCH, HEADS, grid, K, V, u, before, after, False, torch.float64, "cpu"), tile)
+
+
+tilings = pytest.mark.parametrize("case", TILINGS.values(), ids=TILINGS.keys())
+depths = pytest.mark.parametrize("u", [1, 2])
+
+
+def random(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def dot(one, other):
+    return (one * other).sum()
+
+
+@tilings
+def test_unpacking_queries_gives_back_what_was_packed(case):
+    tiling = make_tiling(*case)
+    queries = random(BATCH, HEADS, math.prod(case[0]), K)
+    assert torch.equal(unpack_queries(pack_queries(queries, tiling), tiling), queries)
+
+
+@tilings
+def test_unpacking_outputs_gives_back_what_was_packed(case):
+    tiling = make_tiling(*case)
+    outputs = random(BATCH, HEADS, math.prod(case[0]), V)
+    assert torch.equal(unpack_outputs(pack_outputs(outputs, tiling), tiling), outputs)
+
+
+@tilings
+def test_what_is_packed_beyond_the_grid_is_zero(case):
+    tiling = make_tiling(*case)
+    real = math.prod(case[0])
+    for packed in (
+        pack_queries(torch.ones(BATCH, HEADS, real, 1), tiling),
+        pack_outputs(torch.ones(BATCH, HEADS, real, V), tiling)[..., :1],
+    ):
+        assert packed.sum().item() == BATCH * HEADS * real
+        assert packed.numel() == BATCH * HEADS * case[0][0] * tiling.positions * math.prod(tiling.counts)
+
+
+@depths
+@tilings
+def test_each_window_holds_the_values_around_its_tile_and_zeros_beyond_the_grid(case, u):
+    tiling = make_tiling(*case, u=u)
+    grid = case[0]
+    values = random(BATCH, math.prod(grid), V, u)
+    packed = pack_values(values, tiling).view(*tiling.counts, BATCH, grid[0], *tiling.window[1:], u, V)
+    maps = values.unflatten(1, grid)
+    expected = torch.zeros_like(packed)
+    for index in torch.cartesian_prod(*(torch.arange(side) for side in expected.shape[:-2])).tolist():
+        axes = len(grid) - 1
+        tiles, (example, row), places = index[:axes], index[axes : axes + 2], index[axes + 2 :]
+        columns = [
+            j * tile + w - (0 if whole else before)
+            for j, tile, w, before, whole in zip(
+                tiles, tiling.tile[1:], places, case[1][1:], tiling.whole[1:], strict=True
+            )
+        ]
+        if all(0 <= column < side for column, side in zip(columns, grid[1:], strict=True)):
+            expected[tuple(index)] = maps[(example, row, *columns)].mT
+    assert torch.equal(packed, expected)
+
+
+@depths
+@tilings
+def test_unpacking_values_is_the_adjoint_of_packing_them(case, u):
+    tiling = make_tiling(*case, u=u)
+    values = random(BATCH, math.prod(case[0]), V, u)
+    packed = pack_values(values, tiling)
+    gradient = random(*packed.shape)
+    result = unpack_values(gradient, tiling)
+    assert result.shape == values.shape
+    torch.testing.assert_close(dot(result, values), dot(gradient, packed), rtol=1e-12, atol=1e-12)
+
+
+@tilings
+def test_rows_of_tiles_cover_each_row_once_with_all_rows_in_reach(case):
+    tiling = make_tiling(*case)
+    (side, *_), (before, *_), (after, *_), (tile, *_) = case
+    covered = []
+    for start, stop, low, high, columns in tiling.rows():
+        covered += range(start, stop)
+        if tile < side:
+            assert (low, high) == (max(0, start - before), min(side, stop + after))
+            assert columns.start == (low - start + before) * tiling.columns
+        else:
+            assert (low, high, columns.start) == (0, side, 0)
+        assert columns.stop - columns.start == (high - low) * tiling.columns
+    assert covered == list(range(side))
+
+
+@tilings
+def test_channels_last_and_contiguous_pack_alike(case):
+    tiling = make_tiling(*case)
+    queries, values = random(BATCH, HEADS, math.prod(case[0]), K), random(BATCH, math.prod(case[0]), V, 1)
+    expected = pack_queries(queries, tiling).clone(), pack_values(values, tiling).clone()
+    strided = queries.transpose(1, 2).contiguous().transpose(1, 2), values.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(pack_queries(strided[0], tiling), expected[0])
+    assert torch.equal(pack_values(strided[1], tiling), expected[1])
