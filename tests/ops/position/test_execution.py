@@ -1,0 +1,289 @@
+import copy
+import math
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from interactions import assert_all_close, make_inputs, run, with_gradients
+from torch import nn
+
+from lambdanets.ops import definition, position_interaction
+from lambdanets.ops.position import execution
+from lambdanets.ops.position.plan import ALGORITHMS, KEEP_BFLOAT16
+from lambdanets.ops.position.rates import built_in
+from ops.exactness import assert_as_exact_as_plain
+
+ON_CPU = [name for name in ALGORITHMS if name != "fused"]
+algorithms = pytest.mark.parametrize("algorithm", ON_CPU)
+GRID, SIDES = (6, 7), (5, 5)
+
+
+class Position(nn.Module):
+    def __init__(self, algorithm, scale=1.0):
+        super().__init__()
+        self.table, self.algorithm = nn.Parameter(scale * make_inputs(GRID, SIDES)[1]), algorithm
+
+    def forward(self, queries, values):
+        return position_interaction(queries, self.table, values, GRID, algorithm=self.algorithm)
+
+
+def by_optimizer(layer):
+    layer.table.grad = torch.ones_like(layer.table)
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+
+
+def by_state_dict(layer):
+    layer.load_state_dict({"table": layer.table.detach() * 3})
+
+
+def in_place(layer):
+    with torch.no_grad():
+        layer.table.mul_(-2)
+
+
+def by_data_in_place(layer):
+    layer.table.data.add_(1)
+
+
+def by_other_data(layer):
+    layer.table.data = layer.table.data.flip(0).contiguous()
+
+
+def by_a_pointer_past_the_version_counter(layer):
+    layer.table.detach().numpy()[0] += 1
+
+
+def to_another_dtype_and_back(layer):
+    layer.table.data.mul_(1.5)
+    layer.to(torch.bfloat16).to(torch.float64)
+
+
+CHANGES = [by_optimizer, by_state_dict, in_place, by_data_in_place, by_other_data,
+           by_a_pointer_past_the_version_counter, to_another_dtype_and_back]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@algorithms
+def test_what_is_kept_of_a_table_is_not_used_once_the_table_has_changed(change, algorithm):
+    queries, _, values = make_inputs(GRID, SIDES)
+    layer = Position(algorithm)
+    for mode in torch.no_grad, torch.inference_mode:
+        with mode():
+            before = layer(queries, values)
+        change(layer)
+        with mode():
+            after = layer(queries, values)
+        assert (after - before).abs().max() > 1e-3
+        expected = definition.position_interaction(queries, layer.table.detach(), values, GRID)
+        torch.testing.assert_close(after, expected, rtol=1e-11, atol=1e-10)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@algorithms
+def test_training_goes_on_with_the_changed_table(change, algorithm):
+    queries, _, values = (x.requires_grad_() for x in make_inputs(GRID, SIDES))
+    layer = Position(algorithm)
+    for _ in range(2):
+        results = torch.autograd.grad(layer(queries, values).square().sum(), (queries, layer.table, values))
+        fresh = [x.detach().clone().requires_grad_() for x in (queries, layer.table, values)]
+        output = position_interaction(*fresh, GRID, algorithm="convolution" if algorithm != "convolution" else "mixed")
+        assert_all_close(results, torch.autograd.grad(output.square().sum(), fresh), 1e-10)
+        change(layer)
+
+
+@algorithms
+def test_another_number_of_threads_does_not_meet_blocks_of_other_tiles(algorithm, monkeypatch):
+    grid, sides = (14, 14), (7, 7)
+    inputs = make_inputs(grid, sides, batch=8, k=8, v=8, dtype=torch.float32)
+    results = []
+    for threads in 1, 16:
+        monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device, n=threads: built_in("cpu", n))
+        results.append(run(inputs, grid, algorithm=algorithm))
+    assert_all_close(*results, 1e-4)
+
+
+def test_what_is_made_shares_no_memory_with_the_table():
+    # with k = u = 1 the convolution's weights are laid out as the table is
+    queries, table, values = make_inputs((4, 4), (5, 5), k=1)
+    memory = table[..., 0].clone()
+    position_interaction(queries, memory.unsqueeze(-1), values, (4, 4), algorithm="convolution")
+    memory.copy_(memory.T.clone())
+    # at the same address, equal to the table before, in other strides
+    result = position_interaction(queries, memory.T.unsqueeze(-1), values, (4, 4), algorithm="convolution")
+    torch.testing.assert_close(result, definition.position_interaction(queries, table, values, (4, 4)))
+
+
+def test_a_table_used_twice_is_prepared_once(monkeypatch):
+    made = []
+    module = ALGORITHMS["lambda_order"]
+    prepare = module.prepare
+    monkeypatch.setattr(module, "prepare", lambda *x: made.append(1) or prepare(*x))
+    execution._PREPARED.clear()
+    inputs = make_inputs(GRID, SIDES)
+    for _ in range(3):
+        position_interaction(*inputs, GRID, algorithm="lambda_order")
+    assert len(made) == 1
+
+
+def test_what_is_kept_stays_within_the_limit_and_the_oldest_goes_first(monkeypatch):
+    execution._PREPARED.clear()
+    queries, table, values = make_inputs(GRID, SIDES)
+    tables = [table + i for i in range(12)]
+    position_interaction(queries, tables[0], values, GRID, algorithm="lambda_order")
+    size = execution._PREPARED._bytes
+    assert size > table.nbytes
+    monkeypatch.setattr(execution, "KEPT_BYTES", 5 * size)
+    for other in tables:
+        position_interaction(queries, other, values, GRID, algorithm="lambda_order")
+        held = [entry[2] for entry in execution._PREPARED._entries.values()]
+        assert execution._PREPARED._bytes == sum(held) <= 5 * size
+    assert {key[0] for key in execution._PREPARED._entries} == {other.data_ptr() for other in tables[-5:]}
+    monkeypatch.setattr(execution, "KEPT_BYTES", 3 * size)  # a single one may take a quarter
+    execution._PREPARED.clear()
+    position_interaction(queries, table, values, GRID, algorithm="lambda_order")
+    assert execution._PREPARED._bytes == 0
+
+
+@algorithms
+def test_threads_at_once_give_what_one_gives(algorithm):
+    inputs = [make_inputs(GRID, SIDES, batch=batch, heads=heads) for batch, heads in ((2, 1), (3, 2), (1, 3), (2, 4))]
+    expected = [run(x, GRID, algorithm=algorithm) for x in inputs]
+    failures = []
+    start = threading.Barrier(len(inputs))
+
+    def work(i):
+        start.wait()
+        try:
+            for _ in range(8):
+                assert_all_close(run(inputs[i], GRID, algorithm=algorithm), expected[i], 0)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+# grid and sides: tiled by rows and columns, of whole maps, in one dimension
+SHAPES = {"tiled": ((9, 24), (3, 3)), "whole": ((5, 6), (11, 11)), "sequence": ((40,), (5,))}
+
+
+@pytest.mark.parametrize(("grid", "sides"), SHAPES.values(), ids=SHAPES.keys())
+@algorithms
+def test_a_second_call_leaves_the_results_of_the_first_alone(algorithm, grid, sides):
+    first, second = (make_inputs(grid, sides, batch=b) for b in (2, 1))
+    for inputs in (first, [x + 1 for x in first], second):
+        results = run(first, grid, algorithm=algorithm)
+        copies = [x.clone() for x in results]
+        run(inputs, grid, algorithm=algorithm)
+        for result, untouched in zip(results, copies, strict=True):
+            assert torch.equal(result, untouched)
+
+
+@algorithms
+def test_results_share_no_memory_with_the_inputs(algorithm):
+    inputs = make_inputs((1, 1), (1, 1), batch=1, heads=1, k=1, v=1)
+    memory = {x.untyped_storage().data_ptr() for x in inputs}
+    assert not memory & {x.untyped_storage().data_ptr() for x in run(inputs, (1, 1), algorithm=algorithm)}
+
+
+@algorithms
+def test_what_inference_mode_made_serves_training(algorithm):
+    execution._PREPARED.clear()
+    inputs = make_inputs((5, 6), (3, 5))
+    expected = run([x.clone() for x in inputs], (5, 6), algorithm=algorithm)
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    with torch.inference_mode():
+        position_interaction(*inputs, (5, 6), algorithm=algorithm)
+    output = position_interaction(*inputs, (5, 6), algorithm=algorithm)
+    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients = torch.autograd.grad(output, inputs, gradient, create_graph=True)
+    assert_all_close([output, *gradients], expected)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(sum(g.square().sum() for g in gradients), inputs))
+
+
+@pytest.mark.parametrize("gain", [0.6, 4.0])
+@pytest.mark.parametrize("at_once", [1, 100], ids=["one by one", "together"])
+@algorithms
+def test_bfloat16_keeps_to_the_budget_with_slow_and_with_fast_products(monkeypatch, algorithm, at_once, gain):
+    rates = replace(built_in("cpu", 1), bfloat16_gain=gain)
+    monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device: rates)
+    module = ALGORITHMS[algorithm]
+    monkeypatch.setattr(module, "examples_at_once", lambda problem, rates: at_once)
+    computed = []
+    forward = module.forward
+    monkeypatch.setattr(module, "forward", lambda q, *x: computed.append(q.dtype) or forward(q, *x))
+    grid, sides, batch = (3, 4), (5, 7), 128  # few pairs of an offset and many examples, to see their sum
+    inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
+    results = run(inputs, grid, algorithm=algorithm)
+    narrow = gain > 1 and algorithm in KEEP_BFLOAT16
+    assert set(computed) == {torch.bfloat16 if narrow else torch.float32}
+    plain, exact = (
+        with_gradients(lambda *x: definition.position_interaction(*x, grid), [x.to(dtype) for x in inputs])
+        for dtype in (torch.bfloat16, torch.float64)
+    )
+    for fast, one, truth in zip(results, plain, exact, strict=True):
+        assert fast.dtype == torch.bfloat16
+        assert_as_exact_as_plain(fast, one, truth)
+
+
+@algorithms
+def test_chunks_of_examples_give_what_the_whole_batch_gives(monkeypatch, algorithm):
+    inputs = make_inputs(GRID, SIDES, batch=7)
+    whole = run(inputs, GRID, algorithm=algorithm)
+    monkeypatch.setattr(ALGORITHMS[algorithm], "examples_at_once", lambda problem, rates: 3)
+    assert_all_close(run(inputs, GRID, algorithm=algorithm), whole)
+
+
+@algorithms
+def test_an_empty_batch_gives_empty_outputs_and_a_table_gradient_of_zeros(algorithm):
+    inputs = make_inputs(GRID, SIDES, batch=0)
+    output, of_queries, of_table, of_values = run(inputs, GRID, algorithm=algorithm)
+    assert output.shape == (0, 3, math.prod(GRID), 5)
+    assert (of_queries.shape, of_values.shape) == (inputs[0].shape, inputs[2].shape)
+    assert torch.equal(of_table, torch.zeros_like(inputs[1]))
+
+
+# grid, sides, u, causal, dilation
+SAVED = {
+    "map": ((6, 7), (5, 5), 0, False, 1),
+    "map, table beyond it, causal": ((6, 7), (23, 23), 2, True, 1),
+    "sequence": ((40,), (79,), 0, False, 1),
+}
+
+
+@pytest.mark.parametrize(("grid", "sides", "u", "causal", "dilation"), SAVED.values(), ids=SAVED.keys())
+@algorithms
+def test_a_forward_pass_saves_nothing_but_its_inputs(algorithm, grid, sides, u, causal, dilation):
+    inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u)]
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        position_interaction(*inputs, grid, causal=causal, dilation=dilation, algorithm=algorithm)
+    memory = {x.untyped_storage().data_ptr() for x in inputs}
+    assert len(saved) == 3
+    assert {x.untyped_storage().data_ptr() for x in saved} == memory
+
+
+@algorithms
+def test_a_dilated_forward_pass_saves_no_more_than_its_inputs_filled_to_multiples_of_the_dilation(algorithm):
+    inputs = [x.requires_grad_() for x in make_inputs((5, 7), (3, 3))]
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        position_interaction(*inputs, (5, 7), dilation=2, algorithm=algorithm)
+    filled = (6 * 8) / (5 * 7)
+    assert sum(x.numel() for x in saved) <= filled * sum(x.numel() for x in inputs)
+
+
+@algorithms
+def test_a_copied_module_has_a_table_of_its_own(algorithm):
+    queries, _, values = make_inputs(GRID, SIDES)
+    layer = Position(algorithm)
+    before = layer(queries, values)
+    other = copy.deepcopy(layer)
+    in_place(other)
+    torch.testing.assert_close(other(queries, values), -2 * before, rtol=1e-11, atol=1e-10)
+    assert torch.equal(layer(queries, values), before)

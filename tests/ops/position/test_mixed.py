@@ -1,0 +1,63 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from interactions import assert_all_close, make_inputs, run
+
+from lambdanets.ops import explain
+from lambdanets.ops.position import mixed
+
+# grid, sides of the table, u, causal
+CASES = {
+    "even last axis": ((5, 8), (3, 5), 0, False),
+    "odd last axis": ((5, 7), (3, 5), 0, False),
+    "one column": ((6, 1), (5, 1), 0, False),
+    "two columns, beyond the map": ((4, 2), (7, 3), 0, False),
+    "odd, causal, intra-depth": ((7, 5), (5, 9), 2, True),
+    "sequence": ((11,), (7,), 0, False),
+    "causal sequence": ((12,), (23,), 0, True),
+    "volume": ((3, 4, 5), (3, 3, 5), 0, False),
+}
+cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
+
+
+@cases
+@pytest.mark.parametrize("rows", [1, 2, 3, 100])
+def test_any_number_of_rows_at_once_gives_what_the_lambda_order_gives(monkeypatch, rows, grid, sides, u, causal):
+    def tiling(problem, rates):
+        plane = problem.as_plane()
+        return mixed._rows(plane, min(rows, plane.grid[0]))
+
+    monkeypatch.setattr(mixed, "rows_of", tiling)
+    inputs = make_inputs(grid, sides, u)
+    expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
+    assert_all_close(run(inputs, grid, causal=causal, algorithm="mixed"), expected)
+
+
+@pytest.mark.parametrize("side", [1, 2, 7, 8, 31])
+@pytest.mark.parametrize("scope", [1, 3, 9, 61])
+def test_the_transform_is_long_enough_that_nothing_wraps_around(side, scope):
+    inputs = make_inputs((2, side), (1, scope))
+    problem = explain(*inputs, (2, side)).problem
+    for before, after in ((problem.before[-1], 0), (0, problem.after[-1]), (problem.before[-1], problem.after[-1])):
+        uneven = replace(problem, before=(0, before), after=(0, after))
+        assert 2 * mixed.frequencies(uneven) - 1 >= side + max(before, after)
+
+
+def test_examples_taken_in_chunks_with_a_smaller_last_one_change_nothing(monkeypatch):
+    inputs = make_inputs((6, 7), (5, 5), batch=5)
+    expected = run(inputs, (6, 7), algorithm="mixed")
+    monkeypatch.setattr(mixed, "examples_at_once", lambda problem, rates: 2)
+    assert_all_close(run(inputs, (6, 7), algorithm="mixed"), expected)
+
+
+def test_mirrored_positions_are_packed_and_unpacked_as_adjoints():
+    for side in (4, 5):
+        problem = explain(*make_inputs((3, side), (3, 3)), (3, side)).problem
+        queries = make_inputs((3, side), (3, 3))[0]
+        packed = mixed._pack_queries(queries, problem).clone()
+        gradient = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        if side % 2:  # the mirrored half of the middle is not read
+            gradient.unflatten(3, (2, -1))[0, :, :, 1] = 0
+        result = mixed._unpack_queries(gradient, problem)
+        torch.testing.assert_close((result * queries).sum(), (gradient * packed).sum())

@@ -1,0 +1,137 @@
+import itertools
+import math
+
+import pytest
+import torch
+from interactions import make_inputs
+
+from lambdanets.ops import explain, position_interaction
+from lambdanets.ops.position.plan import ALGORITHMS, _make_plan, make_plan
+from lambdanets.ops.position.rates import Rates
+
+
+def plan_for(grid, sides, b=8, h=4, k=16, v=16, **options):
+    n = math.prod(grid)
+    shapes = (b, h, n, k), (*sides, k), (b, n, v)
+    return explain(*(torch.empty(shape, device="meta") for shape in shapes), grid, **options)
+
+
+def test_the_plan_takes_the_query_order_on_small_maps_and_for_small_scopes():
+    assert {plan_for((side, side), (23, 23), v=64).chosen for side in (7, 14)} == {"query_order"}
+    assert {plan_for((side, side), (7, 7), v=32).chosen for side in (14, 28, 56)} == {"query_order"}
+
+
+def test_the_plan_takes_the_mixed_algorithm_for_large_scopes_on_large_maps():
+    plan = plan_for((56, 56), (23, 23))
+    assert (plan.chosen, plan.backward) == ("mixed", "mixed")
+
+
+def test_the_plan_transforms_long_sequences_and_large_global_scopes():
+    assert plan_for((65536,), (2 * 65536 - 1,), b=1, causal=True).chosen == "fourier"
+    assert plan_for((256, 256), (511, 511), b=1).chosen == "fourier"
+
+
+def test_the_plan_passes_over_what_would_exceed_the_workspace_while_another_stays_below(monkeypatch):
+    usual = plan_for((56, 56), (23, 23))
+    monkeypatch.setattr("lambdanets.ops.position.plan.WORKSPACE_LIMIT_BYTES", usual.costs["mixed"].workspace_bytes - 1)
+    _make_plan.cache_clear()
+    plan = plan_for((56, 56), (23, 23))
+    _make_plan.cache_clear()
+    assert plan.chosen != "mixed"
+    assert plan.costs[plan.chosen].workspace_bytes < usual.costs["mixed"].workspace_bytes
+
+
+def test_the_plan_prints_every_algorithm_and_marks_its_choice():
+    plan = explain(*make_inputs((4, 4), (3, 3), 0), (4, 4))
+    assert all(name in str(plan) for name in ALGORITHMS)
+    assert f"* {plan.chosen}" in str(plan)
+
+
+def test_the_plan_never_chooses_the_other_forms_of_the_convolution():
+    for grid in (400,), (9, 9), (56, 56), (512, 512), (6, 7, 8):
+        for side in 3, 23:
+            plan = plan_for(grid, (side,) * len(grid), v=64)
+            assert not {plan.chosen, plan.backward} & {"depthwise_convolution", "value_axis_convolution"}
+
+
+def test_the_fused_algorithm_is_refused_without_a_gpu():
+    with pytest.raises(ValueError, match=r"'fused' serves grids of 1 or 2 sides.*on CUDA devices"):
+        position_interaction(*make_inputs((4, 4), (3, 3), 0), (4, 4), algorithm="fused")
+
+
+def test_an_algorithm_that_cannot_serve_is_refused_by_name_with_the_reason():
+    inputs = make_inputs((2, 4, 3), (3, 3, 5), 0)
+    message = r"algorithm must be one that serves a grid of \(2, 4, 3\); 'value_axis_convolution' serves.*no 4-d"
+    for function in explain, position_interaction:
+        with pytest.raises(ValueError, match=message):
+            function(*inputs, (2, 4, 3), algorithm="value_axis_convolution")
+
+
+def test_the_plan_prints_a_dash_for_an_algorithm_that_cannot_serve():
+    plan = explain(*make_inputs((2, 4, 3), (3, 3, 5), 0), (2, 4, 3))
+    (line,) = [line.split() for line in str(plan).splitlines() if "value_axis_convolution" in line]
+    assert line == ["value_axis_convolution", *"----"]
+    assert plan.costs["value_axis_convolution"] is None
+
+
+def test_an_explicit_choice_is_followed_whatever_it_costs():
+    plan = plan_for((128, 128), (3, 3), algorithm="lambda_order")
+    assert (plan.chosen, plan.backward) == ("lambda_order", "lambda_order")
+    assert plan_for((128, 128), (3, 3)).chosen != "lambda_order"
+
+
+PROBLEMS = {
+    "map": ((28, 28), (23, 23)),
+    "small map": ((7, 7), (23, 23)),
+    "small scope": ((56, 56), (7, 7)),
+    "sequence": ((1024,), (2047,)),
+    "volume": ((8, 14, 14), (3, 7, 7)),
+}
+problems = pytest.mark.parametrize(("grid", "sides"), PROBLEMS.values(), ids=PROBLEMS.keys())
+
+
+@problems
+def test_costs_are_positive_and_grow_with_the_batch(grid, sides):
+    plans = [plan_for(grid, sides, b=b).costs for b in (1, 4, 64)]
+    for name, cost in plans[0].items():
+        if cost is None:
+            continue
+        times = [(costs[name].seconds, costs[name].backward_seconds, costs[name].operations) for costs in plans]
+        assert all(figure > 0 for figure in (*times[0], cost.workspace_bytes)), name
+        for smaller, larger in itertools.pairwise(times):
+            assert all(one < other for one, other in zip(smaller, larger, strict=True)), name
+
+
+@problems
+def test_tensors_on_the_meta_device_have_the_plan_of_those_on_the_cpu(grid, sides):
+    n = math.prod(grid)
+    shapes = (2, 4, n, 16), (*sides, 16), (2, n, 16)
+    meta, cpu = (explain(*(torch.empty(shape, device=device) for shape in shapes), grid) for device in ("meta", "cpu"))
+    assert (meta.chosen, meta.backward, meta.costs) == (cpu.chosen, cpu.backward, cpu.costs)
+
+
+@problems
+def test_equal_problems_have_equal_plans_however_often_they_are_made(grid, sides):
+    first = plan_for(grid, sides)
+    _make_plan.cache_clear()
+    assert plan_for(grid, sides) == first
+
+
+def test_the_plan_depends_on_the_rates_given_for_the_device(monkeypatch):
+    problem = plan_for((56, 56), (23, 23)).problem
+    slow_products = Rates(1e6, 5, 8e9, 6e-6, 9e9, 0.6)
+    monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device: slow_products)
+    assert make_plan(problem).chosen == "fourier"
+
+
+def test_the_plan_takes_the_smallest_workspace_where_all_exceed_the_limit(monkeypatch):
+    monkeypatch.setattr("lambdanets.ops.position.plan.WORKSPACE_LIMIT_BYTES", 1)
+    _make_plan.cache_clear()
+    plan = plan_for((28, 28), (23, 23))
+    _make_plan.cache_clear()
+    least = min(cost.workspace_bytes for cost in plan.costs.values() if cost is not None)
+    assert plan.costs[plan.chosen].workspace_bytes == plan.costs[plan.backward].workspace_bytes == least
+
+
+def test_an_empty_batch_is_planned_as_one_example():
+    assert plan_for((14, 14), (7, 7), b=0) == plan_for((14, 14), (7, 7), b=1)
