@@ -1,0 +1,56 @@
+"""Error budgets at sizes in use: where the definition would be too large, the lambda order in its place."""
+
+import pytest
+import torch
+from interactions import make_inputs, run, with_gradients
+
+from lambdanets.ops import definition
+from lambdanets.ops.geometry import crop_to_grid, embeddings_of_pairs, without_future
+from ops.exactness import assert_as_exact_as_plain
+
+
+def in_lambda_order(queries, table, values, grid, causal):
+    """The plain formula: embeddings of pairs times values, then times queries."""
+    table = crop_to_grid(table, grid).unsqueeze(-1)
+    table = without_future(table, len(grid)) if causal else table
+    n, k = queries.shape[2:]
+    embeddings = embeddings_of_pairs(table, grid, 1).reshape(n, k, n)
+    lambdas = torch.einsum("nkm,bmv->bnkv", embeddings, values)
+    return torch.einsum("bhnk,bnkv->bhnv", queries, lambdas)
+
+
+ALL = ("query_order", "mixed", "fourier", "lambda_order", "convolution")
+
+# grid, sides, causal, sizes, algorithms: those that a plan may take and that run in a moment
+CASES = {
+    "14x14, scope 23": ((14, 14), (23, 23), False, {"batch": 4, "heads": 4, "k": 16, "v": 16}, ALL),
+    "28x28, scope 23": ((28, 28), (23, 23), False, {"batch": 2, "heads": 2, "k": 8, "v": 8}, ALL),
+    "56x56, scope 23": (
+        (56, 56), (23, 23), False, {"batch": 1, "heads": 1, "k": 4, "v": 4}, ("query_order", "mixed", "fourier"),
+    ),
+    "1024, causal and global": (
+        (1024,), (2047,), True, {"batch": 1, "heads": 2, "k": 8, "v": 8}, ("query_order", "mixed", "fourier"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("grid", "sides", "causal", "sizes", "algorithms"), CASES.values(), ids=CASES.keys())
+def test_outputs_and_gradients_in_float32_err_at_most_twice_as_much_as_the_plain_formula(
+    grid, sides, causal, sizes, algorithms
+):
+    low = make_inputs(grid, sides, **sizes, dtype=torch.float32)
+    exact, plain = (
+        with_gradients(lambda *x: in_lambda_order(*x, grid, causal), inputs)
+        for inputs in ([x.double() for x in low], low)
+    )
+    for name in algorithms:
+        fast = run(low, grid, causal=causal, algorithm=name)
+        for one, other, truth in zip(fast, plain, exact, strict=True):
+            assert_as_exact_as_plain(one, other, truth)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_plain_formula_here_is_that_of_the_definition(causal):
+    inputs = make_inputs((5, 6), (5, 13))
+    expected = definition.position_interaction(*inputs, (5, 6), causal=causal)
+    torch.testing.assert_close(in_lambda_order(*inputs, (5, 6), causal), expected)
