@@ -21,7 +21,8 @@ def test_any_size_of_chunk_gives_what_the_lambda_order_gives(monkeypatch, points
     inputs = make_inputs(grid, sides, u)
     problem = explain(*inputs, grid, causal=causal).problem
     padded = torch.Size(fourier.padded_grid(problem)).numel()
-    monkeypatch.setattr(fourier, "_CHUNK", points * padded)
+    for limit in ("_CHUNK", "_CHUNK_OF_SEQUENCES"):
+        monkeypatch.setattr(fourier, limit, points * padded)
     assert fourier._chunks(problem) == {1: (1, 1), 3: (3, 1), 7: (5, 1)}[points]  # of v = 5, k = 4
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="fourier"), expected)

@@ -5,7 +5,7 @@ import torch
 from interactions import assert_all_close, make_inputs, run
 
 from lambdanets.ops import explain
-from lambdanets.ops.position import mixed
+from lambdanets.ops.position import mirrored, mixed
 
 # grid, sides of the table, u, causal
 CASES = {
@@ -55,9 +55,9 @@ def test_mirrored_positions_are_packed_and_unpacked_as_adjoints():
     for side in (4, 5):
         problem = explain(*make_inputs((3, side), (3, 3)), (3, side)).problem
         queries = make_inputs((3, side), (3, 3))[0]
-        packed = mixed._pack_queries(queries, problem).clone()
+        packed = mirrored.pack_queries(queries, problem).clone()
         gradient = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         if side % 2:  # the mirrored half of the middle is not read
             gradient.unflatten(3, (2, -1))[0, :, :, 1] = 0
-        result = mixed._unpack_queries(gradient, problem)
+        result = mirrored.unpack_queries(gradient, problem)
         torch.testing.assert_close((result * queries).sum(), (gradient * packed).sum())

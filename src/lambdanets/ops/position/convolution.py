@@ -43,9 +43,13 @@ def cost(problem: Problem, rates: Rates) -> Cost:
     copied = rates.copy(8.0 * lambdas)
     rows = math.prod(p.scope[:-1])
     gathered = rates.copy(4.0 * rows * at_once * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
+    # the backward pass scatters each query depth by itself, over the grid and what the table reaches beyond it
+    reached = zip(p.grid, p.before, p.after, strict=True)
+    padded = math.prod(side + before + after for side, before, after in reached)
+    scattered = 2 * at_once * p.value_depth * p.query_depth * p.intra_depth * padded
     return Cost(
         operations=operations(p),
-        workspace_bytes=8 * lambdas,
+        workspace_bytes=max(4, p.dtype.itemsize) * (2 * lambdas + scattered),
         seconds=passes * (convolved + applied + copied + rates.calls(10)),
         backward_seconds=passes
         * (

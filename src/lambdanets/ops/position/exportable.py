@@ -21,6 +21,7 @@ def interact_exportable(queries: Tensor, table: Tensor, values: Tensor, problem:
 
     algorithm: one of EXPORTABLE; any other name takes the one with fewer operations for one example.
     """
+    table = table.to(values.dtype)
     if problem.causal:
         table = without_future(table, len(problem.grid))
     if algorithm not in EXPORTABLE:

@@ -40,7 +40,7 @@ def cost(problem: Problem, rates: Rates) -> Cost:
     spectra = 4 * padded * (p.query_depth * p.intra_depth + p.intra_depth * vs)
     return Cost(
         operations=round(2.5 * padded * math.log2(max(2, padded)) * transforms) + p.apply_operations,
-        workspace_bytes=spectra + 12 * padded * vs * ks,
+        workspace_bytes=max(1, p.dtype.itemsize // 4) * (3 * spectra + 24 * padded * vs * ks),
         seconds=forward + making / 4 + rates.calls(calls),
         backward_seconds=backward + 1.75 * making + rates.calls(3 * calls),
     )

@@ -90,7 +90,7 @@ def _prepare(
     check_position_interaction(queries, table, values, grid)
     check_algorithm(algorithm)
     compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values)
-    queries, table, values = queries.to(compute), table.to(compute), values.to(compute)
+    queries, values = queries.to(compute), values.to(compute)  # the table is cast where it is used
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
     return queries, table, values, grid, returned

@@ -37,7 +37,7 @@ def cost(problem: Problem, rates: Rates) -> Cost:
     making = rates.copy(6.0 * rows * inner)
     return Cost(
         operations=operations(p),
-        workspace_bytes=4 * (rows * inner + 2 * rows * maps),
+        workspace_bytes=max(4, p.dtype.itemsize) * (3 * rows * inner + 3 * rows * maps),
         seconds=passes * (lambdas + applied + copied + rates.calls(10)) + making / 4,
         backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 1.75 * making,
     )

@@ -19,6 +19,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from lambdanets.ops.position.mirrored import pack_outputs, pack_queries, unpack_outputs, unpack_queries
 from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import packed, scratch
@@ -89,7 +90,7 @@ def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Proble
     p = problem.as_plane()
     tiling = rows_of(problem, rates)
     spectra = _transform_values(values, prepared[1], p)
-    queries = _pack_queries(queries, p)
+    queries = pack_queries(queries, p)
     output = scratch("outputs", (*queries.shape[:3], 2 * p.heads, p.value_depth), queries)
     for start, stop, low, high, columns in tiling.rows():
         lambdas = _halves_of_lambdas(prepared, spectra[:, low:high], tiling, stop - start, columns)
@@ -97,7 +98,7 @@ def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Proble
             queries[:, start:stop].flatten(1, 2), lambdas, output[:, start:stop].flatten(1, 2), strict=True
         ):
             torch.bmm(asked, both.transpose(0, 1), out=result)
-    return _unpack_outputs(output, p)
+    return unpack_outputs(output, p)
 
 
 def backward(
@@ -113,7 +114,7 @@ def backward(
     block, transform, cosines, sines = prepared
     p = problem.as_plane()
     spectra = _transform_values(values, transform, p)
-    queries, gradient = _pack_queries(queries, p), _pack_outputs(gradient, p)
+    queries, gradient = pack_queries(queries, p), pack_outputs(gradient, p)
     of_queries = scratch("gradient of queries", tuple(queries.shape), queries) if wanted.queries else None
     of_block = torch.zeros_like(block) if wanted.table else None
     of_spectra = torch.zeros_like(spectra) if wanted.values else None
@@ -149,7 +150,7 @@ def backward(
             product = torch.bmm(of_sums, context.transpose(1, 2))
             _by_row(of_block, tiling)[:, :, :rows, :, columns] += product.view(_by_row(product, tiling, rows).shape)
     return (
-        None if of_queries is None else _unpack_queries(of_queries, p),
+        None if of_queries is None else unpack_queries(of_queries, p),
         None if of_block is None else (of_block,),
         None if of_spectra is None else _transform_back(of_spectra, transform, p),
     )
@@ -216,7 +217,9 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     making = rates.copy(12 * block)
     return Cost(
         operations=round(passes * operations),
-        workspace_bytes=4 * (block + 2 * spectra + packed) + 2 * _chunk_bytes(tiling, p, at_once),
+        # a backward pass holds the most: the block's gradient beside it, packed queries and outputs twice
+        workspace_bytes=max(4, p.dtype.itemsize) * (6 * block + 4 * spectra + 3 * packed)
+        + 4 * _chunk_bytes(tiling, p, at_once),
         seconds=passes * forward + making / 4,
         backward_seconds=passes * backward + 1.75 * making,
     )
@@ -291,64 +294,3 @@ def _halves_of_lambdas(
 def _by_row(block: Tensor, tiling: Tiling, rows: int | None = None) -> Tensor:
     """(F, (2, k, T_1, ..), columns) as (F, (2, k), T_1, .., columns)."""
     return block.unflatten(1, (2 * tiling.problem.query_depth, tiling.tile[0] if rows is None else rows, -1))
-
-
-def _pack_queries(queries: Tensor, problem: Problem) -> Tensor:
-    """(b, h, n, k) to [q+, q+] and [q-, -q-]: (t, S_1, (S_2.., b), (2, h), (2, k)), mirrored positions together."""
-    p = problem
-    x, side, halves = _by_column(queries, p)
-    pairs = scratch("queries", (halves, *x.shape[1:4], 2, p.heads, 2, p.query_depth), queries)
-    pairs[..., 0, :, 0, :] = x[side - halves :]
-    pairs[..., 0, :, 1, :] = x[side - halves :]
-    for t in range(halves):
-        mirrored = x[halves - 1 - t]
-        pairs[t, ..., 1, :, 0, :] = mirrored
-        torch.neg(mirrored, out=pairs[t, ..., 1, :, 1, :])
-    return pairs.flatten(2, 3).flatten(5, 6).flatten(3, 4)
-
-
-def _unpack_queries(gradient: Tensor, problem: Problem) -> Tensor:
-    """The adjoint of `_pack_queries`, contiguous as (b, n, h, k)."""
-    p = problem
-    halves, between = gradient.shape[0], math.prod(p.grid[1:-1])
-    parts = gradient.view(halves, p.grid[0], between, -1, 2, p.heads, 2, p.query_depth)
-    maps = parts.new_empty(parts.shape[3], p.positions, p.heads, p.query_depth).transpose(1, 2)
-    x, side, _ = _by_column(maps, p)
-    for t in range(halves):
-        torch.sub(parts[t, ..., 1, :, 0, :], parts[t, ..., 1, :, 1, :], out=x[halves - 1 - t])
-    # an odd side's middle is in both halves, and the mirrored half asked for nothing there
-    torch.add(parts[..., 0, :, 0, :], parts[..., 0, :, 1, :], out=x[side - halves :])
-    return maps
-
-
-def _pack_outputs(gradient: Tensor, problem: Problem) -> Tensor:
-    """(b, h, n, v) to (t, S_1, (S_2.., b), (2, h), v), mirrored positions together, an odd side's middle once."""
-    p = problem
-    x, side, halves = _by_column(gradient, p)
-    pairs = scratch("outputs", (halves, *x.shape[1:4], 2, p.heads, p.value_depth), gradient)
-    pairs[..., 0, :, :] = x[side - halves :]
-    for t in range(halves):
-        pairs[t, ..., 1, :, :] = x[halves - 1 - t]
-    if side % 2:
-        pairs[0, ..., 1, :, :] = 0
-    return pairs.flatten(2, 3).flatten(3, 4)
-
-
-def _unpack_outputs(result: Tensor, problem: Problem) -> Tensor:
-    """(t, S_1, (S_2.., b), (2, h), v) to (b, h, n, v), contiguous as (b, n, h, v)."""
-    p = problem
-    halves, between = result.shape[0], math.prod(p.grid[1:-1])
-    parts = result.view(halves, p.grid[0], between, -1, 2, p.heads, p.value_depth)
-    maps = parts.new_empty(parts.shape[3], p.positions, p.heads, p.value_depth).transpose(1, 2)
-    x, side, _ = _by_column(maps, p)
-    for t in range(halves):
-        x[halves - 1 - t] = parts[t, ..., 1, :, :]
-    x[side - halves :] = parts[..., 0, :, :]
-    return maps
-
-
-def _by_column(x: Tensor, problem: Problem) -> tuple[Tensor, int, int]:
-    """A view of (b, h, n, c) as (W, S_1, S_2.., b, h, c), its side W, and half of it rounded up."""
-    side = problem.grid[-1]
-    columns = x.unflatten(2, (problem.grid[0], -1, side)).permute(4, 2, 3, 0, 1, 5)
-    return columns, side, -(-side // 2)

@@ -218,7 +218,8 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
     making = rates.copy(6 * block)
     return Cost(
         operations=round(2 * passes * logits * (k + v)),
-        workspace_bytes=4 * (block + packed) + min(_LOGITS_BYTES, 2 * tiling.logits_bytes(at_once)),
+        # a backward pass holds the most: the block's gradient beside it, logits twice and a product
+        workspace_bytes=p.dtype.itemsize * (4 * block + 3 * packed) + 3 * tiling.logits_bytes(at_once),
         seconds=passes * forward + making / 4,
         backward_seconds=passes * backward + 1.75 * making,
     )

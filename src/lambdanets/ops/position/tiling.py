@@ -76,7 +76,15 @@ class Tiling:
         """Size of the logits of one row of tiles."""
         rows = min(self.window[0], self.problem.grid[0])
         tiles = math.prod(self.counts) * examples
-        return 4 * self.tile[0] * self.positions * self.problem.heads * tiles * rows * self.columns
+        return (
+            max(4, self.problem.dtype.itemsize)
+            * self.tile[0]
+            * self.positions
+            * self.problem.heads
+            * tiles
+            * rows
+            * self.columns
+        )
 
     def split(self, x: Tensor) -> Tensor:
         """(b, S_1..S_D, ...) to (b, S_1, J_2, T_2, .., J_D, T_D, ...), padded with zeros where tiles reach beyond."""

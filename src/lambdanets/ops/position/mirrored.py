@@ -1,0 +1,73 @@
+"""Queries and outputs with the two positions at equal distance from a row's middle side by side.
+
+c + t and c - t along the last axis, c its middle, share the cosines and the sines of a Fourier transform about c.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.position.scratch import scratch
+
+
+def pack_queries(queries: Tensor, problem: Problem) -> Tensor:
+    """(b, h, n, k) to [q+, q+] and [q-, -q-]: (t, S_1, (S_2.., b), (2, h), (2, k)), mirrored positions together."""
+    p = problem
+    x, side, halves = _by_column(queries, p)
+    pairs = scratch("queries", (halves, *x.shape[1:4], 2, p.heads, 2, p.query_depth), queries)
+    pairs[..., 0, :, 0, :] = x[side - halves :]
+    pairs[..., 0, :, 1, :] = x[side - halves :]
+    for t in range(halves):
+        mirrored = x[halves - 1 - t]
+        pairs[t, ..., 1, :, 0, :] = mirrored
+        torch.neg(mirrored, out=pairs[t, ..., 1, :, 1, :])
+    return pairs.flatten(2, 3).flatten(5, 6).flatten(3, 4)
+
+
+def unpack_queries(gradient: Tensor, problem: Problem) -> Tensor:
+    """The adjoint of `pack_queries`, contiguous as (b, n, h, k)."""
+    p = problem
+    halves, between = gradient.shape[0], math.prod(p.grid[1:-1])
+    parts = gradient.view(halves, p.grid[0], between, -1, 2, p.heads, 2, p.query_depth)
+    maps = parts.new_empty(parts.shape[3], p.positions, p.heads, p.query_depth).transpose(1, 2)
+    x, side, _ = _by_column(maps, p)
+    for t in range(halves):
+        torch.sub(parts[t, ..., 1, :, 0, :], parts[t, ..., 1, :, 1, :], out=x[halves - 1 - t])
+    # an odd side's middle is in both halves, and the mirrored half asked for nothing there
+    torch.add(parts[..., 0, :, 0, :], parts[..., 0, :, 1, :], out=x[side - halves :])
+    return maps
+
+
+def pack_outputs(gradient: Tensor, problem: Problem) -> Tensor:
+    """(b, h, n, v) to (t, S_1, (S_2.., b), (2, h), v), mirrored positions together, an odd side's middle once."""
+    p = problem
+    x, side, halves = _by_column(gradient, p)
+    pairs = scratch("outputs", (halves, *x.shape[1:4], 2, p.heads, p.value_depth), gradient)
+    pairs[..., 0, :, :] = x[side - halves :]
+    for t in range(halves):
+        pairs[t, ..., 1, :, :] = x[halves - 1 - t]
+    if side % 2:
+        pairs[0, ..., 1, :, :] = 0
+    return pairs.flatten(2, 3).flatten(3, 4)
+
+
+def unpack_outputs(result: Tensor, problem: Problem) -> Tensor:
+    """(t, S_1, (S_2.., b), (2, h), v) to (b, h, n, v), contiguous as (b, n, h, v)."""
+    p = problem
+    halves, between = result.shape[0], math.prod(p.grid[1:-1])
+    parts = result.view(halves, p.grid[0], between, -1, 2, p.heads, p.value_depth)
+    maps = parts.new_empty(parts.shape[3], p.positions, p.heads, p.value_depth).transpose(1, 2)
+    x, side, _ = _by_column(maps, p)
+    for t in range(halves):
+        x[halves - 1 - t] = parts[t, ..., 1, :, :]
+    x[side - halves :] = parts[..., 0, :, :]
+    return maps
+
+
+def _by_column(x: Tensor, problem: Problem) -> tuple[Tensor, int, int]:
+    """A view of (b, h, n, c) as (W, S_1, S_2.., b, h, c), its side W, and half of it rounded up."""
+    side = problem.grid[-1]
+    columns = x.unflatten(2, (problem.grid[0], -1, side)).permute(4, 2, 3, 0, 1, 5)
+    return columns, side, -(-side // 2)
