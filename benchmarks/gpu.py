@@ -28,7 +28,7 @@ from lambdanets.ops import position_interaction
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused import launches
 from lambdanets.ops.position.fused.tiles import Tiles, halved, tables, tiles_of
-from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.position.problem import Problem, Wanted
 
 # batch, side, side, scope (None = global)
 CORRECTNESS_SHAPES = [(5, 9, 11, 5), (3, 28, 28, 23), (2, 14, 14, None), (1, 40, 40, 23)]
@@ -150,8 +150,8 @@ def run_kernel(kernel: str, inputs: list[Tensor], problem: Problem) -> Tensor:
     queries, table, values, gradient = inputs
     if kernel.startswith("forward"):
         return fused.forward_in_order(kernel.split("_")[1], queries, table, values, problem)
-    wanted = tuple(kernel == name for name in ("queries_gradient", "table_parts", "values_gradient"))
-    found = fused.gradients(gradient, queries, table, values, problem, wanted)  # type: ignore[arg-type]
+    wanted = Wanted(*(kernel == name for name in ("queries_gradient", "table_parts", "values_gradient")))
+    found = fused.gradients(gradient, queries, table, values, problem, wanted)
     return next(x for x in found if x is not None)
 
 

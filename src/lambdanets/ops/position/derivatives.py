@@ -90,12 +90,14 @@ class _Gradients(torch.autograd.Function):
         ]
         # of each gradient's terms, the one with its own factor moved does not count: it does not hold that factor
         factors = [i for i, tangent in enumerate(tangents[:4]) if tangent is not None]
-        results = []
-        for of, is_wanted in enumerate(ctx.wanted, 1):
+
+        def moved_gradient(of: int) -> Tensor | None:
+            if not ctx.wanted[of - 1]:
+                return None
             terms = [parts[of - 1] for i, parts in zip(factors, moved, strict=True) if i != of]
-            zero = torch.zeros_like(ctx.saved_tensors[of]) if is_wanted else None
-            results.append((_sum(terms) if terms else zero) if is_wanted else None)
-        return tuple(results)  # type: ignore[return-value]
+            return _sum(terms) if terms else torch.zeros_like(ctx.saved_tensors[of])
+
+        return moved_gradient(1), moved_gradient(2), moved_gradient(3)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
