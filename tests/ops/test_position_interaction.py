@@ -302,6 +302,19 @@ def test_forward_mode_agrees_with_backward_mode(algorithm):
 
 
 @algorithms
+def test_forward_mode_over_backward_mode_gives_the_same_hessian_as_backward_twice(algorithm):
+    inputs = make_inputs((2, 3), (3, 3), 0, batch=1, heads=2, k=2, v=2)
+
+    def loss(*x):
+        return position_interaction(*x, (2, 3), algorithm=algorithm).pow(3).sum()
+
+    every = (0, 1, 2)
+    forward = torch.func.hessian(loss, argnums=every)(*inputs)
+    backward = torch.func.jacrev(torch.func.jacrev(loss, argnums=every), argnums=every)(*inputs)
+    torch.testing.assert_close(forward, backward, rtol=1e-10, atol=1e-10)
+
+
+@algorithms
 def test_compiles_whole_and_gives_the_same_gradients(algorithm):
     torch.compiler.reset()
     inputs = [x.requires_grad_() for x in make_inputs((3, 4), (3, 5), 2)]
