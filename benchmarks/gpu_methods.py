@@ -16,7 +16,7 @@ from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.exportable import EXPORTABLE, interact_exportable
 from lambdanets.ops.position.plan import make_plan
-from lambdanets.ops.position.problem import Problem, problem_of
+from lambdanets.ops.position.problem import Problem, Wanted, problem_of
 
 DEVICE = "cuda"
 HEADS, DEPTH = 4, 16
@@ -131,7 +131,7 @@ def fused_calls(order: str, sets: list[list[Tensor]], problem: Problem, training
     def call(q: Tensor, r: Tensor, v: Tensor, g: Tensor) -> None:
         fused.forward_in_order(order, q, r, v, problem)
         if training:
-            fused.gradients(g, q, r, v, problem, (True, True, True))
+            fused.gradients(g, q, r, v, problem, Wanted(True, True, True))
 
     return [partial(call, *inputs) for inputs in sets]
 
@@ -141,7 +141,7 @@ def composed_calls(
 ) -> list[Call]:
     def forward(q: Tensor, r: Tensor, v: Tensor) -> Tensor:
         if compiled:  # position_interaction is one operator to torch.compile, which it does not look into
-            return interact_exportable(q, r, v, problem, algorithm)
+            return interact_exportable(q, r, v, None, problem, algorithm)
         return position_interaction(q, r, v, problem.grid, algorithm=algorithm)
 
     function = torch.compile(forward, dynamic=False) if compiled else forward

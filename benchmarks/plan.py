@@ -73,10 +73,10 @@ def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> li
     plan = make_plan(problem_of(queries, table, values, grid, False))
 
     def forward(name: str) -> Tensor:
-        return run_forward(queries, table, values, plan.problem, name)
+        return run_forward(queries, table, values, None, plan.problem, name)
 
     def backward(name: str) -> tuple[Tensor | None, ...]:
-        return run_backward(gradient, queries, table, values, plan.problem, name, Wanted(True, True, True))
+        return run_backward(gradient, queries, table, values, None, plan.problem, name, Wanted(True, True, True))[:3]
 
     costs = {name: cost for name, cost in plan.costs.items() if cost is not None and cost.workspace_bytes <= MEMORY}
     ways = {

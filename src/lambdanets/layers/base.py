@@ -11,7 +11,7 @@ from lambdanets.layers.projection import Projection, project
 from lambdanets.ops import content_lambda, lambda_interaction, position_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization
-from lambdanets.ops.precision import autocast_dtype, wide, without_autocast
+from lambdanets.ops.precision import autocast_dtype, wide
 
 
 class LambdaBase(nn.Module):
@@ -168,6 +168,8 @@ class LambdaBase(nn.Module):
                 outside = ~mask if self.multi_head else ~mask[:, 0]
                 values = values.masked_fill(outside[(..., *(None,) * (values.ndim - outside.ndim))], 0)
             options: dict[str, Any] = {"dilation": dilation, "causal": self.causal, "algorithm": algorithm}
+            if shared and keys is not None:
+                options["content"] = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=real)
             if self.multi_head:
                 terms = [
                     position_interaction(queries[:, i : i + 1], table[i], values[:, i], grid, **options)
@@ -176,9 +178,6 @@ class LambdaBase(nn.Module):
                 position = torch.cat(terms, dim=1)
             else:
                 position = position_interaction(queries, table, values, grid, **options)
-            if shared and keys is not None:
-                lambdas = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=real)
-                return _with_content(position, queries, lambdas)
             output = position if output is None else output + position
         assert output is not None
         return output
@@ -223,13 +222,3 @@ class LambdaBase(nn.Module):
         others = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
         shown |= {name: getattr(self, name) for name, usual in others.items() if getattr(self, name) != usual}
         return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in shown.items())])
-
-
-def _with_content(position: Tensor, queries: Tensor, lambdas: Tensor) -> Tensor:
-    """position (b, h, n, v) + queries (b, h, n, k) lambdas (b, k, v), laid out as (b, n, h, v)."""
-    rows, asking = (x.transpose(1, 2).flatten(1, 2) for x in (position, queries))  # (b, (n, h), v) and k
-    rows, asking, lambdas = rows.to(position.dtype), asking.to(position.dtype), lambdas.to(position.dtype)
-    in_place = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    with without_autocast(rows.device):
-        rows = rows.baddbmm_(asking, lambdas) if in_place else torch.baddbmm(rows, asking, lambdas)
-    return rows.unflatten(1, (-1, position.shape[1])).transpose(1, 2)

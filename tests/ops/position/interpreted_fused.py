@@ -13,7 +13,7 @@ from torch import Tensor
 from lambdanets.ops import definition
 from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
-from lambdanets.ops.position.problem import problem_of
+from lambdanets.ops.position.problem import Wanted, problem_of
 
 # dtype, batch, heads, grid, sides of the table, k, v, u
 CASES = {
@@ -55,7 +55,7 @@ def errors(
     results = {"query order": (fused.forward_in_order("query", queries, table, values, problem), exact)}
     if dtype != torch.float32:
         results["lambda order"] = fused.forward_in_order("lambda", queries, table, values, problem), exact
-    found = fused.gradients(gradient, queries, table, values, problem, (True, True, True))
+    found = fused.gradients(gradient, queries, table, values, problem, Wanted(True, True, True))
     for name, result, truth in zip(("queries", "table", "values"), found, gradients, strict=True):
         assert result is not None
         assert result.dtype == dtype

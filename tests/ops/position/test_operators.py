@@ -21,22 +21,25 @@ cases = pytest.mark.parametrize(("grid", "sides", "u", "dilation", "causal"), CA
 @pytest.mark.parametrize("algorithm", ["auto", "mixed"])
 def test_the_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm):
     inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u, heads=2, k=2, v=3)]
-    torch.library.opcheck(position_interaction_operator, (*inputs, grid, dilation, causal, algorithm))
+    content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
+    for some in (content, None):
+        torch.library.opcheck(position_interaction_operator, (*inputs, some, grid, dilation, causal, algorithm))
 
 
 @cases
-@pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False]], ids=str)
+@pytest.mark.parametrize("wanted", [[True, True, True, True], [False, True, False, False]], ids=str)
 def test_the_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, wanted):
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
     gradient = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
-    torch.library.opcheck(_backward_operator, (gradient, *inputs, grid, dilation, causal, "auto", wanted))
+    content = torch.randn(2, 2, 3, dtype=torch.float64)
+    torch.library.opcheck(_backward_operator, (gradient, *inputs, content, grid, dilation, causal, "auto", wanted))
 
 
 @cases
 def test_outputs_and_gradients_of_the_operator_are_those_of_eager_mode(grid, sides, u, dilation, causal):
-    inputs = make_inputs(grid, sides, u)
+    inputs = [*make_inputs(grid, sides, u), torch.randn(2, 4, 5, dtype=torch.float64)]
     options = {"dilation": dilation, "causal": causal}
-    expected = with_gradients(lambda *x: position_interaction(*x, grid, **options), inputs)
+    expected = with_gradients(lambda *x: position_interaction(*x[:3], grid, content=x[3], **options), inputs)
     results = with_gradients(lambda *x: position_interaction_operator(*x, grid, dilation, causal, "auto"), inputs)
     assert_all_close(results, expected, 1e-12)
 
@@ -44,5 +47,5 @@ def test_outputs_and_gradients_of_the_operator_are_those_of_eager_mode(grid, sid
 def test_a_gradient_not_wanted_is_an_empty_tensor():
     inputs = make_inputs((3, 4), (3, 5), 1)
     gradient = torch.ones(2, 3, 12, 5, dtype=torch.float64)
-    results = _backward_operator(gradient, *inputs, (3, 4), 1, False, "auto", [False, True, False])
-    assert [x.numel() for x in results] == [0, inputs[1].numel(), 0]
+    results = _backward_operator(gradient, *inputs, None, (3, 4), 1, False, "auto", [False, True, False, False])
+    assert [x.numel() for x in results] == [0, inputs[1].numel(), 0, 0]

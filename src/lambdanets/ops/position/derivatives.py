@@ -1,8 +1,9 @@
 """The position interaction as one differentiable function, of any order, made of an algorithm's forward and backward.
 
-y = T(q, R, V) is linear in each factor. With the gradient g of y, L = <g, T(q, R, V)> is linear in each of four, and
-its derivatives are such functions again: the gradient of the gradients in the direction (a, B, C) is that of
-<g, T(a, R, V) + T(q, B, V) + T(q, R, C)>. So each derivative takes only `run_forward` and `run_backward`.
+y = T(q, R, V) + q L, where L is the content lambda, if there is one: linear in each factor. With the gradient g of y,
+<g, y> is linear in each of five, and its derivatives are such functions again: the gradient of the gradients in the
+direction (a, B, C, D) is that of <g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>. So each derivative takes only
+`run_forward` and `run_backward`, and products with content lambdas.
 
 For eager code, as autograd Functions, which know forward mode and vmap; for torch.compile see `operators`.
 """
@@ -14,22 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.execution import run_backward, run_forward
+from lambdanets.ops.position.execution import Gradients, run_backward, run_forward
 from lambdanets.ops.position.plan import Plan
 from lambdanets.ops.position.problem import Wanted
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+# places among the factors
+_QUERIES, _TABLE, _VALUES, _CONTENT = range(4)
 
 
-def interact(queries: Tensor, table: Tensor, values: Tensor, plan: Plan) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
-    return _Interaction.apply(queries, table, values, plan)
+def interact(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
+    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
+
+    content: (b, k, v), a lambda that all positions of an example have beside their own.
+    """
+    return _Interaction.apply(queries, table, values, content, plan)
 
 
 class _Interaction(torch.autograd.Function):
     @staticmethod
-    def forward(queries: Tensor, table: Tensor, values: Tensor, plan: Plan) -> Tensor:
-        return run_forward(queries, table, values, plan.problem, plan.chosen)
+    def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
+        return run_forward(queries, table, values, content, plan.problem, plan.chosen)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -39,24 +44,27 @@ class _Interaction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        wanted = Wanted(*ctx.needs_input_grad[:3])
+        wanted = Wanted(*ctx.needs_input_grad[:4])
         return *_Gradients.apply(gradient, *ctx.saved_tensors, ctx.plan, wanted), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        terms = [
-            _Interaction.apply(*_with(ctx.saved_tensors, i, tangent), ctx.plan)
-            for i, tangent in enumerate(tangents[:3])
-            if tangent is not None
-        ]
-        return _sum(terms)
+        return _sum(
+            [
+                _moved_output(ctx.saved_tensors, place, tangent, ctx.plan)
+                for place, tangent in enumerate(tangents[:4])
+                if tangent is not None
+            ]
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
         *tensors, plan = inputs
-        if in_dims[1] is None:  # one table: the axis joins the batch
-            (queries, values), plan = _joined_batch(info, (in_dims[0], in_dims[2]), (tensors[0], tensors[2]), plan)
-            output = _Interaction.apply(queries, tensors[1], values, plan)
+        if in_dims[_TABLE] is None:  # one table: the axis joins the batch
+            (queries, values, content), plan = _joined_batch(
+                info, in_dims, tensors, (_QUERIES, _VALUES, _CONTENT), plan
+            )
+            output = _Interaction.apply(queries, tensors[_TABLE], values, content, plan)
             return output.unflatten(0, (info.batch_size, -1)), 0
         each = [_Interaction.apply(*_at(tensors, in_dims, i), plan) for i in range(info.batch_size)]
         return torch.stack(each), 0
@@ -65,9 +73,15 @@ class _Interaction(torch.autograd.Function):
 class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(
-        gradient: Tensor, queries: Tensor, table: Tensor, values: Tensor, plan: Plan, wanted: Wanted
+        gradient: Tensor,
+        queries: Tensor,
+        table: Tensor,
+        values: Tensor,
+        content: Tensor | None,
+        plan: Plan,
+        wanted: Wanted,
     ) -> Gradients:
-        return run_backward(gradient, queries, table, values, plan.problem, plan.backward, wanted)
+        return run_backward(gradient, queries, table, values, content, plan.problem, plan.backward, wanted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
@@ -78,34 +92,29 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad[:4]
-        return *_second(ctx.saved_tensors, directions, ctx.plan, needed), None, None
+        return *_second(ctx.saved_tensors, directions, ctx.plan, ctx.needs_input_grad[:5]), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Gradients:
-        moved = [
-            _Gradients.apply(*_with(ctx.saved_tensors, i, tangent), ctx.plan, ctx.wanted)
-            for i, tangent in enumerate(tangents[:4])
-            if tangent is not None
-        ]
-        # of each gradient's terms, the one with its own factor moved does not count: it does not hold that factor
-        factors = [i for i, tangent in enumerate(tangents[:4]) if tangent is not None]
-
-        def moved_gradient(of: int) -> Tensor | None:
-            if not ctx.wanted[of - 1]:
-                return None
-            terms = [parts[of - 1] for i, parts in zip(factors, moved, strict=True) if i != of]
-            return _sum(terms) if terms else torch.zeros_like(ctx.saved_tensors[of])
-
-        return moved_gradient(1), moved_gradient(2), moved_gradient(3)
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        gradient, *factors = ctx.saved_tensors
+        moved: list[list[Tensor]] = [[], [], [], []]
+        if tangents[0] is not None:
+            _append(moved, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.wanted))
+        for place, tangent in enumerate(tangents[1:5]):
+            if tangent is not None:
+                _append(moved, _moved_gradients(gradient, factors, place, tangent, ctx.plan, ctx.wanted))
+        return tuple(
+            (_sum(terms) if terms else torch.zeros_like(factor)) if is_wanted else None
+            for terms, factor, is_wanted in zip(moved, factors, ctx.wanted, strict=True)
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
         *tensors, plan, wanted = inputs
-        if in_dims[2] is None and not wanted.table:
-            dims = (in_dims[0], in_dims[1], in_dims[3])
-            (gradient, queries, values), plan = _joined_batch(info, dims, (tensors[0], tensors[1], tensors[3]), plan)
-            outputs = _Gradients.apply(gradient, queries, tensors[2], values, plan, wanted)
+        if in_dims[1 + _TABLE] is None and not wanted.table:
+            places = (0, 1 + _QUERIES, 1 + _VALUES, 1 + _CONTENT)
+            (gradient, queries, values, content), plan = _joined_batch(info, in_dims, tensors, places, plan)
+            outputs = _Gradients.apply(gradient, queries, tensors[1 + _TABLE], values, content, plan, wanted)
             split = tuple(None if x is None else x.unflatten(0, (info.batch_size, -1)) for x in outputs)
         else:
             each = [_Gradients.apply(*_at(tensors, in_dims, i), plan, wanted) for i in range(info.batch_size)]
@@ -113,24 +122,53 @@ class _Gradients(torch.autograd.Function):
         return split, tuple(None if x is None else 0 for x in split)
 
 
+def _moved_output(factors: Sequence[Tensor], place: int, direction: Tensor, plan: Plan) -> Tensor:
+    """The output with one factor replaced by a direction, of the terms that hold this factor."""
+    queries, table, values, content = _with(factors, place, direction)
+    if place == _CONTENT:
+        return queries @ content.unsqueeze(1)
+    return _Interaction.apply(queries, table, values, content if place == _QUERIES else None, plan)
+
+
+def _moved_gradients(
+    gradient: Tensor, factors: Sequence[Tensor], place: int, direction: Tensor, plan: Plan, wanted: Sequence[bool]
+) -> Gradients:
+    """The gradients wanted with one factor replaced by a direction, of the terms that hold this factor."""
+    queries, table, values, content = _with(factors, place, direction)
+    if place == _CONTENT:
+        of_queries = gradient @ content.mT.unsqueeze(1) if wanted[_QUERIES] else None
+        return of_queries, None, None, None
+    by_queries = place == _QUERIES  # which alone stand beside the content lambda
+    others = Wanted(
+        queries=wanted[_QUERIES] and not by_queries,
+        table=wanted[_TABLE] and place != _TABLE,
+        values=wanted[_VALUES] and place != _VALUES,
+        content=wanted[_CONTENT] and by_queries,
+    )
+    if not any(others):
+        return None, None, None, None
+    return _Gradients.apply(gradient, queries, table, values, content if by_queries else None, plan, others)
+
+
 def _second(
     tensors: Sequence[Tensor], directions: Sequence[Tensor | None], plan: Plan, needed: Sequence[bool]
-) -> list[Any]:
-    """Gradients of <(dq, dR, dV), directions> with respect to g, q, R and V."""
-    results: list[Tensor | None] = [None] * 4
-    for i, direction in enumerate(directions, 1):
+) -> list[Tensor | None]:
+    """Gradients of <(dq, dR, dV, dL), directions> with respect to g, q, R, V and L."""
+    gradient, *factors = tensors
+    terms: list[list[Tensor]] = [[], [], [], [], []]
+    for place, direction in enumerate(directions):
         if direction is None:
             continue
-        moved = _with(tensors, i, direction)
         if needed[0]:
-            term = _Interaction.apply(*moved[1:], plan)
-            results[0] = term if results[0] is None else results[0] + term
-        wanted = Wanted(*(needed[j] and j != i for j in (1, 2, 3)))
-        if any(wanted):
-            for j, term in enumerate(_Gradients.apply(*moved, plan, wanted), 1):
-                if term is not None:
-                    results[j] = term if results[j] is None else results[j] + term
-    return results
+            terms[0].append(_moved_output(factors, place, direction, plan))
+        _append(terms[1:], _moved_gradients(gradient, factors, place, direction, plan, needed[1:]))
+    return [_sum(of_one) if of_one else None for of_one in terms]
+
+
+def _append(terms: Sequence[list[Tensor]], new: Sequence[Tensor | None]) -> None:
+    for of_one, term in zip(terms, new, strict=True):
+        if term is not None:
+            of_one.append(term)
 
 
 def _with(tensors: Sequence[Tensor], place: int, replacement: Tensor) -> list[Tensor]:
@@ -144,18 +182,20 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _at(tensors: Sequence[Tensor], dims: Sequence[int | None], i: int) -> list[Tensor]:
-    return [x if dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=False)]
+def _at(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:
+    return [x if x is None or dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=False)]
 
 
 def _joined_batch(
-    info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor], plan: Plan
-) -> tuple[list[Tensor], Plan]:
-    """Tensors with the mapped axis joined to their batch, and the plan for so many examples."""
+    info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None], places: Sequence[int], plan: Plan
+) -> tuple[list[Tensor | None], Plan]:
+    """The tensors at the places with the mapped axis joined to their batch, and the plan for so many examples."""
     size = info.batch_size
-    moved = [
-        x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-        for x, dim in zip(tensors, dims, strict=True)
-    ]
+    joined: list[Tensor | None] = []
+    for place in places:
+        x, dim = tensors[place], dims[place]
+        if x is not None:
+            x = (x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+        joined.append(x)
     problem = replace(plan.problem, batch=plan.problem.batch * size)
-    return [x.flatten(0, 1) for x in moved], replace(plan, problem=problem)
+    return joined, replace(plan, problem=problem)

@@ -1,7 +1,9 @@
 """Runs an algorithm on a whole problem: its dtype, what it makes of the table, how many examples at a time."""
 
+import itertools
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,40 +16,60 @@ from lambdanets.ops.position.problem import Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import without_autocast
 
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
 # What is kept of tables, in all.
 KEPT_BYTES = 256 << 20
 
 
-def run_forward(queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v)."""
+def run_forward(
+    queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, problem: Problem, algorithm: str
+) -> Tensor:
+    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
+
+    content: (b, k, v), a lambda that all positions of an example have beside their own.
+    """
     if len(queries) == 0:
         return queries.new_zeros(*queries.shape[:3], problem.value_depth)
     module, dtype, rates, some = _set_up(problem, algorithm)
     with without_autocast(queries.device):
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
-        parts = [
-            module.forward(q.to(dtype), prepared, v.to(dtype), some, rates)
-            for q, v in zip(queries.split(some.batch), values.split(some.batch), strict=True)
-        ]
+        parts = []
+        for q, v, c in _split(some.batch, queries, values, content):
+            part = module.forward(q.to(dtype), prepared, v.to(dtype), some, rates)
+            parts.append(part if c is None else _add_products(part, q.to(dtype), c.to(dtype)))
         output = parts[0] if len(parts) == 1 else torch.cat(parts)
         return output.to(queries.dtype)
 
 
 def run_backward(
-    gradient: Tensor, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str, wanted: Wanted
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients wanted of queries, table and values, from that of the output (b, h, n, v)."""
+    gradient: Tensor,
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    problem: Problem,
+    algorithm: str,
+    wanted: Wanted,
+) -> Gradients:
+    """The gradients wanted of queries, table, values and content, from that of the output (b, h, n, v)."""
     if len(queries) == 0:
-        zeros = (torch.zeros_like(x) if of else None for x, of in zip((queries, table, values), wanted, strict=True))
-        return next(zeros), next(zeros), next(zeros)
+        factors = (queries, table, values, content)
+        zeros = (torch.zeros_like(x) if x is not None and of else None for x, of in zip(factors, wanted, strict=True))
+        return next(zeros), next(zeros), next(zeros), next(zeros)
+    of_content = _sum_of_products(queries, gradient) if wanted.content else None
+    if not any(wanted[:3]):
+        return None, None, None, of_content
     module, dtype, rates, some = _set_up(problem, algorithm)
     of_queries, of_values = [], []
     of_prepared: Prepared | None = None
     with without_autocast(queries.device):
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
-        splits = (x.split(some.batch) for x in (gradient, queries, values))
-        for g, q, v in zip(*splits, strict=True):
-            dq, dp, dv = module.backward(g.to(dtype), q.to(dtype), prepared, v.to(dtype), some, wanted, rates)
+        for g, q, v, c in _split(some.batch, gradient, queries, values, content):
+            g = g.to(dtype)
+            dq, dp, dv = module.backward(g, q.to(dtype), prepared, v.to(dtype), some, wanted, rates)
+            if dq is not None and c is not None:
+                dq = _add_products(dq, g, c.mT.to(dtype))
             of_queries.append(dq)
             of_values.append(dv)
             if dp is None:
@@ -65,6 +87,7 @@ def run_backward(
             _joined(of_queries, queries.dtype) if wanted.queries else None,
             of_table,
             _joined(of_values, values.dtype) if wanted.values else None,
+            of_content,
         )
 
 
@@ -74,6 +97,23 @@ def _set_up(problem: Problem, algorithm: str) -> tuple[Any, torch.dtype, Rates, 
     dtype, rates = working(problem, algorithm)
     at_once = min(problem.batch, module.examples_at_once(problem, rates))
     return module, dtype, rates, replace(problem, batch=at_once)
+
+
+def _split(batch: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    parts = [itertools.repeat(None) if x is None else x.split(batch) for x in tensors]
+    return zip(*parts, strict=False)
+
+
+def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
+    """total (b, h, n, j) + rows (b, h, n, i) matrices (b, i, j), in place if total is contiguous as (b, n, h, j)."""
+    joined, factors = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
+    return joined.baddbmm_(factors, matrices).unflatten(1, (-1, total.shape[1])).transpose(1, 2)
+
+
+def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
+    """sum over h and n of first (b, h, n, i) second (b, h, n, j): (b, i, j)."""
+    one, other = (x.transpose(1, 2).flatten(1, 2) for x in (first, second))
+    return torch.bmm(one.mT, other)
 
 
 def _joined(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:

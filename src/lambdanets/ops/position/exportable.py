@@ -16,12 +16,19 @@ from lambdanets.ops.position.problem import Problem
 EXPORTABLE = ("lambda_order", "convolution")
 
 
-def interact_exportable(queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str) -> Tensor:
+def interact_exportable(
+    queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, problem: Problem, algorithm: str
+) -> Tensor:
     """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
 
+    content: (b, k, v), a lambda that all positions of an example have beside their own.
     algorithm: one of EXPORTABLE; any other name takes the one with fewer operations for one example.
     """
-    table = table.to(values.dtype)
+    output = _position_term(queries, table.to(values.dtype), values, problem, algorithm)
+    return output if content is None else output + queries @ content.unsqueeze(1)
+
+
+def _position_term(queries: Tensor, table: Tensor, values: Tensor, problem: Problem, algorithm: str) -> Tensor:
     if problem.causal:
         table = without_future(table, len(problem.grid))
     if algorithm not in EXPORTABLE:

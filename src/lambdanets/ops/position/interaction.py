@@ -20,6 +20,7 @@ def position_interaction(
     values: Tensor,
     grid: Sequence[int],
     *,
+    content: Tensor | None = None,
     dilation: int = 1,
     causal: bool = False,
     algorithm: str = "auto",
@@ -30,6 +31,8 @@ def position_interaction(
     table: (r_1..r_D, k[, u]), odd sides, D = len(grid) of 1, 2 or 3; R[centre] belongs to offset 0. One table serves
         any grid: offsets beyond the grid are cropped, offsets beyond the table count as zero.
     values: (b, n, v[, u]); the trailing intra-depth u is there in values and table alike and is summed over (C.4).
+    content: (b, k, v), a lambda that every position of an example has beside its own, as `content_lambda` gives: adds
+        sum_k q[b,h,n,k] content[b,k,:] to y.
     dilation: offsets reach the multiples of this number of positions.
     causal: only context positions that do not come after the query in row-major order; the query itself counts.
     algorithm: a name from ALGORITHMS, or "auto" for the plan's choice; `explain` shows it.
@@ -39,16 +42,18 @@ def position_interaction(
     For the backward pass only the inputs are kept. Cost: `explain` shows it; at most b n k u v min(n, prod(r))
     multiply-adds. Raises ValueError naming the argument that does not fit.
     """
-    queries, table, values, grid, returned = _prepare(queries, table, values, grid, dilation, causal, algorithm)
+    queries, table, values, content, grid, returned = _prepare(
+        queries, table, values, content, grid, dilation, causal, algorithm
+    )
     with without_autocast(queries.device):
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            output = position_interaction_operator(queries, table, values, grid, dilation, causal, algorithm)
+            output = position_interaction_operator(queries, table, values, content, grid, dilation, causal, algorithm)
         else:
-            posed = pose(queries, table, values, grid, dilation, causal)
+            factors, problem = pose(queries, table, values, content, grid, dilation, causal)
             if torch.compiler.is_exporting():
-                output = interact_exportable(*posed, algorithm)
+                output = interact_exportable(*factors, problem, algorithm)
             else:
-                output = interact(*posed[:3], make_plan(posed[3], algorithm))
+                output = interact(*factors, make_plan(problem, algorithm))
             output = joined(output, grid, dilation)
     return output.to(returned)
 
@@ -59,29 +64,32 @@ def explain(
     values: Tensor,
     grid: Sequence[int],
     *,
+    content: Tensor | None = None,
     dilation: int = 1,
     causal: bool = False,
     algorithm: str = "auto",
 ) -> Plan:
     """The plan that `position_interaction` follows for these arguments: each algorithm's predicted cost, the choice.
 
-    Nothing is computed; tensors on the meta device serve. Raises as `position_interaction`.
+    A content lambda costs the same beside any algorithm and is not counted. Nothing is computed: tensors on the meta
+    device serve. Raises as `position_interaction`.
     """
-    queries, table, values, grid, _ = _prepare(queries, table, values, grid, dilation, causal, algorithm)
-    return make_plan(pose(queries, table, values, grid, dilation, causal)[3], algorithm)
+    queries, table, values, _, grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
+    return make_plan(pose(queries, table, values, None, grid, dilation, causal)[-1], algorithm)
 
 
 def _prepare(
     queries: Tensor,
     table: Tensor,
     values: Tensor,
+    content: Tensor | None,
     grid: Sequence[int],
     dilation: int,
     causal: bool,
     algorithm: str,
-) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...], torch.dtype]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...], torch.dtype]:
     """Checked inputs in the dtype to compute in, table and values with their u; the grid; the dtype to return."""
-    check_tensors(queries=queries, table=table, values=values)
+    check_tensors(queries=queries, table=table, values=values, content=content)
     check_flags(causal=causal)
     check_sizes(dilation=dilation)
     if not isinstance(grid, Sequence) or isinstance(grid, str):
@@ -89,11 +97,15 @@ def _prepare(
     grid = tuple(grid)
     check_position_interaction(queries, table, values, grid)
     check_algorithm(algorithm)
-    compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values)
+    if content is not None:
+        expected = (queries.shape[0], queries.shape[3], values.shape[2])
+        if tuple(content.shape) != expected:
+            raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
+    compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values, content=content)
     queries, values = queries.to(compute), values.to(compute)  # the table is cast where it is used
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
-    return queries, table, values, grid, returned
+    return queries, table, values, None if content is None else content.to(compute), grid, returned
 
 
 def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:

@@ -13,18 +13,27 @@ from torch import Tensor
 from lambdanets.ops.geometry import crop_to_grid, join_phases, split_phases
 from lambdanets.ops.position.execution import run_backward, run_forward
 from lambdanets.ops.position.plan import make_plan
-from lambdanets.ops.position.problem import Problem, Wanted, problem_of
+from lambdanets.ops.position.problem import Factors, Problem, Wanted, problem_of
 
 
 def pose(
-    queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], dilation: int, causal: bool
-) -> tuple[Tensor, Tensor, Tensor, Problem]:
-    """Queries, table and values of the undilated problem that those given come down to, and the problem."""
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    grid: Sequence[int],
+    dilation: int,
+    causal: bool,
+) -> tuple[Factors, Problem]:
+    """The factors, table cropped to the grid, of the undilated problem that those given come down to; the problem."""
     if dilation > 1:
+        if content is not None:
+            content = content.repeat_interleave(dilation ** len(grid), dim=0)
         queries = split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
         values = split_phases(values, grid, dilation)
         grid = [-(-side // dilation) for side in grid]
-    return queries, crop_to_grid(table, grid), values, problem_of(queries, table, values, grid, causal)
+    problem = problem_of(queries, table, values, grid, causal)
+    return Factors(queries, crop_to_grid(table, grid), values, content), problem
 
 
 def joined(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
@@ -37,15 +46,19 @@ def position_interaction_operator(
     queries: Tensor,
     table: Tensor,
     values: Tensor,
+    content: Tensor | None,
     grid: Sequence[int],
     dilation: int,
     causal: bool,
     algorithm: str,
 ) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u), values (b, n, v, u) -> (b, h, n, v), contiguous as (b, n, h, v)."""
-    posed = pose(queries, table, values, grid, dilation, causal)
-    plan = make_plan(posed[3], algorithm)
-    output = joined(run_forward(*posed, plan.chosen), grid, dilation)
+    """queries (b, h, n, k), table (r_1..r_D, k, u), values (b, n, v, u), content (b, k, v) or None -> (b, h, n, v).
+
+    Contiguous as (b, n, h, v).
+    """
+    factors, problem = pose(queries, table, values, content, grid, dilation, causal)
+    plan = make_plan(problem, algorithm)
+    output = joined(run_forward(*factors, problem, plan.chosen), grid, dilation)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -61,43 +74,50 @@ def _backward_operator(
     queries: Tensor,
     table: Tensor,
     values: Tensor,
+    content: Tensor | None,
     grid: Sequence[int],
     dilation: int,
     causal: bool,
     algorithm: str,
     wanted: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, table and values; an empty tensor for one that is not wanted."""
-    posed = pose(queries, table, values, grid, dilation, causal)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of queries, table, values and content; an empty tensor for one that is not wanted."""
+    factors, problem = pose(queries, table, values, content, grid, dilation, causal)
     if dilation > 1:
         gradient = split_phases(gradient.transpose(1, 2), grid, dilation).transpose(1, 2)
-    chosen = make_plan(posed[3], algorithm).backward
-    of_queries, of_table, of_values = run_backward(gradient, *posed, chosen, Wanted(*wanted))
+    chosen = make_plan(problem, algorithm).backward
+    of_queries, of_table, of_values, of_content = run_backward(gradient, *factors, problem, chosen, Wanted(*wanted))
     if of_table is not None:
         cut = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], of_table.shape, strict=False)]
         of_table = F.pad(of_table, [0, 0, 0, 0, *(side for steps in reversed(cut) for side in (steps, steps))])
     if of_values is not None and dilation > 1:
         of_values = join_phases(of_values, grid, dilation)
+    if of_content is not None and dilation > 1:
+        of_content = of_content.unflatten(0, (-1, dilation ** len(grid))).sum(dim=1)
     return (
         queries.new_empty(0) if of_queries is None else joined(of_queries, grid, dilation).contiguous(),
         table.new_empty(0) if of_table is None else of_table.contiguous(),
         values.new_empty(0) if of_values is None else of_values.contiguous(),
+        values.new_empty(0) if of_content is None else of_content.contiguous(),
     )
 
 
 @_backward_operator.register_fake
 def _(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     *tensors, _, _, _, _, wanted = inputs
-    return tuple(x.new_empty(x.shape if is_wanted else (0,)) for x, is_wanted in zip(tensors, wanted, strict=True))
+    return tuple(
+        gradient.new_empty(0) if x is None else x.new_empty(x.shape if is_wanted else (0,))
+        for x, is_wanted in zip(tensors, wanted, strict=True)
+    )
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    queries, table, values, *ctx.options = inputs
-    ctx.save_for_backward(queries, table, values)
+    queries, table, values, content, *ctx.options = inputs
+    ctx.save_for_backward(queries, table, values, content)
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    wanted = list(ctx.needs_input_grad[:3])
+    wanted = list(ctx.needs_input_grad[:4])
     results = _backward_operator(gradient, *ctx.saved_tensors, *ctx.options, wanted)
     return *(x if is_wanted else None for x, is_wanted in zip(results, wanted, strict=True)), *(None,) * 4
 

@@ -63,12 +63,22 @@ class Problem:
 Prepared = tuple[Tensor, ...]
 
 
+class Factors(NamedTuple):
+    """queries (b, h, n, k), table (r_1..r_D, k, u), values (b, n, v, u), a content lambda (b, k, v) or None."""
+
+    queries: Tensor
+    table: Tensor
+    values: Tensor
+    content: Tensor | None
+
+
 class Wanted(NamedTuple):
     """Which gradients a backward pass is asked for."""
 
     queries: bool
     table: bool
     values: bool
+    content: bool = False
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def gradients(
     table: Tensor,
     values: Tensor,
     problem: Problem,
-    wanted: tuple[bool, bool, bool],
+    wanted: Wanted,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of queries, table and values, in their dtypes, from that of the output; None where not wanted."""
     calls = list(_launches(problem))
@@ -143,16 +143,16 @@ def gradients(
     with torch.cuda.device_of(values):
         for depths, channels, u in calls:
             g, q, r, v = gradient[..., channels], queries[..., depths], table[..., depths, u], values[:, :, channels, u]
-            if wanted[0]:
+            if wanted.queries:
                 of_queries.append(((..., depths), launches.queries_gradient(g, r, v, problem, dtype)))
-            if wanted[1]:
+            if wanted.table:
                 of_table.append(((..., depths, u), launches.table_gradient(g, q, v, problem, dtype)))
-            if wanted[2]:
+            if wanted.values:
                 of_values.append(((..., channels, u), launches.values_gradient(g, q, r, problem, dtype)))
     return (
-        _sum(of_queries, queries.shape, queries.dtype) if wanted[0] else None,
-        _sum(of_table, table.shape, table.dtype) if wanted[1] else None,
-        _sum(of_values, values.shape, values.dtype) if wanted[2] else None,
+        _sum(of_queries, queries.shape, queries.dtype) if wanted.queries else None,
+        _sum(of_table, table.shape, table.dtype) if wanted.table else None,
+        _sum(of_values, values.shape, values.dtype) if wanted.values else None,
     )
 
 

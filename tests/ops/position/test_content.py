@@ -1,0 +1,149 @@
+"""A content lambda beside the position term: the sum of both, in one function."""
+
+import pytest
+import torch
+from interactions import assert_all_close, make_inputs, with_gradients
+from torch.autograd import gradcheck, gradgradcheck
+
+from lambdanets.ops import definition, position_interaction
+from lambdanets.ops.position.plan import ALGORITHMS
+from ops.exactness import assert_as_exact_as_plain
+
+algorithms = pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fused"])
+GRID, SIDES = (3, 4), (3, 5)
+
+
+def four_factors(dtype=torch.float64, **sizes):
+    """Queries, table, values and content lambda."""
+    inputs = make_inputs(GRID, SIDES, 0, dtype=dtype, **sizes)
+    batch, k, v = len(inputs[0]), inputs[0].shape[3], inputs[2].shape[2]
+    return [*inputs, torch.randn(batch, k, v, generator=torch.Generator().manual_seed(5)).to(dtype)]
+
+
+def of(algorithm="auto", **options):
+    return lambda q, r, v, c: position_interaction(q, r, v, GRID, content=c, algorithm=algorithm, **options)
+
+
+def apart(queries, table, values, content, **options):
+    return position_interaction(queries, table, values, GRID, **options) + queries @ content.unsqueeze(1)
+
+
+@algorithms
+@pytest.mark.parametrize("options", [{}, {"dilation": 2}, {"causal": True}], ids=str)
+def test_outputs_and_gradients_are_those_of_the_two_terms_added(algorithm, options):
+    inputs = four_factors()
+    results = with_gradients(of(algorithm, **options), inputs)
+    assert_all_close(results, with_gradients(lambda *x: apart(*x, **options), inputs))
+
+
+@algorithms
+@pytest.mark.parametrize("batch", [1, 2])
+def test_first_and_second_derivatives(algorithm, batch):
+    inputs = [x.requires_grad_() for x in four_factors(batch=batch, heads=2, k=2, v=2)]
+    assert gradcheck(of(algorithm), inputs, fast_mode=True)
+    assert gradgradcheck(of(algorithm), inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("fixed", range(4), ids=["queries", "table", "values", "content"])
+def test_a_factor_without_gradient_leaves_those_of_the_others(fixed):
+    inputs = four_factors()
+    for i, tensor in enumerate(inputs):
+        tensor.requires_grad_(i != fixed)
+    others = [x for x in inputs if x.requires_grad]
+    loss, expected = of()(*inputs).pow(3).sum(), apart(*inputs).pow(3).sum()
+    assert_all_close(torch.autograd.grad(loss, others), torch.autograd.grad(expected, others))
+    assert gradgradcheck(of(), inputs, fast_mode=True)
+
+
+def test_forward_mode_over_backward_mode_gives_the_same_hessian_as_backward_twice():
+    inputs = four_factors(batch=1, heads=2, k=2, v=2)
+
+    def loss(*x):
+        return of()(*x).pow(3).sum()
+
+    every = (0, 1, 2, 3)
+    forward = torch.func.hessian(loss, argnums=every)(*inputs)
+    backward = torch.func.jacrev(torch.func.jacrev(loss, argnums=every), argnums=every)(*inputs)
+    torch.testing.assert_close(forward, backward, rtol=1e-10, atol=1e-10)
+
+
+def test_per_sample_gradients_come_from_vmap():
+    queries, table, values, content = four_factors()
+
+    def loss(table, q, v, c):
+        return of()(q[None], table, v[None], c[None]).square().sum()
+
+    gradient = torch.func.grad(loss, argnums=(0, 3))
+    together = torch.func.vmap(gradient, (None, 0, 0, 0))(table, queries, values, content)
+    alone = [gradient(table, *factors) for factors in zip(queries, values, content, strict=True)]
+    for one, others in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(one, torch.stack(others), rtol=1e-12, atol=1e-12)
+
+
+@algorithms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_error_is_at_most_twice_that_of_the_plain_formula(algorithm, dtype):
+    low = four_factors(dtype, k=16, v=8)
+    queries, table, values, content = low
+    exact = definition.position_interaction(*(x.double() for x in low[:3]), GRID)
+    exact = exact + queries.double() @ content.double().unsqueeze(1)
+    plain = definition.position_interaction(queries, table, values, GRID) + queries @ content.unsqueeze(1)
+    fast = of(algorithm)(*low)
+    assert fast.dtype == dtype
+    assert_as_exact_as_plain(fast, plain, exact)
+
+
+def test_examples_in_turn_each_have_their_own_lambda(monkeypatch):
+    from lambdanets.ops.position import query_order
+
+    inputs = four_factors(batch=5)
+    together = with_gradients(of("query_order"), inputs)
+    monkeypatch.setattr(query_order, "examples_at_once", lambda problem, rates: 2)
+    assert_all_close(with_gradients(of("query_order"), inputs), together)
+
+
+def test_inputs_are_left_as_they_were():
+    inputs = four_factors()
+    before = [x.clone() for x in inputs]
+    with_gradients(of(), inputs)
+    with torch.no_grad():
+        of()(*inputs)
+    assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
+
+
+def test_compiles_whole_and_gives_the_same_gradients():
+    torch.compiler.reset()
+    inputs = [x.requires_grad_() for x in four_factors()]
+    function = of(dilation=2)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    one, other = (torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, function))
+    assert_all_close(one, other, 1e-12)
+
+
+def test_exports_with_the_content_term():
+    class Both(torch.nn.Module):
+        def forward(self, *x):
+            return of()(*x)
+
+    inputs = tuple(four_factors())
+    exported = torch.export.export(Both(), inputs).module()
+    torch.testing.assert_close(exported(*inputs), of()(*inputs), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            torch.zeros(2, 4, 6, dtype=torch.float64),
+            r"content must be \(b, k, v\) = \(2, 4, 5\), got shape \(2, 4, 6\)",
+        ),
+        (
+            torch.zeros(2, 4, 5),
+            "content must have the dtype of queries, torch.float64, outside autocast; got torch.float32",
+        ),
+        ([0.0], "content must be a tensor, got list"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_what_was_expected_and_what_came(content, message):
+    with pytest.raises(ValueError, match=message):
+        of()(*make_inputs(GRID, SIDES), content)
