@@ -168,8 +168,8 @@ class _ForwardModeProducts(_Products):
 def _rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if _channels_last(x):
         return F.linear(x.mT, weight, bias)
-    rows = torch.bmm(x.mT, weight.mT.expand(x.shape[0], -1, -1))
-    return rows if bias is None else rows + bias
+    weights = weight.mT.expand(x.shape[0], -1, -1)
+    return torch.bmm(x.mT, weights) if bias is None else torch.baddbmm(bias, x.mT, weights)
 
 
 def _gradient_of_maps(x: Tensor, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
