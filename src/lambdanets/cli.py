@@ -1,4 +1,4 @@
-"""The command line: lambdanets train | evaluate | predict | benchmark | calibrate.
+"""The command line: lambdanets train | evaluate | predict | compare | benchmark | calibrate.
 
 tyro turns the dataclasses below into options; what a person got wrong is said in one sentence with exit code 2.
 """
@@ -64,6 +64,19 @@ class Predict:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compare:
+    """A recipe's fields, which variants and seeds to train by it, and where the results go."""
+
+    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    variants: tuple[str, ...] = ()
+    """Variants of the study, by name; all if none is given."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each variant is trained once with each: of weights, order, augmentation and the choice of images."""
+    out: Path | None = None
+    """Folder for the runs and results; must be new or empty. By default comparisons/STUDY-DATE-TIME."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Calibrate:
     """What to measure."""
 
@@ -101,6 +114,7 @@ def _dispatch(given: list[str]) -> int:
         "evaluate": evaluate,
         "predict": predict,
         "benchmark": benchmark,
+        "compare": compare,
         "calibrate": calibrate,
     }
     if not given or given[0] in ("-h", "--help"):
@@ -239,6 +253,57 @@ def benchmark(arguments: list[str]) -> int:
     return 0
 
 
+def compare(arguments: list[str]) -> int:
+    """Train variants of a network alike, over seeds: lambdanets compare STUDY [RECIPE], --resume DIR, or --report FILE."""
+    from lambdanets.comparison.studies import MODEL, MODEL_OPTIONS, STUDIES
+    from lambdanets.recipes import find_recipe
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {name:<18}{study.question}" for name, study in STUDIES.items()]
+        print(
+            "\n".join(["usage: lambdanets compare STUDY [RECIPE] ...", "", *lines, "", "Each has --help of its own."])
+        )
+        return 0
+    if arguments[0] in ("--resume", "--report"):
+        if len(arguments) != 2:
+            raise InputError(f"{arguments[0]} takes one path and nothing beside it, got {' '.join(arguments[1:])!r}")
+        from lambdanets.comparison import command, summary
+
+        if arguments[0] == "--report":
+            print(summary.markdown(summary.read_summary(Path(arguments[1]))), end="")
+            return 0
+        return _until_interrupted(lambda: command.go_on(Path(arguments[1])), Path(arguments[1]))
+    study, *rest = arguments
+    if study not in STUDIES:
+        raise InputError(f"there is no study {study!r}, only {', '.join(STUDIES)}{nearest(study, STUDIES)}")
+    named = bool(rest) and not rest[0].startswith("-")
+    recipe = dataclasses.replace(find_recipe(rest[0] if named else "digits"), model=MODEL, model_options=MODEL_OPTIONS)
+    options = _parse(
+        Compare,
+        rest[1:] if named else rest,
+        prog=f"lambdanets compare {study}",
+        default=Compare(recipe=recipe),
+        description=f"{STUDIES[study].question}\n\nVariants: {', '.join(STUDIES[study].variants)}.",
+    )
+    from lambdanets.comparison import command
+    from lambdanets.comparison.execution import make_plan
+
+    plan = make_plan(study, options.variants, options.seeds, options.recipe)
+    folder = options.out or Path("comparisons") / f"{study}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return _until_interrupted(lambda: command.start(plan, folder), folder)
+
+
+def _until_interrupted(work: Callable[[], None], folder: Path) -> int:
+    from lambdanets.training.interruption import Interrupted
+
+    try:
+        work()
+    except (Interrupted, KeyboardInterrupt):
+        print(f"stopped; go on with: lambdanets compare --resume {folder}", file=sys.stderr)
+        return 130
+    return 0
+
+
 def calibrate(arguments: list[str]) -> int:
     """Measure how fast this machine computes, for the choice of algorithms: lambdanets calibrate."""
     description = "Measure how fast this machine computes, and keep it for the automatic choice of algorithms."
@@ -276,7 +341,7 @@ def _parse(options: type[Options], arguments: list[str], *, description: str, pr
             raise
         raise InputError(f"{_sentence(said.getvalue())}; {prog} --help says what it takes") from end
     if unknown:
-        fields = [field.name for field in dataclasses.fields(Recipe)] if options is Train else []
+        fields = [field.name for field in dataclasses.fields(Recipe)] if options in (Train, Compare) else []
         fields += [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
         flags = [f"--{name.replace('_', '-')}" for name in fields]
         raise InputError(f"{prog} has no option {unknown[0]}{nearest(unknown[0], flags)}")

@@ -71,6 +71,7 @@ def test_a_recipe_file_that_is_none_is_refused(text, message):
 WRONG = [
     ("epochs", 0),
     ("batch_size", 1),
+    ("training_images", 0),
     ("learning_rate", -1.0),
     ("drop_path", 1.5),
     ("validation_share", 1.0),

@@ -25,9 +25,12 @@ class Recipe:
     validation_share: float = 0.2
     """Share of the images held out, a class at a time, where the data has no validation part of its own."""
 
+    training_images: int | None = None
+    """Train on so many of the training images, drawn with the seed in the shares of the classes; on all if none."""
+
     model: str = "lambda_resnet20_small"
     """A model of this package or of timm."""
-    model_options: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
+    model_options: dict[str, bool | int | float | None | str] = dataclasses.field(default_factory=dict)
     """Arguments of the model, such as: scope 7 content False."""
     weights: str | None = None
     """Weights to start from, a file or the folder of a run; fresh ones if none. A classifier for
@@ -95,6 +98,8 @@ class Recipe:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise InputError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        if self.training_images is not None and self.training_images < 1:
+            raise InputError(f"training_images must be at least 1, got {self.training_images}")
         if self.clip_gradient is not None and self.clip_gradient <= 0:
             raise InputError(f"clip_gradient must be positive, got {self.clip_gradient}")
         if not 0 <= self.momentum < 1:

@@ -17,7 +17,7 @@ from lambdanets.files import printable_bytes, remove_unfinished, write_whole
 from lambdanets.training.checkpoints import LAST, KeepLast, WholeFiles, check_resumable, fingerprint, keep_best
 from lambdanets.training.classification import Classification
 from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
-from lambdanets.training.data.datasets import Splits, open_splits
+from lambdanets.training.data.datasets import Splits, fewer, open_splits
 from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.data.timm_sets import is_timm_name
 from lambdanets.training.evaluation import judge
@@ -95,6 +95,7 @@ def _prepare(recipe: Recipe, begun: bool = False) -> _Prepared:
     """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
     check_precision(recipe.precision)
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
+    splits = fewer(splits, recipe.training_images, recipe.seed)
     training = make_batches(recipe, splits.train, training=True)
     validation = make_batches(recipe, splits.validation, training=False)
     check_memory(recipe, len(splits.classes), len(splits.train))

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.data.datasets import open_splits
+from lambdanets.training.data.datasets import fewer, open_splits
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.labelled_images import LabelledImages
 
@@ -209,3 +209,26 @@ def test_a_class_may_be_called_train(tmp_path):
         for i in range(3):
             write_png(tmp_path / name / f"{i}.png")
     assert open_splits(str(tmp_path)).classes == ("bus", "train")
+
+
+def test_fewer_training_images_keep_the_shares_of_the_classes_and_the_validation_images(tmp_path):
+    splits = open_splits(str(write_classes(tmp_path, a=30, b=10)), validation_share=0.5)
+    some = fewer(splits, 8, seed=0)
+    assert Counter(some.train.labels) == {0: 6, 1: 2}
+    assert names(some.validation) == names(splits.validation)
+    assert set(names(some.train)) < set(names(splits.train))
+    assert names(fewer(splits, 8, seed=0).train) == names(some.train) != names(fewer(splits, 8, seed=1).train)
+
+
+def test_all_training_images_are_taken_where_no_number_is_given():
+    splits = open_splits("digits")
+    assert fewer(splits, None, seed=0) is splits
+    assert fewer(splits, len(splits.train), seed=0) is splits
+
+
+@pytest.mark.parametrize("count", [9, 1430, 5000])
+def test_a_number_of_training_images_that_cannot_be_had_is_refused(count):
+    with pytest.raises(
+        InputError, match=rf"training_images must be 1437, or from 10 \(one a class\) to 1427, got {count}"
+    ):
+        fewer(open_splits("digits"), count, seed=0)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from lambdanets.training.data.labelled_images import ImageArray, LabelledImages,
 from lambdanets.training.data.tar_files import find_validation_tar, read_tar
 from lambdanets.training.data.timm_sets import is_timm_name, read_timm_set
 
-__all__ = ["LabelledImages", "Splits", "open_splits"]
+__all__ = ["LabelledImages", "Splits", "fewer", "open_splits"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,26 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     if validation is None:
         return _hold_out(train, validation_share, seed)
     return Splits(train.images, _renumber(validation, train), train.classes, f"{train.source} and {validation.source}")
+
+
+def fewer(splits: Splits, count: int | None, seed: int) -> Splits:
+    """The splits with so many training images, drawn with a seed in the shares of the classes; all if None.
+
+    Raises InputError for more images than there are, and for fewer than classes.
+    """
+    from sklearn.model_selection import train_test_split
+
+    available, least = len(splits.train), len(set(splits.train.labels))
+    if count is None or count == available:
+        return splits
+    if not least <= count <= available - least:
+        raise InputError(
+            f"training_images must be {available}, or from {least} (one a class) to {available - least}, got {count}"
+        )
+    labels = splits.train.labels
+    kept, _ = train_test_split(range(available), train_size=count, random_state=seed, stratify=labels)
+    source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
+    return replace(splits, train=_select(splits.train, sorted(kept)), source=source)
 
 
 def _open(data: str, root: str | None) -> tuple[_Part, _Part | None]:
