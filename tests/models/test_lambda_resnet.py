@@ -153,7 +153,7 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
 
 def test_every_model_is_listed_and_known_to_timm():
     names = list_models()
-    assert len(names) == 2 * len(LAMBDA_RESNETS) + 2
+    assert len(names) == 2 * len(LAMBDA_RESNETS) + 3
     assert set(names) <= set(timm.list_models())
 
 
@@ -171,3 +171,45 @@ def test_an_unknown_model_is_refused_with_the_nearest_names():
 def test_an_unknown_argument_is_named():
     with pytest.raises(ValueError, match="lambda_resnet50 takes no argument 'scopes'"):
         create_model("lambda_resnet50", scopes=7)
+
+
+def test_shared_embeddings_are_one_table_for_each_resolution():
+    model = create_model("resnet50_lambda", share_embeddings=True)
+    apart = sum(p.numel() for p in create_model("resnet50_lambda").parameters())
+    # 16 layers: 4 at 56x56 (the first of c3 among them), then 4, 6 and 2
+    assert sum(p.numel() for p in model.parameters()) == apart - 12 * 23 * 23 * 16
+    assert model.layer1[0].conv2.embedding is model.layer2[0].conv2.embedding
+    assert model.layer2[1].conv2.embedding is model.layer3[0].conv2.embedding
+    assert model.layer2[1].conv2.embedding is not model.layer2[0].conv2.embedding
+
+
+def test_shared_embeddings_survive_saving_and_loading(tmp_path):
+    arguments = {"share_embeddings": True, "lambda_blocks": ((), (), (1, 2), (1,)), "num_classes": 5}
+    model = create_model("lambda_resnet20_small", **arguments).eval()
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "weights.pt")
+    again = create_model("lambda_resnet20_small", tmp_path / "weights.pt", **arguments).eval()
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "attribute"),
+    [
+        ({"normalize_keys": "l2"}, ("normalize_keys", "l2")),
+        ({"normalize_queries": "softmax"}, ("normalize_queries", "softmax")),
+        ({"multi_head": True}, ("multi_head", True)),
+        ({"content": False}, ("key_projection", None)),
+        ({"position": False}, ("embedding", None)),
+    ],
+    ids=str,
+)
+def test_options_reach_every_lambda_layer(options, attribute):
+    model = create_model("lambda_resnet20_small", **options)
+    layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
+    assert len(layers) == 2
+    assert all(getattr(layer, attribute[0]) == attribute[1] for layer in layers)
+
+
+def test_batch_norm_of_queries_and_values_can_be_left_out():
+    model = create_model("lambda_resnet20_small", batch_norm=False)
+    assert isinstance(model.layer4[0].conv2.query_norm, torch.nn.Identity)

@@ -13,7 +13,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.layers import LambdaLayer2d
+from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
 from lambdanets.models.surgery import replace_convolutions
 
 STAGES = ("c2", "c3", "c4", "c5")
@@ -38,8 +38,9 @@ class LambdaResNet(ResNet):
     squeeze_excite: the stages that keep their squeeze-and-excitation (where `block_args` adds it at all). By the
         printed parameter counts those are c2 and c3, convolution blocks of c4 included in the exception.
     small_images: a stride-1 3x3 stem without pooling, as usual for images of 32 pixels.
-    query_depth, heads, intra_depth, scope, content, position, algorithm: of each `LambdaLayer2d`; scope defaults to
-        23, or 7 with an intra-depth above 1 (F.2).
+    query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm, multi_head,
+        algorithm: of each `LambdaLayer2d`; scope defaults to 23, or 7 with an intra-depth above 1 (F.2).
+    share_embeddings: one table for all layers that run at the same resolution (Sec. 3.2, Table 4).
     resnet: what timm's ResNet takes.
     """
 
@@ -58,6 +59,11 @@ class LambdaResNet(ResNet):
         scope: int | None = None,
         content: bool = True,
         position: bool = True,
+        normalize_keys: str | None = "softmax",
+        normalize_queries: str | None = None,
+        batch_norm: bool = True,
+        multi_head: bool = False,
+        share_embeddings: bool = False,
         algorithm: str = "auto",
         **resnet: Any,
     ) -> None:
@@ -67,27 +73,42 @@ class LambdaResNet(ResNet):
         if scope is None:
             scope = 23 if intra_depth == 1 else 7
         stages = [self.layer1, self.layer2, self.layer3, self.layer4]
+        resolutions: dict[nn.Conv2d, int] = {}  # the stride before each convolution that may be replaced
+        stride = 1
         for name, stage in zip(STAGES, stages, strict=True):
             for block in stage:
                 if name not in squeeze_excite:
                     block.se = None
+                if isinstance(block, Bottleneck):
+                    resolutions[block.conv2] = stride
+                    stride *= block.conv2.stride[0]
+
+        shared: dict[int, RelativeEmbedding] = {}
 
         def make_layer(conv: nn.Conv2d) -> LambdaLayer2d:
-            return LambdaLayer2d(
+            layer = LambdaLayer2d(
                 conv.in_channels,
                 conv.out_channels,
                 query_depth=query_depth,
                 heads=heads,
                 intra_depth=intra_depth,
                 scope=scope,
+                embedding=shared.get(resolutions[conv]),
                 # timm trades stride for dilation when asked for output_stride; a lambda layer's scope needs no dilation
                 stride=conv.stride[0],
                 content=content,
                 position=position,
+                normalize_keys=normalize_keys,
+                normalize_queries=normalize_queries,
+                batch_norm=batch_norm,
+                multi_head=multi_head,
                 algorithm=algorithm,
                 device=conv.weight.device,
                 dtype=conv.weight.dtype,
             )
+            if share_embeddings and isinstance(layer.embedding, RelativeEmbedding):
+                shared.setdefault(resolutions[conv], layer.embedding)
+            return layer
 
         chosen = [
             f"layer{stage}.{block - 1}.conv2" for stage, blocks in enumerate(lambda_blocks, 1) for block in blocks

@@ -1,0 +1,125 @@
+"""MobileNet-v2 with lightweight lambda blocks (Sec. 5.2, Table 17): on timm's EfficientNet."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from timm.layers import DropPath
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._efficientnet_builder import decode_arch_def
+from timm.models.efficientnet import EfficientNet
+from torch import Tensor, nn
+
+from lambdanets.errors import InputError
+from lambdanets.layers import LambdaLayer2d
+
+# Stages of MobileNet-v2 (Sandler et al. 2018, Table 2) in timm's words.
+_STAGES = [
+    ["ds_r1_k3_s1_c16"],
+    ["ir_r2_k3_s2_e6_c24"],
+    ["ir_r3_k3_s2_e6_c32"],
+    ["ir_r4_k3_s2_e6_c64"],
+    ["ir_r3_k3_s1_e6_c96"],
+    ["ir_r3_k3_s2_e6_c160"],
+    ["ir_r1_k3_s1_e6_c320"],
+]
+# The inverted residuals that the paper replaces, of 17, counted from 1: 64 channels at 14x14 and 160 at 7x7.
+LAMBDA_BLOCKS = (10, 16)
+
+
+class LightweightLambdaBlock(nn.Module):
+    """x + norm(W2 relu6(norm(lambda(relu6(norm(W1 x)))))), all of C channels: in place of an inverted residual.
+
+    The norm after the lambda layer takes no activation, as after the depthwise convolution of a linear bottleneck: the
+    printed counts leave that open. The last norm starts at zero (Appendix B).
+    """
+
+    def __init__(self, channels: int, *, query_depth: int, heads: int, scope: int, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.conv_pw = nn.Conv2d(channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.act1 = nn.ReLU6(inplace=True)
+        self.mixer = LambdaLayer2d(channels, query_depth=query_depth, heads=heads, scope=scope)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv_pwl = nn.Conv2d(channels, channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        for convolution in (self.conv_pw, self.conv_pwl):
+            nn.init.kaiming_normal_(convolution.weight, mode="fan_out")
+        nn.init.zeros_(self.bn3.weight)
+
+    def feature_info(self, location: str) -> dict[str, Any]:
+        """What timm asks of a block: where its features are taken, and how many channels they have."""
+        module = "conv_pwl" if location == "expansion" else ""
+        return {"module": module, "num_chs": self.conv_pwl.in_channels}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.mixer(self.act1(self.bn1(self.conv_pw(x)))))
+        return x + self.drop_path(self.bn3(self.conv_pwl(y)))
+
+
+class LambdaMobileNetV2(EfficientNet):
+    """timm's MobileNet-v2 with lambda blocks at chosen places.
+
+    lambda_blocks: the inverted residuals replaced, counted from 1 over the 17; each must keep its size and channels.
+    query_depth, heads, scope: of each `LambdaLayer2d`. The paper's text says "k = 32": the printed counts come out with
+        32 query channels in all, 8 for each of 4 heads.
+    efficientnet: what timm's EfficientNet takes.
+    """
+
+    blocks: nn.Sequential
+
+    def __init__(
+        self,
+        *,
+        lambda_blocks: Sequence[int] = LAMBDA_BLOCKS,
+        query_depth: int = 8,
+        heads: int = 4,
+        scope: int = 5,
+        **efficientnet: Any,
+    ) -> None:
+        arguments = {"block_args": decode_arch_def(_STAGES), "stem_size": 32, "num_features": 1280}
+        super().__init__(**arguments | {"act_layer": partial(nn.ReLU6)} | efficientnet)
+        places = [(stage, i) for stage in self.blocks for i in range(len(stage))]
+        for number in lambda_blocks:
+            if not 1 <= number <= len(places):
+                raise InputError(f"lambda_blocks must be numbers from 1 to {len(places)}, got {tuple(lambda_blocks)}")
+            stage, i = places[number - 1]
+            replaced = stage[i]
+            if not replaced.has_skip:
+                raise InputError(
+                    f"lambda_blocks must be blocks that keep size and channels, which block {number} does not; "
+                    f"got {tuple(lambda_blocks)}"
+                )
+            channels = replaced.conv_pwl.out_channels
+            drop = getattr(replaced.drop_path, "drop_prob", 0.0)
+            stage[i] = LightweightLambdaBlock(
+                channels, query_depth=query_depth, heads=heads, scope=scope, drop_path=drop
+            )
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that timm's optimizers leave undecayed: the tables of embeddings."""
+        return {name for name, _ in self.named_parameters() if name.endswith(".embedding.table")}
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "mobilenetv2_lambda.untrained": {
+            "input_size": (3, 224, 224),
+            "pool_size": (7, 7),
+            "crop_pct": 0.875,
+            "interpolation": "bicubic",
+            "first_conv": "conv_stem",
+            "classifier": "classifier",
+            "license": "apache-2.0",
+        }
+    }
+)
+
+
+@register_model
+def mobilenetv2_lambda(pretrained: bool = False, **overrides: Any) -> nn.Module:
+    """MobileNet-v2 with 2 lightweight lambda blocks (Table 17); overrides are LambdaMobileNetV2's arguments."""
+    return build_model_with_cfg(
+        LambdaMobileNetV2, "mobilenetv2_lambda", pretrained, feature_cfg={"feature_cls": "getter"}, **overrides
+    )
