@@ -55,7 +55,7 @@ class MixerResNet(SurgicalResNet):
             for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):
                 for block in (stage[number - 1] for number in numbers):
                     weight = block.conv3.weight
-                    factory = {"device": weight.device, "dtype": weight.dtype}
+                    factory: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
                     block.se = squeeze_excitation(block.conv3.out_channels, **options, **factory)
         elif mixer != "convolution":
 

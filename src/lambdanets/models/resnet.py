@@ -33,7 +33,8 @@ class SurgicalResNet(ResNet):
         if small_images:
             self._take_small_images()
 
-    def stages(self) -> list[nn.Sequential]:
+    def stages(self) -> list[Any]:
+        """c2 to c5, each a sequence of blocks."""
         return [self.layer1, self.layer2, self.layer3, self.layer4]
 
     def replace(self, blocks: Blocks, make_layer: Callable[[nn.Conv2d], nn.Module]) -> None:

@@ -10,8 +10,7 @@ from lambdanets.ops.attention_forms import linear_attention
 from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.precision import wide, without_autocast
 
-# Added to features so that no divisor is 0: the constants of the authors' code.
-_SOFTMAX_FLOOR, _RELU_FLOOR = 1e-4, 1e-3
+_RELU_FLOOR = 1e-3  # so that no divisor is 0: the constant of the authors' code
 
 
 class Performer(Mixer):
@@ -73,11 +72,11 @@ class Performer(Mixer):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """(b, h, n, c) each, to (b, h, n, c)."""
-        asked, offered = self.features(queries, (-1,)), self.features(keys, (-2, -1))
+        asked, offered = self.features(queries, keys)
         return linear_attention(asked, offered, values, _as_given, multi_head=True)
 
-    def features(self, x: Tensor, scale_over: tuple[int, ...]) -> Tensor:
-        """phi(x), (b, h, n, c) to (b, h, n, r), up to a factor over the axes `scale_over`, which division cancels."""
+    def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """phi of queries and of keys, (b, h, n, c) to (b, h, n, r), up to a factor for each query: division cancels it."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -88,22 +87,30 @@ class SoftmaxPerformer(Performer):
     """The `Performer` whose features estimate softmax attention: phi(x) = exp(w . x' - |x'|^2 / 2) / sqrt(r).
 
     x' = x c^(-1/4). The features are positive, and phi(q) . phi(k) has the mean exp(q . k / sqrt(c)), so that more of
-    them come closer to softmax attention (Lemma 1). Exponents are taken from the largest of a query, and of all keys,
-    so that none overflows.
+    them come closer to softmax attention (Lemma 1).
+
+    Each feature of the keys is divided by its largest over the positions, by which the queries' is multiplied; what the
+    queries then have is divided by the largest of each query. No exponential overflows and no divisor is below 1. The
+    authors' code takes one largest for all keys and adds 1e-4 to what is left, which outweighs most of many features.
     """
 
-    def features(self, x: Tensor, scale_over: tuple[int, ...]) -> Tensor:
+    def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        asked, offered = self._exponents(queries), self._exponents(keys)
+        largest = offered.amax(dim=-2, keepdim=True)
+        asked = asked + largest
+        return (asked - asked.amax(dim=-1, keepdim=True)).exp(), (offered - largest).exp()
+
+    def _exponents(self, x: Tensor) -> Tensor:
         x = x * x.shape[-1] ** -0.25
-        exponents = x @ self.weights.to(x.dtype).mT - x.square().sum(dim=-1, keepdim=True) / 2
-        scaled = (exponents - exponents.amax(dim=scale_over, keepdim=True)).exp()
-        return (scaled + _SOFTMAX_FLOOR) * len(self.weights) ** -0.5
+        return x @ self.weights.to(x.dtype).mT - x.square().sum(dim=-1, keepdim=True) / 2
 
 
 class ReluPerformer(Performer):
     """The `Performer` of generalized attention, which estimates no softmax: phi(x) = relu(w . x / sqrt(r)) + 0.001."""
 
-    def features(self, x: Tensor, scale_over: tuple[int, ...]) -> Tensor:
-        return (x @ self.weights.to(x.dtype).mT * len(self.weights) ** -0.5).relu() + _RELU_FLOOR
+    def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        weights = self.weights.to(queries.dtype).mT * len(self.weights) ** -0.5
+        return (queries @ weights).relu() + _RELU_FLOOR, (keys @ weights).relu() + _RELU_FLOOR
 
 
 def orthogonal_rows(count: int, depth: int) -> Tensor:
