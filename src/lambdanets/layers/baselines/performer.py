@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambdanets.layers.baselines.mixer import Mixer, check_divides, join_heads, project, split_heads
 from lambdanets.ops.attention_forms import linear_attention
@@ -76,7 +76,7 @@ class Performer(Mixer):
         return linear_attention(asked, offered, values, _as_given, multi_head=True)
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """phi of queries and of keys, (b, h, n, c) to (b, h, n, r), up to a factor for each query: division cancels it."""
+        """phi of queries and keys, (b, h, n, c) to (b, h, n, r), up to a factor for each query, which division cancels."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -91,7 +91,7 @@ class SoftmaxPerformer(Performer):
 
     Each feature of the keys is divided by its largest over the positions, by which the queries' is multiplied; what the
     queries then have is divided by the largest of each query. No exponential overflows and no divisor is below 1. The
-    authors' code takes one largest for all keys and adds 1e-4 to what is left, which outweighs most of many features.
+    authors' code takes one largest for all keys and adds 1e-4 to each feature, which more features do not average out.
     """
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,10 +115,12 @@ class ReluPerformer(Performer):
 
 def orthogonal_rows(count: int, depth: int) -> Tensor:
     """(count, depth) float32: random directions, orthogonal within each `depth` of them, long as Gaussian vectors."""
-    blocks = -(-count // depth)
-    directions = torch.linalg.qr(torch.randn(blocks, depth, depth, device="cpu", dtype=torch.float32))[0]
+    blocks = [
+        nn.init.orthogonal_(torch.empty(depth, depth, device="cpu", dtype=torch.float32))
+        for _ in range(-(-count // depth))
+    ]
     norms = torch.randn(count, depth, device="cpu", dtype=torch.float32).norm(dim=1, keepdim=True)
-    return directions.mT.flatten(0, 1)[:count] * norms
+    return torch.cat(blocks)[:count] * norms
 
 
 def _as_given(features: Tensor) -> Tensor:
