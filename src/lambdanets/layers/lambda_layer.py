@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets.layers.maps import average_pool, memory_format
 from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.position.plan import check_algorithm
 
@@ -125,32 +125,17 @@ class GridLambdaLayer(LambdaBase):
             output = output.masked_fill(~mask.unsqueeze(1), 0)
         if self.stride > 1:
             output = self._pool(output, mask)
-        return output.contiguous(memory_format=_memory_format(x) or torch.contiguous_format)
+        return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Average over the positions that exist, and are real, of 2 s - 1 around every s-th position."""
-        pooled = self._average(output)
+        pooled = average_pool(output, self.stride)
         if mask is None:
             return pooled
-        share = self._average(mask.unsqueeze(1).to(output.dtype))
+        share = average_pool(mask.unsqueeze(1).to(output.dtype), self.stride)
         # contiguous, so that torch.compile does not tell even sizes from odd ones
         kept = mask[(slice(None), *(slice(None, None, self.stride),) * self.dimensions)].contiguous().unsqueeze(1)
         return (pooled / share.clamp(min=torch.finfo(share.dtype).tiny)).masked_fill(~kept, 0)
-
-    def _average(self, maps: Tensor) -> Tensor:
-        window: dict[str, Any] = {
-            "kernel_size": 2 * self.stride - 1,
-            "stride": self.stride,
-            "padding": self.stride - 1,
-            "count_include_pad": False,
-        }
-        if self.dimensions < 3:
-            return (F.avg_pool1d if self.dimensions == 1 else F.avg_pool2d)(maps, **window)
-        # avg_pool3d refuses sides below the window: so slices first, then along the depth
-        slices = F.avg_pool2d(maps.flatten(1, 2), **window).unflatten(1, maps.shape[1:3])
-        columns = slices.movedim(2, -1)
-        pooled = F.avg_pool1d(columns.flatten(1, -2), **window).unflatten(1, columns.shape[1:-1]).movedim(-1, 2)
-        return pooled.contiguous(memory_format=_memory_format(maps) or torch.contiguous_format)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, stride={self.stride}, dilation={self.dilation}, algorithm={self.algorithm!r}"
@@ -233,12 +218,3 @@ def _sides_of_table(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
 def _are_sides(sides: Any, count: int) -> bool:
     whole = isinstance(sides, tuple) and all(isinstance(s, int) and not isinstance(s, bool) for s in sides)
     return whole and len(sides) == count and min(sides) >= 1
-
-
-def _memory_format(x: Tensor) -> torch.memory_format | None:
-    """channels_last or its 3-D form where x has it and is not contiguous in the usual order as well."""
-    if x.ndim in (4, 5) and not x.is_contiguous():
-        memory_format = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-        if x.is_contiguous(memory_format=memory_format):
-            return memory_format
-    return None

@@ -8,15 +8,14 @@ import timm
 from torch import nn
 
 from lambdanets.errors import InputError, nearest
-from lambdanets.models import lambda_resnet, mobilenetv2_lambda
+from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda
 from lambdanets.models.weights import load_weights
 
 
 def list_models() -> list[str]:
     """Names of the models of this package, sorted; timm.list_models has them too, among its own."""
-    return sorted(
-        [*lambda_resnet.FAMILY, lambda_resnet.resnet50_lambda.__name__, mobilenetv2_lambda.mobilenetv2_lambda.__name__]
-    )
+    others = (lambda_resnet.resnet50_lambda, mobilenetv2_lambda.mobilenetv2_lambda, *mixer_resnet.MODELS)
+    return sorted([*lambda_resnet.FAMILY, *(model.__name__ for model in others)])
 
 
 def create_model(

@@ -1,0 +1,69 @@
+"""Self-attention along the height, then along the width."""
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
+from lambdanets.layers.baselines.relative_attention import RelativeTable, attend_on_axis
+
+
+class AxialAttention(Mixer):
+    """Axial attention (Ho et al. 2019, Sec. 3; Wang et al. 2020, Axial-DeepLab, Sec. 3.2), height first.
+
+    Along an axis: y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R[m - n]) / sqrt(c)) v[m,h], c = dim_out / h, over the
+    positions m of the same column, then, with projections and a table of its own, of the same row. So every position
+    meets every other in two steps.
+
+    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+
+    Args: as `GlobalAttention`.
+
+    Parameters: 3 dim dim_out + 3 dim_out^2 + 2 (2 max_distance + 1) c.
+    Cost per image: 3 n dim_out (dim + dim_out) + 2 n (H (dim_out + h H) + W (dim_out + h W)) multiply-adds.
+    Left out of Axial-DeepLab: position logits of the keys and position vectors in the values, which SDPA has no place
+    for, keys at half the depth of values, and batch norms within the layer.
+    Raises ValueError naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        stride: int = 1,
+        heads: int = 8,
+        max_distance: int = 55,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, dim_out, stride)
+        check_divides("heads", heads, self.dim_out)
+        self.along_height = _ColumnAttention(dim, self.dim_out, heads, max_distance, device, dtype)
+        self.along_width = _ColumnAttention(self.dim_out, self.dim_out, heads, max_distance, device, dtype)
+
+    def mix(self, x: Tensor) -> Tensor:
+        return self.along_width(self.along_height(x).mT).mT
+
+
+class _ColumnAttention(nn.Module):
+    """Attention within each column of (b, dim, H, W)."""
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int,
+        heads: int,
+        max_distance: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.projection = project(dim, 3 * dim_out, device, dtype)
+        self.offsets = RelativeTable(max_distance, dim_out // heads, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected = self.projection(x).unflatten(1, (3, self.heads, -1)).permute(1, 0, 5, 2, 4, 3)  # (3, b, W, h, H, c)
+        queries, keys, values = projected.flatten(1, 2).unbind(0)
+        output = attend_on_axis(queries, keys, values, self.offsets)
+        return output.unflatten(0, (x.shape[0], x.shape[3])).permute(0, 2, 4, 3, 1).flatten(1, 2)

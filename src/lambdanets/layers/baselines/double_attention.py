@@ -1,0 +1,49 @@
+"""Features gathered into a few global ones, then distributed to the positions that ask for them."""
+
+import torch
+from torch import Tensor
+
+from lambdanets.layers.baselines.mixer import Mixer, join_heads, project, split_heads
+from lambdanets.ops import lambda_interaction
+from lambdanets.ops.checks import check_sizes
+
+
+class DoubleAttention(Mixer):
+    """Double attention (Chen et al. 2018, A2-Nets, Sec. 3): Z = (A softmax_n(B)^T) softmax_c(V), y = W_o Z.
+
+    A, B and V are 1x1 projections of x to `depth` channels each. The first factor gathers second-order features over
+    all positions n, the second distributes them by a softmax over the channels c of V. It is a lambda without positions
+    whose queries are normalized, and is computed as one.
+
+    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+
+    Args:
+        depth: channels of A, B and V; None for dim_out / 2, with which a recount of the paper's Table 3 comes closest.
+        stride: average pooling after the layer, as in `LambdaLayer2d`.
+
+    Parameters: 3 dim depth + depth dim_out. Cost per image: n (parameters + 2 depth^2) multiply-adds.
+    Left out: biases, and the residual and norm around it, which are the block's. The original adds such a block beside
+    the convolutions of chosen blocks; here it stands in their place.
+    Raises ValueError naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        stride: int = 1,
+        depth: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, dim_out, stride)
+        depth = max(self.dim_out // 2, 1) if depth is None else depth
+        check_sizes(depth=depth)
+        self.projection = project(dim, 3 * depth, device, dtype)
+        self.output_projection = project(depth, self.dim_out, device, dtype)
+
+    def mix(self, x: Tensor) -> Tensor:
+        features, keys, queries = (split_heads(part, 1) for part in self.projection(x).chunk(3, dim=1))
+        output = lambda_interaction(queries.softmax(-1).to(keys.dtype), keys.squeeze(1), features.squeeze(1), None)
+        return self.output_projection(join_heads(output, *x.shape[2:]))

@@ -1,0 +1,53 @@
+"""Self-attention over the whole map, with relative positions."""
+
+import torch
+from torch import Tensor
+
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, join_heads, project, split_heads
+from lambdanets.layers.baselines.relative_attention import RelativeTable, attend_on_grid
+
+
+class GlobalAttention(Mixer):
+    """Multi-head self-attention (Vaswani et al. 2017) with 2-D relative position logits (Bello et al. 2019, Sec. 3).
+
+    y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R_row[m_y - n_y] + R_column[m_x - n_x]) / sqrt(c)) v[m,h], over all
+    positions m, with c = dim_out / h; queries, keys and values are 1x1 projections without bias; the heads share the
+    tables.
+
+    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+
+    Args:
+        heads: h, must divide dim_out.
+        max_distance: rows or columns that the tables reach; a farther offset counts as that one (Shaw et al. 2018), a
+            smaller map crops them. 55 covers 56x56, the largest map of a ResNet at 224.
+        stride: average pooling after the layer, as in `LambdaLayer2d`.
+
+    Parameters: 3 dim dim_out + 2 (2 max_distance + 1) c.
+    Cost per image: 3 n dim dim_out + 2 h n^2 (c + H + W) multiply-adds; memory linear in n with SDPA's fused kernels.
+    Left out: an output projection, as in all layers here, because the block's last 1x1 convolution follows.
+    Raises ValueError naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        stride: int = 1,
+        heads: int = 8,
+        max_distance: int = 55,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, dim_out, stride)
+        check_divides("heads", heads, self.dim_out)
+        self.heads = heads
+        self.projection = project(dim, 3 * self.dim_out, device, dtype)
+        self.rows = RelativeTable(max_distance, self.dim_out // heads, device, dtype)
+        self.columns = RelativeTable(max_distance, self.dim_out // heads, device, dtype)
+
+    def mix(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        queries, keys, values = (split_heads(part, self.heads) for part in self.projection(x).chunk(3, dim=1))
+        output = attend_on_grid(queries, keys, values, self.rows, self.columns, (height, width))
+        return join_heads(output, height, width)

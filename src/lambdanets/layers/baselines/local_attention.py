@@ -1,0 +1,119 @@
+"""Self-attention over the neighbourhood of each position, by tiles and their surroundings."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
+from lambdanets.layers.baselines.neighbourhoods import check_scope
+from lambdanets.layers.baselines.relative_attention import attend, extended, of_pairs, with_one_hot
+from lambdanets.ops.geometry import windows
+
+TILE = 8  # positions a side; the surroundings of a larger tile hold more pairs out of scope, those of a smaller repeat
+
+
+class LocalAttention(Mixer):
+    """Stand-alone self-attention (Ramachandran et al. 2019, Secs. 3.1 and 3.2) over a scope r x r.
+
+    y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + [R_row[h, m_y - n_y], R_column[h, m_x - n_x]]) / sqrt(c)) v[m,h] over
+    the positions m of the map at most r // 2 rows and columns away; c = dim_out / h, half of it for rows, half for
+    columns.
+
+    Tiles of 8x8 queries attend to the tile and r // 2 positions around it, masked, in one call of SDPA; the position
+    part is in the dot product (`relative_attention`), so that no bias for pairs is held.
+
+    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+
+    Args:
+        heads: h; must divide dim_out and leave an even c. scope: r, odd.
+        stride: average pooling after the layer, as in `LambdaLayer2d`.
+
+    Parameters: 3 dim dim_out + r dim_out. Cost per image: 3 n dim dim_out + 2 h n (7 + r)^2 (c + 2 (7 + r))
+    multiply-adds; memory n (1 + (r - 1) / 8)^2 h (c + 2 (7 + r)) for the surroundings.
+    Departs from the original, whose logits are not divided by sqrt(c).
+    Raises ValueError naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        stride: int = 1,
+        heads: int = 8,
+        scope: int = 7,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, dim_out, stride)
+        check_divides("heads", heads, self.dim_out)
+        check_scope(scope)
+        depth = self.dim_out // heads
+        if depth % 2:
+            raise ValueError(f"heads must leave an even number of channels each; {self.dim_out} / {heads} is {depth}")
+        self.heads, self.scope = heads, scope
+        self.projection = project(dim, 3 * self.dim_out, device, dtype)
+        self.row_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
+        self.column_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
+        for table in (self.row_table, self.column_table):
+            nn.init.normal_(table, std=depth**-0.5)
+
+    def mix(self, x: Tensor) -> Tensor:
+        batch, (height, width), reach = x.shape[0], x.shape[2:], self.scope // 2
+        tile = min(TILE, height), min(TILE, width)
+        counts = -(-height // tile[0]), -(-width // tile[1])
+        below, right = counts[0] * tile[0] - height, counts[1] * tile[1] - width
+        queries, keys, values = self.projection(x).unflatten(1, (3, self.heads, -1)).unbind(1)
+
+        queries = F.pad(queries, (0, right, 0, below)).flatten(0, 1)  # (b h, c, ..)
+        queries = queries.unflatten(3, (counts[1], tile[1])).unflatten(2, (counts[0], tile[0]))
+        queries = queries.permute(0, 2, 4, 3, 5, 1).flatten(1, 2)  # (b h, tiles, y, x, c)
+        half = queries.unflatten(0, (batch, self.heads))
+        by_row, by_column = half.chunk(2, dim=-1)
+        by_row = torch.einsum("bhtyxc,hycj->bhtyxj", by_row, _near(self.row_table, tile[0])).flatten(0, 1)
+        by_column = torch.einsum("bhtyxc,hxcj->bhtyxj", by_column, _near(self.column_table, tile[1])).flatten(0, 1)
+        around = tile[0] + 2 * reach, tile[1] + 2 * reach
+
+        def surroundings(maps: Tensor) -> Tensor:
+            maps = F.pad(maps, (reach, reach + right, reach, reach + below)).flatten(0, 1)
+            maps = windows(windows(maps, 2, counts[0], around[0], tile[0]), 3, counts[1], around[1], tile[1])
+            return maps.permute(0, 2, 3, 4, 5, 1).flatten(3, 4).flatten(1, 2)  # (b h, tiles, m, c)
+
+        output = attend(
+            extended(queries, by_row, by_column).flatten(2, 3),
+            with_one_hot(surroundings(keys), around),
+            surroundings(values),
+            queries.shape[-1] ** -0.5,
+            self._mask((height, width), tile, counts, x.device),
+        )
+        output = output.unflatten(2, tile).unflatten(1, counts).permute(0, 5, 1, 3, 2, 4)
+        output = output.flatten(4, 5).flatten(2, 3)[..., :height, :width]
+        return output.unflatten(0, (batch, self.heads)).flatten(1, 2)
+
+    def _mask(
+        self, grid: tuple[int, int], tile: tuple[int, int], counts: tuple[int, int], device: torch.device
+    ) -> Tensor:
+        """(tiles, n, m) bool: True where a key is in the scope of the query and on the map."""
+        reach, axes = self.scope // 2, []
+        for side, length, count in zip(grid, tile, counts, strict=True):
+            first = torch.arange(count, device=device)[:, None, None] * length
+            query = first + torch.arange(length, device=device)[:, None]
+            key = first + torch.arange(length + 2 * reach, device=device) - reach
+            on_map = (key >= 0) & (key < side)
+            # queries beyond the map are cut off later: they must see something, or their softmax is 0 / 0
+            axes.append(((key - query).abs() <= reach) & (on_map | (query >= side)))
+        rows, columns = axes
+        return (
+            (rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :])
+            .flatten(4)
+            .flatten(2, 3)
+            .flatten(0, 1)
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, heads={self.heads}, scope={self.scope}"
+
+
+def _near(table: Tensor, tile: int) -> Tensor:
+    """(h, n, c, m) for n of a tile and m of its surroundings from (h, r, c); zero out of scope, where the mask is."""
+    return torch.stack([of_pairs(F.pad(of_head, (0, 0, tile - 1, tile - 1)), tile) for of_head in table])

@@ -1,0 +1,61 @@
+"""What all rivals share: maps in and out, pooling after a strided layer, 1x1 projections, heads."""
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.maps import average_pool, memory_format
+from lambdanets.ops.checks import check_sizes, check_tensors
+
+
+class Mixer(nn.Module):
+    """Base of the rivals: (b, dim, H, W) to (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+
+    Subclasses say in `mix` what happens at the incoming resolution; a strided layer pools after it (F.2), as
+    `LambdaLayer2d` does. The output keeps the memory format of the input.
+    """
+
+    def __init__(self, dim: int, dim_out: int | None, stride: int) -> None:
+        super().__init__()
+        dim_out = dim if dim_out is None else dim_out
+        check_sizes(dim=dim, dim_out=dim_out, stride=stride)
+        self.dim, self.dim_out, self.stride = dim, dim_out, stride
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(b, dim, H, W) to (b, dim_out, H, W)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_tensors(x=x)
+        if x.ndim != 4 or x.shape[1] != self.dim:
+            raise ValueError(f"x must be (b, dim = {self.dim}, height, width), got shape {tuple(x.shape)}")
+        output = self.mix(x)
+        if self.stride > 1:
+            output = average_pool(output, self.stride)
+        return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, {self.dim_out}, stride={self.stride}"
+
+
+def project(dim: int, dim_out: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Conv2d:
+    """A 1x1 convolution without bias, drawn from N(0, dim^-1/2): outputs start with the variance of the inputs."""
+    convolution = nn.Conv2d(dim, dim_out, 1, bias=False, device=device, dtype=dtype)
+    nn.init.normal_(convolution.weight, std=dim**-0.5)
+    return convolution
+
+
+def check_divides(name: str, divisor: int, channels: int) -> None:
+    """Raise ValueError unless `divisor`, the argument called `name`, divides the output channels."""
+    check_sizes(**{name: divisor})
+    if channels % divisor:
+        raise ValueError(f"{name} must divide dim_out, which is {channels}; got {divisor}")
+
+
+def split_heads(maps: Tensor, heads: int) -> Tensor:
+    """(b, h c, H, W) to rows (b, h, n, c)."""
+    return maps.flatten(2).unflatten(1, (heads, -1)).mT
+
+
+def join_heads(rows: Tensor, height: int, width: int) -> Tensor:
+    """The inverse of `split_heads`."""
+    return rows.mT.flatten(1, 2).unflatten(2, (height, width))

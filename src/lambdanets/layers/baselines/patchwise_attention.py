@@ -1,0 +1,62 @@
+"""Weights for each channel group and neighbour from the whole patch at once."""
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
+from lambdanets.layers.baselines.neighbourhoods import check_scope, neighbours, pad_border, weighted_sum
+
+
+class PatchwiseAttention(Mixer):
+    """Patchwise self-attention (Zhao et al. 2020, SAN, Sec. 3.2) over a scope r x r: the weights know where they are.
+
+    y[n] = sum_j gamma([q[n], k[n + 1], .., k[n + r r]])[j] * v[n + j], each of gamma's outputs for `share` channels.
+    q, k have t = dim_out / 4 channels, v has dim_out; gamma is norm, ReLU, linear to g = dim_out / share, norm, ReLU,
+    linear to r r g, without a softmax.
+
+    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+
+    Args: as `PairwiseAttention`.
+
+    Parameters: dim (2 t + dim_out) + t (r r + 1) (g + 2) + 2 g + (g + 1) r r g.
+    Cost per image: n dim (2 t + dim_out) + n r r ((t + g) g + dim_out) multiply-adds; memory n r r t.
+    Left out: biases of q, k and v; the border as in `PairwiseAttention`.
+    Raises ValueError naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        stride: int = 1,
+        scope: int = 7,
+        share: int = 8,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, dim_out, stride)
+        check_scope(scope)
+        check_divides("share", share, self.dim_out)
+        depth, groups = max(self.dim_out // 4, 1), self.dim_out // share
+        self.scope, self.depth, self.groups = scope, depth, groups
+        seen = depth * (scope * scope + 1)
+        self.projection = project(dim, 2 * depth + self.dim_out, device, dtype)
+        self.weighing = nn.Sequential(
+            nn.BatchNorm2d(seen, device=device, dtype=dtype),
+            nn.ReLU(),
+            nn.Conv2d(seen, groups, 1, bias=False, device=device, dtype=dtype),
+            nn.BatchNorm2d(groups, device=device, dtype=dtype),
+            nn.ReLU(),
+            nn.Conv2d(groups, scope * scope * groups, 1, device=device, dtype=dtype),
+        )
+
+    def mix(self, x: Tensor) -> Tensor:
+        queries, keys, values = self.projection(x).split([self.depth, self.depth, self.dim_out], dim=1)
+        patches = neighbours(pad_border(keys, self.scope), self.scope).flatten(1, 2)
+        seen = torch.cat([queries.flatten(2), patches], dim=1).unflatten(2, x.shape[2:])
+        weights = self.weighing(seen).flatten(2).unflatten(1, (self.groups, -1))
+        return weighted_sum(weights, pad_border(values, self.scope), self.scope)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scope={self.scope}"

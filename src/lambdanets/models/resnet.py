@@ -1,0 +1,101 @@
+"""timm's ResNet, made ready for surgery: what LambdaResNets and the networks of the rivals share.
+
+Stages are called c2, c3, c4 and c5 as in the paper; in timm's ResNet they are layer1 to layer4.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from timm.models.resnet import Bottleneck, ResNet
+from torch import nn
+
+from lambdanets.errors import InputError
+from lambdanets.models.surgery import replace_convolutions
+
+STAGES = ("c2", "c3", "c4", "c5")
+
+Blocks = Sequence[Sequence[int]]  # for c2..c5, the blocks of the stage, counted from 1
+
+
+class SurgicalResNet(ResNet):
+    """timm's ResNet, whose 3x3 convolutions subclasses replace once it is built; keeps timm's features_only,
+    reset_classifier and gradient checkpointing.
+
+    small_images: a stride-1 3x3 stem without pooling, as usual for images of 32 pixels.
+    resnet: what timm's ResNet takes.
+    """
+
+    conv1: nn.Module
+    feature_info: list[dict[str, Any]]
+
+    def __init__(self, *, small_images: bool = False, **resnet: Any) -> None:
+        super().__init__(**resnet)
+        if small_images:
+            self._take_small_images()
+
+    def stages(self) -> list[Any]:
+        """c2 to c5, each a sequence of blocks."""
+        return [self.layer1, self.layer2, self.layer3, self.layer4]
+
+    def replace(self, blocks: Blocks, make_layer: Callable[[nn.Conv2d], nn.Module]) -> None:
+        """Put make_layer(convolution) in the place of the 3x3 convolutions of the blocks."""
+        chosen = [f"layer{stage}.{block - 1}.conv2" for stage, some in enumerate(blocks, 1) for block in some]
+        if chosen:
+            replace_convolutions(self, make_layer, chosen)
+
+    def _take_small_images(self) -> None:
+        first = next(module for module in self.conv1.modules() if isinstance(module, nn.Conv2d))
+        factory: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
+        self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory)
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.maxpool = nn.Identity()
+        # the stem halved once and the pool once
+        self.feature_info = [info | {"reduction": max(info["reduction"] // 4, 1)} for info in self.feature_info]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that timm's optimizers leave undecayed: the tables of embeddings."""
+        return {name for name, _ in self.named_parameters() if name.endswith("table")}
+
+
+RESNET_50: dict[str, Any] = {"block": Bottleneck, "layers": (3, 4, 6, 3)}
+
+# Ours, for images of about 32 pixels: a quarter of the width, c2 at the full resolution, no squeeze-and-excitation.
+SMALL_RESNET_20: dict[str, Any] = {
+    "block": Bottleneck,
+    "layers": (1, 2, 2, 1),
+    "channels": (16, 32, 64, 128),
+    "stem_width": 16,
+    "stem_type": "deep",
+    "avg_down": True,
+    "small_images": True,
+}
+SMALL_BLOCKS = ((), (), (2,), (1,))
+SMALL_CFG: dict[str, Any] = {"input_size": (3, 32, 32), "pool_size": (4, 4), "crop_pct": 1.0, "first_conv": "conv1"}
+
+
+def every_block(blocks: int) -> tuple[int, ...]:
+    return tuple(range(1, blocks + 1))
+
+
+def blocks_of_pattern(pattern: str, layers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The blocks of c2 to c5 that a pattern like "CCLL" means: every one of the stages marked L.
+
+    Raises ValueError unless the pattern is four letters out of C and L.
+    """
+    letters = pattern.upper().replace("-", "") if isinstance(pattern, str) else ""
+    if len(letters) != 4 or set(letters) - {"C", "L"}:
+        raise InputError(f"pattern must be four letters, C or L for each of c2 to c5, like 'CCLL'; got {pattern!r}")
+    return tuple(every_block(n) if letter == "L" else () for letter, n in zip(letters, layers, strict=True))
+
+
+def default_cfg(**changes: Any) -> dict[str, Any]:
+    """What timm keeps beside a model: how to feed it, and the names of its first and last layers."""
+    return {
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "first_conv": "conv1.0",
+        "classifier": "fc",
+        "license": "apache-2.0",
+    } | changes

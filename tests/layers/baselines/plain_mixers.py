@@ -1,0 +1,260 @@
+"""The rivals by their equations, in plain loops over positions, sharing no code with the layers but their weights."""
+
+import math
+
+import torch
+
+
+def rows(convolution, x):
+    """A 1x1 convolution of (d, H, W) as (H, W, channels)."""
+    return torch.einsum("od,dyx->yxo", convolution.weight[:, :, 0, 0], x)
+
+
+def positions(x):
+    return [(y, z) for y in range(x.shape[1]) for z in range(x.shape[2])]
+
+
+def by_example(mix):
+    def whole(layer, x):
+        return torch.stack([mix(layer, example) for example in x])
+
+    return whole
+
+
+def softmax_attention(queries, logits, values):
+    """Rows (n, v) from logits(n, m) of positions n and m."""
+    output = []
+    for n in range(len(queries)):
+        scores = torch.stack([logits(n, m) for m in range(len(values))])
+        weights = (scores - scores.max()).exp()
+        output.append((weights[:, None] * values).sum(0) / weights.sum())
+    return torch.stack(output)
+
+
+def clipped(offset, table):
+    middle = len(table) // 2
+    return table[middle + max(-middle, min(middle, offset))]
+
+
+def relative_heads(x, queries, keys, values, heads, row_table, column_table):
+    """Multi-head attention with clipped relative positions; queries .. (H, W, h c), to (h v, H, W)."""
+    places = positions(x)
+    output = []
+    parts = (torch.stack([t[place] for place in places]).chunk(heads, dim=1) for t in (queries, keys, values))
+    for q, k, v in zip(*parts, strict=True):
+
+        def logits(n, m, q=q, k=k):
+            (n_y, n_x), (m_y, m_x) = places[n], places[m]
+            key = k[m] + clipped(m_y - n_y, row_table) + clipped(m_x - n_x, column_table)
+            return q[n] @ key / math.sqrt(len(key))
+
+        output.append(softmax_attention(q, logits, v))
+    return torch.cat(output, dim=1).mT.reshape(-1, *x.shape[1:])
+
+
+@by_example
+def global_attention(layer, x):
+    q, k, v = rows(layer.projection, x).chunk(3, dim=-1)
+    return relative_heads(x, q, k, v, layer.heads, layer.rows.table, layer.columns.table)
+
+
+@by_example
+def axial_attention(layer, x):
+    def in_columns(part, x):
+        output = []
+        no_columns = torch.zeros_like(part.offsets.table)
+        for column in range(x.shape[2]):
+            strip = x[:, :, column : column + 1]
+            q, k, v = rows(part.projection, strip).chunk(3, dim=-1)
+            output.append(relative_heads(strip, q, k, v, part.heads, part.offsets.table, no_columns))
+        return torch.cat(output, dim=2)
+
+    return in_columns(layer.along_width, in_columns(layer.along_height, x).mT).mT
+
+
+@by_example
+def augmented_attention(layer, x):
+    projected = rows(layer.projection, x)
+    q, k = projected[..., : layer.keys], projected[..., layer.keys : 2 * layer.keys]
+    attended = relative_heads(
+        x, q, k, projected[..., 2 * layer.keys :], layer.heads, layer.rows.table, layer.columns.table
+    )
+    projected = torch.einsum("od,dyx->oyx", layer.output_projection.weight[:, :, 0, 0], attended)
+    convolved = torch.zeros_like(x[:1]).expand(layer.dim_out - layer.values, -1, -1).clone()
+    for y, z in positions(x):
+        for i in range(3):
+            for j in range(3):
+                if 0 <= y + i - 1 < x.shape[1] and 0 <= z + j - 1 < x.shape[2]:
+                    convolved[:, y, z] += layer.convolution.weight[:, :, i, j] @ x[:, y + i - 1, z + j - 1]
+    return torch.cat([convolved, projected])
+
+
+def near(place, x, scope):
+    """(index, position) of the neighbours on the map; None for those beyond it."""
+    reach = scope // 2
+    for i in range(scope):
+        for j in range(scope):
+            y, z = place[0] + i - reach, place[1] + j - reach
+            yield i, j, (y, z) if 0 <= y < x.shape[1] and 0 <= z < x.shape[2] else None
+
+
+@by_example
+def local_attention(layer, x):
+    q, k, v = (part.unflatten(-1, (layer.heads, -1)) for part in rows(layer.projection, x).chunk(3, dim=-1))
+    output = x.new_zeros(layer.dim_out, *x.shape[1:])
+    for place in positions(x):
+        of_heads = []
+        for head in range(layer.heads):
+            total, weighted = 0, 0
+            for i, j, other in near(place, x, layer.scope):
+                if other is not None:
+                    key = k[other][head] + torch.cat([layer.row_table[head, i], layer.column_table[head, j]])
+                    weight = (q[place][head] @ key / math.sqrt(len(key))).exp()
+                    total, weighted = total + weight, weighted + weight * v[other][head]
+            of_heads.append(weighted / total)
+        output[(slice(None), *place)] = torch.cat(of_heads)
+    return output
+
+
+@by_example
+def local_relation(layer, x):
+    q, k = rows(layer.projection, x).chunk(2, dim=-1)
+    values = x.movedim(0, -1) if layer.dim == layer.dim_out else rows(layer.value_projection, x)
+    first, _, second = layer.geometry_prior
+    groups, reach = q.shape[-1], max(layer.scope // 2, 1)
+    output = x.new_zeros(layer.dim_out, *x.shape[1:])
+    for place in positions(x):
+        total, weighted = 0, 0
+        for i, j, other in near(place, x, layer.scope):
+            if other is not None:
+                offset = x.new_tensor([(i - layer.scope // 2) / reach, (j - layer.scope // 2) / reach])
+                prior = second.weight @ (first.weight @ offset + first.bias).clamp(min=0) + second.bias
+                weight = (prior - (q[place] - k[other]) ** 2).exp()
+                total = total + weight
+                weighted = weighted + weight[:, None] * values[other].reshape(groups, -1)
+        output[(slice(None), *place)] = (weighted / total[:, None]).flatten()
+    return output
+
+
+def on_border(place, i, j, x, scope):
+    """The neighbour (i, j), or the nearest position of the map."""
+    y, z = place[0] + i - scope // 2, place[1] + j - scope // 2
+    return min(max(y, 0), x.shape[1] - 1), min(max(z, 0), x.shape[2] - 1)
+
+
+def normalized(norm, x):
+    return (x - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def weighing(layer, x):
+    """gamma of one vector, its norms in eval mode."""
+    first, _, inner, second, _, last = layer.weighing
+    x = inner.weight[:, :, 0, 0] @ normalized(first, x).clamp(min=0)
+    return last.weight[:, :, 0, 0] @ normalized(second, x).clamp(min=0) + last.bias
+
+
+@by_example
+def pairwise_attention(layer, x):
+    q, k, v = rows(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
+    height, width = x.shape[1:]
+
+    def place_of(y, z):
+        axis = [-1 + 2 * at / (side - 1) if side > 1 else -1 for at, side in ((y, height), (z, width))]
+        return layer.position.weight @ x.new_tensor(axis)
+
+    output = x.new_zeros(layer.dim_out, height, width)
+    for place in positions(x):
+        total, weighted = 0, 0
+        for i in range(layer.scope):
+            for j in range(layer.scope):
+                other = on_border(place, i, j, x, layer.scope)
+                relation = torch.cat([q[place] - k[other], place_of(*place) - place_of(*other)])
+                weight = weighing(layer, relation).exp()
+                total = total + weight
+                weighted = weighted + weight[:, None] * v[other].reshape(len(weight), -1)
+        output[(slice(None), *place)] = (weighted / total[:, None]).flatten()
+    return output
+
+
+@by_example
+def patchwise_attention(layer, x):
+    q, k, v = rows(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
+    output = x.new_zeros(layer.dim_out, *x.shape[1:])
+    for place in positions(x):
+        others = [on_border(place, i, j, x, layer.scope) for i in range(layer.scope) for j in range(layer.scope)]
+        # channels of the patch: of each channel its r r neighbours
+        patch = torch.stack([k[other] for other in others], dim=1).flatten()
+        weights = weighing(layer, torch.cat([q[place], patch])).reshape(layer.groups, len(others))
+        groups = torch.stack([v[other] for other in others]).unflatten(1, (layer.groups, -1))
+        output[(slice(None), *place)] = torch.einsum("gj,jgc->gc", weights, groups).flatten()
+    return output
+
+
+@by_example
+def double_attention(layer, x):
+    features, keys, queries = rows(layer.projection, x).flatten(0, 1).chunk(3, dim=1)  # (n, depth)
+    gathered = sum(torch.outer(a, b) for a, b in zip(features, keys.softmax(dim=0), strict=True))
+    distributed = torch.stack([gathered @ v.softmax(dim=0) for v in queries], dim=1)
+    return (layer.output_projection.weight[:, :, 0, 0] @ distributed).unflatten(1, x.shape[1:])
+
+
+@by_example
+def efficient_attention(layer, x):
+    output = []
+    parts = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in rows(layer.projection, x).chunk(3, dim=-1))
+    for q, k, v in zip(*parts, strict=True):
+        context = sum(torch.outer(key, value) for key, value in zip(k.softmax(dim=0), v, strict=True))
+        output.append(torch.stack([query.softmax(dim=0) @ context for query in q]))
+    mixed = torch.cat(output, dim=1).mT
+    return (layer.output_projection.weight[:, :, 0, 0] @ mixed).unflatten(1, x.shape[1:])
+
+
+def performer_by(feature):
+    @by_example
+    def performer(layer, x):
+        output = []
+        parts = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in rows(layer.projection, x).chunk(3, dim=-1))
+        for q, k, v in zip(*parts, strict=True):
+            asked, offered = feature(layer, q), feature(layer, k)
+            outputs = []
+            for a in asked:
+                weights = [a @ b for b in offered]
+                outputs.append(sum(w * value for w, value in zip(weights, v, strict=True)) / sum(weights))
+            output.append(torch.stack(outputs))
+        return torch.cat(output, dim=1).mT.unflatten(1, x.shape[1:])
+
+    return performer
+
+
+def relu_features(layer, x):
+    return (x @ layer.weights.mT / math.sqrt(len(layer.weights))).clamp(min=0) + 1e-3
+
+
+def softmax_features(layer, x):
+    x = x / x.shape[1] ** 0.25
+    return (x @ layer.weights.mT - (x * x).sum(1, keepdim=True) / 2).exp() / math.sqrt(len(layer.weights))
+
+
+@by_example
+def channel_attention(layer, x):
+    convolution, excitation = layer
+    z = torch.nn.functional.conv2d(x[None], convolution.weight, padding=1)[0]
+    hidden = (excitation.fc1.weight[:, :, 0, 0] @ z.mean(dim=(1, 2)) + excitation.fc1.bias).clamp(min=0)
+    gate = 1 / (1 + (-(excitation.fc2.weight[:, :, 0, 0] @ hidden + excitation.fc2.bias)).exp())
+    return z * gate[:, None, None]
+
+
+PLAIN = {
+    "channel_attention": channel_attention,
+    "double_attention": double_attention,
+    "efficient_attention": efficient_attention,
+    "augmented_attention": augmented_attention,
+    "global_attention": global_attention,
+    "axial_attention": axial_attention,
+    "local_attention": local_attention,
+    "local_relation": local_relation,
+    "pairwise_attention": pairwise_attention,
+    "patchwise_attention": patchwise_attention,
+    "performer_relu": performer_by(relu_features),
+    "performer_softmax": performer_by(softmax_features),
+}

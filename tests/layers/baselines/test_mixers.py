@@ -1,0 +1,181 @@
+"""What holds for every rival: its equation, gradients, sizes, layouts, precisions and errors."""
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets import LambdaLayer2d
+from lambdanets.layers.baselines import MIXERS, options_of
+from layers.baselines.plain_mixers import PLAIN
+
+HEADS = {name for name in MIXERS if "heads" in options_of(name)}
+SCOPE = {name for name in MIXERS if "scope" in options_of(name)}
+
+
+def build(name, dim=16, dim_out=None, **options):
+    """A mixer in float64 whose norms and biases are not where they start."""
+    torch.manual_seed(0)
+    options = ({"heads": 2} if name in HEADS else {}) | options
+    layer = MIXERS[name](dim, dim_out, **options, dtype=torch.float64)
+    for module in layer.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    return layer
+
+
+def maps(*shape, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+
+@pytest.mark.parametrize("sides", [(5, 3), (1, 4), (9, 10)], ids=str)
+@pytest.mark.parametrize("name", PLAIN)
+def test_it_is_its_equation(name, sides):
+    layer = build(name, **({"scope": 3} if name in SCOPE else {})).eval()
+    x = maps(1, 16, *sides)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), PLAIN[name](layer, x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if name != "channel_attention"])
+def test_it_is_its_equation_with_other_channels_out_in_a_batch(name):
+    layer = build(name, 8, 24).eval()  # scopes of 7 are larger than the map
+    x = maps(2, 8, 4, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), PLAIN[name](layer, x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_gradients_are_those_of_finite_differences(name):
+    options = {"scope": 3} if name in SCOPE else {}
+    options |= {"share": 2} if "share" in options_of(name) else {}
+    options |= {"max_distance": 1} if "max_distance" in options_of(name) else {}
+    layer = build(name, 4, 4 if name != "augmented_attention" else 6, stride=2, **options)
+    x = maps(2, 4, 3, 2).requires_grad_()
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def output(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(output, (x, *parameters), fast_mode=True)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_channels_last_changes_the_layout_alone(name, training):
+    layer = build(name, stride=2).train(training)
+    x = maps(2, 16, 9, 11)
+    gradients, outputs = [], []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        given = x.clone(memory_format=memory_format).requires_grad_()
+        output = layer(given)
+        assert output.is_contiguous(memory_format=memory_format)
+        (output * maps(*output.shape)).sum().backward()
+        outputs.append(output)
+        gradients.append(given.grad)
+    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("name", MIXERS)
+def test_sides_are_divided_by_the_stride_and_rounded_up(name, stride):
+    layer = build(name, stride=stride, dim_out=24)
+    for height, width in ((7, 4), (1, 2), (13, 9)):
+        assert layer(maps(2, 16, height, width)).shape == (2, 24, -(-height // stride), -(-width // stride))
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if name != "channel_attention"])
+def test_a_stride_averages_the_positions_that_exist_of_three_by_three(name):
+    options = {"scope": 3} if name in SCOPE else {}
+    strided, whole = build(name, stride=2, **options).eval(), build(name, **options).eval()
+    x = maps(1, 16, 5, 4)
+    with torch.no_grad():
+        mixed, pooled = whole(x), strided(x)
+    for i in range(3):
+        for j in range(2):
+            window = mixed[:, :, max(2 * i - 1, 0) : 2 * i + 2, max(2 * j - 1, 0) : 2 * j + 2]
+            torch.testing.assert_close(pooled[:, :, i, j], window.mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MIXERS)
+def test_outputs_and_gradients_are_finite_and_near_under_autocast(name, dtype):
+    layer = build(name, 32).float().eval()
+    x = (10 * maps(2, 32, 12, 10, dtype=torch.float32)).requires_grad_()
+    with torch.no_grad():
+        exact = layer(x)
+    with torch.autocast("cpu", dtype):
+        output = layer(x)
+    output.float().mean().backward()
+    assert output.isfinite().all()
+    assert x.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    # queries ten times too long make softmax hard, and its rounding coarse
+    error = (output.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert error < (0.3 if dtype == torch.bfloat16 else 0.05)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_it_can_be_built_without_memory(name):
+    with torch.device("meta"):
+        layer = MIXERS[name](64)
+    assert layer(torch.empty(1, 64, 9, 9, device="meta")).shape == (1, 64, 9, 9)
+
+
+@pytest.mark.parametrize("name", [name for name in MIXERS if name not in {"convolution", "channel_attention"}])
+def test_a_wrong_input_is_named(name):
+    with pytest.raises(ValueError, match=r"x must be \(b, dim = 16, height, width\), got shape \(2, 8, 4, 4\)"):
+        build(name)(maps(2, 8, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("global_attention", {"heads": 5}, "heads must divide dim_out, which is 16; got 5"),
+        ("axial_attention", {"heads": 0}, "heads must be a whole number of at least 1, got 0"),
+        ("axial_attention", {"max_distance": 0}, "max_distance must be a whole number of at least 1, got 0"),
+        ("local_attention", {"heads": 16}, "heads must leave an even number of channels each"),
+        ("local_attention", {"scope": 4}, "scope must be odd, got 4"),
+        ("local_relation", {"share": 3}, "share must divide dim_out, which is 16; got 3"),
+        ("pairwise_attention", {"scope": 2}, "scope must be odd, got 2"),
+        ("patchwise_attention", {"share": 32}, "share must divide dim_out"),
+        ("augmented_attention", {"key_ratio": 0}, "key_ratio must be above 0 and at most 1, got 0"),
+        ("augmented_attention", {"value_ratio": 1}, "value_ratio must leave channels to the convolution"),
+        ("double_attention", {"depth": 0}, "depth must be a whole number of at least 1, got 0"),
+        ("channel_attention", {"squeeze_ratio": 0}, "squeeze_ratio must be a whole number of at least 1, got 0"),
+        ("performer_relu", {"random_features": 0}, "random_features must be a whole number of at least 1, got 0"),
+        ("efficient_attention", {"stride": 0}, "stride must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_a_wrong_option_is_named(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        MIXERS[name](16, **options)
+
+
+def test_the_lambda_layer_is_among_them():
+    assert MIXERS["lambda"] is LambdaLayer2d
+    assert {"scope", "query_depth", "intra_depth"} <= set(options_of("lambda"))
+
+
+@pytest.mark.parametrize("name", ["global_attention", "axial_attention", "local_attention", "augmented_attention"])
+def test_no_tensor_of_all_pairs_is_kept_for_the_backward_pass(name):
+    layer, side, kept = MIXERS[name](16, heads=2), 24, []
+    x = maps(1, 16, side, side, dtype=torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        layer(x)
+    pairs = 2 * side**4 if name != "local_attention" else 2 * side**2 * 22**2
+    assert 0 < max(kept) < pairs
+
+
+@pytest.mark.parametrize("sides", [(3, 5), (12, 20)], ids=str)
+def test_offsets_beyond_the_tables_count_as_the_farthest(sides):
+    short, long = build("global_attention", max_distance=2), build("global_attention", max_distance=19)
+    long.projection.weight.data = short.projection.weight.data
+    for ours, theirs in ((long.rows, short.rows), (long.columns, short.columns)):
+        ends = (theirs.table[:1].expand(17, -1), theirs.table, theirs.table[-1:].expand(17, -1))
+        ours.table.data = torch.cat(ends)
+    x = maps(1, 16, *sides)
+    torch.testing.assert_close(short(x), long(x))
