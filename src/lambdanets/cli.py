@@ -1,4 +1,4 @@
-"""The command line: lambdanets train | evaluate | predict | benchmark | calibrate.
+"""The command line: lambdanets train | evaluate | predict | benchmark | tables | calibrate.
 
 tyro turns the dataclasses below into options; what a person got wrong is said in one sentence with exit code 2.
 """
@@ -101,6 +101,7 @@ def _dispatch(given: list[str]) -> int:
         "evaluate": evaluate,
         "predict": predict,
         "benchmark": benchmark,
+        "tables": tables,
         "calibrate": calibrate,
     }
     if not given or given[0] in ("-h", "--help"):
@@ -237,6 +238,14 @@ def benchmark(arguments: list[str]) -> int:
 
     command.run(kind, options)
     return 0
+
+
+def tables(arguments: list[str]) -> int:
+    """Show the paper's tables beside ours: lambdanets tables [3|4|...|20] [--check] [--format markdown]."""
+    from lambdanets.reproduction import command
+
+    description = "Show the paper's tables with what the models of this package come to beside each figure."
+    return command.run(_parse(command.Tables, arguments, prog="lambdanets tables", description=description))
 
 
 def calibrate(arguments: list[str]) -> int:

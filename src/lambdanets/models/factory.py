@@ -14,7 +14,8 @@ from lambdanets.models.weights import load_weights
 
 def list_models() -> list[str]:
     """Names of the models of this package, sorted; timm.list_models has them too, among its own."""
-    return sorted([*lambda_resnet.FAMILY, lambda_resnet.resnet50_lambda.__name__, mobilenetv2_lambda.mobilenetv2_lambda.__name__])
+    others = (lambda_resnet.resnet50_lambda, mobilenetv2_lambda.mobilenetv2_lambda)
+    return sorted([*lambda_resnet.FAMILY, *(model.__name__ for model in others)])
 
 
 def create_model(

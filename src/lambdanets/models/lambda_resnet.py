@@ -38,8 +38,8 @@ class LambdaResNet(ResNet):
     squeeze_excite: the stages that keep their squeeze-and-excitation (where `block_args` adds it at all). By the
         printed parameter counts those are c2 and c3, convolution blocks of c4 included in the exception.
     small_images: a stride-1 3x3 stem without pooling, as usual for images of 32 pixels.
-    query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm, multi_head,
-        algorithm: of each `LambdaLayer2d`; scope defaults to 23, or 7 with an intra-depth above 1 (F.2).
+    query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
+        multi_head, algorithm: of each `LambdaLayer2d`; scope defaults to 23, or 7 with an intra-depth above 1 (F.2).
     share_embeddings: one table for all layers that run at the same resolution (Sec. 3.2, Table 4).
     resnet: what timm's ResNet takes.
     """
