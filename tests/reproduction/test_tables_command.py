@@ -96,8 +96,9 @@ def test_measuring_writes_samples_with_what_they_came_from_and_shows_them(few_ro
     out = tmp_path / "measured.json"
     options = ["--batch-size", "2", "--repeats", "3", "--image-size", "32", "--out", str(out)]
     assert main(["tables", "12", "--measure", *options]) == 0
-    said = capsys.readouterr().out
-    assert "about 1.0 minutes on" in said
+    said, told = capsys.readouterr()
+    assert "about 1.0 minutes on" in told
+    assert f"written to {out}" in told
     content = json.loads(out.read_text())
     assert content["finished"]
     assert {"commit", "versions", "hardware", "options"} <= content.keys()
@@ -111,13 +112,14 @@ def test_measuring_writes_samples_with_what_they_came_from_and_shows_them(few_ro
     assert "Measured on " in again
 
 
-def test_an_interrupted_measurement_is_written(few_rows, tmp_path, monkeypatch):
+def test_an_interrupted_measurement_is_written(few_rows, tmp_path, monkeypatch, capsys):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(speed, "interleave", interrupt)
     out = tmp_path / "measured.json"
     assert main(["tables", "12", "--measure", "--image-size", "32", "--out", str(out)]) == 130
+    assert f"interrupted; what was measured is written to {out}" in capsys.readouterr().err
     content = json.loads(out.read_text())
     assert not content["finished"]
     assert len(content["rows"]) == 2

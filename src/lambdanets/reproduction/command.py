@@ -68,8 +68,6 @@ def run(options: Tables) -> int:
     text = RENDERINGS[options.format](lines, machine)
     if options.out is None or options.measure:
         print(text, end="")
-        if options.measure:
-            print(f"written to {source}", file=sys.stderr)
     else:
         write_whole(options.out, printable_bytes(text))
     return 0

@@ -1,13 +1,16 @@
 """Pictures: accuracy against time (Figure 4), operations and time against scope (Table 10)."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from lambdanets.reproduction.comparison import Measurements, compare
 from lambdanets.reproduction.printed import Printed, figures_of
 
+_LABEL: dict[str, Any] = {"fontsize": 8, "ha": "left", "va": "top", "rotation_mode": "anchor"}
 _OURS, _PAPER, _OTHER = "#1d4ed8", "#111827", "#c2410c"
 
 
@@ -37,11 +40,12 @@ def _frontier(measured: Measurements, machine: str) -> Figure:
         axis.plot([times[row] for row in rows], [accuracy[row] for row in rows], "o-", color=_OURS)
         for row in rows:
             depth, size = row.removeprefix("depth ").removesuffix("px").split(", ")
-            axis.annotate(
-                f"({depth}, {size})", (times[row], accuracy[row]), (5, -10), textcoords="offset points", fontsize=8
-            )
+            place = (times[row], accuracy[row])
+            axis.annotate(f"({depth}, {size})", place, (4, -4), textcoords="offset points", rotation=-40, **_LABEL)
         axis.set(xscale="log", xlabel="seconds a training step of 1,024 images", title=where)
         axis.set_ylabel("ImageNet top-1, by the paper (%)")
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+        axis.margins(0.15)
         axis.grid(alpha=0.3)
     figure.suptitle("LambdaResNets (depth, image size), 350 epochs")
     return figure
@@ -63,7 +67,7 @@ def _scope(measured: Measurements, machine: str) -> Figure:
     accuracy.plot(places, [_number(f) for f in figures if f.column == "top-1"], "o-", color=_OTHER)
     accuracy.set_ylabel("ImageNet top-1, by the paper (%)", color=_OTHER)
     left.set_xticks(list(places), rows)
-    left.legend(loc="upper left")
+    figure.legend(loc="outside lower center", ncols=2)
     for axis in right:
         axis.bar([p for p in places if rows[p] in speeds], list(speeds.values()), 0.6, color=_OURS)
         axis.set(ylabel="images a second", xlabel="scope", title=machine)

@@ -63,7 +63,7 @@ class Sample:
     left_out: str | None = None
 
 
-def measure(plan: Plan, out: Path, tell: Callable[[str], Any] = print) -> None:
+def measure(plan: Plan, out: Path) -> None:
     """Measure tables one after another, the rows of each in rounds, and write JSON to out.
 
     Interrupted, it writes what was measured so far and raises KeyboardInterrupt. Raises InputError where out exists or
@@ -78,7 +78,7 @@ def measure(plan: Plan, out: Path, tell: Callable[[str], Any] = print) -> None:
     samples: list[Sample] = []
     started, finished = time.strftime("%Y-%m-%d %H:%M:%S%z"), False
     with plain_float32(None):
-        tell(f"about {estimate(plan, device) / 60:.1f} minutes on {machine(hardware())}")
+        _tell(f"about {estimate(plan, device) / 60:.1f} minutes on {machine(hardware())}")
         try:
             for name in plan.tables:
                 _measure_table(name, plan, device, samples)
@@ -95,7 +95,13 @@ def measure(plan: Plan, out: Path, tell: Callable[[str], Any] = print) -> None:
                 "versions": versions(),
                 "hardware": hardware(),
             }
-            write_whole(out, printable_bytes(json.dumps(content, indent=1) + "\n"))
+            write_whole(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
+            _tell(f"{'written' if finished else 'interrupted; what was measured is written'} to {out}")
+
+
+def _tell(said: str) -> None:
+    """Beside the tables, which standard output is for."""
+    print(said, file=sys.stderr, flush=True)
 
 
 def estimate(plan: Plan, device: torch.device) -> float:
