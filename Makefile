@@ -1,5 +1,6 @@
 # make demo   set up and train a small LambdaResNet on real digits
 # make test   set up and run the tests
+# make tables check what our models come to against the paper's tables
 # make lint   style and types, as CI runs them
 
 VENV := .venv
@@ -9,7 +10,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $(p))))
 
-.PHONY: demo test lint format clean
+.PHONY: demo test tables lint format clean
 
 demo: $(VENV)/demo-ready
 	@if [ -f runs/demo/recipe.json ]; then $(BIN)/lambdanets train --resume runs/demo; \
@@ -17,6 +18,9 @@ demo: $(VENV)/demo-ready
 
 test: $(VENV)/dev-ready
 	$(BIN)/python -m pytest -n 2
+
+tables: $(VENV)/dev-ready
+	$(BIN)/lambdanets tables --check
 
 lint: $(VENV)/dev-ready
 	$(BIN)/ruff check .

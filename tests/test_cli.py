@@ -44,7 +44,7 @@ def fails(capsys, *arguments):
 def test_help_names_the_commands(capsys):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(command in said for command in ("train", "evaluate", "predict", "benchmark"))
+    assert all(command in said for command in ("train", "evaluate", "predict", "benchmark", "tables"))
 
 
 def test_the_last_line_of_training_is_the_top1(two_classes, tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 from lambdanets import calibration, cli
 from lambdanets.benchmark import command as benchmark
 from lambdanets.ops.position.rates import built_in
+from lambdanets.reproduction import command as reproduction
 from lambdanets.training import run
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +37,7 @@ def test_every_command_is_taken(command, monkeypatch):
     )
     monkeypatch.setattr(run, "resume", lambda folder: done.append(folder) or result | {"top1": 1.0, "unreadable": []})
     monkeypatch.setattr(benchmark, "run", lambda kind, options: done.append(options))
+    monkeypatch.setattr(reproduction, "run", lambda options: done.append(options) or 0)
     monkeypatch.setattr(calibration, "calibrate", lambda device: done.append(device) or built_in(device, 1))
     # evaluate and predict need a trained run: here their options are parsed, tests/test_cli.py runs them
     for name in ("evaluate", "predict"):

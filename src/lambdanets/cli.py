@@ -1,4 +1,4 @@
-"""The command line: lambdanets train | evaluate | predict | compare | benchmark | calibrate.
+"""The command line: lambdanets train | evaluate | predict | compare | tables | benchmark | calibrate.
 
 tyro turns the dataclasses below into options; what a person got wrong is said in one sentence with exit code 2.
 """
@@ -113,8 +113,9 @@ def _dispatch(given: list[str]) -> int:
         "train": train,
         "evaluate": evaluate,
         "predict": predict,
-        "benchmark": benchmark,
         "compare": compare,
+        "tables": tables,
+        "benchmark": benchmark,
         "calibrate": calibrate,
     }
     if not given or given[0] in ("-h", "--help"):
@@ -254,7 +255,7 @@ def benchmark(arguments: list[str]) -> int:
 
 
 def compare(arguments: list[str]) -> int:
-    """Train variants of a network alike, over seeds: lambdanets compare STUDY [RECIPE], --resume DIR, or --report FILE."""
+    """Train variants of a network alike, over seeds: lambdanets compare STUDY [RECIPE], or --resume DIR."""
     from lambdanets.comparison.studies import MODEL, MODEL_OPTIONS, STUDIES
     from lambdanets.recipes import find_recipe
 
@@ -302,6 +303,14 @@ def _until_interrupted(work: Callable[[], None], folder: Path) -> int:
         print(f"stopped; go on with: lambdanets compare --resume {folder}", file=sys.stderr)
         return 130
     return 0
+
+
+def tables(arguments: list[str]) -> int:
+    """Show the paper's tables beside ours: lambdanets tables [3|4|...|20] [--check] [--format markdown]."""
+    from lambdanets.reproduction import command
+
+    description = "Show the paper's tables with what the models of this package come to beside each figure."
+    return command.run(_parse(command.Tables, arguments, prog="lambdanets tables", description=description))
 
 
 def calibrate(arguments: list[str]) -> int:

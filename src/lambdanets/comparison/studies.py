@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-Options = dict[str, bool | int | float | None | str]
+Options = dict[str, bool | int | float | str | None]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Study:
     variants: dict[str, Variant]
 
 
-def _lambda(**options: bool | int | float | None | str) -> Options:
+def _lambda(**options: bool | int | float | str | None) -> Options:
     return {"mixer": "lambda", **options}
 
 

@@ -80,7 +80,8 @@ class LambdaMobileNetV2(EfficientNet):
     ) -> None:
         arguments = {"block_args": decode_arch_def(_STAGES), "stem_size": 32, "num_features": 1280}
         super().__init__(**arguments | {"act_layer": partial(nn.ReLU6)} | efficientnet)
-        places = [(stage, i) for stage in self.blocks for i in range(len(stage))]
+        stages: Any = self.blocks
+        places = [(stage, i) for stage in stages for i in range(len(stage))]
         for number in lambda_blocks:
             if not 1 <= number <= len(places):
                 raise InputError(f"lambda_blocks must be numbers from 1 to {len(places)}, got {tuple(lambda_blocks)}")

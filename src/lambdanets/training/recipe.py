@@ -30,7 +30,7 @@ class Recipe:
 
     model: str = "lambda_resnet20_small"
     """A model of this package or of timm."""
-    model_options: dict[str, bool | int | float | None | str] = dataclasses.field(default_factory=dict)
+    model_options: dict[str, bool | int | float | str | None] = dataclasses.field(default_factory=dict)
     """Arguments of the model, such as: scope 7 content False."""
     weights: str | None = None
     """Weights to start from, a file or the folder of a run; fresh ones if none. A classifier for

@@ -76,7 +76,7 @@ class Performer(Mixer):
         return linear_attention(asked, offered, values, _as_given, multi_head=True)
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """phi of queries and keys, (b, h, n, c) to (b, h, n, r), up to a factor for each query, which division cancels."""
+        """phi of queries and keys, (b, h, n, c) to (b, h, n, r), up to a factor for each query: division cancels it."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:

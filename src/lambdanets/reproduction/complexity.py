@@ -1,0 +1,137 @@
+"""Exponents of Tables 2, 6 and 7, fitted to the multiply-adds that the operations run on the meta device."""
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from lambdanets.ops import lambda_interaction, position_interaction
+from lambdanets.ops.attention_forms import linear_attention
+
+Sizes = Mapping[str, int]
+Operation = Callable[[Any], object]
+
+# A term of lower order, such as applying lambdas beside making them, moves exponents by less than this at these sizes.
+TOLERANCE = 0.05
+
+_GRID: dict[str, tuple[int, ...]] = {
+    "b": (2, 8),
+    "n": (1024, 4096),
+    "m": (1024, 4096),
+    "k": (8, 32),
+    "d": (128, 512),
+    "h": (2, 8),
+}
+
+
+def factors(term: str) -> dict[str, int]:
+    """Factors of a printed term with their exponents: 'bnmkd/h' has b, n, m, k, d to the 1 and h to the -1."""
+    above, _, below = term.partition("/")
+    parts = dict.fromkeys(re.findall(r"\([^)]*\)|\w", above), 1)
+    return parts | dict.fromkeys(re.findall(r"\w", below), -1)
+
+
+def value_of(factor: str, sizes: Sizes) -> float:
+    """A factor at some sizes: a letter, or a sum of products such as '(hk+d)'."""
+    return sum(math.prod(sizes[letter] for letter in product) for product in factor.strip("()").split("+"))
+
+
+def fit(term: str, measured: Sequence[tuple[Sizes, float]]) -> dict[str, float]:
+    """Exponents by least squares in the logarithms: of the term's factors, and of every other size that varies."""
+    names = list(factors(term))
+    held = set("".join(names))
+    varied = [letter for letter in measured[0][0] if len({sizes[letter] for sizes, _ in measured}) > 1]
+    names += [letter for letter in varied if letter not in held]
+    logs = [[1.0, *(math.log(value_of(name, sizes)) for name in names)] for sizes, _ in measured]
+    found = np.linalg.lstsq(np.array(logs), np.log([value for _, value in measured]), rcond=None)[0]
+    return dict(zip(names, found[1:].tolist(), strict=True))
+
+
+@functools.cache
+def exponents(table: str, row: str, term: str) -> dict[str, float] | None:
+    """Fitted exponents of a row's time; None for a row that has no operation here."""
+    if (table, row) not in _OPERATIONS:
+        return None
+    operation, sizes = _OPERATIONS[table, row]
+    return fit(term, [(some, _multiply_adds(operation, some)) for some in sizes])
+
+
+def as_printed(term: str, found: Mapping[str, float]) -> bool:
+    """Whether fitted exponents are those of the term, and 0 for every size that it does not name."""
+    expected = factors(term)
+    return all(abs(exponent - expected.get(name, 0)) <= TOLERANCE for name, exponent in found.items())
+
+
+def _multiply_adds(operation: Operation, sizes: Sizes) -> float:
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        operation(sizes)
+    return counter.get_total_flops() / 2
+
+
+def _sizes(**changes: tuple[int, ...]) -> list[Sizes]:
+    """Half of the grid, an even number of sizes large at a time: still as many of each with each of another."""
+    grid = _GRID | changes
+    every = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+    return [sizes for sizes in every if sum(value > grid[name][0] for name, value in sizes.items()) % 2 == 0]
+
+
+def _scaled_together() -> list[Sizes]:
+    """Grid of attention, whose (hk + d) is one factor: k and d grow by the same ratio."""
+    return [sizes for sizes in _sizes(h=(4,)) if sizes["d"] == 16 * sizes["k"]]
+
+
+def _attention(s: Sizes, relative: bool = False) -> Tensor:
+    queries, keys = torch.empty(s["b"], s["h"], s["n"], s["k"]), torch.empty(s["b"], s["h"], s["m"], s["k"])
+    logits = queries @ keys.mT
+    if relative:
+        logits = logits + torch.einsum("bhnk,nmk->bhnm", queries, torch.empty(s["n"], s["m"], s["k"]))
+    return logits.softmax(dim=-1) @ torch.empty(s["b"], s["h"], s["m"], s["d"] // s["h"])
+
+
+def _linear_attention(s: Sizes) -> Tensor:
+    lead = (s["b"], s["h"], s["n"])
+    values = torch.empty(*lead, s["d"] // s["h"])
+    return linear_attention(torch.empty(*lead, s["k"]), torch.empty(*lead, s["k"]), values, multi_head=True)
+
+
+def _lambda_layer(s: Sizes, multi_head: bool = False) -> Tensor:
+    lead = (s["h"],) if multi_head else ()
+    intra = (s["u"],) if "u" in s else ()
+    return lambda_interaction(
+        torch.empty(s["b"], s["h"], s["n"], s["k"]),
+        torch.empty(s["b"], *lead, s["m"], s["k"], *intra),
+        torch.empty(s["b"], *lead, s["m"], s["d"] // s["h"], *intra),
+        torch.empty(*lead, s["n"], s["m"], s["k"], *intra),
+        multi_head=multi_head,
+    )
+
+
+def _lambda_convolution(s: Sizes) -> Tensor:
+    side, scope = math.isqrt(s["n"]), math.isqrt(s["r"])
+    return position_interaction(
+        torch.empty(s["b"], s["h"], s["n"], s["k"]),
+        torch.empty(scope, scope, s["k"]),
+        torch.empty(s["b"], s["n"], s["d"] // s["h"]),
+        (side, side),
+        algorithm="depthwise_convolution",
+    )
+
+
+_OPERATIONS: dict[tuple[str, str], tuple[Operation, list[Sizes]]] = {
+    ("2", "attention"): (_attention, _scaled_together()),
+    ("2", "relative attention"): (functools.partial(_attention, relative=True), _scaled_together()),
+    ("2", "linear attention"): (_linear_attention, _sizes(m=(1,))),
+    ("2", "lambda layer"): (_lambda_layer, _sizes()),
+    # scopes so large that making lambdas outweighs applying them
+    ("2", "lambda convolution"): (_lambda_convolution, _sizes(m=(1,), r=(31**2, 63**2))),
+    ("6", "multi-head"): (functools.partial(_lambda_layer, multi_head=True), _sizes()),
+    ("6", "multi-query"): (_lambda_layer, _sizes()),
+    ("7", "u>1"): (_lambda_layer, _sizes(u=(2, 8))),
+}

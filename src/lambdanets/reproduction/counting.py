@@ -1,0 +1,94 @@
+"""Parameters and floating-point operations of a network, counted on the meta device in the paper's convention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trainable numbers, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_parameters_in_use(model: nn.Module, image_size: int) -> int:
+    """Parameters that act on square images of a size: without the table entries of offsets that no map has."""
+    unused: dict[nn.Parameter, int] = {}
+
+    def note(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        if isinstance(layer, LambdaLayer2d) and isinstance(layer.embedding, RelativeEmbedding):
+            table = layer.embedding.table
+            height, width = table.shape[-(4 if layer.intra_depth > 1 else 3) :][:2]
+            sides = arguments[0].shape[2:]
+            used = min(height, 2 * sides[0] - 1) * min(width, 2 * sides[1] - 1)
+            left = table.numel() - table.numel() // (height * width) * used
+            unused[table] = min(left, unused.get(table, left))
+
+    _run_on_meta(model, image_size, note)
+    return count_parameters(model) - sum(unused.values())
+
+
+def count_flops(model: nn.Module, image_size: int, *, applied_together: bool = False) -> int:
+    """Operations of a forward pass of one square image, 2 per multiply-add (Sec. F.3, FLOPS count).
+
+    Counted are convolutions, linear layers and what lambda layers contract; not biases, norms, activations, pooling or
+    additions. The model must be on the meta device, and is run there once.
+    applied_together: count the sum of content and position lambda as applied once, which the layer does; the paper's
+        Fig. 3 applies each by itself.
+    """
+    total = 0
+
+    def note(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        total += 2 * multiply_adds(layer, arguments, output, applied_together)
+
+    _run_on_meta(model, image_size, note)
+    return total
+
+
+def multiply_adds(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor, applied_together: bool) -> int:
+    """Multiply-adds of one layer alone, its submodules apart; 0 for what is not counted."""
+    if isinstance(layer, nn.Conv2d):
+        return output.numel() * layer.weight[0].numel()
+    if isinstance(layer, nn.Linear):
+        return output.numel() * layer.in_features
+    if isinstance(layer, LambdaLayer2d):
+        return _contractions(layer, arguments[0], applied_together)
+    return 0
+
+
+def _contractions(layer: LambdaLayer2d, x: Tensor, applied_together: bool) -> int:
+    """Making lambdas and applying them.
+
+    A query's position lambda sums over min(r, S) of the S positions along a side; those beyond the border are not
+    taken off. The layer runs at the resolution of its input: the pooling of a strided one comes after it.
+    """
+    batch, _, height, width = x.shape
+    made = layer.query_depth * layer.value_depth * layer.intra_depth * (layer.heads if layer.multi_head else 1)
+    applied = layer.heads * layer.query_depth * layer.value_depth
+    contexts = []
+    if layer.key_projection is not None:
+        contexts.append(1)  # one content lambda, into which each position goes once
+    if isinstance(layer.embedding, RelativeEmbedding):
+        scope = layer.embedding.scope
+        contexts.append(min(scope[0], height) * min(scope[1], width))
+    applications = 1 if applied_together else len(contexts)
+    return batch * height * width * (sum(contexts) * made + applications * applied)
+
+
+def _run_on_meta(model: nn.Module, image_size: int, note: Any) -> None:
+    """One image through the model, with note(layer, arguments, output) told of every layer."""
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            raise ValueError(f"model must be built on the meta device, got a parameter on {parameter.device}")
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.empty(1, 3, image_size, image_size, device="meta"))
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,142 @@
+"""The model behind each row of the paper's tables, a line a row."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.models import create_model
+from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
+
+
+@dataclass(frozen=True)
+class Build:
+    """What `lambdanets.create_model` is given for a row, and the side of its images."""
+
+    name: str
+    overrides: dict[str, Any] = field(default_factory=dict, hash=False)  # equality compares them
+    image_size: int = 224
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.overrides.items())})"
+
+    def create(self, device: str = "meta") -> nn.Module:
+        """The model, by default without memory for its weights."""
+        with torch.device(device):
+            return create_model(self.name, **self.overrides)
+
+
+def _lambda(**overrides: Any) -> Build:
+    return Build("resnet50_lambda", overrides)
+
+
+def _with_c3(depth: int, image_size: int, **overrides: Any) -> Build:
+    """A LambdaResNet-C4 with lambda layers in c3 as well, which Table 16's FLOPs ask for."""
+    blocks = ((), *(tuple(range(1, count + 1)) for count in LAMBDA_RESNETS[depth][0][1:]))
+    return Build(f"lambda_resnet{depth}_c4", {"lambda_blocks": blocks} | overrides, image_size)
+
+
+def _depths_and_sizes() -> dict[str, Build]:
+    sizes = {50: (128, 160), 101: (160, 192), 152: (192, 224, 256, 288), 270: (256,), 350: (256, 288, 320), 420: (320,)}
+    return {
+        f"depth {depth}, {size}px": Build(f"lambda_resnet{depth}", image_size=size)
+        for depth, some in sizes.items()
+        for size in some
+    }
+
+
+_WITHOUT_SE: dict[str, Any] = {"block_args": {}}
+
+ROWS: dict[str, dict[str, Build]] = {
+    "3": {
+        "conv (He et al. 2016, author run)": Build("resnet50"),
+        "conv + channel attention (Hu et al. 2018c, author run)": Build("seresnet50"),
+        "lambda layer": _lambda(),
+        "lambda layer u=4": _lambda(intra_depth=4),
+    },
+    "4": {
+        "lambda layer": _lambda(),
+        "lambda layer k=8": _lambda(query_depth=8),
+        "lambda layer shared embeddings": _lambda(share_embeddings=True),
+        "lambda convolution 7x7": _lambda(scope=7),
+    },
+    "5": {
+        "LambdaResNet-152": Build("lambda_resnet152", image_size=288),
+        "EfficientNet-B7": Build("efficientnet_b7", image_size=600),
+        "ViT-L/16": Build("vit_large_patch16_384", image_size=384),
+    },
+    "8": {"ResNet baseline": Build("resnet50")}
+    | {
+        f"k={k},h={h},u={u}": _lambda(query_depth=k, heads=h, intra_depth=u)
+        for k, h, u in (
+            (8, 2, 1), (8, 16, 1), (2, 4, 1), (4, 4, 1), (8, 4, 1), (16, 4, 1), (32, 4, 1), (2, 8, 1), (4, 8, 1),
+            (8, 8, 1), (16, 8, 1), (32, 8, 1), (8, 8, 4), (8, 8, 8), (16, 4, 4),
+        )
+    },
+    "9": {
+        "content only": _lambda(position=False),
+        "position only": _lambda(content=False),
+        "content and position": _lambda(),
+    },
+    "10": {f"{scope}x{scope}": _lambda(pattern="CLLL", scope=scope) for scope in (3, 7, 15, 23, 31)}
+    # offsets of up to 55 either way: every pair of positions of the 56x56 maps of c3
+    | {"global": _lambda(pattern="CLLL", scope=111)},
+    "11": {
+        "softmax on keys (default)": _lambda(),
+        "softmax on keys and on queries": _lambda(normalize_queries="softmax"),
+        "L2 normalisation on keys": _lambda(normalize_keys="l2"),
+        "no key normalisation": _lambda(normalize_keys=None),
+        "no BN on queries and values": _lambda(batch_norm=False),
+    },
+    "12": {
+        "-".join(pattern): _lambda(pattern=pattern)
+        for pattern in ("CCCC", "LCCC", "LLCC", "LLLC", "LLLL", "CLLL", "CCLL", "CCCL")
+    },
+    "13": {
+        "ResNet-101 wo/ SE": Build("resnetrs101", _WITHOUT_SE),
+        "ResNet-101 w/ SE": Build("resnetrs101"),
+        "LambdaResNet-101": Build("lambda_resnet101"),
+        "LambdaResNet-101-C4": Build("lambda_resnet101_c4"),
+        "ResNet-152 wo/ SE": Build("resnetrs152", _WITHOUT_SE, 256),
+        "ResNet-152 w/ SE": Build("resnetrs152", image_size=256),
+        "LambdaResNet-152": Build("lambda_resnet152", image_size=256),
+        "LambdaResNet-152-C4": Build("lambda_resnet152_c4", image_size=256),
+    },
+    "15": {
+        "EfficientNet-B6": Build("efficientnet_b6", image_size=528),
+        "LambdaResNet-152-C4": Build("lambda_resnet152_c4", image_size=320),
+        "LambdaResNet-200-C4": Build("lambda_resnet200_c4", image_size=320),
+    },
+    "16": {
+        "EfficientNet-B6": Build("efficientnet_b6", image_size=528),
+        "LambdaResNet-270-C4 (7x7)": _with_c3(270, 256, scope=7),
+    },
+    "17": {
+        "MobileNet-v2": Build("mobilenetv2_100"),
+        "MobileNet-v2 with 2 lightweight lambda blocks": Build("mobilenetv2_lambda"),
+    },
+    "18": _depths_and_sizes(),
+    "19": {f"LambdaResNet-{depth}": Build(f"lambda_resnet{depth}") for depth in LAMBDA_RESNETS},
+}  # fmt: skip
+
+
+def build_of(table: str, row: str) -> Build | None:
+    """The model behind a row, or None where this package has none."""
+    return ROWS.get(table, {}).get(row)
+
+
+@functools.cache
+def _structure(name: str) -> tuple[str, str]:
+    """Blocks of c2 to c5, and those of c4 with a lambda layer, read off the built model."""
+    model: Any = Build(name).create()
+    stages = [model.layer1, model.layer2, model.layer3, model.layer4]
+    in_c4 = [i for i, block in enumerate(model.layer3, 1) if isinstance(block.conv2, LambdaLayer2d)]
+    return "-".join(str(len(stage)) for stage in stages), ", ".join(map(str, in_c4))
+
+
+def structure(build: Build, column: str) -> str:
+    """What Table 19 says of a LambdaResNet, read off the built model."""
+    return _structure(build.name)[("blocks", "lambda layers in c4").index(column)]

@@ -1,0 +1,120 @@
+import pytest
+import timm
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lambdanets import LambdaLayer2d, create_model
+from lambdanets.reproduction.counting import count_flops, count_parameters, count_parameters_in_use
+from lambdanets.reproduction.printed import printed
+from lambdanets.reproduction.rows import ROWS, build_of
+
+
+def flops(table, row):
+    build = build_of(table, row)
+    return count_flops(build.create(), build.image_size)
+
+
+# An independent recount of the printed architectures.
+EXACT = {
+    ("3", "conv (He et al. 2016, author run)"): 25_557_032,
+    ("3", "conv + channel attention (Hu et al. 2018c, author run)"): 28_088_024,
+    ("3", "lambda layer"): 14_995_592,
+    ("3", "lambda layer u=4"): 16_040_360,
+    ("5", "LambdaResNet-152"): 51_404_696,
+    ("5", "EfficientNet-B7"): 66_347_960,
+    ("5", "ViT-L/16"): 304_715_752,
+    ("8", "k=8,h=4,u=1"): 14_775_816,
+    ("8", "k=2,h=8,u=1"): 14_483_320,
+    ("8", "k=4,h=8,u=1"): 14_568_728,
+    ("8", "k=32,h=8,u=1"): 15_764_440,
+    ("12", "C-C-L-L"): 15_559_736,
+    ("12", "C-C-C-L"): 18_825_176,
+    ("13", "ResNet-101 wo/ SE"): 44_605_384,
+    ("13", "ResNet-101 w/ SE"): 63_618_696,
+    ("13", "LambdaResNet-101"): 36_866_920,
+    ("13", "ResNet-152 wo/ SE"): 60_249_032,
+    ("13", "ResNet-152 w/ SE"): 86_621_576,
+    ("17", "MobileNet-v2"): 3_504_872,
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "count"), EXACT.items(), ids=lambda value: " ".join(value) if type(value) is tuple else ""
+)
+def test_parameters_are_exact(row, count):
+    assert count_parameters(build_of(*row).create()) == count
+
+
+def test_parameters_that_act_on_small_maps_leave_out_offsets_that_no_map_has():
+    model = build_of("8", "k=32,h=8,u=1").create()
+    assert count_parameters_in_use(model, 224) == 15_741_400
+    assert count_parameters_in_use(model, 448) == count_parameters(model)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "seresnet50", "mobilenetv2_100", "efficientnet_b0"])
+def test_flops_of_convolutions_and_linear_layers_are_those_that_pytorch_counts(name):
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, 3, 160, 160))
+    assert count_flops(model, 160) == counter.get_total_flops()
+
+
+def test_flops_of_a_global_lambda_layer_are_those_it_runs_and_an_application_more_unless_told():
+    with torch.device("meta"):
+        layer = LambdaLayer2d(64, query_depth=8, heads=2, scope=31, algorithm="lambda_order").eval()
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 1, bias=False), layer)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, 3, 16, 16))
+    assert count_flops(model, 16, applied_together=True) == counter.get_total_flops()
+    applied = 2 * 256 * 2 * 8 * 32
+    assert count_flops(model, 16) == counter.get_total_flops() + applied
+
+
+def test_a_scope_counts_up_to_the_side_of_the_map_and_not_the_border():
+    def position(scope, side):
+        with torch.device("meta"):
+            layer = LambdaLayer2d(16, query_depth=4, heads=2, content=False, scope=scope)
+        queries_and_values = 2 * side**2 * 16 * (8 + 8)
+        applied = 2 * side**2 * 2 * 4 * 8
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 1, bias=False, device="meta"), layer)
+        entry = 2 * side**2 * 3 * 16
+        return (count_flops(model, side) - queries_and_values - applied - entry) / (2 * side**2 * 4 * 8)
+
+    assert position(5, 10) == 25
+    assert position(23, 10) == 100
+
+
+def test_a_strided_lambda_layer_counts_at_the_incoming_resolution():
+    def of_stride(stride):
+        layer = LambdaLayer2d(3, heads=1, scope=5, stride=stride, device="meta")
+        return count_flops(torch.nn.Sequential(layer), 12)
+
+    assert of_stride(2) == of_stride(1)
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "billions"),
+    [
+        ("9", "content only", 5.0209),
+        ("9", "position only", 11.8854),
+        ("9", "content and position", 12.0227),
+        ("10", "3x3", 5.7105),
+        ("10", "23x23", 10.0092),
+        ("10", "global", 19.4045),
+        ("17", "MobileNet-v2", 0.6015),
+        ("17", "MobileNet-v2 with 2 lightweight lambda blocks", 0.5636),
+    ],
+)
+def test_flops_of_whole_networks_are_those_added_up_by_hand(table, row, billions):
+    assert flops(table, row) / 1e9 == pytest.approx(billions, abs=6e-5)
+
+
+def test_a_model_with_memory_is_refused():
+    with pytest.raises(ValueError, match="model must be built on the meta device, got a parameter on cpu"):
+        count_flops(create_model("lambda_resnet20_small"), 32)
+
+
+def test_every_row_with_a_model_is_a_row_of_the_paper():
+    known = {(figure.table, figure.row) for figure in printed()}
+    assert {(table, row) for table, rows in ROWS.items() for row in rows} <= known

@@ -1,0 +1,180 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lambdanets.cli import main
+from lambdanets.reproduction import command, comparison, speed
+from lambdanets.reproduction.plots import draw
+from lambdanets.reproduction.printed import figures_of
+from lambdanets.reproduction.rows import ROWS, Build
+
+ROOT = Path(__file__).parents[2]
+
+
+def refused(capsys, *arguments):
+    assert main(["tables", *map(str, arguments)]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    return said
+
+
+def test_one_table_is_shown(capsys):
+    assert main(["tables", "12"]) == 0
+    said = capsys.readouterr().out
+    assert "Table 12. Stages on lambda layers in ResNet-50" in said
+    assert "Table 3" not in said
+    assert "7 of 8 countable figures match; 1 cannot be had, as listed." in said
+
+
+def test_the_check_passes(capsys):
+    assert main(["tables", "--check"]) == 0
+    assert "56 of 69 countable figures match; 13 cannot be had, as listed" in capsys.readouterr().out
+
+
+def test_the_check_fails_where_a_figure_is_wrong(capsys, monkeypatch):
+    wrong = [replace(f, value=26.6) if f.column == "params" and f.value == 25.6 else f for f in figures_of(["12"])]
+    monkeypatch.setattr(command, "figures_of", lambda names: wrong)
+    assert main(["tables", "--check"]) == 1
+    said = capsys.readouterr().out
+    assert "table 12, C-C-C-C, params: 26.6 printed, 25.557 ours" in said
+    assert said.strip().endswith("; 1 differs")
+
+
+def test_the_check_fails_where_a_count_is_wrong(monkeypatch):
+    monkeypatch.setattr(comparison, "_count", lambda column, build, together: 1)
+    assert main(["tables", "9", "--check"]) == 1
+
+
+def test_the_committed_document_is_what_the_command_writes(tmp_path):
+    assert main(["tables", "--format", "markdown", "--out", str(tmp_path / "tables.md")]) == 0
+    assert (tmp_path / "tables.md").read_text() == (ROOT / "docs/tables.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["21"], "there is no table '21' to show, only 2, 3, 4"),
+        (["--repeats", "0", "--measure"], "--repeats must be positive, got 0"),
+        (["--batch-size", "2"], "--batch-size needs --measure beside it"),
+        (["--measure", "--measured", "x.json"], "--measure and --measured exclude each other"),
+        (["--check", "--measure"], "--check prints a summary of what is counted"),
+        (["--measured", "nowhere.json"], "nowhere.json: No such file"),
+        (["8", "--measure", "--out", "new.json"], "table 8 has no speeds to measure, only 4, 5, 10, 12, 13, 18 have"),
+        (["--out", "nowhere/tables.md"], "--out must be in a folder that exists, got nowhere/tables.md"),
+        (["--figures", __file__], "--figures must be a folder"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_sentence(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_something_else_is_refused(capsys, tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    assert "is no file that lambdanets tables --measure wrote" in refused(capsys, "--measured", tmp_path / "other.json")
+
+
+def test_an_existing_file_of_measurements_is_kept(capsys, tmp_path):
+    (tmp_path / "old.json").write_text("old")
+    assert "old.json exists" in refused(capsys, "12", "--measure", "--out", tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "old"
+
+
+@pytest.fixture
+def few_rows(monkeypatch):
+    """Two small models in the place of Table 12's eight."""
+    rows = {"C-C-C-C": Build("resnet18"), "C-C-C-L": Build("lambda_resnet20_small")}
+    monkeypatch.setattr(speed, "ROWS", ROWS | {"12": rows, "18": {"depth 50, 128px": Build("resnet18")}})
+    monkeypatch.setattr(speed, "estimate", lambda plan, device: 60.0)
+
+
+def test_measuring_writes_samples_with_what_they_came_from_and_shows_them(few_rows, capsys, tmp_path):
+    out = tmp_path / "measured.json"
+    options = ["--batch-size", "2", "--repeats", "3", "--image-size", "32", "--out", str(out)]
+    assert main(["tables", "12", "--measure", *options]) == 0
+    said, told = capsys.readouterr()
+    assert "about 1.0 minutes on" in told
+    assert f"written to {out}" in told
+    content = json.loads(out.read_text())
+    assert content["finished"]
+    assert {"commit", "versions", "hardware", "options"} <= content.keys()
+    assert [len(row["seconds"]) for row in content["rows"]] == [3, 3]
+    assert all(row["peak_bytes"] > 2 * 3 * 32 * 32 for row in content["rows"])
+    assert main(["tables", "12", "--measured", str(out)]) == 0
+    again = capsys.readouterr().out
+    assert again.strip() in said
+    assert "1.00 x C-C-C-C, the paper's 1.00 x; batch 2, 32 px, peak" in again
+    assert "x C-C-C-C, the paper's 0.99 x; batch 2, 32 px, peak" in again
+    assert "Measured on " in again
+
+
+def test_an_interrupted_measurement_is_written(few_rows, tmp_path, monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(speed, "interleave", interrupt)
+    out = tmp_path / "measured.json"
+    assert main(["tables", "12", "--measure", "--image-size", "32", "--out", str(out)]) == 130
+    assert f"interrupted; what was measured is written to {out}" in capsys.readouterr().err
+    content = json.loads(out.read_text())
+    assert not content["finished"]
+    assert len(content["rows"]) == 2
+
+
+def test_a_training_step_is_scaled_to_the_papers_batch(tmp_path):
+    rows = [
+        {
+            "table": "18",
+            "row": "depth 50, 128px",
+            "work": "training",
+            "batch_size": 2,
+            "image_size": 128,
+            "seconds": [1.0],
+        },
+        {
+            "table": "18",
+            "row": "depth 50, 160px",
+            "work": "training",
+            "batch_size": 2,
+            "image_size": 160,
+            "seconds": [2.0],
+        },
+    ]
+    hardware = {"gpu": None, "processor": "P", "threads": 2, "cores": 2}
+    (tmp_path / "m.json").write_text(json.dumps({"rows": rows, "hardware": hardware, "versions": {"torch": "2"}}))
+    values, machine = speed.read(tmp_path / "m.json")
+    assert values["18", "depth 50, 128px", "train step latency"][0] == 512
+    assert values["18", "depth 50, 160px", "train step latency"][1].startswith(
+        "0.50 x depth 50, 128px, the paper's 0.65 x"
+    )
+    assert machine == "P, 2 of 2 cores, PyTorch 2, float32"
+
+
+def test_an_estimate_grows_with_repeats_and_with_training():
+    def seconds(**changes):
+        plan = replace(speed.Plan(("12",), 1, 3, 32), **changes)
+        return sum(
+            speed._operations(build, plan, training=training) * plan.repeats
+            for _, build, training in speed._passes(plan)
+        )
+
+    assert seconds(repeats=6) == 2 * seconds()
+    assert speed.estimate(speed.Plan(("12",), 1, 1, 32), torch.device("cpu")) > 0
+
+
+def test_figures_are_drawn(tmp_path, capsys):
+    assert main(["tables", "10", "--figures", str(tmp_path / "pictures")]) == 0
+    for name in ("frontier.png", "scope.png"):
+        assert min(Image.open(tmp_path / "pictures" / name).size) > 300
+
+
+def test_figures_have_a_panel_more_where_speeds_were_measured(tmp_path):
+    measured = {("18", "depth 50, 128px", "train step latency"): (9.0, ""), ("10", "3x3", "throughput"): (5.0, "")}
+    without = draw(tmp_path / "without", {})
+    with_ = draw(tmp_path / "with", measured, "a machine")
+    for one, other in zip(without, with_, strict=True):
+        assert Image.open(other).size[0] > 1.5 * Image.open(one).size[0]
