@@ -6,18 +6,18 @@ tyro turns the dataclasses below into options; what a person got wrong is said i
 import contextlib
 import dataclasses
 import io
-import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from lambdanets import __version__
+from lambdanets.arguments import parse
 from lambdanets.errors import InputError, nearest
 from lambdanets.training.recipe import Recipe
 
@@ -64,19 +64,6 @@ class Predict:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compare:
-    """A recipe's fields, which variants and seeds to train by it, and where the results go."""
-
-    recipe: tyro.conf.OmitArgPrefixes[Recipe]
-    variants: tuple[str, ...] = ()
-    """Variants of the study, by name; all if none is given."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Each variant is trained once with each: of weights, order, augmentation and the choice of images."""
-    out: Path | None = None
-    """Folder for the runs and results; must be new or empty. By default comparisons/STUDY-DATE-TIME."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Calibrate:
     """What to measure."""
 
@@ -84,9 +71,6 @@ class Calibrate:
     """Whose rates to measure."""
     threads: int | None = None
     """Threads of the CPU to measure with; by default as many as PyTorch takes."""
-
-
-Options = TypeVar("Options")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,17 +128,14 @@ def train(arguments: list[str]) -> int:
     name = arguments[0] if named else "digits"
     recipe = find_recipe(name)
     recipes = "\n".join(f"  {name}: {promise}" for name, promise in list_recipes().items())
-    options = _parse(
+    options = parse(
         Train,
         arguments[1:] if named else arguments,
         prog=f"lambdanets train {name}",
         default=Train(recipe=recipe),
         description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
     )
-    import torch
-
     from lambdanets.training import run
-    from lambdanets.training.interruption import Interrupted
 
     if options.resume is not None:
         if named or options.recipe != recipe or options.run is not None:
@@ -162,28 +143,37 @@ def train(arguments: list[str]) -> int:
         folder = options.resume
     else:
         folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    go_on = f"go on with: lambdanets train --resume {folder}"
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    try:
+    with _explained(f"lambdanets train --resume {folder}", folder / run.RECIPE):
         result = run.resume(folder) if options.resume is not None else run.start(options.recipe, folder)
+    _report(result, folder)
+    return 0
+
+
+@contextlib.contextmanager
+def _explained(command: str, begun: Path) -> Iterator[None]:
+    """Say in a sentence what ends training early, and the command to go on with once the file `begun` is there."""
+    import torch
+
+    from lambdanets.training.interruption import Interrupted
+
+    try:
+        yield
     except (Interrupted, KeyboardInterrupt):
-        print(f"stopped{f'; {go_on}' if (folder / run.RECIPE).is_file() else ''}", file=sys.stderr)
-        return 130
+        print(f"stopped{f'; go on with: {command}' if begun.is_file() else ''}", file=sys.stderr)
+        raise KeyboardInterrupt from None
     except OSError as error:
-        kept = "; the last checkpoint is whole" if checkpoint.is_file() else ""
-        advice = f"; once mended, {go_on}" if (folder / run.RECIPE).is_file() else ""
+        kept = "; the last checkpoint is whole" if (begun.parent / "checkpoints" / "last.ckpt").is_file() else ""
+        advice = f"; once mended, go on with: {command}" if begun.is_file() else ""
         raise InputError(f"{error.filename or 'the run'}: {error.strerror or error}{kept}{advice}") from error
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         raise InputError("out of memory; lower --batch-size or --image-size, or choose a smaller model") from error
-    _report(result, folder)
-    return 0
 
 
 def evaluate(arguments: list[str]) -> int:
     """Measure a trained model's top-1 on the validation part of a data set: lambdanets evaluate CHECKPOINT."""
-    options = _parse(Evaluate, arguments, prog="lambdanets evaluate", description="Measure a trained model's top-1.")
+    options = parse(Evaluate, arguments, prog="lambdanets evaluate", description="Measure a trained model's top-1.")
     from lambdanets.training import evaluation
     from lambdanets.training.classifier import load_classifier
 
@@ -197,7 +187,7 @@ def evaluate(arguments: list[str]) -> int:
 
 def predict(arguments: list[str]) -> int:
     """Classify image files: lambdanets predict CHECKPOINT IMAGES... takes files, folders and globs."""
-    options = _parse(
+    options = parse(
         Predict,
         arguments,
         prog="lambdanets predict",
@@ -247,7 +237,7 @@ def benchmark(arguments: list[str]) -> int:
     description = (
         f"{KINDS[kind].__doc__}\n\nOutputs and gradients are checked against float64 before a time is printed."
     )
-    options = _parse(KINDS[kind], arguments[1:], prog=f"lambdanets benchmark {kind}", description=description)
+    options = parse(KINDS[kind], arguments[1:], prog=f"lambdanets benchmark {kind}", description=description)
     from lambdanets.benchmark import command
 
     command.run(kind, options)
@@ -255,53 +245,45 @@ def benchmark(arguments: list[str]) -> int:
 
 
 def compare(arguments: list[str]) -> int:
-    """Train variants of a network alike, over seeds: lambdanets compare STUDY [RECIPE], or --resume DIR."""
+    """Train variants of a network alike, over seeds: lambdanets compare STUDIES [RECIPE], or --resume DIR."""
     from lambdanets.comparison.studies import MODEL, MODEL_OPTIONS, STUDIES
     from lambdanets.recipes import find_recipe
 
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<18}{study.question}" for name, study in STUDIES.items()]
-        print(
-            "\n".join(["usage: lambdanets compare STUDY [RECIPE] ...", "", *lines, "", "Each has --help of its own."])
-        )
+        usage = "usage: lambdanets compare STUDIES [RECIPE] ... with one study, several as in mixers,scope, or all"
+        print("\n".join([usage, "", *lines, "", "Each has --help of its own."]))
         return 0
     if arguments[0] in ("--resume", "--report"):
         if len(arguments) != 2:
             raise InputError(f"{arguments[0]} takes one path and nothing beside it, got {' '.join(arguments[1:])!r}")
-        from lambdanets.comparison import command, summary
+        from lambdanets.comparison import command, execution, summary
 
+        path = Path(arguments[1])
         if arguments[0] == "--report":
-            print(summary.markdown(summary.read_summary(Path(arguments[1]))), end="")
+            print(summary.markdown(summary.read_summary(path)), end="")
             return 0
-        return _until_interrupted(lambda: command.go_on(Path(arguments[1])), Path(arguments[1]))
-    study, *rest = arguments
-    if study not in STUDIES:
-        raise InputError(f"there is no study {study!r}, only {', '.join(STUDIES)}{nearest(study, STUDIES)}")
+        with _explained(f"lambdanets compare --resume {path}", path / execution.PLAN):
+            command.go_on(path)
+        return 0
+    first, *rest = arguments
     named = bool(rest) and not rest[0].startswith("-")
     recipe = dataclasses.replace(find_recipe(rest[0] if named else "digits"), model=MODEL, model_options=MODEL_OPTIONS)
-    options = _parse(
-        Compare,
+    from lambdanets.comparison import command, execution
+
+    studies = tuple(STUDIES) if first == "all" else tuple(first.split(","))
+    variants = ", ".join(execution.labels_of(studies))
+    options = parse(
+        command.Compare,
         rest[1:] if named else rest,
-        prog=f"lambdanets compare {study}",
-        default=Compare(recipe=recipe),
-        description=f"{STUDIES[study].question}\n\nVariants: {', '.join(STUDIES[study].variants)}.",
+        prog=f"lambdanets compare {first}",
+        default=command.Compare(recipe=recipe),
+        description=f"Train these alike: {variants}.",
     )
-    from lambdanets.comparison import command
-    from lambdanets.comparison.execution import make_plan
-
-    plan = make_plan(study, options.variants, options.seeds, options.recipe)
-    folder = options.out or Path("comparisons") / f"{study}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return _until_interrupted(lambda: command.start(plan, folder), folder)
-
-
-def _until_interrupted(work: Callable[[], None], folder: Path) -> int:
-    from lambdanets.training.interruption import Interrupted
-
-    try:
-        work()
-    except (Interrupted, KeyboardInterrupt):
-        print(f"stopped; go on with: lambdanets compare --resume {folder}", file=sys.stderr)
-        return 130
+    plan = execution.make_plan(studies, options.variants, options.seeds, options.recipe)
+    folder = options.out or Path("comparisons") / f"{first.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with _explained(f"lambdanets compare --resume {folder}", folder / execution.PLAN):
+        command.start(plan, folder)
     return 0
 
 
@@ -310,13 +292,13 @@ def tables(arguments: list[str]) -> int:
     from lambdanets.reproduction import command
 
     description = "Show the paper's tables with what the models of this package come to beside each figure."
-    return command.run(_parse(command.Tables, arguments, prog="lambdanets tables", description=description))
+    return command.run(parse(command.Tables, arguments, prog="lambdanets tables", description=description))
 
 
 def calibrate(arguments: list[str]) -> int:
     """Measure how fast this machine computes, for the choice of algorithms: lambdanets calibrate."""
     description = "Measure how fast this machine computes, and keep it for the automatic choice of algorithms."
-    options = _parse(Calibrate, arguments, prog="lambdanets calibrate", description=description)
+    options = parse(Calibrate, arguments, prog="lambdanets calibrate", description=description)
     if options.threads is not None and options.threads < 1:
         raise InputError(f"threads must be at least 1, got {options.threads}")
     import torch
@@ -335,33 +317,6 @@ def calibrate(arguments: list[str]) -> int:
         print(f"{name.replace('_', ' '):24}{value:>12.3g}{usual[name]:>12.3g}")
     print(f"written to {calibration_file()}")
     return 0
-
-
-def _parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **more: Any) -> Options:
-    """Options from arguments; tyro says what is wrong with a value, we which option does not exist."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            parsed, unknown = tyro.cli(
-                options, args=arguments, prog=prog, description=description, return_unknown_args=True, **more
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise InputError(f"{_sentence(said.getvalue())}; {prog} --help says what it takes") from end
-    if unknown:
-        fields = [field.name for field in dataclasses.fields(Recipe)] if options in (Train, Compare) else []
-        fields += [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
-        flags = [f"--{name.replace('_', '-')}" for name in fields]
-        raise InputError(f"{prog} has no option {unknown[0]}{nearest(unknown[0], flags)}")
-    return parsed
-
-
-def _sentence(box: str) -> str:
-    """What tyro says in a box, without the box, its title and its advice."""
-    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
-    said = list(itertools.takewhile(lambda line: line.strip("─"), lines))
-    return " ".join(said).rstrip(".") or " ".join(box.split())
 
 
 def _report(result: dict[str, Any], folder: Path) -> None:

@@ -1,12 +1,28 @@
 """`lambdanets compare`: trains, and tells of each run as it ends."""
 
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from lambdanets.comparison.execution import Plan, begin, read_plan, read_results, train_all
-from lambdanets.comparison.summary import PICTURE, RESULTS, TABLE, markdown, write_summary
+from lambdanets.comparison.summary import RESULTS, TABLE, markdown, write_summary
+from lambdanets.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Compare:
+    """A recipe's fields, which variants and seeds to train by it, and where the results go."""
+
+    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    variants: tuple[str, ...] = ()
+    """Variants of the studies, by name; all if none is given."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each variant is trained once with each: of weights, order, augmentation and the choice of images."""
+    out: Path | None = None
+    """Folder for the runs and results; must be new or empty. By default comparisons/STUDY-DATE-TIME."""
 
 
 def start(plan: Plan, folder: Path) -> None:
@@ -18,14 +34,14 @@ def start(plan: Plan, folder: Path) -> None:
 def go_on(folder: Path) -> None:
     """Train what a folder's plan still lacks, write the results after each run, and print them at the end."""
     plan = read_plan(folder)
-    total = len(plan.variants) * len(plan.seeds)
-    before = len(read_results(plan, folder))
-    print(f"{plan.study}: {len(plan.variants)} variants, {len(plan.seeds)} seeds, {total} runs, {before} of them done")
+    total, before = len(plan.runs()), len(read_results(plan, folder))
+    print(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {total} runs, {before} of them done", flush=True)
     started = time.monotonic()
 
-    def tell(results: Sequence[dict[str, Any]]) -> None:
-        result, done = results[-1], len(results)
+    def tell(result: dict[str, Any]) -> None:
+        results = read_results(plan, folder)
         write_summary(plan, results, folder)
+        done = len(results)
         left = (time.monotonic() - started) / max(1, done - before) * (total - done)
         print(
             f"[{done}/{total}] {result['variant']}, seed {result['seed']}: top-1 {result['top1']:.4f}, "
@@ -34,7 +50,9 @@ def go_on(folder: Path) -> None:
         )
 
     train_all(plan, folder, tell)
-    summary = write_summary(plan, read_results(plan, folder), folder)
-    print(f"\n{markdown(summary)}")
-    for name in (RESULTS, TABLE, PICTURE):
-        print(f"written to {folder / name}")
+    results = read_results(plan, folder)
+    if len(results) < total:
+        print(f"{total - len(results)} runs are under way in other processes, the last of which writes the results")
+        return
+    print(f"\n{markdown(write_summary(plan, results, folder))}")
+    print(f"written to {folder}: {RESULTS}, {TABLE} and a picture a study")

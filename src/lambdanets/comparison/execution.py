@@ -1,4 +1,4 @@
-"""Trains every variant of a study with every seed; what is done is kept, so that a comparison goes on after a stop."""
+"""Trains every variant with every seed; what is done is kept, so that a comparison goes on after a stop."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.comparison.studies import STUDIES
+from filelock import FileLock, Timeout
+
+from lambdanets.comparison.studies import STUDIES, Variant
 from lambdanets.errors import InputError, nearest
 from lambdanets.files import printable_bytes, write_whole
 from lambdanets.training import run
+from lambdanets.training.classifier import build_model
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result
 
@@ -18,48 +21,88 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """A study by name, the variants and seeds to train, and the recipe that all of them share."""
+    """Studies by name, which of their variants to train (all if none is named), seeds, and the recipe all share."""
 
-    study: str
+    studies: tuple[str, ...]
     variants: tuple[str, ...]
     seeds: tuple[int, ...]
     recipe: Recipe
 
-    def recipes(self) -> list[tuple[str, int, Recipe]]:
-        """Variant, seed and recipe of every run, seed by seed: so a stop leaves whole rounds of all variants."""
-        of = STUDIES[self.study].variants
+    def variants_of(self, study: str) -> dict[str, Variant]:
+        """The variants of a study that are to be trained."""
+        every = STUDIES[study].variants
+        return {label: variant for label, variant in every.items() if not self.variants or label in self.variants}
+
+    def runs(self) -> list["Run"]:
+        """Every run once, seed by seed: so a stop leaves whole rounds of all variants."""
+        variants = {v.name: v for study in self.studies for v in self.variants_of(study).values()}
         return [
-            (name, seed, replace(self.recipe, seed=seed, model_options=self.recipe.model_options | of[name].options))
+            Run(name, seed, replace(self.recipe, seed=seed, model_options=self.recipe.model_options | variant.options))
             for seed in self.seeds
-            for name in self.variants
+            for name, variant in variants.items()
         ]
 
 
-def make_plan(study: str, variants: Sequence[str], seeds: Sequence[int], recipe: Recipe) -> Plan:
-    """A checked plan; all variants of the study if none is named. Raises InputError for what does not fit."""
-    if study not in STUDIES:
-        raise InputError(f"there is no study {study!r}, only {', '.join(STUDIES)}{nearest(study, STUDIES)}")
-    known = STUDIES[study].variants
-    for name in variants:
-        if name not in known:
-            raise InputError(f"{study} has no variant {name!r}, only {', '.join(known)}{nearest(name, known)}")
-    for name, given in (("variants", variants), ("seeds", seeds)):
+@dataclass(frozen=True)
+class Run:
+    """One variant with one seed, and the recipe for it."""
+
+    variant: str
+    seed: int
+    recipe: Recipe
+
+    def folder(self, comparison: Path) -> Path:
+        """Where it is trained."""
+        return comparison / "runs" / f"{self.variant.replace(' ', '-')}-seed{self.seed}"
+
+    def result(self, comparison: Path) -> dict[str, Any] | None:
+        """What it reached, or None if it is not finished."""
+        folder = self.folder(comparison)
+        if not (folder / RESULT).is_file():
+            return None
+        return {"variant": self.variant, "seed": self.seed} | read_result(folder)
+
+
+def labels_of(studies: Sequence[str]) -> list[str]:
+    """The variants of some studies. Raises InputError for a study that does not exist."""
+    for study in studies:
+        if study not in STUDIES:
+            raise InputError(f"there is no study {study!r}, only {', '.join(STUDIES)}{nearest(study, STUDIES)}")
+    return list(dict.fromkeys(label for study in studies for label in STUDIES[study].variants))
+
+
+def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: Recipe) -> Plan:
+    """A checked plan. Raises InputError for what does not fit."""
+    known = labels_of(studies)
+    for label in variants:
+        if label not in known:
+            raise InputError(f"variants must be among {', '.join(known)}; got {label!r}{nearest(label, known)}")
+    for name, given in (("studies", studies), ("variants", variants), ("seeds", seeds)):
         if len(set(given)) < len(given):
             raise InputError(f"{name} must differ from each other, got {', '.join(map(str, given))}")
-    if not seeds:
-        raise InputError("seeds must be at least one number, got none")
+    for name, given in (("studies", studies), ("seeds", seeds)):
+        if not given:
+            raise InputError(f"{name} must be at least one, got none")
     if min(seeds) < 0:
         raise InputError(f"seeds must be at least 0, got {min(seeds)}")
-    return Plan(study, tuple(variants) or tuple(known), tuple(seeds), recipe)
+    return Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
 
 
 def begin(plan: Plan, folder: Path) -> None:
-    """Write the plan into a new or empty folder."""
+    """Write the plan into a new or empty folder, once every run of it is known to be possible.
+
+    Raises InputError for a folder that holds something, and for what cannot be trained.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "a comparison; go on with --resume" if (folder / PLAN).is_file() else "something already"
         raise InputError(f"{folder} holds {what}, or name another folder")
+    runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
+    classes = run.check(runs[0].recipe)
+    for planned in runs[1:]:
+        build_model(planned.recipe, classes)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / PLAN, printable_bytes(json.dumps(asdict(plan), indent=2) + "\n"))
+    recipe = replace(plan.recipe, **run.whole_paths(plan.recipe))
+    write_whole(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))
 
 
 def read_plan(folder: Path) -> Plan:
@@ -70,30 +113,33 @@ def read_plan(folder: Path) -> Plan:
     try:
         content = json.loads(path.read_bytes())
         recipe = Recipe.from_fields(content["recipe"], str(path))
-        return make_plan(content["study"], content["variants"], content["seeds"], recipe)
+        return make_plan(content["studies"], content["variants"], content["seeds"], recipe)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is damaged; start the comparison again in another folder") from error
 
 
-def train_all(plan: Plan, folder: Path, done: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Train what is not trained yet, and after each run call done with the results so far, a dict a run."""
-    results: list[dict[str, Any]] = []
-    for name, seed, recipe in plan.recipes():
-        place = folder / "runs" / f"{name}-seed{seed}"
-        before = (place / RESULT).is_file()
-        result = run.resume(place) if (place / run.RECIPE).is_file() else run.start(recipe, place)
-        results.append({"variant": name, "seed": seed} | result)
-        if not before:
-            done(results)
+def train_all(plan: Plan, folder: Path, done: Callable[[dict[str, Any]], None]) -> None:
+    """Train what is not trained yet, and call done with the result of each run that ends here.
+
+    Several processes may work on one folder, each on a device of its own: a run that another has locked is left to it.
+    """
+    (folder / "runs").mkdir(exist_ok=True)
+    for planned in plan.runs():
+        place = planned.folder(folder)
+        try:
+            with FileLock(place.with_name(f"{place.name}.lock"), timeout=0):
+                if (place / RESULT).is_file():
+                    continue
+                begun = (place / run.RECIPE).is_file()
+                result = run.resume(place) if begun else run.start(planned.recipe, place)
+        except Timeout:
+            continue
+        done({"variant": planned.variant, "seed": planned.seed} | result)
 
 
 def read_results(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """Results of the runs that are finished, in the order of the plan."""
-    found = []
-    for name, seed, _ in plan.recipes():
-        place = folder / "runs" / f"{name}-seed{seed}"
-        if (place / RESULT).is_file():
-            found.append({"variant": name, "seed": seed} | read_result(place))
-    return found
+    found = (planned.result(folder) for planned in plan.runs())
+    return [result for result in found if result is not None]

@@ -2,15 +2,21 @@
 
 from dataclasses import dataclass
 
-Options = dict[str, bool | int | float | str | None]
+from lambdanets.training.recipe import ModelOptions
 
 
 @dataclass(frozen=True)
 class Variant:
     """Options of the network, and the top-1 that the paper prints for it on ImageNet, if it does."""
 
-    options: Options
+    options: ModelOptions
     printed: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The options in words: of equal options it is the same, and so they are trained once for all studies."""
+        mixer, *others = self.options.items()
+        return " ".join([str(mixer[1]), *(f"{name}={value}" for name, value in others)])
 
 
 @dataclass(frozen=True)
@@ -21,72 +27,75 @@ class Study:
     variants: dict[str, Variant]
 
 
-def _lambda(**options: bool | int | float | str | None) -> Options:
-    return {"mixer": "lambda", **options}
+def _lambda(printed: float | None, **options: bool | int | float | str | None) -> Variant:
+    return Variant({"mixer": "lambda", **options}, printed)
 
 
-# Table 3 cites numbers of other papers, each with a training of its own; only its first two rows and its last are
-# trained alike.
+def _rival(mixer: str, printed: float | None = None) -> Variant:
+    return Variant({"mixer": mixer}, printed)
+
+
+# Of Table 3 only convolution, channel attention and lambda were trained alike; its other rows quote other papers.
 STUDIES = {
     "mixers": Study(
-        "Which mixer in place of the 3x3 convolution learns most from the same images? (Tables 3 and 4)",
+        "Which layer in the place of the 3x3 convolution learns most from the same images? (Tables 3 and 4)",
         {
-            "convolution": Variant({"mixer": "convolution"}, 76.9),
-            "channel_attention": Variant({"mixer": "channel_attention"}, 77.6),
-            "lambda": Variant(_lambda(), 78.4),
-            "double_attention": Variant({"mixer": "double_attention"}, 77.0),
-            "efficient_attention": Variant({"mixer": "efficient_attention"}, 77.3),
-            "augmented_attention": Variant({"mixer": "augmented_attention"}, 77.7),
-            "global_attention": Variant({"mixer": "global_attention"}),
-            "axial_attention": Variant({"mixer": "axial_attention"}, 77.5),
-            "local_attention": Variant({"mixer": "local_attention"}, 77.4),
-            "local_relation": Variant({"mixer": "local_relation"}, 77.3),
-            "pairwise_attention": Variant({"mixer": "pairwise_attention"}),
-            "patchwise_attention": Variant({"mixer": "patchwise_attention"}, 78.2),
-            "performer_relu": Variant({"mixer": "performer_relu"}),
-            "performer_softmax": Variant({"mixer": "performer_softmax"}),
+            "convolution": _rival("convolution", 76.9),
+            "channel attention": _rival("channel_attention", 77.6),
+            "lambda": _lambda(78.4),
+            "double attention": _rival("double_attention", 77.0),
+            "efficient attention": _rival("efficient_attention", 77.3),
+            "augmented attention": _rival("augmented_attention", 77.7),
+            "global attention": _rival("global_attention"),
+            "axial attention": _rival("axial_attention", 77.5),
+            "local attention": _rival("local_attention", 77.4),
+            "local relation": _rival("local_relation", 77.3),
+            "pairwise attention": _rival("pairwise_attention"),
+            "patchwise attention": _rival("patchwise_attention", 78.2),
+            "Performer, ReLU features": _rival("performer_relu"),
+            "Performer, softmax features": _rival("performer_softmax"),
         },
     ),
     "performer": Study(
-        "Do the Performer's random features, without relative positions, do better than lambdas?",
+        "Do the Performer's random features learn more than lambdas?",
         {
-            "lambda": Variant(_lambda(), 78.4),
-            "lambda_content_only": Variant(_lambda(position=False), 68.8),
-            "performer_relu": Variant({"mixer": "performer_relu"}),
-            "performer_softmax": Variant({"mixer": "performer_softmax"}),
-            "global_attention": Variant({"mixer": "global_attention"}),
+            "lambda": _lambda(78.4),
+            "lambda, content only": _lambda(68.8, position=False),
+            "Performer, ReLU features": _rival("performer_relu"),
+            "Performer, softmax features": _rival("performer_softmax"),
+            "global attention": _rival("global_attention"),
         },
     ),
     "content_position": Study(
         "What do content and position interactions each give? (Table 9)",
         {
-            "content_and_position": Variant(_lambda(), 78.4),
-            "position_only": Variant(_lambda(content=False), 78.1),
-            "content_only": Variant(_lambda(position=False), 68.8),
+            "content and position": _lambda(78.4),
+            "position only": _lambda(78.1, content=False),
+            "content only": _lambda(68.8, position=False),
         },
     ),
     "scope": Study(
         "How far must position interactions reach? (Table 10)",
         {
-            "3x3": Variant(_lambda(scope=3), 77.6),
-            "7x7": Variant(_lambda(scope=7), 78.2),
-            "15x15": Variant(_lambda(scope=15), 78.5),
-            "23x23": Variant(_lambda(scope=23), 78.3),
-            "31x31": Variant(_lambda(scope=31), 78.5),
+            "3x3": _lambda(77.6, scope=3),
+            "7x7": _lambda(78.2, scope=7),
+            "15x15": _lambda(78.5),  # the network's own
+            "23x23": _lambda(78.3, scope=23),
+            "31x31": _lambda(78.5, scope=31),
         },
     ),
     "normalization": Study(
         "How should keys, queries and values be normalized? (Table 11)",
         {
-            "softmax_on_keys": Variant(_lambda(), 78.4),
-            "softmax_on_keys_and_queries": Variant(_lambda(normalize_queries="softmax"), 78.1),
-            "l2_on_keys": Variant(_lambda(normalize_keys="l2"), 78.0),
-            "no_key_normalization": Variant(_lambda(normalize_keys=None), 70.0),
-            "no_batch_norm": Variant(_lambda(batch_norm=False), 76.2),
+            "softmax on keys": _lambda(78.4),
+            "softmax on keys and queries": _lambda(78.1, normalize_queries="softmax"),
+            "L2 on keys": _lambda(78.0, normalize_keys="l2"),
+            "none on keys": _lambda(70.0, normalize_keys=None),
+            "no batch norm": _lambda(76.2, batch_norm=False),
         },
     ),
 }
 
-# A quarter of ResNet's width for images of about 32 pixels, mixers at up to its full resolution.
+# A quarter of ResNet's width for images of about 32 pixels, with mixers from half of its resolution on.
 MODEL = "resnet20_mixer_small"
-MODEL_OPTIONS: Options = {"pattern": "CLLL"}
+MODEL_OPTIONS: ModelOptions = {"pattern": "CCLL"}

@@ -1,4 +1,4 @@
-"""What a comparison found: mean and spread over seeds, as data, as a table and as a picture."""
+"""What a comparison found: mean and spread over seeds, as data, as tables and as pictures."""
 
 import json
 import statistics
@@ -14,61 +14,66 @@ from lambdanets.comparison.studies import STUDIES
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, whole_file, write_whole
 
-RESULTS, PICTURE, TABLE = "results.json", "comparison.png", "comparison.md"
+RESULTS, TABLE = "results.json", "comparison.md"
 # Of a run's result, what differs from run to run; the rest is said once.
-_OF_A_RUN = ("variant", "seed", "top1", "seconds", "images_per_second", "parameters")
-_OF_ALL = ("model_name", "data", "training_images", "validation_images", "epochs", "commit", "versions", "hardware")
+_OF_A_RUN = ("variant", "seed", "top1", "seconds", "images_per_second", "parameters", "commit")
+_OF_ALL = ("model_name", "data", "training_images", "validation_images", "epochs", "versions", "hardware")
 
 
 def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Write results.json, comparison.md and comparison.png into the folder, and return what the first holds."""
+    """Write results.json, comparison.md and a picture a study into the folder; return what the first holds."""
     summary = summarize(plan, results)
     text = json.dumps(summary, indent=1, ensure_ascii=False)
     write_whole(folder / RESULTS, printable_bytes(text + "\n"))
     write_whole(folder / TABLE, printable_bytes(markdown(summary)))
-    with whole_file(folder / PICTURE) as file:
-        draw(summary).savefig(file, format="png", dpi=130)
+    draw_all(summary, folder)
     return summary
 
 
 def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Plan, every run, and for each variant the mean and the spread over its seeds, the best mean first."""
+    """Recipe, every run, and for each variant of each study the mean and the spread over its seeds, best mean first."""
     last = results[-1]
     recipe = asdict(plan.recipe)
     for place in ("data", "data_root"):  # paths of a machine say nothing to others
         recipe[place] = Path(recipe[place]).name if recipe[place] else recipe[place]
+    common = {name: last[name] for name in _OF_ALL}
+    data = common["data"].replace(plan.recipe.data, recipe["data"])
+    common["data"] = data.replace(f"with seed {last['seed']}", "with the seed of the run")
+    return {
+        "kind": "comparison",
+        "finished": len(results) == len(plan.runs()),
+        **common,
+        "seeds": list(plan.seeds),
+        "studies": {
+            name: {"question": STUDIES[name].question, "variants": _rows(plan, name, results)} for name in plan.studies
+        },
+        "recipe": recipe,
+        "runs": [{name: result[name] for name in _OF_A_RUN} for result in results],
+    }
+
+
+def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
-    for name in plan.variants:
-        runs = [result for result in results if result["variant"] == name]
+    for label, variant in plan.variants_of(study).items():
+        runs = [result for result in results if result["variant"] == variant.name]
         if not runs:
             continue
-        top1 = [result["top1"] for result in runs]
+        top1 = [run["top1"] for run in runs]
         rows.append(
             {
-                "variant": name,
+                "label": label,
+                "variant": variant.name,
                 "seeds": len(runs),
                 "mean_top1": round(statistics.fmean(top1), 6),
                 "deviation_top1": round(statistics.stdev(top1), 6) if len(runs) > 1 else None,
                 "least_top1": min(top1),
                 "greatest_top1": max(top1),
                 "parameters": runs[0]["parameters"],
-                "mean_seconds": round(statistics.fmean(result["seconds"] for result in runs), 1),
-                "printed_top1": STUDIES[plan.study].variants[name].printed,
+                "mean_seconds": round(statistics.fmean(run["seconds"] for run in runs), 1),
+                "printed_top1": variant.printed,
             }
         )
-    rows.sort(key=lambda row: -row["mean_top1"])
-    common = {name: last[name] for name in _OF_ALL}
-    common["data"] = _without_folders(common["data"], plan.recipe.data)
-    return {
-        "study": plan.study,
-        "question": STUDIES[plan.study].question,
-        "finished": len(results) == len(plan.variants) * len(plan.seeds),
-        "seeds": list(plan.seeds),
-        "variants": rows,
-        "runs": [{name: result[name] for name in _OF_A_RUN} for result in results],
-        "recipe": recipe,
-        **common,
-    }
+    return sorted(rows, key=lambda row: -row["mean_top1"])
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -84,46 +89,61 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """The variants as a Markdown table, under what they were trained on and above what the numbers mean."""
+    """What was trained on what, then a table for each study."""
+    parts = [described(summary)]
+    parts += [f"## {study['question']}\n\n{table(study)}" for study in summary["studies"].values()]
+    return "\n\n".join(parts) + "\n"
+
+
+def described(summary: dict[str, Any]) -> str:
+    """The set-up that all runs share, in a sentence."""
+    return (
+        f"{summary['model_name']} on {summary['data']}; {summary['training_images']:,} training images, epochs: "
+        f"{summary['epochs']}, test images: {summary['validation_images']:,}, seeds "
+        f"{', '.join(map(str, summary['seeds']))}{'' if summary['finished'] else ', not finished'}."
+    )
+
+
+def table(study: dict[str, Any]) -> str:
+    """The variants of a study as a Markdown table, the best mean first."""
     lines = [
-        f"{summary['question']}",
-        "",
-        f"{summary['model_name']} on {summary['data']}: {summary['training_images']:,} training images, "
-        f"{summary['epochs']} epochs, {summary['validation_images']:,} test images, seeds "
-        f"{', '.join(map(str, summary['seeds']))}{'' if summary['finished'] else ', not finished'}.",
-        "",
         "| variant | top-1, mean ± deviation | least to greatest | parameters | seconds a run | paper, ImageNet |",
         "|---|---|---|---|---|---|",
     ]
-    for row in summary["variants"]:
+    for row in study["variants"]:
         deviation = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
         spread = f"{100 * row['least_top1']:.2f} to {100 * row['greatest_top1']:.2f}"
         printed = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}"
         lines.append(
-            f"| {row['variant'].replace('_', ' ')} | {100 * row['mean_top1']:.2f}{deviation} | {spread} "
+            f"| {row['label']} | {100 * row['mean_top1']:.2f}{deviation} | {spread} "
             f"| {row['parameters']:,} | {row['mean_seconds']:.0f} | {printed} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def draw(summary: dict[str, Any]) -> Figure:
+def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
+    """Write STUDY.png for each study that has runs, and return the paths."""
+    paths = []
+    for name, study in summary["studies"].items():
+        if study["variants"]:
+            paths.append(folder / f"{name}.png")
+            with whole_file(paths[-1]) as file:
+                _draw(study, summary).savefig(file, format="png", dpi=130)
+    return paths
+
+
+def _draw(study: dict[str, Any], summary: dict[str, Any]) -> Figure:
     """A row a variant: every run as a dot, the mean with a bar of one deviation each way."""
-    rows = list(reversed(summary["variants"]))
+    rows = list(reversed(study["variants"]))
     figure = Figure(figsize=(8, 1.2 + 0.36 * len(rows)), layout="constrained")
     axis = figure.subplots()
     for height, row in enumerate(rows):
-        runs = [100 * result["top1"] for result in summary["runs"] if result["variant"] == row["variant"]]
+        runs = [100 * run["top1"] for run in summary["runs"] if run["variant"] == row["variant"]]
         colour = "#1d4ed8" if row["variant"].startswith("lambda") else "#111827"
         axis.plot(runs, [height] * len(runs), "o", color=colour, alpha=0.35, markersize=5)
         error = None if row["deviation_top1"] is None else 100 * row["deviation_top1"]
         axis.errorbar(100 * row["mean_top1"], height, xerr=error, fmt="|", color=colour, markersize=14, capsize=4)
-    axis.set_yticks(range(len(rows)), [row["variant"].replace("_", " ") for row in rows])
+    axis.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axis.set_xlabel("top-1 on test images, %: runs, mean, one standard deviation")
     axis.grid(axis="x", alpha=0.3)
-    axis.set_title(f"{summary['training_images']:,} images, {summary['epochs']} epochs", fontsize=10)
     return figure
-
-
-def _without_folders(source: str, data: str) -> str:
-    """A description of data without the folder it lies in."""
-    return source.replace(data, Path(data).name) if data else source

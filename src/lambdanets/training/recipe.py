@@ -10,6 +10,7 @@ from lambdanets.errors import InputError, nearest
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "adamw"]
+ModelOptions = dict[str, bool | int | float | str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Recipe:
 
     model: str = "lambda_resnet20_small"
     """A model of this package or of timm."""
-    model_options: dict[str, bool | int | float | str | None] = dataclasses.field(default_factory=dict)
+    model_options: ModelOptions = dataclasses.field(default_factory=dict)
     """Arguments of the model, such as: scope 7 content False."""
     weights: str | None = None
     """Weights to start from, a file or the folder of a run; fresh ones if none. A classifier for

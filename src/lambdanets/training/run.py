@@ -57,13 +57,20 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} holds {what}, or name another folder")
     if not recipe.data:
         raise InputError("data must be given, such as --data FOLDER; the recipe names none")
-    prepared = _prepare(replace(recipe, **_whole_paths(recipe)))
+    prepared = _prepare(replace(recipe, **whole_paths(recipe)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {folder} for the run: {error.strerror}") from error
     write_whole(folder / RECIPE, printable_bytes(prepared.recipe.to_json() + "\n"))
     return _train(prepared, folder)
+
+
+def check(recipe: Recipe) -> int:
+    """Raise InputError for what the recipe asks and cannot be done; return the number of classes of its data."""
+    if not recipe.data:
+        raise InputError("data must be given, such as --data FOLDER; the recipe names none")
+    return len(_prepare(replace(recipe, **whole_paths(recipe))).splits.classes)
 
 
 def resume(folder: Path) -> dict[str, Any]:
@@ -81,7 +88,7 @@ def resume(folder: Path) -> dict[str, Any]:
     return _train(_prepare(recipe, begun), folder)
 
 
-def _whole_paths(recipe: Recipe) -> dict[str, Any]:
+def whole_paths(recipe: Recipe) -> dict[str, Any]:
     """The recipe's paths from the root, so that a run can be resumed and evaluated from any folder."""
     places = {"data": recipe.data, "data_root": recipe.data_root, "weights": recipe.weights}
     return {
