@@ -169,6 +169,17 @@ def test_a_model_option_may_be_true_or_false(two_classes, tmp_path):
     assert load_classifier(tmp_path / "run").model.layer4[0].conv2.key_projection is None
 
 
+def test_options_of_the_model_are_added_to_those_of_the_recipe(two_classes, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from lambdanets.training.recipe import Recipe\n"
+        "recipe = Recipe(image_size=8, epochs=1, batch_size=8, model_options={'scope': 7, 'heads': 2})"
+    )
+    given = ["--data", str(two_classes), "--model-options", "scope", "5", "--run", str(tmp_path / "run")]
+    assert main(["train", str(file), *given]) == 0
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["model_options"] == {"scope": 5, "heads": 2}
+
+
 def test_a_recipe_without_data_asks_for_it(tmp_path, capsys):
     assert "data must be given" in fails(capsys, "train", "image_folder", "--run", tmp_path / "run")
 

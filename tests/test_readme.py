@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from lambdanets import calibration, cli
+from lambdanets.arguments import parse
 from lambdanets.benchmark import command as benchmark
+from lambdanets.comparison import command as comparison
+from lambdanets.comparison import summary
 from lambdanets.ops.position.rates import built_in
 from lambdanets.reproduction import command as reproduction
 from lambdanets.training import run
@@ -37,6 +40,10 @@ def test_every_command_is_taken(command, monkeypatch):
     )
     monkeypatch.setattr(run, "resume", lambda folder: done.append(folder) or result | {"top1": 1.0, "unreadable": []})
     monkeypatch.setattr(benchmark, "run", lambda kind, options: done.append(options))
+    for name in ("start", "go_on"):
+        monkeypatch.setattr(comparison, name, lambda *given: done.append(given))
+    monkeypatch.setattr(summary, "read_summary", lambda path: done.append(path))
+    monkeypatch.setattr(summary, "markdown", lambda found: "")
     monkeypatch.setattr(reproduction, "run", lambda options: done.append(options) or 0)
     monkeypatch.setattr(calibration, "calibrate", lambda device: done.append(device) or built_in(device, 1))
     # evaluate and predict need a trained run: here their options are parsed, tests/test_cli.py runs them
@@ -44,9 +51,7 @@ def test_every_command_is_taken(command, monkeypatch):
         monkeypatch.setattr(
             cli,
             name,
-            lambda arguments, name=name: (
-                done.append(cli._parse(OPTIONS[name], arguments, description="", prog="")) or 0
-            ),
+            lambda arguments, name=name: done.append(parse(OPTIONS[name], arguments, description="", prog="")) or 0,
         )
     arguments = shlex.split(command, comments=True)[1:]
     if "--help" in arguments:

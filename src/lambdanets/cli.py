@@ -128,11 +128,11 @@ def train(arguments: list[str]) -> int:
     name = arguments[0] if named else "digits"
     recipe = find_recipe(name)
     recipes = "\n".join(f"  {name}: {promise}" for name, promise in list_recipes().items())
-    options = parse(
+    options = _parse_with_recipe(
         Train,
+        recipe,
         arguments[1:] if named else arguments,
         prog=f"lambdanets train {name}",
-        default=Train(recipe=recipe),
         description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
     )
     from lambdanets.training import run
@@ -147,6 +147,15 @@ def train(arguments: list[str]) -> int:
         result = run.resume(folder) if options.resume is not None else run.start(options.recipe, folder)
     _report(result, folder)
     return 0
+
+
+def _parse_with_recipe(options: type[Any], recipe: Recipe, arguments: list[str], **more: str) -> Any:
+    """Options that hold a recipe, beginning from one; options of the model are added to its own, or replace them."""
+    # tyro makes an option of each key that a dictionary holds already, and then takes no others
+    default = options(recipe=dataclasses.replace(recipe, model_options={}))
+    parsed = parse(options, arguments, default=default, **more)
+    both = recipe.model_options | parsed.recipe.model_options
+    return dataclasses.replace(parsed, recipe=dataclasses.replace(parsed.recipe, model_options=both))
 
 
 @contextlib.contextmanager
@@ -273,11 +282,11 @@ def compare(arguments: list[str]) -> int:
 
     studies = tuple(STUDIES) if first == "all" else tuple(first.split(","))
     variants = ", ".join(execution.labels_of(studies))
-    options = parse(
+    options = _parse_with_recipe(
         command.Compare,
+        recipe,
         rest[1:] if named else rest,
         prog=f"lambdanets compare {first}",
-        default=command.Compare(recipe=recipe),
         description=f"Train these alike: {variants}.",
     )
     plan = execution.make_plan(studies, options.variants, options.seeds, options.recipe)

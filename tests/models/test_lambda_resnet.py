@@ -153,7 +153,7 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
 
 def test_every_model_is_listed_and_known_to_timm():
     names = list_models()
-    assert len(names) == 2 * len(LAMBDA_RESNETS) + 3
+    assert len(names) == 2 * len(LAMBDA_RESNETS) + 5
     assert set(names) <= set(timm.list_models())
 
 

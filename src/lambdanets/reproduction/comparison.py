@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from lambdanets.reproduction import complexity
-from lambdanets.reproduction.counting import count_flops, count_parameters
+from lambdanets.reproduction.counting import count_flops, count_parameters, count_parameters_in_use
 from lambdanets.reproduction.memory import memory_of
 from lambdanets.reproduction.printed import COUNTABLE, Printed
-from lambdanets.reproduction.rows import Build, build_of, structure
+from lambdanets.reproduction.rows import OF_OTHERS, Build, build_of, structure
 
 MATCH, DIFFERS, LISTED = "match", "differs", "cannot be had"
-MEASURED, QUOTED, NOT_FITTED, NOT_COUNTED, SETTING, NOT_MEASURED = (
+MEASURED, QUOTED, NOT_FITTED, ANOTHER, SETTING, NOT_MEASURED = (
     "measured here",
     "not reproduced",
     "not fitted",
-    "not counted",
+    "another network",
     "setting",
     "not measured",
 )
@@ -97,11 +97,20 @@ def _counted(figure: Printed, build: Build | None, model: str) -> Line:
         together = figure.table in _APPLIED_TOGETHER
         ours = _count(figure.column, build, together) / _SIZES[figure.column, figure.unit]
     if ours is None:
-        return Line(figure, None, NOT_COUNTED, "quoted by the paper from another, whose model is not in this package")
+        raise ValueError(f"figure must have a model or a formula, got {figure.row!r} of table {figure.table}")
+    if (figure.table, figure.row) in OF_OTHERS:
+        return Line(figure, ours, ANOTHER, OF_OTHERS[figure.table, figure.row], model)
     if figure.agrees(ours):
         return Line(figure, ours, MATCH, model=model)
     if figure.unreproducible:
         return Line(figure, ours, LISTED, figure.unreproducible, model)
+    if figure.column == "params" and build is not None:
+        in_use = count_parameters_in_use(build.create(), build.image_size) / _SIZES["params", figure.unit]
+        if figure.agrees(in_use):
+            note = (
+                f"without the table entries of offsets that no map of {build.image_size} pixels has; with them {{:.3f}}"
+            )
+            return Line(figure, in_use, MATCH, note.format(ours), model)
     return Line(figure, ours, DIFFERS, f"expected {figure.text()}", model)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from lambdanets.benchmark.report import columns
 from lambdanets.reproduction.comparison import (
+    ANOTHER,
     DIFFERS,
     LISTED,
     MATCH,
     MEASURED,
-    NOT_COUNTED,
     NOT_MEASURED,
     QUOTED,
     Line,
@@ -130,7 +130,7 @@ def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]], list[str]
 
 def _ours(line: Line, unit: str, notes: list[str]) -> list[str]:
     ours = "" if line.ours is None else line.ours if isinstance(line.ours, str) else f"{line.ours:#.5g}{unit}"
-    verdict = line.verdict if line.verdict in (MATCH, DIFFERS, LISTED, MEASURED, NOT_COUNTED) else ""
+    verdict = line.verdict if line.verdict in (MATCH, DIFFERS, LISTED, MEASURED, ANOTHER) else ""
     if line.note and line.verdict == MEASURED:
         return [ours, line.note]
     if line.note:

@@ -33,6 +33,10 @@ def _lambda(**overrides: Any) -> Build:
     return Build("resnet50_lambda", overrides)
 
 
+def _mixer(mixer: str, **overrides: Any) -> Build:
+    return Build("resnet50_mixer", {"mixer": mixer} | overrides)
+
+
 def _with_c3(depth: int, image_size: int, **overrides: Any) -> Build:
     """A LambdaResNet-C4 with lambda layers in c3 as well, which Table 16's FLOPs ask for."""
     blocks = ((), *(tuple(range(1, count + 1)) for count in LAMBDA_RESNETS[depth][0][1:]))
@@ -54,10 +58,19 @@ ROWS: dict[str, dict[str, Build]] = {
     "3": {
         "conv (He et al. 2016, author run)": Build("resnet50"),
         "conv + channel attention (Hu et al. 2018c, author run)": Build("seresnet50"),
+        "conv + linear attention (Chen et al. 2018)": _mixer("double_attention"),
+        "conv + linear attention (Shen et al. 2018)": _mixer("efficient_attention"),
+        "conv + relative self-attention (Bello et al. 2019)": _mixer("augmented_attention"),
+        "local relative self-attention (Ramachandran et al. 2019)": _mixer("local_attention"),
+        "local relative self-attention (Hu et al. 2019)": _mixer("local_relation"),
+        "local relative self-attention (Zhao et al. 2020)": _mixer("patchwise_attention"),
         "lambda layer": _lambda(),
         "lambda layer u=4": _lambda(intra_depth=4),
     },
     "4": {
+        "global self-attention": _mixer("global_attention"),
+        "axial self-attention": _mixer("axial_attention"),
+        "local self-attention 7x7": _mixer("local_attention"),
         "lambda layer": _lambda(),
         "lambda layer k=8": _lambda(query_depth=8),
         "lambda layer shared embeddings": _lambda(share_embeddings=True),
@@ -121,6 +134,29 @@ ROWS: dict[str, dict[str, Build]] = {
     "18": _depths_and_sizes(),
     "19": {f"LambdaResNet-{depth}": Build(f"lambda_resnet{depth}") for depth in LAMBDA_RESNETS},
 }  # fmt: skip
+
+
+# Rows that the paper quotes from others: the network behind the figure is theirs, and why ours is another.
+OF_OTHERS = {
+    (
+        "3",
+        "conv + linear attention (Chen et al. 2018)",
+    ): "A2-Nets adds blocks to ResNet-50, here they replace convolutions",
+    (
+        "3",
+        "conv + relative self-attention (Bello et al. 2019)",
+    ): "25.8 comes out with tables of 27 instead of 55 offsets either way: the "
+    "original's are no longer than its maps, which it halves first in c2",
+    (
+        "3",
+        "local relative self-attention (Ramachandran et al. 2019)",
+    ): "the authors' own network, which comes to as many",
+    ("3", "local relative self-attention (Hu et al. 2019)"): "the original widens the blocks to keep ResNet-50's size",
+    (
+        "3",
+        "local relative self-attention (Zhao et al. 2020)",
+    ): "the original is a network of its own, without ResNet-50's bottlenecks",
+}
 
 
 def build_of(table: str, row: str) -> Build | None:

@@ -32,7 +32,8 @@ PARAGRAPHS = {
     "Space was not fitted.",
     "3": "Every 3x3 convolution of ResNet-50 becomes another layer. Lambda layers have the fewest parameters of "
     "all rows, because their projections are small and the table of embeddings does not grow with the "
-    "channels. Rows that the paper quotes from others are counted where this package has their model.",
+    "channels. Of the rows that the paper quotes from others, ours have that layer in every block of the same "
+    "ResNet-50, which the originals have not: only local self-attention comes to the printed count.",
     "4": "Memory is what stays for the backward pass: attention maps, or embeddings. Attention's grows with batch "
     "and heads; that of embeddings does not, and falls to a third where layers of one resolution share them. "
     "GB are GiB, of 128 images in float32, with 8 heads of attention, in 3, 4, 6 and 3 layers on maps of 56, "
@@ -46,7 +47,7 @@ PARAGRAPHS = {
     "7": "An intra-depth u makes lambdas dearer, in proportion, but not their application.",
     "8": "More query depth adds parameters slowly: each step of k brings its projections and its part of the "
     "table. The number of heads moves parameters from values to queries. Five counts contradict their "
-    "neighbours; a sixth comes out only without table entries that the model has.",
+    "neighbours; a sixth comes out only without the table entries that no 224-pixel image uses.",
     "9": "Without position the accuracy falls by 9.6 points, without content by 0.3. Position takes 7 of the 12 "
     "billion operations; content costs a lambda that all positions share. Operations are 2 per multiply-add "
     "of convolutions, linear layers and contractions of lambdas; each query's context counts min(r, S) "

@@ -1,0 +1,117 @@
+import pytest
+import timm
+import torch
+from torch import nn
+
+from lambdanets import LambdaLayer2d, create_model
+from lambdanets.layers.baselines import MIXERS, GlobalAttention, LocalAttention
+from lambdanets.models.mixer_resnet import MixerResNet
+
+
+def parameters_of(name, **options):
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in create_model(name, **options).parameters())
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(one[name].shape == other[name].shape for name in one)
+
+
+def test_with_convolutions_it_is_torchvisions_resnet_50_to_the_last_parameter():
+    assert parameters_of("resnet50_mixer", mixer="convolution") == 25_557_032
+
+
+def test_with_channel_attention_it_is_timms_seresnet50():
+    with torch.device("meta"):
+        ours = create_model("resnet50_mixer", mixer="channel_attention").state_dict()
+        assert same(ours, timm.create_model("seresnet50").state_dict())
+
+
+@pytest.mark.parametrize("pattern", ["LLLL", "CCLL"])
+def test_with_lambda_layers_it_is_resnet50_lambda(pattern):
+    with torch.device("meta"):
+        ours = create_model("resnet50_mixer", mixer="lambda", pattern=pattern, query_depth=8).state_dict()
+        assert same(ours, create_model("resnet50_lambda", pattern=pattern, query_depth=8).state_dict())
+
+
+def test_the_small_one_with_lambda_layers_is_lambda_resnet20_small():
+    ours = create_model("resnet20_mixer_small", mixer="lambda")
+    assert same(ours.state_dict(), create_model("lambda_resnet20_small").state_dict())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_mixer_makes_a_network_that_learns_from_images_of_any_size(mixer):
+    model = create_model("resnet20_mixer_small", mixer=mixer, pattern="CLLL", num_classes=5)
+    output = model(torch.randn(2, 3, 20, 13))
+    assert output.shape == (2, 5)
+    output.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_mixers_are_where_the_pattern_says():
+    with torch.device("meta"):
+        model = create_model("resnet50_mixer", mixer="global_attention", pattern="C-C-L-L")
+    stages = [model.layer1, model.layer2, model.layer3, model.layer4]
+    kinds = [{type(block.conv2) for block in stage} for stage in stages]
+    assert kinds == [{nn.Conv2d}, {nn.Conv2d}, {GlobalAttention}, {GlobalAttention}]
+    assert model.layer3[0].conv2.stride == 2
+
+
+def test_channel_attention_excites_the_blocks_of_the_pattern_alone():
+    with torch.device("meta"):
+        model = create_model("resnet50_mixer", mixer="channel_attention", pattern="CCCL", squeeze_ratio=4)
+    assert all(block.se is None for block in model.layer3)
+    assert all(block.se.fc1.out_channels == 512 for block in model.layer4)
+
+
+def test_options_of_a_mixer_stand_beside_it_or_in_a_dict():
+    with torch.device("meta"):
+        one = create_model("resnet50_mixer", mixer="local_attention", pattern="CCCL", scope=5)
+        other = create_model(
+            "resnet50_mixer", mixer="local_attention", pattern="CCCL", mixer_options={"scope": 5}, num_classes=7
+        )
+    layers = [[module for module in model.modules() if isinstance(module, LocalAttention)] for model in (one, other)]
+    assert [[layer.scope for layer in some] for some in layers] == [[5] * 3] * 2
+    assert other.num_classes == 7
+
+
+def test_dilation_in_place_of_stride_leaves_mixers_undilated():
+    with torch.device("meta"):
+        model = create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL", output_stride=16)
+        assert model.forward_features(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 2048, 4, 4)
+
+
+def test_timm_finds_it_and_takes_features_from_it():
+    model = timm.create_model("resnet20_mixer_small", mixer="double_attention", features_only=True)
+    shapes = [tuple(features.shape[1:]) for features in model(torch.randn(1, 3, 32, 32))]
+    assert shapes[-1] == (512, 4, 4)
+
+
+def test_a_lambda_network_takes_what_lambda_resnets_take():
+    with torch.device("meta"):
+        model = create_model("resnet50_mixer", mixer="lambda", share_embeddings=True, scope=7)
+    layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
+    assert len({id(layer.embedding) for layer in layers}) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "mixer must be one of convolution, .*; got None"),
+        ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
+        ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
+        ({"mixer": "convolution", "scope": 3}, "mixer convolution has no option scope; its options are: none"),
+        ({"mixer": "local_attention", "mixer_options": 3}, "mixer_options must be a dict of options, got 3"),
+        ({"mixer": "local_attention", "mixer_options": {"scope": 3}, "scope": 3}, "mixer_options must not repeat"),
+        ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
+        ({"mixer": "global_attention", "heads": 7}, "heads must divide dim_out, which is 64; got 7"),
+    ],
+)
+def test_what_does_not_fit_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_model("resnet50_mixer", **options)
+
+
+def test_it_is_timms_resnet():
+    assert isinstance(create_model("resnet20_mixer_small", mixer="convolution"), timm.models.resnet.ResNet)
+    assert issubclass(MixerResNet, timm.models.resnet.ResNet)
