@@ -75,7 +75,9 @@ def test_what_does_not_fit_is_told_in_one_sentence(capsys, tmp_path, monkeypatch
 
 def test_a_file_of_something_else_is_refused(capsys, tmp_path):
     (tmp_path / "other.json").write_text("{}")
-    assert "is no file that lambdanets tables --measure wrote" in refused(capsys, "--measured", tmp_path / "other.json")
+    assert "is no file that lambdanets tables --measure or lambdanets benchmark layer or" in refused(
+        capsys, "--measured", tmp_path / "other.json"
+    )
 
 
 def test_an_existing_file_of_measurements_is_kept(capsys, tmp_path):
@@ -109,7 +111,7 @@ def test_measuring_writes_samples_with_what_they_came_from_and_shows_them(few_ro
     assert again.strip() in said
     assert "1.00 x C-C-C-C, the paper's 1.00 x; batch 2, 32 px, peak" in again
     assert "x C-C-C-C, the paper's 0.99 x; batch 2, 32 px, peak" in again
-    assert "Measured on " in again
+    assert "Speeds measured on " in again
 
 
 def test_an_interrupted_measurement_is_written(few_rows, tmp_path, monkeypatch, capsys):
@@ -123,35 +125,6 @@ def test_an_interrupted_measurement_is_written(few_rows, tmp_path, monkeypatch, 
     content = json.loads(out.read_text())
     assert not content["finished"]
     assert len(content["rows"]) == 2
-
-
-def test_a_training_step_is_scaled_to_the_papers_batch(tmp_path):
-    rows = [
-        {
-            "table": "18",
-            "row": "depth 50, 128px",
-            "work": "training",
-            "batch_size": 2,
-            "image_size": 128,
-            "seconds": [1.0],
-        },
-        {
-            "table": "18",
-            "row": "depth 50, 160px",
-            "work": "training",
-            "batch_size": 2,
-            "image_size": 160,
-            "seconds": [2.0],
-        },
-    ]
-    hardware = {"gpu": None, "processor": "P", "threads": 2, "cores": 2}
-    (tmp_path / "m.json").write_text(json.dumps({"rows": rows, "hardware": hardware, "versions": {"torch": "2"}}))
-    values, machine = speed.read(tmp_path / "m.json")
-    assert values["18", "depth 50, 128px", "train step latency"][0] == 512
-    assert values["18", "depth 50, 160px", "train step latency"][1].startswith(
-        "0.50 x depth 50, 128px, the paper's 0.65 x"
-    )
-    assert machine == "P, 2 of 2 cores, PyTorch 2, float32"
 
 
 def test_an_estimate_grows_with_repeats_and_with_training():

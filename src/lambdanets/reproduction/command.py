@@ -11,10 +11,11 @@ import tyro
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
 from lambdanets.reproduction.comparison import DIFFERS, compare, summary
+from lambdanets.reproduction.measured import read
 from lambdanets.reproduction.plots import draw
 from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rendering import RENDERINGS
-from lambdanets.reproduction.speed import TABLES, Plan, measure, read
+from lambdanets.reproduction.speed import TABLES, Plan, measure
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Tables:
     """File to write instead of the terminal, replaced if it is there; with --measure a new one, for its samples."""
     figures: Path | None = None
     """Folder for frontier.png (Figure 4) and scope.png (Table 10)."""
-    measured: Path | None = None
-    """File that --measure wrote, to show its speeds beside the paper's."""
+    measured: tuple[Path, ...] = ()
+    """Files that --measure wrote, to show speeds beside the paper's; for Table 4 also results.json of lambdanets
+    benchmark layer and memory."""
     measure: bool = False
     """Measure speeds and peak memory of tables 4, 5, 10, 12, 13 and 18, or of those named: hours on a processor."""
     batch_size: int = 4
@@ -47,15 +49,16 @@ def run(options: Tables) -> int:
     """Do what is asked and return the exit code: 1 for a check that fails, else 0. Raises InputError for options."""
     figures = figures_of(options.tables)
     _check(options)
-    source = options.measured
+    sources = options.measured
     if options.measure:
         source = options.out or Path(f"measured-{time.strftime('%Y%m%d-%H%M%S')}.json")
         names = options.tables or tuple(TABLES)
         measure(Plan(names, options.batch_size, options.repeats, options.image_size), source)
-    measured, machine = read(source) if source is not None else ({}, "")
-    lines = compare(figures, measured)
+        sources = (source,)
+    measured = read(sources)
+    lines = compare(figures, measured.values)
     if options.figures is not None:
-        for path in draw(options.figures, measured, machine):
+        for path in draw(options.figures, measured.values, measured.machine):
             print(f"written to {path}", file=sys.stderr)
     if options.check:
         for line in lines:
@@ -65,7 +68,7 @@ def run(options: Tables) -> int:
                 print(f"table {printed.table}, {printed.row}, {printed.column}: {printed.text()} printed, {ours} ours")
         print(summary(lines))
         return int(any(line.verdict == DIFFERS for line in lines))
-    text = RENDERINGS[options.format](lines, machine)
+    text = RENDERINGS[options.format](lines, measured)
     if options.out is None or options.measure:
         print(text, end="")
     else:
@@ -82,9 +85,9 @@ def _check(options: Tables) -> None:
         usual = Tables.__dataclass_fields__[name].default
         if value != usual and not options.measure:
             raise InputError(f"--{name.replace('_', '-')} needs --measure beside it")
-    if options.measure and options.measured is not None:
+    if options.measure and options.measured:
         raise InputError("--measure and --measured exclude each other: one measures, the other reads what was measured")
-    if options.check and (options.measure or options.measured is not None or options.out is not None):
+    if options.check and (options.measure or options.measured or options.out is not None):
         raise InputError(
             "--check prints a summary of what is counted; give no --measure, --measured or --out beside it"
         )

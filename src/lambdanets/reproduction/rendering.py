@@ -18,8 +18,10 @@ from lambdanets.reproduction.comparison import (
     Line,
     summary,
 )
+from lambdanets.reproduction.measured import Measured
 from lambdanets.reproduction.texts import PARAGRAPHS, TITLES
 
+NOTHING = Measured()
 FIELDS = ("table", "row", "column", "unit", "printed", "ours", "verdict", "note", "model")
 
 
@@ -30,13 +32,17 @@ def record(line: Line) -> dict[str, Any]:
     return dict(zip(FIELDS, (*values, line.note, line.model), strict=True))
 
 
-def as_json(lines: Sequence[Line], machine: str = "") -> str:
+def as_json(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """Every line as an object, with the summary and the machine that measured."""
-    content = {"summary": summary(lines), "measured_on": machine or None, "figures": [record(line) for line in lines]}
+    content = {
+        "summary": summary(lines),
+        "measured_on": measured.machine or None,
+        "figures": [record(line) for line in lines],
+    }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_csv(lines: Sequence[Line], machine: str = "") -> str:
+def as_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """A header, and every line as a row; where measured, by which machine stands in its note."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
@@ -46,24 +52,29 @@ def as_csv(lines: Sequence[Line], machine: str = "") -> str:
     return text.getvalue()
 
 
-def as_text(lines: Sequence[Line], machine: str = "") -> str:
+def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """Tables for the terminal."""
     parts = []
     for name, some in _by_table(lines).items():
         header, rows, notes = _cells(some)
         parts += [_heading(name), "", columns([header, *rows]), "", *(f"  {note}" for note in notes), ""]
-    return "\n".join([*parts, *_closing(lines, machine)]) + "\n"
+        for block in measured.blocks.get(name, []):
+            shown = columns([block.header, *block.rows])
+            parts += [block.title, "", shown, "", *(f"  {note}" for note in block.notes), ""]
+    return "\n".join([*parts, *_closing(lines, measured)]) + "\n"
 
 
-def as_markdown(lines: Sequence[Line], machine: str = "") -> str:
+def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """A section a table, with a paragraph on what it says."""
-    parts = ["# The paper's tables", "", _OPENING, "", *_closing(lines, machine), ""]
+    parts = ["# The paper's tables", "", _OPENING, "", *_closing(lines, measured), ""]
     for name, some in _by_table(lines).items():
         header, rows, notes = _cells(some)
         table = [header, ["---"] * len(header), *rows]
         parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
-        parts += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
-        parts += ["", *(f"- {note}" for note in notes), *([""] if notes else [])]
+        parts += [*_markdown_rows(table), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
+        for block in measured.blocks.get(name, []):
+            shown = _markdown_rows([block.header, ["---"] * len(block.header), *block.rows])
+            parts += [block.title, "", *shown, "", *(f"- {note}" for note in block.notes), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -82,12 +93,16 @@ _OPENING = (
 )
 
 
+def _markdown_rows(table: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+
+
 def _heading(name: str) -> str:
     return f"Table {name}. {TITLES[name]}" if name.isdigit() else TITLES[name]
 
 
-def _closing(lines: Sequence[Line], machine: str) -> list[str]:
-    return [f"{summary(lines)}.", *([f"Measured on {machine}."] if machine else [])]
+def _closing(lines: Sequence[Line], measured: Measured) -> list[str]:
+    return [f"{summary(lines)}.", *([f"Speeds measured on {measured.machine}."] if measured.machine else [])]
 
 
 def _by_table(lines: Sequence[Line]) -> dict[str, list[Line]]:

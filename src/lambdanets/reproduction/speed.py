@@ -1,4 +1,4 @@
-"""Throughput, latency and peak memory of the models behind the tables, measured here; saved and read back."""
+"""Throughput, latency and peak memory of the models behind the tables, measured here and saved."""
 
 import dataclasses
 import json
@@ -15,18 +15,17 @@ from tqdm import tqdm
 
 from lambdanets.benchmark.allocations import peak_bytes
 from lambdanets.benchmark.race import plain_float32
-from lambdanets.benchmark.timing import interleave, summarize
+from lambdanets.benchmark.timing import interleave
 from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.reproduction.counting import count_flops
-from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rows import ROWS, Build
 
-# Passes of each measured table; the first row of a table is what its others are divided by.
+# Passes of each measured table.
 TABLES = {
-    "4": ("inference",),
+    "4": ("inference", "training"),
     "5": ("training", "inference"),
     "10": ("inference",),
     "12": ("inference",),
@@ -119,60 +118,9 @@ def estimate(plan: Plan, device: torch.device) -> float:
     return total / rate
 
 
-def read(path: Path) -> tuple[dict[tuple[str, str, str], tuple[float, str]], str]:
-    """What a file of `measure` says: values by (table, row, printed column) with a note each, and the machine.
-
-    Throughputs are images a second; latency is scaled to the paper's 1,024 images. Raises InputError where the file
-    is none of `measure`.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        samples = [Sample(**row) for row in content["rows"]]
-        where = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no file that lambdanets tables --measure wrote") from error
-    values: dict[tuple[str, str, str], tuple[float, str]] = {}
-    base: dict[str, tuple[str, float]] = {}  # of each pass of a table the first row
-    for sample in samples:
-        if not sample.seconds:
-            continue
-        seconds = summarize(sample.seconds).median / sample.batch_size
-        column = _column(sample)
-        first, of_first = base.setdefault(f"{sample.table} {column}", (sample.row, seconds))
-        note = f"{of_first / seconds:.2f} x {first}"
-        theirs = _ratio_printed(sample.table, sample.row, first, column)
-        note += f", the paper's {theirs:.2f} x" if theirs is not None else ""
-        note += f"; batch {sample.batch_size}, {sample.image_size} px"
-        if sample.peak_bytes is not None:
-            note += f", peak {sample.peak_bytes / 2**30:.2f} GiB"
-        values[sample.table, sample.row, column] = (seconds * 1024 if column == LATENCY else 1 / seconds, note)
-        if sample.table == "5":
-            values["5", sample.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / of_first, "")
-    return values, where
-
-
-def _ratio_printed(table: str, row: str, first: str, column: str) -> float | None:
-    """How many times as fast as another row the paper says that a row is; None where it does not."""
-    found = {f.row: f.value for f in figures_of([table]) if f.column == column and not isinstance(f.value, str)}
-    if row not in found or first not in found:
-        return None
-    ratio = float(found[row]) / float(found[first])
-    return 1 / ratio if column == LATENCY else ratio
-
-
 def machine(found: dict[str, Any]) -> str:
     """A machine in words, from what `provenance.hardware` says."""
     return found["gpu"] or f"{found['processor']}, {found['threads']} of {found['cores']} cores"
-
-
-def _column(sample: Sample) -> str:
-    if sample.table == "18":
-        return LATENCY
-    if sample.table == "5":
-        return "train throughput" if sample.work == "training" else "inference throughput"
-    return "throughput"
 
 
 def _passes(plan: Plan) -> Iterator[tuple[Sample, Build, bool]]:

@@ -1,0 +1,169 @@
+"""What was measured, read back from the files that `lambdanets tables --measure` and `lambdanets benchmark` leave."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lambdanets.benchmark.layer import CONVOLUTION, OURS
+from lambdanets.benchmark.timing import summarize
+from lambdanets.errors import InputError
+from lambdanets.reproduction.comparison import Measurements
+from lambdanets.reproduction.printed import figures_of
+from lambdanets.reproduction.speed import LATENCY, Sample, machine
+
+_WRITERS = {
+    "tables": "lambdanets tables --measure",
+    "layer": "lambdanets benchmark layer",
+    "memory": "lambdanets benchmark memory",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table of measurements that stands below a table of the paper: all in words."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Measured:
+    """Values for printed columns, with a note each; the machines they are from; blocks for the tables of the paper."""
+
+    values: dict[tuple[str, str, str], tuple[float, str]] = field(default_factory=dict)
+    machine: str = ""
+    blocks: dict[str, list[Block]] = field(default_factory=dict)
+
+
+def read(paths: Sequence[Path]) -> Measured:
+    """What some files say. Raises InputError for a file that none of the commands wrote."""
+    measured = Measured()
+    for path in paths:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            where = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
+            if content["kind"] == "tables":
+                samples = [Sample(**row) for row in content["rows"]]
+                measured.values |= values_of(samples)
+                measured.machine = where
+                measured.blocks.setdefault("4", []).extend(_in_training(samples, where))
+            else:
+                kind = {"layer": _times, "memory": _memory}[content["kind"]]
+                measured.blocks.setdefault("4", []).append(kind(content, where))
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is no file that {' or '.join(_WRITERS.values())} wrote") from error
+    return measured
+
+
+def values_of(samples: Sequence[Sample]) -> Measurements:
+    """Values by (table, row, printed column), each with its ratio to the first row of its table beside the paper's.
+
+    Throughputs are images a second; latency is scaled to the paper's 1,024 images.
+    """
+    values: dict[tuple[str, str, str], tuple[float, str]] = {}
+    base: dict[str, tuple[str, float]] = {}  # of each pass of a table the first row
+    for sample in samples:
+        column = _column(sample)
+        if not sample.seconds or column is None:
+            continue
+        seconds = summarize(sample.seconds).median / sample.batch_size
+        first, of_first = base.setdefault(f"{sample.table} {column}", (sample.row, seconds))
+        note = f"{of_first / seconds:.2f} x {first}"
+        theirs = _ratio_printed(sample.table, sample.row, first, column)
+        note += f", the paper's {theirs:.2f} x" if theirs is not None else ""
+        note += f"; batch {sample.batch_size}, {sample.image_size} px"
+        if sample.peak_bytes is not None:
+            note += f", peak {sample.peak_bytes / 2**30:.2f} GiB"
+        values[sample.table, sample.row, column] = (seconds * 1024 if column == LATENCY else 1 / seconds, note)
+        if sample.table == "5":
+            values["5", sample.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / of_first, "")
+    return values
+
+
+def _ratio_printed(table: str, row: str, first: str, column: str) -> float | None:
+    """How many times as fast as another row the paper says that a row is; None where it does not."""
+    found = {f.row: f.value for f in figures_of([table]) if f.column == column and not isinstance(f.value, str)}
+    if row not in found or first not in found:
+        return None
+    ratio = float(found[row]) / float(found[first])
+    return 1 / ratio if column == LATENCY else ratio
+
+
+def _column(sample: Sample) -> str | None:
+    """The printed column that a sample answers to."""
+    training = sample.work == "training"
+    if sample.table == "18":
+        return LATENCY
+    if sample.table == "5":
+        return "train throughput" if training else "inference throughput"
+    return None if training else "throughput"
+
+
+def _in_training(samples: Sequence[Sample], where: str) -> list[Block]:
+    """Training steps of Table 4, which the paper does not print."""
+    some = [sample for sample in samples if sample.table == "4" and sample.work == "training"]
+    medians = [summarize(sample.seconds).median if sample.seconds else None for sample in some]
+    lambdas = next((median for sample, median in zip(some, medians, strict=True) if sample.row == "lambda layer"), None)
+    rows = []
+    for sample, median in zip(some, medians, strict=True):
+        peak = "" if sample.peak_bytes is None else f"{sample.peak_bytes / 2**30:.2f}"
+        if median is None:
+            rows.append((sample.row, sample.left_out or "not measured", "", peak))
+        else:
+            ratio = "" if lambdas is None else f"{lambdas / median:.2f}"
+            rows.append((sample.row, f"{sample.batch_size / median:.2f}", ratio, peak))
+    if not rows:
+        return []
+    what = f"Forward and backward pass, batch {some[0].batch_size}, {some[0].image_size} pixels. Measured on {where}."
+    header = ("", "images/s", "x lambda layer", "peak memory (GiB)")
+    notes = ("attention is fused (SDPA) and keeps no map of all pairs, in linear memory, which the paper's did not",)
+    return [Block(what, header, tuple(rows), notes)]
+
+
+def _times(content: Mapping[str, Any], where: str) -> Block:
+    return _block(content, where, "median_seconds", 1e-3, "ms")
+
+
+def _memory(content: Mapping[str, Any], where: str) -> Block:
+    return _block(content, where, "peak_bytes", 2**20, "MiB")
+
+
+def _block(content: Mapping[str, Any], where: str, key: str, size: float, unit: str) -> Block:
+    """A row for each map, scope and pass; a column for each contestant, with its ratio to the lambda layer."""
+    names = list(dict.fromkeys(row["contestant"] for row in content["rows"]))
+    names = [OURS, *(name for name in names if name not in (OURS, CONVOLUTION)), CONVOLUTION]
+    cases: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in content["rows"]:
+        sizes = row["sizes"]
+        case = cases.setdefault((sizes["shape"], sizes["scope"], sizes["pass"]), {})
+        case[row["contestant"]] = row
+    notes: list[str] = []
+    rows = []
+    for (shape, scope, work), found in cases.items():
+        ours = found[OURS][key]
+        cells, better = [], []
+        for name in names:
+            row = found.get(name, {"left_out": "not run"})
+            if row["left_out"] or row[key] is None:
+                said = f"{name}: {row['left_out']}"
+                notes += [said] if said not in notes else []
+                cells.append(f"[{notes.index(said) + 1}]")
+                continue
+            ratio = row[key] / ours
+            cells.append(f"{row[key] / size:.1f}" + ("" if name == OURS else f" ({ratio:.2f} x)"))
+            better += [name] if ratio < 1 else []
+        rows.append((shape, str(scope), work, *cells, ", ".join(better)))
+    options = content["options"]
+    title = (
+        f"{unit} of one layer, batch {options['batch_size']}, {options['heads']} heads, beside attention over the same "
+        f"context and the 3x3 convolution (x the lambda layer). Measured on {where}."
+    )
+    less = "faster than the lambda layer" if unit == "ms" else "less than the lambda layer"
+    header = ("map", "scope", "pass", "lambda layer", *names[1:], less)
+    return Block(title, header, tuple(rows), tuple(f"[{i}] {note}" for i, note in enumerate(notes, 1)))
