@@ -1,6 +1,6 @@
 """docs/comparison.md and its pictures, from the results of `lambdanets compare`.
 
-python benchmarks/comparison.py [--out FOLDER] reads benchmarks/results; the paragraphs are written by people who read them.
+python benchmarks/comparison.py [--out FOLDER] reads benchmarks/results; people who read them wrote the paragraphs.
 """
 
 import argparse

@@ -260,8 +260,12 @@ def compare(arguments: list[str]) -> int:
 
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<18}{study.question}" for name, study in STUDIES.items()]
-        usage = "usage: lambdanets compare STUDIES [RECIPE] ... with one study, several as in mixers,scope, or all"
-        print("\n".join([usage, "", *lines, "", "Each has --help of its own."]))
+        usage = [
+            "usage: lambdanets compare STUDIES [RECIPE] ...   one study, several as in mixers,scope, or all",
+            "       lambdanets compare --resume DIR           go on, or help, beside other processes",
+            "       lambdanets compare --report RESULTS.json  the tables again",
+        ]
+        print("\n".join([*usage, "", *lines, "", "lambdanets compare STUDIES --help says what can be asked."]))
         return 0
     if arguments[0] in ("--resume", "--report"):
         if len(arguments) != 2:
@@ -277,7 +281,7 @@ def compare(arguments: list[str]) -> int:
         return 0
     first, *rest = arguments
     named = bool(rest) and not rest[0].startswith("-")
-    recipe = dataclasses.replace(find_recipe(rest[0] if named else "digits"), model=MODEL, model_options=MODEL_OPTIONS)
+    recipe = dataclasses.replace(find_recipe(rest[0] if named else "digits"), model=MODEL, model_options={})
     from lambdanets.comparison import command, execution
 
     studies = tuple(STUDIES) if first == "all" else tuple(first.split(","))
@@ -289,7 +293,13 @@ def compare(arguments: list[str]) -> int:
         prog=f"lambdanets compare {first}",
         description=f"Train these alike: {variants}.",
     )
-    plan = execution.make_plan(studies, options.variants, options.seeds, options.recipe)
+    if options.recipe.seed != recipe.seed:
+        raise InputError(
+            f"--seed must be left to --seeds, which trains with each of its numbers; got {options.recipe.seed}"
+        )
+    usual = MODEL_OPTIONS if options.recipe.model == MODEL else {}
+    recipe = dataclasses.replace(options.recipe, model_options=usual | options.recipe.model_options)
+    plan = execution.make_plan(studies, options.variants, options.seeds, recipe)
     folder = options.out or Path("comparisons") / f"{first.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     with _explained(f"lambdanets compare --resume {folder}", folder / execution.PLAN):
         command.start(plan, folder)

@@ -86,6 +86,37 @@ def test_going_on_trains_only_what_is_missing(quick, tmp_path, monkeypatch):
     assert [r["variant"] for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
 
 
+def test_what_a_killed_process_left_half_written_is_in_no_ones_way(quick, tmp_path):
+    plan = make_plan(["scope"], ["3x3"], [0], quick)
+    begin(plan, tmp_path / "out")
+    place = plan.runs()[0].folder(tmp_path / "out")
+    place.mkdir(parents=True)
+    (place / ".recipe.json.123.unfinished").write_text("{")
+    done = []
+    train_all(plan, tmp_path / "out", done.append)
+    assert len(done) == 1
+
+
+def test_a_finished_comparison_is_shown_and_left_as_it_is(quick, tmp_path, capsys):
+    out = tmp_path / "out"
+    given = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
+    assert cli.main(["compare", "scope", *options_of(quick), *given]) == 0
+    (out / "comparison.md").write_text("annotated")
+    assert cli.main(["compare", "--resume", str(out)]) == 0
+    assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 of them done")[1]
+    assert (out / "comparison.md").read_text() == "annotated"
+
+
+def test_a_variant_that_needs_more_memory_than_there_is_stops_nothing_in_the_middle(quick, tmp_path, monkeypatch):
+    from lambdanets.training import memory
+
+    monkeypatch.setattr(memory, "free_memory", lambda device: 5_000_000)
+    plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], quick)
+    with pytest.raises(InputError, match="training resnet20_mixer_small with batch_size 8"):
+        begin(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_another_process_holds_is_left_to_it(quick, tmp_path, capsys):
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], quick)
     out = tmp_path / "out"
@@ -130,6 +161,10 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_finishes(quick, tmp_path):
         (["scope", "digitz"], "there is no recipe named 'digitz'"),
         (["scope", "--epoch", "1"], "lambdanets compare scope has no option --epoch; the nearest is --epochs"),
         (["scope", "fashion_mnist"], "data must be given"),
+        (["scope", "--model-options", "scope", "5"], "model_options must leave scope to the variants"),
+        (["mixers", "--model-options", "mixer", "lambda"], "model_options must leave mixer to the variants"),
+        (["scope", "--seed", "5"], "--seed must be left to --seeds"),
+        (["scope", "--model", "resnet50"], "resnet50 takes no argument 'mixer'"),
         (["scope", "--model-options", "query_depth", "0"], "query_depth must be"),
         (["mixers", "--model-options", "heads", "7"], "mixer convolution has no option heads"),
         (["--resume", "a", "b"], "--resume takes one path and nothing beside it"),
@@ -151,7 +186,7 @@ def test_a_folder_in_use_is_refused(quick, tmp_path):
     with pytest.raises(InputError, match="holds a comparison; go on with --resume"):
         begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="holds something already"):
+    with pytest.raises(InputError, match="holds something already; name another folder"):
         begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path)
 
 

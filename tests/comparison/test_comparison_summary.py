@@ -32,7 +32,7 @@ def result(variant, seed, top1):
         "epochs": 2,
         "commit": "abc",
         "versions": {"torch": "2"},
-        "hardware": {"processor": "p"},
+        "hardware": {"processor": "p", "gpu": None},
     }
 
 
@@ -48,7 +48,7 @@ def test_means_and_deviations_are_over_seeds_and_the_best_comes_first(plan, resu
     assert rows[0]["mean_top1"] == pytest.approx(0.75)
     assert rows[0]["deviation_top1"] == pytest.approx(0.1 / 2**0.5, abs=1e-6)
     assert (rows[0]["least_top1"], rows[0]["greatest_top1"]) == (0.7, 0.8)
-    assert (rows[0]["seeds"], rows[0]["mean_seconds"], rows[0]["printed_top1"]) == (2, 50.0, 78.1)
+    assert (rows[0]["seeds"], rows[0]["printed_top1"], rows[0]["quoted"]) == (2, 78.1, False)
 
 
 def test_an_unfinished_comparison_says_so_and_has_no_deviation_of_one_run(plan, results):
@@ -64,11 +64,28 @@ def test_folders_of_a_machine_are_left_out(plan, results, tmp_path):
     assert read_summary(tmp_path / "results.json")["data"] == "images, 5 of 25 images held out with the seed of the run"
 
 
+def test_every_machine_is_named(plan, results):
+    results[1] |= {"hardware": {"processor": "p", "gpu": "g"}}
+    summary = summarize(plan, results)
+    assert [run["machine"] for run in summary["runs"]] == [0, 1, 0, 0]
+    assert len(summary["machines"]) == 2
+    assert markdown(summary).splitlines()[0].endswith("trained on p, g.")
+
+
+def test_accuracies_that_the_paper_took_from_others_are_marked(results):
+    plan = make_plan(["mixers"], ["local attention", "lambda"], [3], Recipe(data="d", model="resnet20_mixer_small"))
+    some = [result("local_attention", 3, 0.5), result("lambda", 3, 0.4)]
+    text = markdown(summarize(plan, some))
+    assert "| 77.4 † |" in text
+    assert "| 78.4 |" in text
+    assert "† quoted by the paper from another" in text
+
+
 def test_every_number_of_the_table_is_in_the_data(plan, results, tmp_path):
     summary = write_summary(plan, results, tmp_path)
     text = (tmp_path / "comparison.md").read_text()
     assert text == markdown(json.loads((tmp_path / "results.json").read_text())) == markdown(summary)
-    assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 1,234 | 50 | 78.1 |" in text
+    assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 | 1,234 | 78.1 |" in text
 
 
 def test_a_picture_is_drawn_for_each_study(plan, results, tmp_path):
@@ -77,7 +94,7 @@ def test_a_picture_is_drawn_for_each_study(plan, results, tmp_path):
         assert picture.width > 500
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"studies": {}}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"studies": {}}', '{"studies": []}'])
 def test_other_files_are_no_results(content, tmp_path):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(InputError, match="holds no results of a comparison"):

@@ -6,7 +6,7 @@ from lambdanets.errors import InputError
 from lambdanets.reproduction.comparison import MEASURED, compare
 from lambdanets.reproduction.measured import read
 from lambdanets.reproduction.printed import figures_of
-from lambdanets.reproduction.rendering import as_markdown, as_text
+from lambdanets.reproduction.rendering import as_json, as_markdown, as_text
 
 WHERE = {"hardware": {"gpu": None, "processor": "P", "threads": 2, "cores": 2}, "versions": {"torch": "2"}}
 
@@ -59,6 +59,8 @@ def test_training_of_table_4_stands_below_it_and_not_in_the_column_of_inference(
     )
     lines = compare(figures_of(["4"]), measured.values)
     assert {line.printed.row for line in lines if line.verdict == MEASURED} == {"lambda layer"}
+    (beside,) = json.loads(as_json(lines, measured))["measured_beside"]["4"]
+    assert beside["rows"][1] == ["lambda layer", "1.00", "1.00", "1.00"]
     assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in as_markdown(lines, measured)
     assert "out of memory" in as_text(lines, measured)
 
@@ -89,6 +91,45 @@ def test_what_is_faster_than_the_lambda_layer_is_named(layers):
     assert block.notes == ("[1] natten: not installed",)
 
 
+def test_ratios_of_table_4_are_to_the_lambda_layer_beside_the_papers(tmp_path):
+    rows = [
+        sample("4", "global self-attention", 4.0),
+        sample("4", "axial self-attention", 3.0),
+        sample("4", "lambda layer", 2.0),
+    ]
+    values = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
+    note = values["4", "axial self-attention", "throughput"][1]
+    assert note == "0.67 x lambda layer, the paper's 0.83 x; batch 2, 224 px"
+    assert values["4", "global self-attention", "throughput"][1] == "0.50 x lambda layer; batch 2, 224 px"
+
+
+def test_slowdowns_need_the_network_they_are_of(tmp_path):
+    rows = [sample("5", "LambdaResNet-152", None), sample("5", "EfficientNet-B7", 3.0)]
+    values = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
+    assert values["5", "EfficientNet-B7", "inference throughput"] == (2 / 3, "batch 2, 224 px")
+    assert not any("slowdown" in column for _, _, column in values)
+
+
+def test_speeds_of_table_10_stand_below_it(tmp_path):
+    rows = [sample("10", "3x3", 1.0), sample("10", "23x23", 2.0)]
+    (block,) = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).blocks["10"]
+    assert block.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
+
+
+def test_files_of_two_machines_are_refused(steps, tmp_path):
+    other = written(tmp_path / "o.json", {"kind": "tables", "rows": [], "versions": {"torch": "3"}})
+    with pytest.raises(InputError, match="must be of one machine; got P, 2 of 2 cores, PyTorch 2, float32, and P"):
+        read([steps, other])
+
+
+def test_a_benchmark_without_our_layer_has_no_ratios(layers):
+    content = json.loads(layers.read_text())
+    content["rows"][0] |= {"left_out": "not reached", "median_seconds": None}
+    layers.write_text(json.dumps(content))
+    (block,) = read([layers]).blocks["4"]
+    assert block.rows == (("7x7x64", "7", "inference", "[1]", "1.0", "[2]", "3.0", ""),)
+
+
 def test_several_files_are_read_together(steps, layers):
     measured = read([steps, layers])
     assert len(measured.blocks["4"]) == 2
@@ -96,7 +137,9 @@ def test_several_files_are_read_together(steps, layers):
     assert text.index("Forward and backward pass") < text.index("beside attention over the same context")
 
 
-@pytest.mark.parametrize("content", [{}, {"kind": "model", "rows": []}, {"kind": "tables", "rows": [{}]}])
+@pytest.mark.parametrize(
+    "content", [{}, {"kind": "model", "rows": []}, {"kind": "tables", "rows": [{}]}, {"kind": "tables", "rows": 3}]
+)
 def test_a_file_of_something_else_is_refused(tmp_path, content):
     path = written(tmp_path / "other.json", content)
     with pytest.raises(InputError, match="is no file that lambdanets tables --measure or lambdanets benchmark layer"):

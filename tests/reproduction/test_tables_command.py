@@ -56,6 +56,7 @@ def test_the_committed_document_is_what_the_command_writes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["6", "--check", "--format", "json"], "--check prints a summary of what is counted"),
         (["21"], "there is no table '21' to show, only 2, 3, 4"),
         (["--repeats", "0", "--measure"], "--repeats must be positive, got 0"),
         (["--batch-size", "2"], "--batch-size needs --measure beside it"),

@@ -8,7 +8,7 @@ from typing import Any
 import tyro
 
 from lambdanets.comparison.execution import Plan, begin, read_plan, read_results, train_all
-from lambdanets.comparison.summary import RESULTS, TABLE, markdown, write_summary
+from lambdanets.comparison.summary import RESULTS, TABLE, markdown, summarize, write_summary
 from lambdanets.training.recipe import Recipe
 
 
@@ -51,6 +51,9 @@ def go_on(folder: Path) -> None:
 
     train_all(plan, folder, tell)
     results = read_results(plan, folder)
+    if before == total:
+        print(f"\n{markdown(summarize(plan, results))}")
+        return
     if len(results) < total:
         print(f"{total - len(results)} runs are under way in other processes, the last of which writes the results")
         return

@@ -10,9 +10,9 @@ from filelock import FileLock, Timeout
 
 from lambdanets.comparison.studies import STUDIES, Variant
 from lambdanets.errors import InputError, nearest
-from lambdanets.files import printable_bytes, write_whole
+from lambdanets.files import printable_bytes, remove_unfinished, write_whole
 from lambdanets.training import run
-from lambdanets.training.classifier import build_model
+from lambdanets.training.memory import check_memory
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result
 
@@ -85,7 +85,13 @@ def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[i
             raise InputError(f"{name} must be at least one, got none")
     if min(seeds) < 0:
         raise InputError(f"seeds must be at least 0, got {min(seeds)}")
-    return Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
+    plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
+    ours = {name for study in studies for variant in plan.variants_of(study).values() for name in variant.options}
+    if ours & recipe.model_options.keys():
+        raise InputError(
+            f"model_options must leave {', '.join(sorted(ours & recipe.model_options.keys()))} to the variants"
+        )
+    return plan
 
 
 def begin(plan: Plan, folder: Path) -> None:
@@ -94,12 +100,13 @@ def begin(plan: Plan, folder: Path) -> None:
     Raises InputError for a folder that holds something, and for what cannot be trained.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "a comparison; go on with --resume" if (folder / PLAN).is_file() else "something already"
-        raise InputError(f"{folder} holds {what}, or name another folder")
+        if (folder / PLAN).is_file():
+            raise InputError(f"{folder} holds a comparison; go on with --resume, or name another folder")
+        raise InputError(f"{folder} holds something already; name another folder")
     runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
-    classes = run.check(runs[0].recipe)
+    classes, images = run.check(runs[0].recipe)
     for planned in runs[1:]:
-        build_model(planned.recipe, classes)
+        check_memory(planned.recipe, classes, images)
     folder.mkdir(parents=True, exist_ok=True)
     recipe = replace(plan.recipe, **run.whole_paths(plan.recipe))
     write_whole(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))
@@ -132,6 +139,7 @@ def train_all(plan: Plan, folder: Path, done: Callable[[dict[str, Any]], None]) 
             with FileLock(place.with_name(f"{place.name}.lock"), timeout=0):
                 if (place / RESULT).is_file():
                     continue
+                remove_unfinished(place)
                 begun = (place / run.RECIPE).is_file()
                 result = run.resume(place) if begun else run.start(planned.recipe, place)
         except Timeout:

@@ -7,10 +7,14 @@ from lambdanets.training.recipe import ModelOptions
 
 @dataclass(frozen=True)
 class Variant:
-    """Options of the network, and the top-1 that the paper prints for it on ImageNet, if it does."""
+    """Options of the network, and the top-1 that the paper prints for it on ImageNet, if it does.
+
+    quoted: the paper took that number from another, whose network and training were its own.
+    """
 
     options: ModelOptions
     printed: float | None = None
+    quoted: bool = False
 
     @property
     def name(self) -> str:
@@ -31,11 +35,10 @@ def _lambda(printed: float | None, **options: bool | int | float | str | None) -
     return Variant({"mixer": "lambda", **options}, printed)
 
 
-def _rival(mixer: str, printed: float | None = None) -> Variant:
-    return Variant({"mixer": mixer}, printed)
+def _rival(mixer: str, printed: float | None = None, *, quoted: bool = False) -> Variant:
+    return Variant({"mixer": mixer}, printed, quoted)
 
 
-# Of Table 3 only convolution, channel attention and lambda were trained alike; its other rows quote other papers.
 STUDIES = {
     "mixers": Study(
         "Which layer in the place of the 3x3 convolution learns most from the same images? (Tables 3 and 4)",
@@ -43,15 +46,15 @@ STUDIES = {
             "convolution": _rival("convolution", 76.9),
             "channel attention": _rival("channel_attention", 77.6),
             "lambda": _lambda(78.4),
-            "double attention": _rival("double_attention", 77.0),
-            "efficient attention": _rival("efficient_attention", 77.3),
-            "augmented attention": _rival("augmented_attention", 77.7),
+            "double attention": _rival("double_attention", 77.0, quoted=True),
+            "efficient attention": _rival("efficient_attention", 77.3, quoted=True),
+            "augmented attention": _rival("augmented_attention", 77.7, quoted=True),
             "global attention": _rival("global_attention"),
             "axial attention": _rival("axial_attention", 77.5),
-            "local attention": _rival("local_attention", 77.4),
-            "local relation": _rival("local_relation", 77.3),
+            "local attention": _rival("local_attention", 77.4, quoted=True),
+            "local relation": _rival("local_relation", 77.3, quoted=True),
             "pairwise attention": _rival("pairwise_attention"),
-            "patchwise attention": _rival("patchwise_attention", 78.2),
+            "patchwise attention": _rival("patchwise_attention", 78.2, quoted=True),
             "Performer, ReLU features": _rival("performer_relu"),
             "Performer, softmax features": _rival("performer_softmax"),
         },
@@ -79,7 +82,7 @@ STUDIES = {
         {
             "3x3": _lambda(77.6, scope=3),
             "7x7": _lambda(78.2, scope=7),
-            "15x15": _lambda(78.5),  # the network's own
+            "15x15": _lambda(78.5, scope=15),
             "23x23": _lambda(78.3, scope=23),
             "31x31": _lambda(78.5, scope=31),
         },

@@ -17,7 +17,8 @@ from lambdanets.files import printable_bytes, whole_file, write_whole
 RESULTS, TABLE = "results.json", "comparison.md"
 # Of a run's result, what differs from run to run; the rest is said once.
 _OF_A_RUN = ("variant", "seed", "top1", "seconds", "images_per_second", "parameters", "commit")
-_OF_ALL = ("model_name", "data", "training_images", "validation_images", "epochs", "versions", "hardware")
+_OF_A_MACHINE = ("versions", "hardware")
+_OF_ALL = ("model_name", "data", "training_images", "validation_images", "epochs")
 
 
 def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
@@ -39,6 +40,12 @@ def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     common = {name: last[name] for name in _OF_ALL}
     data = common["data"].replace(plan.recipe.data, recipe["data"])
     common["data"] = data.replace(f"with seed {last['seed']}", "with the seed of the run")
+    machines: list[dict[str, Any]] = []
+    runs = []
+    for result in results:
+        machine = {name: result[name] for name in _OF_A_MACHINE}
+        machines += [] if machine in machines else [machine]
+        runs.append({name: result[name] for name in _OF_A_RUN} | {"machine": machines.index(machine)})
     return {
         "kind": "comparison",
         "finished": len(results) == len(plan.runs()),
@@ -48,7 +55,8 @@ def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             name: {"question": STUDIES[name].question, "variants": _rows(plan, name, results)} for name in plan.studies
         },
         "recipe": recipe,
-        "runs": [{name: result[name] for name in _OF_A_RUN} for result in results],
+        "machines": machines,
+        "runs": runs,
     }
 
 
@@ -69,8 +77,8 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
                 "least_top1": min(top1),
                 "greatest_top1": max(top1),
                 "parameters": runs[0]["parameters"],
-                "mean_seconds": round(statistics.fmean(run["seconds"] for run in runs), 1),
                 "printed_top1": variant.printed,
+                "quoted": variant.quoted,
             }
         )
     return sorted(rows, key=lambda row: -row["mean_top1"])
@@ -83,7 +91,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         markdown(summary)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{path} holds no results of a comparison") from error
     return dict(summary)
 
@@ -97,27 +105,31 @@ def markdown(summary: dict[str, Any]) -> str:
 
 def described(summary: dict[str, Any]) -> str:
     """The set-up that all runs share, in a sentence."""
+    machines = [machine["hardware"]["gpu"] or machine["hardware"]["processor"] for machine in summary["machines"]]
     return (
         f"{summary['model_name']} on {summary['data']}; {summary['training_images']:,} training images, epochs: "
         f"{summary['epochs']}, test images: {summary['validation_images']:,}, seeds "
-        f"{', '.join(map(str, summary['seeds']))}{'' if summary['finished'] else ', not finished'}."
+        f"{', '.join(map(str, summary['seeds']))}{'' if summary['finished'] else ', not finished'}; trained on "
+        f"{', '.join(dict.fromkeys(machines))}."
     )
 
 
 def table(study: dict[str, Any]) -> str:
     """The variants of a study as a Markdown table, the best mean first."""
     lines = [
-        "| variant | top-1, mean ± deviation | least to greatest | parameters | seconds a run | paper, ImageNet |",
+        "| variant | top-1, mean ± deviation | least to greatest | seeds | parameters | paper, ImageNet |",
         "|---|---|---|---|---|---|",
     ]
     for row in study["variants"]:
         deviation = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
         spread = f"{100 * row['least_top1']:.2f} to {100 * row['greatest_top1']:.2f}"
-        printed = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}"
+        printed = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}{' †' if row['quoted'] else ''}"
         lines.append(
             f"| {row['label']} | {100 * row['mean_top1']:.2f}{deviation} | {spread} "
-            f"| {row['parameters']:,} | {row['mean_seconds']:.0f} | {printed} |"
+            f"| {row['seeds']} | {row['parameters']:,} | {printed} |"
         )
+    if any(row["quoted"] for row in study["variants"]):
+        lines += ["", "† quoted by the paper from another, with a network and a training of its own"]
     return "\n".join(lines)
 
 

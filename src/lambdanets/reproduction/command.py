@@ -87,9 +87,9 @@ def _check(options: Tables) -> None:
             raise InputError(f"--{name.replace('_', '-')} needs --measure beside it")
     if options.measure and options.measured:
         raise InputError("--measure and --measured exclude each other: one measures, the other reads what was measured")
-    if options.check and (options.measure or options.measured or options.out is not None):
+    if options.check and (options.measure or options.measured or options.out is not None or options.format != "text"):
         raise InputError(
-            "--check prints a summary of what is counted; give no --measure, --measured or --out beside it"
+            "--check prints a summary of what is counted; give no --measure, --measured, --out or --format beside it"
         )
     if options.figures is not None and options.figures.exists() and not options.figures.is_dir():
         raise InputError(f"--figures must be a folder, and {options.figures} is none")

@@ -11,8 +11,11 @@ from lambdanets.benchmark.timing import summarize
 from lambdanets.errors import InputError
 from lambdanets.reproduction.comparison import Measurements
 from lambdanets.reproduction.printed import figures_of
+from lambdanets.reproduction.rows import ROWS
 from lambdanets.reproduction.speed import LATENCY, Sample, machine
 
+# Rows that others are divided by; of other tables it is the first.
+_BASES = {"4": "lambda layer"}
 _WRITERS = {
     "tables": "lambdanets tables --measure",
     "layer": "lambdanets benchmark layer",
@@ -49,41 +52,56 @@ def read(paths: Sequence[Path]) -> Measured:
             if content["kind"] == "tables":
                 samples = [Sample(**row) for row in content["rows"]]
                 measured.values |= values_of(samples)
-                measured.machine = where
-                measured.blocks.setdefault("4", []).extend(_in_training(samples, where))
+                for table in dict.fromkeys(sample.table for sample in samples):
+                    measured.blocks.setdefault(table, []).extend(_beside(table, samples, where))
             else:
                 kind = {"layer": _times, "memory": _memory}[content["kind"]]
                 measured.blocks.setdefault("4", []).append(kind(content, where))
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is no file that {' or '.join(_WRITERS.values())} wrote") from error
+        if measured.machine not in ("", where):
+            raise InputError(f"--measured files must be of one machine; got {measured.machine}, and {where} in {path}")
+        measured.machine = where
     return measured
 
 
 def values_of(samples: Sequence[Sample]) -> Measurements:
-    """Values by (table, row, printed column), each with its ratio to the first row of its table beside the paper's.
+    """Values by (table, row, printed column), each with its ratio to the table's base row beside the paper's.
 
     Throughputs are images a second; latency is scaled to the paper's 1,024 images.
     """
     values: dict[tuple[str, str, str], tuple[float, str]] = {}
-    base: dict[str, tuple[str, float]] = {}  # of each pass of a table the first row
     for sample in samples:
         column = _column(sample)
         if not sample.seconds or column is None:
             continue
-        seconds = summarize(sample.seconds).median / sample.batch_size
-        first, of_first = base.setdefault(f"{sample.table} {column}", (sample.row, seconds))
-        note = f"{of_first / seconds:.2f} x {first}"
-        theirs = _ratio_printed(sample.table, sample.row, first, column)
-        note += f", the paper's {theirs:.2f} x" if theirs is not None else ""
-        note += f"; batch {sample.batch_size}, {sample.image_size} px"
+        seconds = _seconds(sample)
+        base = _base(sample, samples)
+        note = f"batch {sample.batch_size}, {sample.image_size} px"
+        if base is not None:
+            theirs = _ratio_printed(sample.table, sample.row, base.row, column)
+            paper = f", the paper's {theirs:.2f} x" if theirs is not None else ""
+            note = f"{_seconds(base) / seconds:.2f} x {base.row}{paper}; {note}"
         if sample.peak_bytes is not None:
             note += f", peak {sample.peak_bytes / 2**30:.2f} GiB"
         values[sample.table, sample.row, column] = (seconds * 1024 if column == LATENCY else 1 / seconds, note)
-        if sample.table == "5":
-            values["5", sample.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / of_first, "")
+        if sample.table == "5" and base is not None:
+            values["5", sample.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / _seconds(base), "")
     return values
+
+
+def _seconds(sample: Sample) -> float:
+    """Median seconds an image."""
+    return summarize(sample.seconds).median / sample.batch_size
+
+
+def _base(sample: Sample, samples: Sequence[Sample]) -> Sample | None:
+    """The sample that one is divided by; None where that was not measured."""
+    some = [other for other in samples if (other.table, other.work) == (sample.table, sample.work)]
+    row = _BASES.get(sample.table, next(iter(ROWS[sample.table])))
+    return next((other for other in some if other.row == row and other.seconds), None)
 
 
 def _ratio_printed(table: str, row: str, first: str, column: str) -> float | None:
@@ -98,6 +116,8 @@ def _ratio_printed(table: str, row: str, first: str, column: str) -> float | Non
 def _column(sample: Sample) -> str | None:
     """The printed column that a sample answers to."""
     training = sample.work == "training"
+    if sample.table == "10":
+        return None
     if sample.table == "18":
         return LATENCY
     if sample.table == "5":
@@ -105,25 +125,26 @@ def _column(sample: Sample) -> str | None:
     return None if training else "throughput"
 
 
-def _in_training(samples: Sequence[Sample], where: str) -> list[Block]:
-    """Training steps of Table 4, which the paper does not print."""
-    some = [sample for sample in samples if sample.table == "4" and sample.work == "training"]
-    medians = [summarize(sample.seconds).median if sample.seconds else None for sample in some]
-    lambdas = next((median for sample, median in zip(some, medians, strict=True) if sample.row == "lambda layer"), None)
-    rows = []
-    for sample, median in zip(some, medians, strict=True):
-        peak = "" if sample.peak_bytes is None else f"{sample.peak_bytes / 2**30:.2f}"
-        if median is None:
-            rows.append((sample.row, sample.left_out or "not measured", "", peak))
-        else:
-            ratio = "" if lambdas is None else f"{lambdas / median:.2f}"
-            rows.append((sample.row, f"{sample.batch_size / median:.2f}", ratio, peak))
-    if not rows:
+def _beside(table: str, samples: Sequence[Sample], where: str) -> list[Block]:
+    """What was measured for a table and the paper does not print: training in Table 4, speed in Table 10."""
+    some = [sample for sample in samples if sample.table == table and _column(sample) is None]
+    if not some:
         return []
-    what = f"Forward and backward pass, batch {some[0].batch_size}, {some[0].image_size} pixels. Measured on {where}."
-    header = ("", "images/s", "x lambda layer", "peak memory (GiB)")
-    notes = ("attention is fused (SDPA) and keeps no map of all pairs, in linear memory, which the paper's did not",)
-    return [Block(what, header, tuple(rows), notes)]
+    rows = []
+    for sample in some:
+        peak = "" if sample.peak_bytes is None else f"{sample.peak_bytes / 2**30:.2f}"
+        if sample.seconds:
+            base = _base(sample, samples)
+            ratio = "" if base is None else f"{_seconds(base) / _seconds(sample):.2f}"
+            rows.append((sample.row, f"{1 / _seconds(sample):.2f}", ratio, peak))
+        else:
+            rows.append((sample.row, sample.left_out or "not measured", "", peak))
+    base_row = _BASES.get(table, next(iter(ROWS[table])))
+    work = "Forward and backward pass" if some[0].work == "training" else "Forward pass"
+    title = f"{work}, batch {some[0].batch_size}, {some[0].image_size} pixels. Measured on {where}."
+    header = ("", "images/s", f"x {base_row}", "peak memory (GiB)")
+    notes = ("attention is by SDPA, whose fused kernels keep no map of all pairs, as the paper's did",)
+    return [Block(title, header, tuple(rows), notes if table == "4" else ())]
 
 
 def _times(content: Mapping[str, Any], where: str) -> Block:
@@ -146,7 +167,7 @@ def _block(content: Mapping[str, Any], where: str, key: str, size: float, unit: 
     notes: list[str] = []
     rows = []
     for (shape, scope, work), found in cases.items():
-        ours = found[OURS][key]
+        ours = found.get(OURS, {}).get(key)
         cells, better = [], []
         for name in names:
             row = found.get(name, {"left_out": "not run"})
@@ -155,9 +176,9 @@ def _block(content: Mapping[str, Any], where: str, key: str, size: float, unit: 
                 notes += [said] if said not in notes else []
                 cells.append(f"[{notes.index(said) + 1}]")
                 continue
-            ratio = row[key] / ours
-            cells.append(f"{row[key] / size:.1f}" + ("" if name == OURS else f" ({ratio:.2f} x)"))
-            better += [name] if ratio < 1 else []
+            told = name != OURS and ours is not None
+            cells.append(f"{row[key] / size:.1f}" + (f" ({row[key] / ours:.2f} x)" if told else ""))
+            better += [name] if told and row[key] < ours else []
         rows.append((shape, str(scope), work, *cells, ", ".join(better)))
     options = content["options"]
     title = (

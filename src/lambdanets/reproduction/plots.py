@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from lambdanets.files import whole_file
 from lambdanets.reproduction.comparison import Measurements, compare
 from lambdanets.reproduction.printed import Printed, figures_of
 
@@ -22,7 +23,8 @@ def draw(folder: Path, measured: Measurements, machine: str = "") -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     made = {"frontier.png": _frontier(measured, machine), "scope.png": _scope(measured, machine)}
     for name, figure in made.items():
-        figure.savefig(folder / name, dpi=110)
+        with whole_file(folder / name) as file:
+            figure.savefig(file, format="png", dpi=110)
     return [folder / name for name in made]
 
 

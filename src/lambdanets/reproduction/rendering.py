@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from lambdanets.benchmark.report import columns
@@ -33,17 +34,18 @@ def record(line: Line) -> dict[str, Any]:
 
 
 def as_json(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """Every line as an object, with the summary and the machine that measured."""
+    """Every line as an object, with the summary, the machine that measured, and the tables measured beside."""
     content = {
         "summary": summary(lines),
         "measured_on": measured.machine or None,
         "figures": [record(line) for line in lines],
+        "measured_beside": {name: [asdict(block) for block in some] for name, some in measured.blocks.items()},
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def as_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """A header, and every line as a row; where measured, by which machine stands in its note."""
+    """A header, and every printed figure as a row."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()

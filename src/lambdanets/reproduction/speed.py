@@ -63,7 +63,7 @@ class Sample:
 
 
 def measure(plan: Plan, out: Path) -> None:
-    """Measure tables one after another, the rows of each in rounds, and write JSON to out.
+    """Measure tables one after another, the rows of each in rounds, and write JSON to out after each pass.
 
     Interrupted, it writes what was measured so far and raises KeyboardInterrupt. Raises InputError where out exists or
     a table has nothing to measure.
@@ -75,27 +75,34 @@ def measure(plan: Plan, out: Path) -> None:
         raise InputError(f"{out} exists; name another file, or remove it")
     device = best_device()
     samples: list[Sample] = []
-    started, finished = time.strftime("%Y-%m-%d %H:%M:%S%z"), False
+    content: dict[str, Any] = {
+        "kind": "tables",
+        "started": time.strftime("%Y-%m-%d %H:%M:%S%z"),
+        "finished": False,
+        "device": device.type,
+        "options": dataclasses.asdict(plan),
+        "rows": [],
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+
+    def save() -> None:
+        content["rows"] = [dataclasses.asdict(sample) for sample in samples]
+        write_whole(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
+
+    save()
     with plain_float32(None):
         _tell(f"about {estimate(plan, device) / 60:.1f} minutes on {machine(hardware())}")
         try:
             for name in plan.tables:
-                _measure_table(name, plan, device, samples)
-            finished = True
+                for work in TABLES[name]:
+                    _measure_pass(name, work, plan, device, samples)
+                    save()
+            content["finished"] = True
         finally:
-            content = {
-                "kind": "tables",
-                "started": started,
-                "finished": finished,
-                "device": device.type,
-                "options": dataclasses.asdict(plan),
-                "rows": [dataclasses.asdict(sample) for sample in samples],
-                "commit": commit(),
-                "versions": versions(),
-                "hardware": hardware(),
-            }
-            write_whole(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
-            _tell(f"{'written' if finished else 'interrupted; what was measured is written'} to {out}")
+            save()
+            _tell(f"{'written' if content['finished'] else 'interrupted; what was measured is written'} to {out}")
 
 
 def _tell(said: str) -> None:
@@ -106,7 +113,7 @@ def _tell(said: str) -> None:
 def estimate(plan: Plan, device: torch.device) -> float:
     """Seconds that measuring will take: each pass's operations, at the rate at which plain ResNet-50 runs now."""
     yardstick = Build("resnet50", image_size=plan.image_size or 224)
-    work = _work(yardstick.create(str(device)), plan.batch_size, yardstick.image_size, False, device)
+    work = _work(yardstick.create(str(device)).eval(), plan.batch_size, yardstick.image_size, False, device)
     work()
     start = time.perf_counter()
     work()
@@ -143,47 +150,44 @@ def _fitting(build: Build, plan: Plan) -> Build:
     return dataclasses.replace(build, overrides=build.overrides | {"img_size": plan.image_size})
 
 
-def _measure_table(name: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
-    for work in TABLES[name]:
-        passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].work == work]
-        mine = {sample.row: sample for sample, _, _ in passes}
-        samples += mine.values()
-        models: dict[str, nn.Module] = {}
-        runs: dict[str, Callable[[], Any]] = {}
-        with tqdm(total=len(passes), unit="row", desc=f"table {name}, {work}", file=sys.stderr, disable=None) as bar:
-            for sample, build, training in passes:
-                bar.set_postfix_str(f"{sample.row}, building and memory")
-                key = str(_fitting(build, plan))
-                try:
-                    if key not in models:
-                        models[key] = _fitting(build, plan).create(str(device))
-                    run = _work(models[key], plan.batch_size, sample.image_size, training, device)
-                    sample.peak_bytes = peak_bytes(run, device)
-                except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                    if "memory" not in str(error).lower():
-                        raise
-                    sample.left_out = "out of memory"
-                    continue
-                finally:
-                    bar.update()
-                runs[sample.row] = run
-            synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-            interleave(
-                runs,
-                {row: sample.seconds for row, sample in mine.items()},
-                repeats=plan.repeats,
-                seconds=plan.seconds,
-                synchronize=synchronize,
-                tell=bar.set_postfix_str,
-            )
+def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
+    passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].work == work]
+    mine = {sample.row: sample for sample, _, _ in passes}
+    samples += mine.values()
+    models: dict[str, nn.Module] = {}
+    runs: dict[str, Callable[[], Any]] = {}
+    with tqdm(total=len(passes), unit="row", desc=f"table {name}, {work}", file=sys.stderr, disable=None) as bar:
+        for sample, build, training in passes:
+            bar.set_postfix_str(f"{sample.row}, building and memory")
+            key = str(_fitting(build, plan))
+            try:
+                if key not in models:
+                    models[key] = _fitting(build, plan).create(str(device)).train(training)
+                run = _work(models[key], plan.batch_size, sample.image_size, training, device)
+                sample.peak_bytes = peak_bytes(run, device)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if "memory" not in str(error).lower():
+                    raise
+                sample.left_out = "out of memory"
+                continue
+            finally:
+                bar.update()
+            runs[sample.row] = run
+        interleave(
+            runs,
+            {row: sample.seconds for row, sample in mine.items()},
+            repeats=plan.repeats,
+            seconds=plan.seconds,
+            synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
+            tell=bar.set_postfix_str,
+        )
 
 
 def _work(model: nn.Module, batch_size: int, side: int, training: bool, device: torch.device) -> Callable[[], Any]:
-    """A forward pass in evaluation mode, or forward and backward in training mode; gradients are released after it."""
+    """A forward pass, or forward and backward, in the mode the model is in; gradients are released after it."""
     images = torch.randn(batch_size, 3, side, side, device=device)
 
     def work() -> None:
-        model.train(training)
         with torch.set_grad_enabled(training):
             output = model(images)
         if training:

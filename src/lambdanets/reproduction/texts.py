@@ -31,7 +31,7 @@ PARAGRAPHS = {
     "over a grid of sizes; they count as equal within 0.05. Where k and d stand in a sum they grow together. "
     "Space was not fitted.",
     "3": "Every 3x3 convolution of ResNet-50 becomes another layer. Lambda layers have the fewest parameters of "
-    "all rows, because their projections are small and the table of embeddings does not grow with the "
+    "all printed rows, because their projections are small and the table of embeddings does not grow with the "
     "channels. Of the rows that the paper quotes from others, ours have that layer in every block of the same "
     "ResNet-50, which the originals have not: only local self-attention comes to the printed count.",
     "4": "Memory is what stays for the backward pass: attention maps, or embeddings. Attention's grows with batch "
@@ -46,8 +46,9 @@ PARAGRAPHS = {
     "take h k n m.",
     "7": "An intra-depth u makes lambdas dearer, in proportion, but not their application.",
     "8": "More query depth adds parameters slowly: each step of k brings its projections and its part of the "
-    "table. The number of heads moves parameters from values to queries. Five counts contradict their "
-    "neighbours; a sixth comes out only without the table entries that no 224-pixel image uses.",
+    "table. The number of heads moves parameters from values to queries. Four counts contradict "
+    "their neighbours, a fifth is a tenth of a million above the architecture's, and a sixth comes out only without "
+    "the table entries that no 224-pixel image uses.",
     "9": "Without position the accuracy falls by 9.6 points, without content by 0.3. Position takes 7 of the 12 "
     "billion operations; content costs a lambda that all positions share. Operations are 2 per multiply-add "
     "of convolutions, linear layers and contractions of lambdas; each query's context counts min(r, S) "
@@ -68,7 +69,7 @@ PARAGRAPHS = {
     "smaller images.",
     "16": "With a scope of 7 a LambdaResNet-270 needs fewer operations than EfficientNet-B6. The 34 G come out with "
     "lambda layers in c3 as well, as in Table 10.",
-    "17": "Two blocks replaced save 8% of the parameters and 7% of the operations. The printed figures come out "
+    "17": "Two blocks replaced save 8% of the parameters and 6% of the operations. The printed figures come out "
     "with 32 query channels in all, 8 a head, where the text says a query depth of 32. Its 563 million come "
     "out only where content and position lambdas are summed first and applied once, as the layer here does; "
     "the 34 G of Table 16 only where they are applied apart. The other figures come out either way.",

@@ -66,11 +66,12 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return _train(prepared, folder)
 
 
-def check(recipe: Recipe) -> int:
-    """Raise InputError for what the recipe asks and cannot be done; return the number of classes of its data."""
+def check(recipe: Recipe) -> tuple[int, int]:
+    """Raise InputError for what the recipe asks and cannot be done; return its classes and training images."""
     if not recipe.data:
         raise InputError("data must be given, such as --data FOLDER; the recipe names none")
-    return len(_prepare(replace(recipe, **whole_paths(recipe))).splits.classes)
+    splits = _prepare(replace(recipe, **whole_paths(recipe))).splits
+    return len(splits.classes), len(splits.train)
 
 
 def resume(folder: Path) -> dict[str, Any]:

@@ -93,7 +93,10 @@ class LocalAttention(Mixer):
     def _mask(
         self, grid: tuple[int, int], tile: tuple[int, int], counts: tuple[int, int], device: torch.device
     ) -> Tensor:
-        """(tiles, n, m) bool: True where a key is in the scope of the query and on the map."""
+        """(1, tiles, n, m) bool: True where a key is in the scope of the query and on the map.
+
+        Of four dimensions, without which SDPA on a processor computes all pairs.
+        """
         reach, axes = self.scope // 2, []
         for side, length, count in zip(grid, tile, counts, strict=True):
             first = torch.arange(count, device=device)[:, None, None] * length
@@ -108,6 +111,7 @@ class LocalAttention(Mixer):
             .flatten(4)
             .flatten(2, 3)
             .flatten(0, 1)
+            .unsqueeze(0)
         )
 
     def extra_repr(self) -> str:
