@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,8 +50,14 @@ def test_the_check_fails_where_a_count_is_wrong(monkeypatch):
 
 
 def test_the_committed_document_is_what_the_command_writes(tmp_path):
-    assert main(["tables", "--format", "markdown", "--out", str(tmp_path / "tables.md")]) == 0
-    assert (tmp_path / "tables.md").read_text() == (ROOT / "docs/tables.md").read_text()
+    written = tmp_path / "tables.md"
+    measured = sorted(map(str, (ROOT / "benchmarks/results/xeon-2-cores/tables").glob("*.json")))
+    options = ["--measured", *measured, "--figures", str(tmp_path / "tables"), "--format", "markdown"]
+    assert main(["tables", *options, "--out", str(written)]) == 0
+    assert written.read_text() == (ROOT / "docs/tables.md").read_text()
+    pictures = re.findall(r"!\[.*\]\((.*)\)", written.read_text())
+    assert len(pictures) == 2
+    assert all((tmp_path / name).is_file() and (ROOT / "docs" / name).is_file() for name in pictures)
 
 
 @pytest.mark.parametrize(
@@ -150,5 +157,5 @@ def test_figures_have_a_panel_more_where_speeds_were_measured(tmp_path):
     measured = {("18", "depth 50, 128px", "train step latency"): (9.0, ""), ("10", "3x3", "throughput"): (5.0, "")}
     without = draw(tmp_path / "without", {})
     with_ = draw(tmp_path / "with", measured, "a machine")
-    for one, other in zip(without, with_, strict=True):
+    for one, other in zip(without.values(), with_.values(), strict=True):
         assert Image.open(other).size[0] > 1.5 * Image.open(one).size[0]

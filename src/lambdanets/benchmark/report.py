@@ -40,7 +40,7 @@ class Report:
             "started": self.started,
             "finished": self.finished,
             "device": self.device,
-            "options": dataclasses.asdict(self.options),
+            "options": dataclasses.asdict(dataclasses.replace(self.options, out=None)),  # a path says nothing to others
             "figures": figures(self.kind, self.rows),
             "rows": rows,
             "commit": commit(),

@@ -1,5 +1,6 @@
 """lambdanets tables: from options to tables, a check, measurements or figures."""
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -58,8 +59,10 @@ def run(options: Tables) -> int:
     measured = read(sources)
     lines = compare(figures, measured.values)
     if options.figures is not None:
-        for path in draw(options.figures, measured.values, measured.machine):
+        for table, path in draw(options.figures, measured.values, measured.machine).items():
             print(f"written to {path}", file=sys.stderr)
+            beside = options.out.parent if options.out is not None else Path()
+            measured.pictures[table] = Path(os.path.relpath(path, beside)).as_posix()
     if options.check:
         for line in lines:
             if line.verdict == DIFFERS:

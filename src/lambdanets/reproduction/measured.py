@@ -1,6 +1,7 @@
 """What was measured, read back from the files that `lambdanets tables --measure` and `lambdanets benchmark` leave."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,11 +36,15 @@ class Block:
 
 @dataclass
 class Measured:
-    """Values for printed columns, with a note each; the machines they are from; blocks for the tables of the paper."""
+    """Values for printed columns, with a note each; the machine they are from; for tables of the paper, blocks.
+
+    pictures: of tables, as a document may name them.
+    """
 
     values: dict[tuple[str, str, str], tuple[float, str]] = field(default_factory=dict)
     machine: str = ""
     blocks: dict[str, list[Block]] = field(default_factory=dict)
+    pictures: dict[str, str] = field(default_factory=dict)
 
 
 def read(paths: Sequence[Path]) -> Measured:
@@ -116,8 +121,6 @@ def _ratio_printed(table: str, row: str, first: str, column: str) -> float | Non
 def _column(sample: Sample) -> str | None:
     """The printed column that a sample answers to."""
     training = sample.work == "training"
-    if sample.table == "10":
-        return None
     if sample.table == "18":
         return LATENCY
     if sample.table == "5":
@@ -127,7 +130,8 @@ def _column(sample: Sample) -> str | None:
 
 def _beside(table: str, samples: Sequence[Sample], where: str) -> list[Block]:
     """What was measured for a table and the paper does not print: training in Table 4, speed in Table 10."""
-    some = [sample for sample in samples if sample.table == table and _column(sample) is None]
+    some = [sample for sample in samples if sample.table == table]
+    some = [sample for sample in some if table == "10" or _column(sample) is None]
     if not some:
         return []
     rows = []
@@ -143,7 +147,7 @@ def _beside(table: str, samples: Sequence[Sample], where: str) -> list[Block]:
     work = "Forward and backward pass" if some[0].work == "training" else "Forward pass"
     title = f"{work}, batch {some[0].batch_size}, {some[0].image_size} pixels. Measured on {where}."
     header = ("", "images/s", f"x {base_row}", "peak memory (GiB)")
-    notes = ("attention is by SDPA, whose fused kernels keep no map of all pairs, as the paper's did",)
+    notes = ("attention here is by SDPA, whose fused kernels keep no map of all pairs; the paper's kept it",)
     return [Block(title, header, tuple(rows), notes if table == "4" else ())]
 
 
@@ -165,6 +169,7 @@ def _block(content: Mapping[str, Any], where: str, key: str, size: float, unit: 
         case = cases.setdefault((sizes["shape"], sizes["scope"], sizes["pass"]), {})
         case[row["contestant"]] = row
     notes: list[str] = []
+    ran, fewer = Counter[str](), Counter[str]()
     rows = []
     for (shape, scope, work), found in cases.items():
         ours = found.get(OURS, {}).get(key)
@@ -178,7 +183,10 @@ def _block(content: Mapping[str, Any], where: str, key: str, size: float, unit: 
                 continue
             told = name != OURS and ours is not None
             cells.append(f"{row[key] / size:.1f}" + (f" ({row[key] / ours:.2f} x)" if told else ""))
-            better += [name] if told and row[key] < ours else []
+            if told:
+                ran[name] += 1
+                better += [name] if row[key] < ours else []
+        fewer.update(better)
         rows.append((shape, str(scope), work, *cells, ", ".join(better)))
     options = content["options"]
     title = (
@@ -187,4 +195,6 @@ def _block(content: Mapping[str, Any], where: str, key: str, size: float, unit: 
     )
     less = "faster than the lambda layer" if unit == "ms" else "less than the lambda layer"
     header = ("map", "scope", "pass", "lambda layer", *names[1:], less)
-    return Block(title, header, tuple(rows), tuple(f"[{i}] {note}" for i, note in enumerate(notes, 1)))
+    counts = ", ".join(f"{name} in {fewer[name]} of {ran[name]} cases" for name in names[1:] if ran[name])
+    said_first = [f"{less}: {counts}"] if counts else []
+    return Block(title, header, tuple(rows), (*said_first, *(f"[{i}] {note}" for i, note in enumerate(notes, 1))))

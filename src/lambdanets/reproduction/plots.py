@@ -15,8 +15,8 @@ _LABEL: dict[str, Any] = {"fontsize": 8, "ha": "left", "va": "top", "rotation_mo
 _OURS, _PAPER, _OTHER = "#1d4ed8", "#111827", "#c2410c"
 
 
-def draw(folder: Path, measured: Measurements, machine: str = "") -> list[Path]:
-    """Write frontier.png and scope.png into a folder, made if it is not there, and return their paths.
+def draw(folder: Path, measured: Measurements, machine: str = "") -> dict[str, Path]:
+    """Write frontier.png and scope.png into a folder, made if it is not there, and return their paths by table.
 
     Accuracies are the paper's. Times of this machine are drawn where they were measured.
     """
@@ -25,7 +25,7 @@ def draw(folder: Path, measured: Measurements, machine: str = "") -> list[Path]:
     for name, figure in made.items():
         with whole_file(folder / name) as file:
             figure.savefig(file, format="png", dpi=110)
-    return [folder / name for name in made]
+    return {"18": folder / "frontier.png", "10": folder / "scope.png"}
 
 
 def _frontier(measured: Measurements, machine: str) -> Figure:

@@ -74,6 +74,8 @@ def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
         table = [header, ["---"] * len(header), *rows]
         parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
         parts += [*_markdown_rows(table), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
+        if name in measured.pictures:
+            parts += [f"![{TITLES[name]}]({measured.pictures[name]})", ""]
         for block in measured.blocks.get(name, []):
             shown = _markdown_rows([block.header, ["---"] * len(block.header), *block.rows])
             parts += [block.title, "", *shown, "", *(f"- {note}" for note in block.notes), ""]
@@ -90,8 +92,8 @@ _MARKS = {
 _OPENING = (
     "Every figure of the paper (Bello, ICLR 2021), and ours where it can be had without training: parameters and "
     "operations counted on the real models, memory by formula, complexities fitted. Accuracies are the paper's. "
-    "A number in brackets leads to the reason below a table. Written by `lambdanets tables "
-    "--format markdown --out docs/tables.md`."
+    "A number in brackets leads to the reason below a table. Written by `lambdanets tables --measured "
+    "benchmarks/results/xeon-2-cores/tables/*.json --figures docs/tables --format markdown --out docs/tables.md`."
 )
 
 
