@@ -3,10 +3,10 @@ import json
 import pytest
 
 from lambdanets.errors import InputError
-from lambdanets.reproduction.comparison import MEASURED, compare
 from lambdanets.reproduction.measured import read
 from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rendering import as_json, as_markdown, as_text
+from lambdanets.reproduction.verdicts import MEASURED, compare
 
 WHERE = {"hardware": {"gpu": None, "processor": "P", "threads": 2, "cores": 2}, "versions": {"torch": "2"}}
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from lambdanets.cli import main
-from lambdanets.reproduction import command, comparison, speed
+from lambdanets.reproduction import command, speed, verdicts
 from lambdanets.reproduction.plots import draw
 from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rows import ROWS, Build
@@ -45,7 +45,7 @@ def test_the_check_fails_where_a_figure_is_wrong(capsys, monkeypatch):
 
 
 def test_the_check_fails_where_a_count_is_wrong(monkeypatch):
-    monkeypatch.setattr(comparison, "_count", lambda column, build, together: 1)
+    monkeypatch.setattr(verdicts, "_count", lambda column, build, together: 1)
     assert main(["tables", "9", "--check"]) == 1
 
 

@@ -11,12 +11,12 @@ import tyro
 
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
-from lambdanets.reproduction.comparison import DIFFERS, compare, summary
 from lambdanets.reproduction.measured import read
 from lambdanets.reproduction.plots import draw
 from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rendering import RENDERINGS
 from lambdanets.reproduction.speed import TABLES, Plan, measure
+from lambdanets.reproduction.verdicts import DIFFERS, compare, summary
 
 
 @dataclass(frozen=True)

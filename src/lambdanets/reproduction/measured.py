@@ -10,10 +10,10 @@ from typing import Any
 from lambdanets.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.benchmark.timing import summarize
 from lambdanets.errors import InputError
-from lambdanets.reproduction.comparison import Measurements
 from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rows import ROWS
 from lambdanets.reproduction.speed import LATENCY, Sample, machine
+from lambdanets.reproduction.verdicts import Measurements
 
 # Rows that others are divided by; of other tables it is the first.
 _BASES = {"4": "lambda layer"}

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from lambdanets.files import whole_file
-from lambdanets.reproduction.comparison import Measurements, compare
 from lambdanets.reproduction.printed import Printed, figures_of
+from lambdanets.reproduction.verdicts import Measurements, compare
 
 _LABEL: dict[str, Any] = {"fontsize": 8, "ha": "left", "va": "top", "rotation_mode": "anchor"}
 _OURS, _PAPER, _OTHER = "#1d4ed8", "#111827", "#c2410c"

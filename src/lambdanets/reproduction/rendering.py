@@ -8,7 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from lambdanets.benchmark.report import columns
-from lambdanets.reproduction.comparison import (
+from lambdanets.reproduction.measured import Measured
+from lambdanets.reproduction.texts import PARAGRAPHS, TITLES
+from lambdanets.reproduction.verdicts import (
     ANOTHER,
     DIFFERS,
     LISTED,
@@ -19,8 +21,6 @@ from lambdanets.reproduction.comparison import (
     Line,
     summary,
 )
-from lambdanets.reproduction.measured import Measured
-from lambdanets.reproduction.texts import PARAGRAPHS, TITLES
 
 NOTHING = Measured()
 FIELDS = ("table", "row", "column", "unit", "printed", "ours", "verdict", "note", "model")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lambdanets.reproduction import comparison
-from lambdanets.reproduction.comparison import LISTED, MATCH, compare, summary
+from lambdanets.reproduction import verdicts
 from lambdanets.reproduction.printed import Printed, figures_of, printed
 from lambdanets.reproduction.rendering import as_csv, as_json, as_markdown, as_text
 from lambdanets.reproduction.texts import PARAGRAPHS, TITLES
+from lambdanets.reproduction.verdicts import LISTED, MATCH, compare, summary
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_what_is_listed_as_unreproducible_is_just_what_does_not_match(lines):
 
 
 def test_no_figure_differs_without_being_listed(lines):
-    assert [line for line in lines if line.verdict == comparison.DIFFERS] == []
+    assert [line for line in lines if line.verdict == verdicts.DIFFERS] == []
 
 
 @pytest.mark.parametrize("table", ["9", "10", "16", "17"])
@@ -61,7 +61,7 @@ def test_a_figure_that_comes_out_without_unused_table_entries_says_so(lines):
 
 
 def test_networks_of_others_are_counted_beside_and_not_among_the_countable(lines):
-    some = [line for line in lines if line.verdict == comparison.ANOTHER]
+    some = [line for line in lines if line.verdict == verdicts.ANOTHER]
     assert [line.printed.row[:4] for line in some] == ["conv", "conv", "loca", "loca", "loca"]
     assert all(line.ours and line.note and not line.countable for line in some)
 
@@ -75,7 +75,7 @@ def test_table_19_is_read_off_the_models(lines):
 def test_a_figure_made_wrong_differs():
     (figure,) = [f for f in figures_of(["3"]) if f.row == "lambda layer" and f.column == "params"]
     (line,) = compare([replace(figure, value=15.1)])
-    assert line.verdict == comparison.DIFFERS
+    assert line.verdict == verdicts.DIFFERS
     assert summary([line]) == "0 of 1 countable figures match; 0 cannot be had, as listed; 1 differs"
 
 
@@ -83,7 +83,7 @@ def test_accuracies_are_marked_as_not_reproduced(lines):
     accuracies = [line for line in lines if "top-1" in line.printed.column or line.printed.column.startswith("AP")]
     assert len(accuracies) > 100
     assert all(line.ours is None for line in accuracies)
-    assert {line.verdict for line in accuracies} == {comparison.QUOTED}
+    assert {line.verdict for line in accuracies} == {verdicts.QUOTED}
 
 
 def test_every_table_has_a_title_and_a_paragraph():

@@ -1,0 +1,33 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from lambdanets.comparison.studies import STUDIES
+from lambdanets.comparison.summary import read_summary
+from lambdanets.layers.baselines import MIXERS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+
+
+def test_the_committed_page_is_what_the_script_writes(tmp_path):
+    script = str(ROOT / "benchmarks/comparison.py")
+    subprocess.run([sys.executable, script, "--out", str(tmp_path)], check=True)
+    assert (tmp_path / "comparison.md").read_text(encoding="utf-8") == PAGE
+    pictures = re.findall(r"!\[.*\]\((.*)\)", PAGE)
+    assert len(pictures) == len(STUDIES)
+    assert all((tmp_path / name).is_file() and (ROOT / "docs" / name).is_file() for name in pictures)
+
+
+def test_ten_mixers_have_three_seeds_on_real_images():
+    summary = read_summary(ROOT / "benchmarks/results/xeon-2-cores/fashion_mnist.json")
+    mixers = [row for row in summary["studies"]["mixers"]["variants"] if row["seeds"] >= 3]
+    assert len(mixers) >= 10
+    assert summary["validation_images"] == 10_000
+
+
+def test_every_mixer_has_its_source_on_the_page():
+    rows = {row.split("`")[1]: row for row in PAGE.split("## The rivals")[1].splitlines() if row.startswith("| `")}
+    assert list(rows) == list(MIXERS)
+    assert all(re.search(r"(20(1[4-9]|2\d))", row) for row in rows.values())
