@@ -16,7 +16,7 @@ from lambdanets.files import printable_bytes, whole_file, write_whole
 
 RESULTS, TABLE = "results.json", "comparison.md"
 # Of a run's result, what differs from run to run; the rest is said once.
-_OF_A_RUN = ("variant", "seed", "top1", "seconds", "images_per_second", "parameters", "commit")
+_OF_A_RUN = ("variant", "seed", "top1", "parameters", "commit")
 _OF_A_MACHINE = ("versions", "hardware")
 _OF_ALL = ("model_name", "data", "training_images", "validation_images", "epochs")
 
