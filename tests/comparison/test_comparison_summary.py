@@ -64,6 +64,24 @@ def test_folders_of_a_machine_are_left_out(plan, results, tmp_path):
     assert read_summary(tmp_path / "results.json")["data"] == "images, 5 of 25 images held out with the seed of the run"
 
 
+def test_gains_are_over_the_baseline_with_the_same_seed():
+    plan = make_plan(["content_position"], [], [3, 5], Recipe(data="d", model="resnet20_mixer_small"))
+    found = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
+    some = [
+        result(name, seed, top1)
+        for name, both in found.items()
+        for seed, top1 in zip((3, 5), both, strict=True)
+        if top1
+    ]
+    study = summarize(plan, some)["studies"]["content_position"]
+    gains = {row["label"]: (row["mean_gain"], row["deviation_gain"]) for row in study["variants"]}
+    assert gains["position only"] == (0.15, pytest.approx(0.070711))
+    assert gains["content only"] == (-0.1, None)
+    text = markdown(summarize(plan, some))
+    assert "less content and position, seed by seed" in text
+    assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 |" in text
+
+
 def test_every_machine_is_named(plan, results):
     results[1] |= {"hardware": {"processor": "p", "gpu": "g"}}
     summary = summarize(plan, results)
@@ -85,7 +103,7 @@ def test_every_number_of_the_table_is_in_the_data(plan, results, tmp_path):
     summary = write_summary(plan, results, tmp_path)
     text = (tmp_path / "comparison.md").read_text()
     assert text == markdown(json.loads((tmp_path / "results.json").read_text())) == markdown(summary)
-    assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 | 1,234 | 78.1 |" in text
+    assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 |  | 1,234 | 78.1 |" in text
 
 
 def test_a_picture_is_drawn_for_each_study(plan, results, tmp_path):

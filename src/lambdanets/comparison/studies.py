@@ -25,9 +25,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """A question, and the variants whose accuracies answer it."""
+    """A question, and the variants whose accuracies answer it; the others are compared with the baseline."""
 
     question: str
+    baseline: str
     variants: dict[str, Variant]
 
 
@@ -42,6 +43,7 @@ def _rival(mixer: str, printed: float | None = None, *, quoted: bool = False) ->
 STUDIES = {
     "mixers": Study(
         "Which layer in the place of the 3x3 convolution learns most from the same images? (Tables 3 and 4)",
+        "convolution",
         {
             "convolution": _rival("convolution", 76.9),
             "channel attention": _rival("channel_attention", 77.6),
@@ -61,6 +63,7 @@ STUDIES = {
     ),
     "performer": Study(
         "Do the Performer's random features learn more than lambdas?",
+        "lambda",
         {
             "lambda": _lambda(78.4),
             "lambda, content only": _lambda(68.8, position=False),
@@ -71,6 +74,7 @@ STUDIES = {
     ),
     "content_position": Study(
         "What do content and position interactions each give? (Table 9)",
+        "content and position",
         {
             "content and position": _lambda(78.4),
             "position only": _lambda(78.1, content=False),
@@ -79,6 +83,7 @@ STUDIES = {
     ),
     "scope": Study(
         "How far must position interactions reach? (Table 10)",
+        "15x15",
         {
             "3x3": _lambda(77.6, scope=3),
             "7x7": _lambda(78.2, scope=7),
@@ -89,6 +94,7 @@ STUDIES = {
     ),
     "normalization": Study(
         "How should keys, queries and values be normalized? (Table 11)",
+        "softmax on keys",
         {
             "softmax on keys": _lambda(78.4),
             "softmax on keys and queries": _lambda(78.1, normalize_queries="softmax"),

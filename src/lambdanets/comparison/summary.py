@@ -32,7 +32,10 @@ def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -
 
 
 def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Recipe, every run, and for each variant of each study the mean and the spread over its seeds, best mean first."""
+    """Recipe, every run, and for each variant of each study mean and spread over its seeds, best mean first.
+
+    A gain is top-1 less the baseline's with the same seed: without what a seed does to all alike.
+    """
     last = results[-1]
     recipe = asdict(plan.recipe)
     for place in ("data", "data_root"):  # paths of a machine say nothing to others
@@ -52,7 +55,12 @@ def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **common,
         "seeds": list(plan.seeds),
         "studies": {
-            name: {"question": STUDIES[name].question, "variants": _rows(plan, name, results)} for name in plan.studies
+            name: {
+                "question": STUDIES[name].question,
+                "baseline": STUDIES[name].baseline,
+                "variants": _rows(plan, name, results),
+            }
+            for name in plan.studies
         },
         "recipe": recipe,
         "machines": machines,
@@ -62,18 +70,23 @@ def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
+    baseline = STUDIES[study].variants[STUDIES[study].baseline].name
+    of_baseline = {result["seed"]: result["top1"] for result in results if result["variant"] == baseline}
     for label, variant in plan.variants_of(study).items():
         runs = [result for result in results if result["variant"] == variant.name]
         if not runs:
             continue
         top1 = [run["top1"] for run in runs]
+        gains = [run["top1"] - of_baseline[run["seed"]] for run in runs if run["seed"] in of_baseline]
         rows.append(
             {
                 "label": label,
                 "variant": variant.name,
                 "seeds": len(runs),
                 "mean_top1": round(statistics.fmean(top1), 6),
-                "deviation_top1": round(statistics.stdev(top1), 6) if len(runs) > 1 else None,
+                "deviation_top1": _deviation(top1),
+                "mean_gain": round(statistics.fmean(gains), 6) if gains else None,
+                "deviation_gain": _deviation(gains),
                 "least_top1": min(top1),
                 "greatest_top1": max(top1),
                 "parameters": runs[0]["parameters"],
@@ -82,6 +95,10 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
             }
         )
     return sorted(rows, key=lambda row: -row["mean_top1"])
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return round(statistics.stdev(values), 6) if len(values) > 1 else None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -117,16 +134,21 @@ def described(summary: dict[str, Any]) -> str:
 def table(study: dict[str, Any]) -> str:
     """The variants of a study as a Markdown table, the best mean first."""
     lines = [
-        "| variant | top-1, mean ± deviation | least to greatest | seeds | parameters | paper, ImageNet |",
-        "|---|---|---|---|---|---|",
+        f"| variant | top-1, mean ± deviation | least to greatest | seeds | less {study['baseline']}, seed by seed "
+        "| parameters | paper, ImageNet |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in study["variants"]:
         deviation = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
+        gain = "" if row["mean_gain"] is None else f"{100 * row['mean_gain']:+.2f}"
+        if row["deviation_gain"] is not None:
+            gain += f" ± {100 * row['deviation_gain']:.2f}"
+        gain = "" if row["label"] == study["baseline"] else gain
         spread = f"{100 * row['least_top1']:.2f} to {100 * row['greatest_top1']:.2f}"
         printed = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}{' †' if row['quoted'] else ''}"
         lines.append(
             f"| {row['label']} | {100 * row['mean_top1']:.2f}{deviation} | {spread} "
-            f"| {row['seeds']} | {row['parameters']:,} | {printed} |"
+            f"| {row['seeds']} | {gain} | {row['parameters']:,} | {printed} |"
         )
     if any(row["quoted"] for row in study["variants"]):
         lines += ["", "† quoted by the paper from another, with a network and a training of its own"]
