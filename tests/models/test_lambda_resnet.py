@@ -196,6 +196,8 @@ def test_shared_embeddings_survive_saving_and_loading(tmp_path):
     ("options", "attribute"),
     [
         ({"normalize_keys": "l2"}, ("normalize_keys", "l2")),
+        ({"normalize_keys": None}, ("normalize_keys", None)),
+        ({"normalize_keys": "none"}, ("normalize_keys", None)),
         ({"normalize_queries": "softmax"}, ("normalize_queries", "softmax")),
         ({"multi_head": True}, ("multi_head", True)),
         ({"content": False}, ("key_projection", None)),

@@ -32,7 +32,7 @@ class Study:
     variants: dict[str, Variant]
 
 
-def _lambda(printed: float | None, **options: bool | int | float | str | None) -> Variant:
+def _lambda(printed: float | None, **options: bool | int | float | str) -> Variant:
     return Variant({"mixer": "lambda", **options}, printed)
 
 
@@ -99,7 +99,7 @@ STUDIES = {
             "softmax on keys": _lambda(78.4),
             "softmax on keys and queries": _lambda(78.1, normalize_queries="softmax"),
             "L2 on keys": _lambda(78.0, normalize_keys="l2"),
-            "none on keys": _lambda(70.0, normalize_keys=None),
+            "none on keys": _lambda(70.0, normalize_keys="none"),
             "no batch norm": _lambda(76.2, batch_norm=False),
         },
     ),

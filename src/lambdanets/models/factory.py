@@ -31,6 +31,8 @@ def create_model(
     """
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
         raise InputError(unknown_model(name))
+    if "normalize_keys" in overrides and overrides["normalize_keys"] is None:
+        overrides["normalize_keys"] = "none"  # timm drops options that are None
     try:
         model = timm.create_model(name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
     except Exception as error:  # timm's constructors and loaders check little, and raise whatever comes of it

@@ -47,6 +47,7 @@ class LambdaResNet(SurgicalResNet):
     small_images: a stride-1 3x3 stem without pooling, as usual for images of 32 pixels.
     query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
         multi_head, algorithm: of each `LambdaLayer2d`; scope defaults to 23, or 7 with an intra-depth above 1 (F.2).
+        normalize_keys may also be the word "none", because timm.create_model drops options that are None.
     share_embeddings: one table for all layers that run at the same resolution (Sec. 3.2, Table 4).
     resnet: what timm's ResNet takes.
     """
@@ -99,7 +100,7 @@ class LambdaResNet(SurgicalResNet):
                 stride=conv.stride[0],
                 content=content,
                 position=position,
-                normalize_keys=normalize_keys,
+                normalize_keys=None if normalize_keys == "none" else normalize_keys,
                 normalize_queries=normalize_queries,
                 batch_norm=batch_norm,
                 multi_head=multi_head,

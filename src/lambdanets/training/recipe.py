@@ -10,7 +10,7 @@ from lambdanets.errors import InputError, nearest
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "adamw"]
-ModelOptions = dict[str, bool | int | float | str | None]
+ModelOptions = dict[str, bool | int | float | str]
 
 
 @dataclasses.dataclass(frozen=True)
