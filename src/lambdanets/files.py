@@ -8,10 +8,11 @@ from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
     """A file to write, which takes its place when the block ends and leaves what was there before if it raises.
 
-    Written beside its place under a hidden name of this process, and renamed. An OSError names the path.
+    Written beside its place under a hidden name of this process, and renamed; what was there is renamed to `before`,
+    if given. An OSError names the path.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
@@ -19,6 +20,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if before is not None and path.is_file():
+            path.replace(before)
         unfinished.replace(path)
     except BaseException as error:
         unfinished.unlink(missing_ok=True)
@@ -31,6 +34,11 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file, whole or not at all."""
     with whole_file(path) as file:
         file.write(content)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is what a killed process left half written."""
+    return path.name.startswith(".") and path.suffix == ".unfinished"
 
 
 def remove_unfinished(folder: Path) -> None:

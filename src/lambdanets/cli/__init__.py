@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lambdanets import __version__
 from lambdanets.cli import benchmark, calibrate, compare, evaluate, predict, tables, train
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import AnotherRefused, InputError, nearest
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.main,
@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _dispatch(given)
     except InputError as error:
         return _refuse(str(error))
+    except AnotherRefused:
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough

@@ -18,7 +18,8 @@ class Train:
 
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
     run: Path | None = None
-    """Folder the run leaves; must be new or empty. By default runs/RECIPE-DATE-TIME."""
+    """Folder the run leaves: new, empty, or of an unfinished run of the same recipe, which goes on. By default
+    runs/RECIPE-DATE-TIME."""
     resume: Path | None = None
     """Folder of an unfinished run to go on with, by the recipe it was started with."""
 
@@ -48,7 +49,8 @@ def main(arguments: list[str]) -> int:
         folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     with explained(f"lambdanets train --resume {folder}", folder / run.RECIPE):
         result = run.resume(folder) if options.resume is not None else run.start(options.recipe, folder)
-    _report(result, folder)
+    if result:  # the first process's
+        _report(result, folder)
     return 0
 
 

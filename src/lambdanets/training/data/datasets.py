@@ -14,17 +14,21 @@ from lambdanets.training.data.labelled_images import ImageArray, LabelledImages,
 from lambdanets.training.data.tar_files import find_validation_tar, read_tar
 from lambdanets.training.data.timm_sets import is_timm_name, read_timm_set
 
-__all__ = ["LabelledImages", "Splits", "fewer", "open_splits"]
+__all__ = ["LabelledImages", "Splits", "fewer", "hold_out", "open_splits"]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A training and a validation set with one numbering of their classes; `source` says where they came from."""
+    """A training and a validation set with one numbering of their classes; `source` says where they came from.
+
+    test: where part of the training images was held out, so that weights can be chosen by those, the set to measure on.
+    """
 
     train: LabelledImages
     validation: LabelledImages
     classes: tuple[str, ...]
     source: str
+    test: LabelledImages | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,17 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     if validation is None:
         return _hold_out(train, validation_share, seed)
     return Splits(train.images, _renumber(validation, train), train.classes, f"{train.source} and {validation.source}")
+
+
+def hold_out(splits: Splits, share: float, seed: int) -> Splits:
+    """The splits with a share of the training images as the validation set, and the validation set as the test set.
+
+    Raises InputError for a class of fewer than 2 images. A share of 0 changes nothing.
+    """
+    if not share:
+        return splits
+    held = _hold_out(_Part(splits.train, splits.classes, splits.source), share, seed)
+    return replace(held, test=splits.validation)
 
 
 def fewer(splits: Splits, count: int | None, seed: int) -> Splits:
