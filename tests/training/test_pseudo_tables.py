@@ -61,6 +61,7 @@ def test_other_libraries_find_names_and_teacher_in_the_file(tmp_path):
             r"of shapes \(2,\), \(2, 2\) and \(2, 2\), got \(2,\), \(2, 1\) and \(2, 2\)",
         ),
         ({"positions": np.arange(3)}, r"got \(3,\)"),
+        ({"keys": ["a", "\udcff"]}, r"keys must be text, got '\\udcff'"),
         ({"keys": ["a", "a"]}, "keys of a shard must differ from each other, got repeats among 2"),
         ({"positions": np.array([5, 5])}, "positions of a shard must differ"),
         ({"classes": np.array([[4, 0], [1, 2]])}, "classes must lie in 0 to 3, got 0 to 4"),

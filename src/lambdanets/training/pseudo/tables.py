@@ -122,7 +122,10 @@ def write_table(
             f"positions, classes and probabilities must be of shapes {(rows,)}, {shape} and {shape}, "
             f"got {positions.shape}, {classes.shape} and {probabilities.shape}"
         )
-    keys = pa.array(keys, pa.string())
+    try:
+        keys = pa.array(keys, pa.string())
+    except UnicodeEncodeError as error:  # a file name in another encoding
+        raise InputError(f"keys must be text, got {error.object!a}") from error
     for name, column in (("keys", keys), ("positions", pa.array(positions, pa.int32()))):
         if pc.count_distinct(column).as_py() < rows:
             raise InputError(f"{name} of a shard must differ from each other, got repeats among {rows}")
