@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from lambdanets.training.pseudo.ranking import hash_keys
 from lambdanets.training.pseudo.tables import Origin, read_table, write_description, write_table
@@ -12,10 +13,22 @@ from lambdanets.training.pseudo.tables import Origin, read_table, write_descript
 ORIGIN = Origin(("ant", "bee", "cat", "dog"), {"model": "m", "weights": "w"}, 2)
 
 
+# Few values, so that ties are frequent.
+CONFIDENCES = [0.0, 0.1, 0.25, 0.3, 0.5, 0.75, float(np.nextafter(np.float32(1), np.float32(0))), 1.0]
+
+
 class Label(NamedTuple):
     key: str
     class_number: int
     confidence: float
+
+
+def some_labels(count: int, seed: int = 0, classes: int = 4) -> list[Label]:
+    """Labels of random classes, some more frequent, and confidences, half of them among a few values."""
+    random = np.random.default_rng(seed)
+    numbers = random.choice(classes, count, p=random.dirichlet(np.ones(classes)))
+    chosen = np.where(random.random(count) < 0.5, random.choice(CONFIDENCES, count), random.random(count))
+    return [Label(f"n{i:06}", int(c), float(p)) for i, (c, p) in enumerate(zip(numbers, chosen, strict=True))]
 
 
 def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin = ORIGIN) -> Path:
@@ -38,8 +51,6 @@ def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin
 
 def expected(labels: Sequence[Label], confidence: float, per_class: int | None, seed: int) -> dict[str, int]:
     """Copies by key, from sorted lists."""
-    import pyarrow as pa
-
     hashes = {label.key: int(hash_keys(pa.array([label.key]), seed)[0]) for label in labels}
     copies = {}
     for number in {label.class_number for label in labels}:
