@@ -1,7 +1,7 @@
 """Batches of labelled images in an order, and with random transforms, that depend on the seed alone."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.labelled_images import LabelledImages
+from lambdanets.training.data.order import mixed, permuted, permuted_in_windows
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -46,11 +47,12 @@ class _Key(NamedTuple):
 class ImageBatches:
     """A loader over labelled images that can go on in the middle of an epoch.
 
-    Each call of `iter` runs from the batch after the last one handed out to the end of that epoch, so an epoch that
-    was left early (or resumed from `state_dict`) is finished first, and the next call begins the next epoch. An epoch
-    of training is a permutation drawn from the seed and the epoch; validation (`training=False`) goes in plain order,
-    from the start each time. The transform's random numbers (Python's, NumPy's and torch's CPU generator) are seeded
-    by seed, epoch and image, so neither the number of workers nor a resumption changes a pixel.
+    Each call of `iter` runs from the batch after the last one handed out to the end of that epoch, so an epoch that was
+    left early (or resumed from `state_dict`) is finished first, and the next call begins the next epoch. An epoch of
+    training is a permutation drawn from the seed and the epoch (`permuted`, or `permuted_in_windows` for images in
+    shards, which have `groups`); validation (`training=False`) goes in plain order, from the start each time. The
+    transform's random numbers (Python's, NumPy's and torch's CPU generator) are seeded by seed, epoch and image, so
+    neither the number of workers nor a resumption changes a pixel.
 
     The last batch of an epoch may be smaller, but one of a single image is dropped in training, as batch norm cannot
     use it; it is some other image in each epoch. `transform` takes a Pillow image, "L" or "RGB" by `channels`, and
@@ -82,6 +84,7 @@ class ImageBatches:
                 f"but came {len(images)}"
             )
         self._count = len(images)
+        self._groups: Sequence[int] | None = getattr(images, "groups", None)
         self._batch_size = batch_size
         self._seed = seed
         self._training = training
@@ -123,8 +126,9 @@ class ImageBatches:
     def _order(self, epoch: int) -> list[int]:
         if not self._training:
             return list(range(self._count))
-        generator = torch.Generator().manual_seed(_mixed(self._seed, epoch)[0])
-        return torch.randperm(self._count, generator=generator).tolist()
+        if self._groups is not None:
+            return permuted_in_windows(self._groups, self._seed, epoch).tolist()
+        return permuted(self._count, self._seed, epoch).tolist()
 
 
 class _Schedule:
@@ -157,13 +161,8 @@ class _Samples(Dataset[_Sample]):
             image, label = self._images.load(key.number)
         except UnreadableImage as error:
             return _Sample(None, 0, key.number, f"{self._images.name(key.number)}: {error.reason}")
-        _seed_generators(_mixed(self._seed, *key))
+        _seed_generators(mixed(self._seed, *key))
         return _Sample(self._transform(image.convert(self._mode)), label, key.number, "")
-
-
-def _mixed(seed: int, *place: int) -> list[int]:
-    """Two 64-bit numbers, unrelated for any two seeds or places (a sum of them would repeat along diagonals)."""
-    return np.random.SeedSequence(seed, spawn_key=place).generate_state(2, np.uint64).tolist()
 
 
 def _seed_generators(numbers: list[int]) -> None:
