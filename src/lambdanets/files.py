@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,12 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file, whole or not at all."""
     with whole_file(path) as file:
         file.write(content)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_unfinished(folder: Path) -> None:
