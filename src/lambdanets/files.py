@@ -34,10 +34,10 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         file.write(content)
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256_of(file: BinaryIO) -> str:
+    """The SHA-256 of an open file from its beginning, in hexadecimal digits."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO lacks readinto
 
 
 def remove_unfinished(folder: Path) -> None:

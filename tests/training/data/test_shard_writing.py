@@ -241,8 +241,8 @@ def test_unchecked_images_are_copied_even_if_damaged(two_classes: Path, tmp_path
 def test_a_shard_that_reads_otherwise_than_written_is_refused(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lambdanets.training.data.tar_samples._contents", lambda path: [])
-    with pytest.raises(InputError, match="reads otherwise than it was written"):
+    monkeypatch.setattr("lambdanets.training.data.tar_samples._contents", lambda file: [])
+    with pytest.raises(InputError, match="reads otherwise than written"):
         write_shards(images_under(two_classes), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.tar"))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import write_images
 from PIL import Image
 
+from conftest import write_images
 from lambdanets.errors import InputError
 from lambdanets.training.checkpoints import fingerprint
 from lambdanets.training.data.datasets import Splits, fewer, open_splits
@@ -197,7 +197,7 @@ def test_a_single_shard_cannot_be_held_out_from(shards: Path) -> None:
     listed = json.loads((shards / "shards.json").read_text())
     listed["parts"] = {"train": listed["parts"]["train"][:1]}
     (shards / "shards.json").write_text(json.dumps(listed))
-    with pytest.raises(InputError, match="at least 2 shards .* to hold some out, but came 1"):
+    with pytest.raises(InputError, match=r"at least 2 shards .* to hold some out, but came 1"):
         open_splits(str(shards))
 
 

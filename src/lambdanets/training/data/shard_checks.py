@@ -11,7 +11,7 @@ from pathlib import Path
 from lambdanets.errors import InputError
 from lambdanets.files import sha256_of, write_whole
 from lambdanets.training.data.shard_list import SHARD_LIST, Shard, ShardList, UnreadableShard
-from lambdanets.training.data.shard_store import ShardStore, is_url
+from lambdanets.training.data.shard_store import ShardStore
 from lambdanets.training.data.tar_samples import read_tar_samples
 from lambdanets.training.data.timm_sets import one_line
 
@@ -33,9 +33,10 @@ def verify_shards(location: str, *, processes: int = 1) -> Verified:
     What lies at a URL is fetched anew, a shard at a time in each of `processes` threads. Raises InputError where there
     is no list of shards.
     """
+    shards = [shard for part in ShardStore(location).read_list().parts.values() for shard in part]
+    room = 2 * processes * max(shard.bytes for shard in shards)
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache:
-        store = ShardStore(location, cache=Path(cache))
-        shards = [shard for part in store.read_list().parts.values() for shard in part]
+        store = ShardStore(location, cache=Path(cache), cache_bytes=room)
         with ThreadPoolExecutor(processes) as pool:  # hashing and reading let other threads run
             sentences = list(pool.map(lambda shard: _what_is_wrong(store, shard), shards))
     return Verified(len(shards), sum(shard.images for shard in shards), [found for found in sentences if found])
@@ -45,12 +46,10 @@ def _what_is_wrong(store: ShardStore, shard: Shard) -> str:
     path = store.path(shard.name)
     try:
         with store.open(shard) as file:
-            local = Path(file.name)
-            if sha256_of(local) != shard.sha256:
+            if sha256_of(file) != shard.sha256:
                 return f"{path}: its SHA-256 is not that of the list"
+            file.seek(0)
             images = len(read_tar_samples(file).names)
-            if is_url(path):
-                local.unlink()  # the fetched copy
     except UnreadableShard as error:
         return f"{path}: {error.reason}"
     except (OSError, tarfile.TarError) as error:
@@ -77,7 +76,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     highest = -1
     labelled: set[bool] = set()
     for path in paths:
-        images, numbers = _read_numbers(path)
+        images, numbers, digest = _read_numbers(path)
         if not images:
             raise InputError(f"expected images in '{path}', but there are none")
         labelled |= {bool(numbers)}
@@ -87,7 +86,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
                 f"expected a class (.cls) for every image or for none, but '{path}' is unlike those before"
             )
         part = "validation" if path.name.startswith(_VALIDATION) else "train"
-        parts[part].append(Shard(path.name, images, path.stat().st_size, sha256_of(path)))
+        parts[part].append(Shard(path.name, images, path.stat().st_size, digest))
     if not parts["train"]:
         raise InputError(f"expected tar files of training images in '{folder}', but there are none")
     names = tuple(classes) if classes is not None else tuple(str(number) for number in range(highest + 1))
@@ -98,13 +97,14 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     return listed
 
 
-def _read_numbers(path: Path) -> tuple[int, set[int]]:
-    """How many images a tar holds, and which class numbers."""
+def _read_numbers(path: Path) -> tuple[int, set[int], str]:
+    """How many images a tar holds, which class numbers, and its SHA-256."""
     try:
         with path.open("rb") as file:
             samples = read_tar_samples(file)
             places = zip(samples.names, samples.places[:, 2:].tolist(), strict=True)
             found = [(name, os.pread(file.fileno(), length, start)) for name, (start, length) in places]
+            digest = sha256_of(file)
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"expected a whole tar in '{path}', but: {one_line(error)}") from error
     without = [name for name, content in found if not content]
@@ -115,4 +115,4 @@ def _read_numbers(path: Path) -> tuple[int, set[int]]:
     for name, content in found:
         if content and not content.strip().isdigit():
             raise InputError(f"expected a class number beside '{name}' in '{path}', but came {content[:20]!r}")
-    return len(found), {int(content) for _, content in found if content}
+    return len(found), {int(content) for _, content in found if content}, digest

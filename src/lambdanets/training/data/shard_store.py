@@ -60,11 +60,11 @@ class ShardStore:
     def read_list(self) -> ShardList:
         """The list of the set's shards. Raises InputError when it cannot be had."""
         path = self.path(SHARD_LIST)
-        read = _file_system(path).cat_file if is_url(path) else _read
         try:
-            return ShardList.from_json(self._persevere(path, read, path), path)
+            content = self._persevere(path, _read, path)
         except UnreadableShard as error:
             raise InputError(f"expected a list of shards in '{path}', but {error.reason}") from error
+        return ShardList.from_json(content, path)
 
     def open(self, shard: Shard) -> BinaryIO:
         """A shard as an open local file of the right size. Raises UnreadableShard when it cannot be had."""
@@ -126,6 +126,10 @@ class ShardStore:
         raise InputError(f"expected at least 1 try, but came {self._tries}")
 
 
+class _DamagedError(Exception):
+    """What was fetched is not what the list says."""
+
+
 def is_url(location: str) -> bool:
     """Whether a location is a URL and no path."""
     scheme, separator, _ = location.partition("://")
@@ -136,18 +140,20 @@ def _fetch(url: str, path: Path, shard: Shard) -> BinaryIO:
     """Fetch a shard to a path and open it. Opened before it gets its name, as others may remove it from then on."""
     with whole_file(path) as file:
         _file_system(url).get_file(url, file.name)
-        unnamed = Path(file.name)
-        size, digest = unnamed.stat().st_size, sha256_of(unnamed)
+        fetched = _open(file.name)
+        digest, size = sha256_of(fetched), fetched.tell()
         if (size, digest) != (shard.bytes, shard.sha256):
-            raise ConnectionError(
+            fetched.close()
+            raise _DamagedError(
                 f"it came as {size} bytes with SHA-256 {digest[:12]}... and not as {shard.bytes} with "
                 f"{shard.sha256[:12]}..., as the list of shards says"
             )
-        return _open(unnamed)
+        fetched.seek(0)
+        return fetched
 
 
 def _read(path: str) -> bytes:
-    return Path(path).read_bytes()
+    return _file_system(path).cat_file(path) if is_url(path) else Path(path).read_bytes()
 
 
 def _open(path: str | Path) -> BinaryIO:
@@ -175,8 +181,8 @@ def _file_system(url: str) -> Any:
 
         # aiohttp's own limit of 5 minutes for a whole file would be too little for a large shard
         limits = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-        configured = fsspec.config.conf.get("http", {}).get("client_kwargs", {})
-        options["client_kwargs"] = {"timeout": limits, **configured}
+        configured = [fsspec.config.conf.get(scheme, {}).get("client_kwargs", {}) for scheme in ("http", "https")]
+        options["client_kwargs"] = {"timeout": limits, **configured[0], **configured[1]}
     return fsspec.core.url_to_fs(url, **options)[0]
 
 

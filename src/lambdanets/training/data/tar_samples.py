@@ -94,10 +94,10 @@ def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, 
                     _add(tar, f"{key}.cls", label_content)
                 written.append((key + suffix, zlib.crc32(content), label_content))
         file.flush()
-        unnamed = Path(file.name)
-        if _contents(unnamed) != written:
-            raise InputError(f"{path} reads otherwise than it was written; check the disk, then run the command again")
-        return len(written), unnamed.stat().st_size, sha256_of(unnamed)
+        with Path(file.name).open("rb") as again:
+            if _contents(again) != written:
+                raise InputError(f"{path} reads otherwise than written; check the disk, then run the command again")
+            return len(written), again.seek(0, io.SEEK_END), sha256_of(again)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -106,14 +106,11 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def _contents(path: Path) -> list[tuple[str, int, bytes]]:
+def _contents(file: BinaryIO) -> list[tuple[str, int, bytes]]:
     """Each sample's member, the checksum of its image and its class."""
+    samples = read_tar_samples(file)
     contents = []
-    with path.open("rb") as file:
-        samples = read_tar_samples(file)
-        for name, (start, length, label_start, label_length) in zip(
-            samples.names, samples.places.tolist(), strict=True
-        ):
-            image = os.pread(file.fileno(), length, start)
-            contents.append((name, zlib.crc32(image), os.pread(file.fileno(), label_length, label_start)))
+    for name, (start, length, label_start, label_length) in zip(samples.names, samples.places.tolist(), strict=True):
+        image = os.pread(file.fileno(), length, start)
+        contents.append((name, zlib.crc32(image), os.pread(file.fileno(), label_length, label_start)))
     return contents
