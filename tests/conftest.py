@@ -11,6 +11,7 @@ os.environ["LAMBDANETS_CACHE"] = os.devnull
 # No test may reach for the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -34,3 +35,21 @@ def two_classes(tmp_path: Path) -> Path:
     write_images(folder / "dark", 10, 60)
     write_images(folder / "light", 10, 190)
     return folder
+
+
+@pytest.fixture(scope="session")
+def _shards_of_two_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lambdanets.training.data.datasets import open_splits
+    from lambdanets.training.data.shard_writing import write_shards
+
+    folder = tmp_path_factory.mktemp("two_classes")
+    write_images(folder / "images/dark", 10, 60)
+    write_images(folder / "images/light", 10, 190)
+    write_shards(open_splits(str(folder / "images")), folder / "shards", images_per_shard=2)
+    return folder / "shards"
+
+
+@pytest.fixture
+def shards(_shards_of_two_classes: Path, tmp_path: Path) -> Path:
+    """The images of `two_classes` in 8 shards for training and 2 for validation, of 2 images each."""
+    return shutil.copytree(_shards_of_two_classes, tmp_path / "shards")

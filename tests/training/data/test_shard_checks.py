@@ -9,15 +9,7 @@ from PIL import Image
 from lambdanets.errors import InputError
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.shard_checks import index_shards, verify_shards
-from lambdanets.training.data.shard_writing import write_shards
 from lambdanets.training.data.shards import ShardedImages, open_shards
-
-
-@pytest.fixture
-def shards(two_classes: Path, tmp_path: Path) -> Path:
-    """4 shards for training and 1 for validation, of 4 images each."""
-    write_shards(open_splits(str(two_classes)), tmp_path / "shards", images_per_shard=4)
-    return tmp_path / "shards"
 
 
 def jpeg(value: int) -> bytes:
@@ -36,7 +28,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 def test_whole_shards_are_found_whole(shards: Path) -> None:
     verified = verify_shards(str(shards), processes=2)
-    assert (verified.shards, verified.images, verified.bad) == (5, 20, [])
+    assert (verified.shards, verified.images, verified.bad) == (10, 20, [])
 
 
 def test_a_flipped_bit_a_cut_and_a_missing_shard_are_named(shards: Path) -> None:
@@ -54,9 +46,9 @@ def test_a_flipped_bit_a_cut_and_a_missing_shard_are_named(shards: Path) -> None
 
 def test_a_count_that_is_not_the_lists_is_named(shards: Path) -> None:
     path = shards / "shards.json"
-    path.write_text(path.read_text().replace('"images": 4', '"images": 5', 1))
+    path.write_text(path.read_text().replace('"images": 2', '"images": 3', 1))
     (sentence,) = verify_shards(str(shards)).bad
-    assert sentence == f"{shards}/train-00000.tar: it holds 4 images and not 5"
+    assert sentence == f"{shards}/train-00000.tar: it holds 2 images and not 3"
 
 
 def test_a_folder_without_a_list_cannot_be_verified(tmp_path: Path) -> None:

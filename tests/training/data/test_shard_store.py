@@ -24,19 +24,11 @@ from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.shard_checks import verify_shards
 from lambdanets.training.data.shard_list import UnreadableShard
 from lambdanets.training.data.shard_store import CACHE, CACHE_BYTES, ShardStore, is_url
-from lambdanets.training.data.shard_writing import write_shards
 from lambdanets.training.data.shards import ShardedImages, open_shards
 from training.data.test_shards import assert_same, batches
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
-
-
-@pytest.fixture
-def shards(two_classes: Path, tmp_path: Path) -> Path:
-    """8 shards for training and 2 for validation, of 2 images each."""
-    write_shards(open_splits(str(two_classes)), tmp_path / "shards", images_per_shard=2)
-    return tmp_path / "shards"
 
 
 class Served(NamedTuple):

@@ -35,13 +35,6 @@ def assert_same(one: list[Batch], other: list[Batch]) -> None:
         assert torch.equal(a.indices, b.indices)
 
 
-@pytest.fixture
-def shards(two_classes: Path, tmp_path: Path) -> Path:
-    """8 shards for training and 2 for validation, of 2 images each."""
-    write_shards(open_splits(str(two_classes)), tmp_path / "shards", images_per_shard=2)
-    return tmp_path / "shards"
-
-
 def test_a_set_comes_back_with_its_images_classes_and_parts(two_classes: Path, shards: Path) -> None:
     before, after = open_splits(str(two_classes)), open_splits(str(shards))
     assert after.classes == ("dark", "light")

@@ -102,7 +102,7 @@ class ShardedImages:
 
     def _forget(self) -> None:
         self._opened: OrderedDict[int, _OpenShard] = OrderedDict()  # by number, the last used last
-        self._missing: dict[int, tuple[float, UnreadableShard]] = {}
+        self._missing: dict[int, tuple[float, str, str]] = {}  # when, path and reason
 
     def _find(self, index: int) -> tuple["_OpenShard", int]:
         if not 0 <= index < len(self):
@@ -121,11 +121,11 @@ class ShardedImages:
             return opened
         failed = self._missing.get(number)
         if failed is not None and time.monotonic() - failed[0] < _FORGIVEN:
-            raise failed[1]
+            raise UnreadableShard(*failed[1:])
         try:
             opened = _open_shard(self._store, self._shards[number])
         except UnreadableShard as error:
-            self._missing[number] = (time.monotonic(), error)
+            self._missing[number] = (time.monotonic(), error.path, error.reason)
             raise
         self._opened[number] = opened
         if len(self._opened) > _OPEN:
@@ -150,21 +150,22 @@ class _OpenShard:
     def __init__(self, path: str, file: BinaryIO, samples: TarSamples) -> None:
         self.samples = samples
         self._path = path
-        self._file = file
+        self._descriptor = os.dup(file.fileno())
+        file.close()
 
     def __del__(self) -> None:
-        self._file.close()
+        os.close(self._descriptor)
 
     def name(self, place: int) -> str:
         return f"{self._path}/{self.samples.names[place]}"
 
     def image(self, place: int) -> bytes:
         start, length, _, _ = self.samples.places[place].tolist()
-        return os.pread(self._file.fileno(), length, start)
+        return os.pread(self._descriptor, length, start)
 
     def label(self, place: int) -> bytes:
         _, _, start, length = self.samples.places[place].tolist()
-        return os.pread(self._file.fileno(), length, start)
+        return os.pread(self._descriptor, length, start)
 
 
 def _open_shard(store: ShardStore, shard: Shard) -> _OpenShard:
