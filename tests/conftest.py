@@ -28,13 +28,16 @@ def write_images(folder: Path, count: int, bright: int) -> None:
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
 
 
-@pytest.fixture
-def two_classes(tmp_path: Path) -> Path:
-    """A folder of 2 classes, dark and light, 10 images each."""
-    folder = tmp_path / "images"
+def write_two_classes(folder: Path) -> Path:
     write_images(folder / "dark", 10, 60)
     write_images(folder / "light", 10, 190)
     return folder
+
+
+@pytest.fixture
+def two_classes(tmp_path: Path) -> Path:
+    """A folder of 2 classes, dark and light, 10 images each."""
+    return write_two_classes(tmp_path / "images")
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +46,7 @@ def _shards_of_two_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from lambdanets.training.data.shard_writing import write_shards
 
     folder = tmp_path_factory.mktemp("two_classes")
-    write_images(folder / "images/dark", 10, 60)
-    write_images(folder / "images/light", 10, 190)
-    write_shards(open_splits(str(folder / "images")), folder / "shards", images_per_shard=2)
+    write_shards(open_splits(str(write_two_classes(folder / "images"))), folder / "shards", images_per_shard=2)
     return folder / "shards"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 
 from lambdanets.errors import InputError
@@ -156,6 +157,31 @@ def test_a_killed_command_leaves_no_process_and_goes_on_to_the_same_bytes(two_cl
     write_shards(splits, tmp_path / "unbroken", images_per_shard=2)
     assert (out / "train-00000.tar").stat().st_mtime_ns == before
     assert contents(out) == contents(tmp_path / "unbroken")
+
+
+def test_a_killed_process_of_several_is_told_of(
+    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = os.getpid()
+
+    def die(path: Path, samples: object) -> None:
+        assert os.getpid() != test
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_writing, "write_tar_samples", die)
+        with pytest.raises(InputError, match="was ended from outside, perhaps for want of memory; the same command"):
+            write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
+    assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
+
+
+def test_two_commands_do_not_write_into_one_folder(
+    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_writing, "_PATIENCE", 0.05)
+    (tmp_path / "out/.writing").mkdir(parents=True)
+    with FileLock(tmp_path / "out/.writing/lock"), pytest.raises(InputError, match="another process is writing"):
+        write_shards(images_under(two_classes), tmp_path / "out")
 
 
 def _group_lives(group: int) -> bool:

@@ -32,6 +32,7 @@ from lambdanets.training.data.shards import UNLABELLED
 from lambdanets.training.data.tar_samples import Sample, write_tar_samples
 
 _LOCK = "lock"
+_PATIENCE = 5.0  # seconds that the processes of a killed command have to end
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def write_shards(
     if check_place(out, made):
         return _finished(out, time.monotonic() - begun)
     try:
-        with FileLock(out / WRITING / _LOCK, timeout=5):
+        with FileLock(out / WRITING / _LOCK, timeout=_PATIENCE):
             entries = _write(_Job(out, parts, check_images), processes, max_unreadable)
             unreadable = sorted(sentence for entry in entries.values() for sentence in entry.unreadable)
             listed = {
