@@ -11,6 +11,7 @@ os.environ["LAMBDANETS_CACHE"] = os.devnull
 # No test may reach for the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,29 @@ def write_images(folder: Path, count: int, bright: int) -> None:
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
 
 
-@pytest.fixture
-def two_classes(tmp_path: Path) -> Path:
-    """A folder of 2 classes, dark and light, 10 images each."""
-    folder = tmp_path / "images"
+def write_two_classes(folder: Path) -> Path:
     write_images(folder / "dark", 10, 60)
     write_images(folder / "light", 10, 190)
     return folder
+
+
+@pytest.fixture
+def two_classes(tmp_path: Path) -> Path:
+    """A folder of 2 classes, dark and light, 10 images each."""
+    return write_two_classes(tmp_path / "images")
+
+
+@pytest.fixture(scope="session")
+def _shards_of_two_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lambdanets.training.data.datasets import open_splits
+    from lambdanets.training.data.shard_writing import write_shards
+
+    folder = tmp_path_factory.mktemp("two_classes")
+    write_shards(open_splits(str(write_two_classes(folder / "images"))), folder / "shards", images_per_shard=2)
+    return folder / "shards"
+
+
+@pytest.fixture
+def shards(_shards_of_two_classes: Path, tmp_path: Path) -> Path:
+    """The images of `two_classes` in 8 shards for training and 2 for validation, of 2 images each."""
+    return shutil.copytree(_shards_of_two_classes, tmp_path / "shards")

@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,12 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 def is_unfinished(path: Path) -> bool:
     """Whether a file is what a killed process left half written."""
     return path.name.startswith(".") and path.suffix == ".unfinished"
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """The SHA-256 of an open file from its beginning, in hexadecimal digits."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO lacks readinto
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets.training.checkpoints import WholeFiles
 from lambdanets.training.classification import Classification
@@ -128,6 +129,29 @@ def test_a_run_that_broke_off_goes_on_and_ends_with_the_same_bits(quick, step, t
             run.start(quick, tmp_path / "broken")
     run.resume(tmp_path / "broken")
     assert_same_end(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_run_on_shards_that_broke_off_ends_with_the_same_bits(quick, shards, tmp_path, monkeypatch):
+    recipe = replace(quick, data=str(shards), workers=1)
+    run.start(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, crash)
+        with pytest.raises(CrashError):
+            run.start(recipe, tmp_path / "broken")
+    run.resume(tmp_path / "broken")
+    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_run_does_not_go_on_with_other_shards(quick, shards, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, crash)
+        with pytest.raises(CrashError):
+            run.start(replace(quick, data=str(shards)), tmp_path / "run")
+    listed = json.loads((shards / "shards.json").read_text())
+    listed["parts"]["train"].reverse()
+    (shards / "shards.json").write_text(json.dumps(listed))
+    with pytest.raises(InputError, match="the data has changed"):
+        run.resume(tmp_path / "run")
 
 
 @pytest.mark.parametrize("step", [0, 4, 5])

@@ -20,6 +20,7 @@ from lambdanets.files import whole_file
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.shards import ShardedImages
 from lambdanets.training.recipe import Recipe
 
 LAST = "last.ckpt"
@@ -101,9 +102,12 @@ def keep_best(folder: Path) -> ModelCheckpoint:
 
 
 def fingerprint(splits: Splits) -> str:
-    """A hash of the classes, and of each image's file name and class, without reading an image."""
+    """A hash of the classes, and of each image's file name and class, without reading one. Shards have their own."""
     digest = hashlib.sha256(repr(splits.classes).encode())
     for images in (splits.train, splits.validation):
+        if isinstance(images, ShardedImages):
+            digest.update(images.fingerprint.encode())
+            continue
         for index, label in enumerate(images.labels):
             digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
     return digest.hexdigest()

@@ -11,6 +11,8 @@ from lambdanets.errors import InputError
 from lambdanets.training.data.idx_files import find_idx_folder, read_idx_set
 from lambdanets.training.data.image_folders import read_class_folders, split_folders
 from lambdanets.training.data.labelled_images import ImageArray, LabelledImages, SelectedImages
+from lambdanets.training.data.order import permuted
+from lambdanets.training.data.shards import ShardedImages, is_sharded, open_shards
 from lambdanets.training.data.tar_files import find_validation_tar, read_tar
 from lambdanets.training.data.timm_sets import is_timm_name, read_timm_set
 
@@ -48,12 +50,14 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
       - a folder of MNIST, FashionMNIST or KMNIST in torchvision's layout (the root, the set's folder or `raw/`);
       - a tar file of PNG and JPEG images with a folder a class; `val.tar`, `validation.tar` or `test.tar` beside it is
         the validation set;
+      - images in shards, as `lambdanets shard` writes them: a folder with shards.json, or a URL (`shards.py`);
       - a name with one of timm's prefixes "torch/", "hfds/", "hfids/", "tfds/", "wds/"; `root` is then its folder.
     Where there is no validation set, `validation_share` of the images are held out, stratified by class and drawn with
-    `seed`, whatever the file system's order. No image is decoded, but for sets that can only be read through.
+    `seed`, whatever the file system's order; of images in shards, that share of the shards. No image is decoded, but
+    for sets that can only be read through.
 
     Raises InputError for a data set that is missing, damaged, empty or of one class, for a validation class that
-    training lacks, and for a class of fewer than 2 images when some must be held out.
+    training lacks, and for a class of fewer than 2 images, or a single shard, when some must be held out.
     """
     if not 0 < validation_share < 1:
         raise InputError(f"expected validation_share between 0 and 1, but came {validation_share}")
@@ -61,6 +65,8 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
         raise InputError(f"expected seed from 0 to 2**32 - 1, but came {seed}")
     if root is not None and not is_timm_name(data):
         raise InputError(f"expected data_root only with a timm data set such as 'torch/cifar10', but '{data}' is none")
+    if is_sharded(data):
+        return _open_shards(data, validation_share, seed)
     try:
         train, validation = _open(data, root)
     except OSError as error:
@@ -85,13 +91,16 @@ def hold_out(splits: Splits, share: float, seed: int) -> Splits:
 def fewer(splits: Splits, count: int | None, seed: int) -> Splits:
     """The splits with so many training images, drawn with a seed in the shares of the classes; all if None.
 
-    Raises InputError for more images than there are, and for fewer than classes.
+    Raises InputError for more images than there are, for fewer than classes, and for images in shards.
     """
     from sklearn.model_selection import train_test_split
 
-    available, least = len(splits.train), len(set(splits.train.labels))
+    available = len(splits.train)
     if count is None or count == available:
         return splits
+    if isinstance(splits.train, ShardedImages):
+        raise InputError(f"training_images works on sets in files only, and {splits.source} are shards, got {count}")
+    least = len(set(splits.train.labels))
     if not least <= count <= available - least:
         raise InputError(
             f"training_images must be {available}, or from {least} (one a class) to {available - least}, got {count}"
@@ -126,6 +135,28 @@ def _open(data: str, root: str | None) -> tuple[_Part, _Part | None]:
     train_part, validation_part = (_Part(*read_class_folders(part), str(part)) if part else None for part in folders)
     assert train_part is not None
     return train_part, validation_part
+
+
+def _open_shards(data: str, share: float, seed: int) -> Splits:
+    parts, classes = open_shards(data)
+    if len(classes) < 2:
+        came = f"only '{classes[0]}'" if classes else "images without classes"
+        raise InputError(f"expected at least 2 classes in the shards of '{data}', but came {came}")
+    train, validation = parts["train"], parts.get("validation")
+    if validation is None:
+        count = len(train.groups)
+        if count < 2:
+            raise InputError(f"expected at least 2 shards in '{data}' to hold some out, but came {count}")
+        held = min(int(np.ceil(share * count)), count - 1)
+        drawn = permuted(count, seed, 0)
+        train, validation = (train.of_shards(sorted(part.tolist())) for part in (drawn[held:], drawn[:held]))
+        source = f"{data}, {held} of {count} shards held out with seed {seed}"
+    else:
+        source = f"{data} (train) and its validation shards"
+    for part, images in (("train", train), ("validate", validation)):
+        if not len(images):
+            raise InputError(f"expected images to {part} on in the shards of '{data}', but there are none")
+    return Splits(train, validation, classes, source)
 
 
 def _digits() -> _Part:
@@ -170,7 +201,7 @@ def _select(images: LabelledImages, indices: Sequence[int]) -> SelectedImages:
 
 def _renumber(validation: _Part, train: _Part) -> LabelledImages:
     """The validation images with training's class numbers, matched by name."""
-    if not validation.images.labels:
+    if not len(validation.images.labels):
         raise InputError(f"expected images in {validation.source}, but there are none")
     return renumber(validation.images, validation.classes, train.classes, validation.source)
 

@@ -58,6 +58,14 @@ def read_image(source: str | os.PathLike[str] | BinaryIO, name: str | None = Non
         raise UnreadableImage(name, _reason(error, source)) from error
 
 
+def read_file(path: Path) -> bytes:
+    """The content of an image file as it is. Raises UnreadableImage where it cannot be opened."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnreadableImage(str(path), _reason(error, path)) from error
+
+
 def to_grey_or_rgb(image: Image.Image) -> Image.Image:
     """Convert a Pillow image of any mode to "L" (if it is grey) or "RGB", with transparency composed onto white.
 

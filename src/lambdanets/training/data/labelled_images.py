@@ -1,5 +1,6 @@
 """Labelled images behind one small interface: files, arrays in memory, and selections of either."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +9,14 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from lambdanets.training.data.images import read_image
+from lambdanets.training.data.images import read_file, read_image
 
 
 class LabelledImages(Protocol):
     """A sequence of images with a class number each; only `load` decodes an image."""
 
     @property
-    def labels(self) -> Sequence[int]:
+    def labels(self) -> Sequence[int] | np.ndarray:
         """The class number of every image, in order."""
 
     def __len__(self) -> int:
@@ -40,6 +41,9 @@ class ImageFiles:
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         return read_image(self.paths[index]), self.labels[index]
+
+    def file(self, index: int) -> tuple[bytes, str]:
+        return read_file(self.paths[index]), self.paths[index].suffix.lower()
 
     def name(self, index: int) -> str:
         return str(self.paths[index])
@@ -84,5 +88,21 @@ class SelectedImages:
     def load(self, index: int) -> tuple[Image.Image, int]:
         return self.images.load(self.indices[index])[0], self.labels[index]
 
+    def file(self, index: int) -> tuple[bytes, str]:
+        return image_file(self.images, self.indices[index])
+
     def name(self, index: int) -> str:
         return self.images.name(self.indices[index])
+
+
+def image_file(images: LabelledImages, index: int) -> tuple[bytes, str]:
+    """An image as a file, and its suffix: as it is where the set has files (a method `file`), else a PNG.
+
+    Raises UnreadableImage.
+    """
+    own = getattr(images, "file", None)
+    if own is not None:
+        return own(index)
+    content = io.BytesIO()
+    images.load(index)[0].save(content, "PNG")
+    return content.getvalue(), ".png"

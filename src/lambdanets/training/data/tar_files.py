@@ -29,11 +29,13 @@ class TarImages:
         return len(self.members)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        _, start, length = self.members[index]
+        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), self.labels[index]
+
+    def file(self, index: int) -> tuple[bytes, str]:
+        name, start, length = self.members[index]
         with self.path.open("rb") as file:
             file.seek(start)
-            content = file.read(length)
-        return read_image(io.BytesIO(content), self.name(index)), self.labels[index]
+            return file.read(length), Path(name).suffix.lower()
 
     def name(self, index: int) -> str:
         return f"{self.path}/{self.members[index][0]}"

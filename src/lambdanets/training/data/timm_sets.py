@@ -60,6 +60,9 @@ class EncodedImages(Numbered):
     def load(self, index: int) -> tuple[Image.Image, int]:
         return read_image(io.BytesIO(self.files[index]), self.name(index)), self.labels[index]
 
+    def file(self, index: int) -> tuple[bytes, str]:
+        return self.files[index], ".png"
+
 
 def is_timm_name(data: str) -> bool:
     """Whether `data` begins with one of timm's data-set prefixes (in whatever case) and a slash."""

@@ -1,0 +1,113 @@
+"""The command lambdanets shard: writes, checks and lists images in shards."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import tyro
+
+from lambdanets.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What to write into shards, and where; or which shards to check."""
+
+    folder: tyro.conf.Positional[str]
+    """A data set as for lambdanets train: a folder, a .tar, digits; with --verify or --index, the shards themselves."""
+    out: tyro.conf.Positional[Path | None] = None
+    """Folder for the shards; new, or begun by the same command, which then goes on."""
+    verify: bool = False
+    """Read all shards again and compare them with shards.json: those in OUT once written, else those in FOLDER."""
+    index: bool = False
+    """Write shards.json for tars in FOLDER that webdataset or img2dataset wrote."""
+    unlabelled: bool = False
+    """Take all images in FOLDER and its sub-folders, without classes."""
+    classes: Path | None = None
+    """For --index, a file with the name of a class a line, in the order of their numbers."""
+    data_root: str | None = None
+    """Where a data set named for timm lies."""
+    validation_share: float = 0.2
+    """Share of the images for validation, where the data set has no validation part."""
+    images_per_shard: int = 10_000
+    """Most images in a shard."""
+    processes: int | None = None
+    """Shards to write at a time; by default one a core."""
+    seed: int = 0
+    """Draws the order of the images and which are held out."""
+    check_images: bool = True
+    """Decode every image, and leave out those that cannot be read."""
+    max_unreadable: int = 100
+    """Images that may be left out before the command stops."""
+
+
+def run(options: Shard) -> int:
+    """Do what the options ask and tell of it; the exit code, 2 where shards are bad. Raises InputError."""
+    processes = len(os.sched_getaffinity(0)) if options.processes is None else options.processes
+    if processes < 1:
+        raise InputError(f"processes must be at least 1, got {processes}")
+    if options.out is None:
+        if options.verify == options.index:
+            raise InputError("name a folder for the shards after the data set, or one of --verify and --index")
+        return _verify(options.folder, processes) if options.verify else _index(options)
+    if options.index:
+        raise InputError("--index writes a list beside the shards and takes no second folder")
+    return _write(options, options.out, processes)
+
+
+def _write(options: Shard, out: Path, processes: int) -> int:
+    from lambdanets.training.data.datasets import open_splits
+    from lambdanets.training.data.images import images_under
+    from lambdanets.training.data.shard_writing import write_shards
+
+    if options.unlabelled and not Path(options.folder).is_dir():
+        raise InputError(f"expected a folder of images with --unlabelled, but '{options.folder}' is none")
+    written = write_shards(
+        images_under(Path(options.folder))
+        if options.unlabelled
+        else open_splits(
+            options.folder,
+            root=options.data_root,
+            validation_share=options.validation_share,
+            seed=options.seed,
+        ),
+        out,
+        images_per_shard=options.images_per_shard,
+        processes=processes,
+        seed=options.seed,
+        check_images=options.check_images,
+        max_unreadable=options.max_unreadable,
+    )
+    if written.unreadable:
+        print(f"left out {len(written.unreadable)} images that could not be read:")
+        for sentence in written.unreadable:
+            print(f"  {sentence}")
+    print(f"{written.images:,} images in {written.shards:,} shards of {out}, {written.bytes / 1e9:.3g} GB")
+    print(f"written in {written.seconds:.0f} s; train with --data {out}")
+    return _verify(str(out), processes) if options.verify else 0
+
+
+def _verify(location: str, processes: int) -> int:
+    from lambdanets.training.data.shard_checks import verify_shards
+
+    verified = verify_shards(location, processes=processes)
+    for sentence in verified.bad:
+        print(sentence)
+    whole = verified.shards - len(verified.bad)
+    print(f"{whole:,} of {verified.shards:,} shards are whole; {verified.images:,} images by their list")
+    return 2 if verified.bad else 0
+
+
+def _index(options: Shard) -> int:
+    from lambdanets.training.data.shard_checks import index_shards
+    from lambdanets.training.data.shard_list import SHARD_LIST
+
+    folder = Path(options.folder)
+    names = None
+    if options.classes is not None:
+        names = options.classes.read_text(encoding="utf-8").splitlines()
+    listed = index_shards(folder, names)
+    for name, shards in listed.parts.items():
+        print(f"{name}: {sum(shard.images for shard in shards):,} images in {len(shards):,} shards")
+    print(f"{len(listed.classes):,} classes; written to {folder / SHARD_LIST}")
+    return 0

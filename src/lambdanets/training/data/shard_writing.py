@@ -1,0 +1,268 @@
+"""Writing a set of images into WebDataset shards, in processes, so that it can go on after any interruption."""
+
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from lambdanets.errors import InputError
+from lambdanets.files import remove_unfinished, write_whole
+from lambdanets.training.data.datasets import Splits
+from lambdanets.training.data.images import UnreadableImage, read_image
+from lambdanets.training.data.labelled_images import ImageFiles, LabelledImages, image_file
+from lambdanets.training.data.order import permuted
+from lambdanets.training.data.shard_list import SHARD_LIST, Shard, ShardList
+from lambdanets.training.data.shard_plan import WRITING, check_place, identity, split_evenly, unique_keys
+from lambdanets.training.data.shards import UNLABELLED
+from lambdanets.training.data.tar_samples import Sample, write_tar_samples
+
+_LOCK = "lock"
+_PATIENCE = 5.0  # seconds that the processes of a killed command have to end
+
+
+@dataclass(frozen=True)
+class Written:
+    """What shards were written: their number, their images and bytes, what was left out ("name: reason"), the time."""
+
+    shards: int
+    images: int
+    bytes: int
+    unreadable: list[str]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Part:
+    images: LabelledImages
+    labels: np.ndarray
+    keys: list[str]
+    shards: list[np.ndarray]  # the numbers of each shard's images, in the order they are written
+
+
+@dataclass(frozen=True)
+class _Job:
+    out: Path
+    parts: dict[str, _Part]
+    check_images: bool
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What is kept of a written shard until all are."""
+
+    shard: Shard
+    unreadable: list[str]
+
+
+def write_shards(
+    source: Splits | Sequence[Path],
+    out: Path,
+    *,
+    images_per_shard: int = 10_000,
+    processes: int = 1,
+    seed: int = 0,
+    check_images: bool = True,
+    max_unreadable: int = 100,
+) -> Written:
+    """Write a set as shards of at most so many images into a folder, shards.json last; or go on with it.
+
+    `source` is a set as `open_splits` gives it, or the paths of images without classes. The images of a part are
+    shuffled by `seed` first, so that each shard mixes the classes. Image files are copied byte for byte, images in
+    memory become PNG. Each image is decoded once, but with check_images=False; what cannot be read is left out. A
+    shard is read again before it gets its name, and each of its samples compared. What is written depends on the
+    source and the options alone, not on processes or interruptions. The names of all images are held in memory.
+
+    Raises InputError for options out of range, for a folder that holds anything but the beginning of the same work,
+    and for more than `max_unreadable` images that cannot be read; what is written stays, to go on from.
+    """
+    for name, value, least in (
+        ("images_per_shard", images_per_shard, 1),
+        ("processes", processes, 1),
+        ("seed", seed, 0),
+        ("max_unreadable", max_unreadable, 0),
+    ):
+        if value < least:
+            raise InputError(f"{name} must be at least {least}, got {value}")
+    begun = time.monotonic()
+    classes, parts = _parts(source, images_per_shard, seed)
+    made = {
+        "set": identity(classes, {name: (part.keys, part.labels) for name, part in parts.items()}),
+        "images_per_shard": images_per_shard,
+        "seed": seed,
+        "check_images": check_images,
+    }
+    if check_place(out, made):
+        return _finished(out, time.monotonic() - begun)
+    try:
+        with FileLock(out / WRITING / _LOCK, timeout=_PATIENCE):
+            entries = _write(_Job(out, parts, check_images), processes, max_unreadable)
+            unreadable = sorted(sentence for entry in entries.values() for sentence in entry.unreadable)
+            listed = {
+                name: tuple(entries[_shard_name(name, number)].shard for number in range(len(part.shards)))
+                for name, part in parts.items()
+            }
+            whole = ShardList(classes, listed, made | {"unreadable": unreadable})
+            write_whole(out / SHARD_LIST, whole.to_json())
+    except Timeout:
+        raise InputError(f"another process is writing shards into {out}; wait for it, or name another folder") from None
+    shutil.rmtree(out / WRITING)
+    return _finished(out, time.monotonic() - begun)
+
+
+def _parts(
+    source: Splits | Sequence[Path], images_per_shard: int, seed: int
+) -> tuple[tuple[str, ...], dict[str, _Part]]:
+    sets: dict[str, LabelledImages]
+    if isinstance(source, Splits):
+        classes, sets = source.classes, {"train": source.train, "validation": source.validation}
+    else:
+        if not source:
+            raise InputError("expected images to write into shards, but there are none")
+        classes, sets = (), {"train": ImageFiles(source, [UNLABELLED] * len(source))}
+    keys = unique_keys([images.name(index) for images in sets.values() for index in range(len(images))])
+    parts, done = {}, 0
+    for name, images in sets.items():
+        own_keys = keys[done : done + len(images)]
+        shards = split_evenly(permuted(len(images), seed, 0), images_per_shard)
+        parts[name] = _Part(images, np.asarray(images.labels, dtype=np.int64), own_keys, shards)
+        done += len(images)
+    return classes, parts
+
+
+def _write(job: _Job, processes: int, max_unreadable: int) -> dict[str, _Entry]:
+    """Write the shards that are not there yet; the entries of all, by name."""
+    remove_unfinished(job.out)
+    remove_unfinished(job.out / WRITING)
+    entries: dict[str, _Entry] = {}
+    tasks = []
+    for part in job.parts:
+        for number in range(len(job.parts[part].shards)):
+            entry = _read_entry(job.out, _shard_name(part, number))
+            if entry is None:
+                tasks.append((part, number))
+            else:
+                entries[entry.shard.name] = entry
+    _check_unreadable(entries, max_unreadable)
+    total = sum(len(part.keys) for part in job.parts.values())
+    done = sum(entry.shard.images + len(entry.unreadable) for entry in entries.values())
+    with tqdm(total=total, initial=done, unit=" images", disable=not sys.stderr.isatty()) as progress:
+        for entry in _write_in_processes(job, tasks, processes):
+            entries[entry.shard.name] = entry
+            progress.update(entry.shard.images + len(entry.unreadable))
+            _check_unreadable(entries, max_unreadable)
+    return entries
+
+
+def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int) -> Iterator[_Entry]:
+    if processes == 1 or len(tasks) < 2:
+        yield from (_write_shard(job, *task) for task in tasks)
+        return
+    with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_begin, initargs=(job,)) as pool:
+        futures = [pool.submit(_write_one, *task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise InputError(
+                f"a process that wrote shards into {job.out} was ended from outside, perhaps for want of memory; "
+                "the same command goes on"
+            ) from error
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+_job: _Job  # of a process of the pool: handed over once, as it may be large
+
+
+def _begin(job: _Job) -> None:
+    global _job
+    _job = job
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; the parent tells of it
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()  # a killed parent cannot end its pool
+
+
+def _write_one(part: str, number: int) -> _Entry:
+    return _write_shard(_job, part, number)
+
+
+def _write_shard(job: _Job, part: str, number: int) -> _Entry:
+    images = job.parts[part]
+    name = _shard_name(part, number)
+    unreadable: list[str] = []
+    samples = _readable(images, images.shards[number], job.check_images, unreadable)
+    shard = Shard(name, *write_tar_samples(job.out / name, samples))
+    entry = _Entry(shard, unreadable)
+    write_whole(_entry_path(job.out, name), json.dumps(asdict(entry)).encode())
+    return entry
+
+
+def _readable(part: _Part, numbers: np.ndarray, check: bool, unreadable: list[str]) -> Iterator[Sample]:
+    """The samples that can be read; the others are added to `unreadable`."""
+    for index in numbers.tolist():
+        try:
+            content, suffix = image_file(part.images, index)
+            if check:
+                read_image(io.BytesIO(content), part.images.name(index))
+        except UnreadableImage as error:
+            unreadable.append(f"{part.images.name(index)}: {error.reason}")
+            continue
+        label = None if part.labels[index] == UNLABELLED else int(part.labels[index])
+        yield Sample(part.keys[index], suffix, content, label)
+
+
+def _shard_name(part: str, number: int) -> str:
+    return f"{part}-{number:05}.tar"
+
+
+def _entry_path(out: Path, name: str) -> Path:
+    return out / WRITING / f"{name}.json"
+
+
+def _read_entry(out: Path, name: str) -> _Entry | None:
+    """The entry of a shard that is there as it was written, or None."""
+    try:
+        fields: dict[str, Any] = json.loads(_entry_path(out, name).read_bytes())
+        shard = Shard(**fields["shard"])
+        there = (out / name).stat().st_size == shard.bytes
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return _Entry(shard, fields["unreadable"]) if there else None
+
+
+def _check_unreadable(entries: dict[str, _Entry], limit: int) -> None:
+    sentences = [sentence for entry in entries.values() for sentence in entry.unreadable]
+    if len(sentences) > limit:
+        raise InputError(
+            f"{len(sentences)} images cannot be read, more than max_unreadable ({limit}): {'; '.join(sentences[:3])}"
+            f"{' ...' if len(sentences) > 3 else ''}; mend them, or allow more and run the command again"
+        )
+
+
+def _finished(out: Path, seconds: float) -> Written:
+    whole = ShardList.from_json((out / SHARD_LIST).read_bytes(), str(out / SHARD_LIST))
+    shards = [shard for part in whole.parts.values() for shard in part]
+    images, size = sum(shard.images for shard in shards), sum(shard.bytes for shard in shards)
+    return Written(len(shards), images, size, whole.made["unreadable"], seconds)

@@ -1,0 +1,116 @@
+"""Tars in WebDataset's convention: writing their samples, and finding where those lie without reading them."""
+
+import io
+import os
+import tarfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from lambdanets.errors import InputError
+from lambdanets.files import sha256_of, whole_file
+from lambdanets.training.data.images import IMAGE_SUFFIXES
+
+
+class Sample(NamedTuple):
+    """An image's key, the suffix and content of its file, and its class number, or None where it has none."""
+
+    key: str
+    suffix: str
+    content: bytes
+    label: int | None
+
+
+@dataclass(frozen=True)
+class TarSamples:
+    """The images of a tar in order: their members' names, and their places int64 (n, 4).
+
+    A place is the image's first byte and length, and those of its class, length 0 where it has none.
+    """
+
+    names: list[str]
+    places: np.ndarray
+
+
+def read_tar_samples(file: BinaryIO) -> TarSamples:
+    """Index an uncompressed tar in WebDataset's convention from its headers.
+
+    Consecutive members whose names are alike up to the first dot of the last part are one sample; the suffix is what
+    follows. A sample without an image is passed over; of several images the first counts. Raises tarfile.TarError for
+    anything but a whole tar.
+    """
+    names: list[str] = []
+    places: list[tuple[int, int, int, int]] = []
+    last_key = ""
+    label, image_here = (0, 0), False  # of the sample with that key
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            key, suffix = split_name(member.name)
+            if not member.isreg() or not key:
+                continue
+            if key != last_key:
+                last_key, label, image_here = key, (0, 0), False
+            if suffix == "cls":
+                label = (member.offset_data, member.size)
+                if image_here:
+                    places[-1] = (*places[-1][:2], *label)
+            elif f".{suffix}" in IMAGE_SUFFIXES and not image_here:
+                names.append(member.name)
+                places.append((member.offset_data, member.size, *label))
+                image_here = True
+        file.seek(tar.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a cut header for the end
+            raise tarfile.ReadError("the tar is cut off")
+    return TarSamples(names, np.array(places, np.int64).reshape(-1, 4))
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A member's key and its suffix in lower case: what stands before and after the first dot of the last part.
+
+    Both are empty for names that are no sample's: without a dot, or hidden.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return (f"{folder}{slash}{stem}", suffix.lower()) if stem and dot else ("", "")
+
+
+def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, str]:
+    """Write samples into a tar that is there whole or not at all; their number, the tar's bytes and its SHA-256.
+
+    Before the tar gets its name it is read again and each sample compared with what was written. Raises InputError
+    where they differ.
+    """
+    written = []
+    with whole_file(path) as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for key, suffix, content, label in samples:
+                label_content = b"" if label is None else str(label).encode()
+                _add(tar, key + suffix, content)
+                if label_content:
+                    _add(tar, f"{key}.cls", label_content)
+                written.append((key + suffix, zlib.crc32(content), label_content))
+        file.flush()
+        with Path(file.name).open("rb") as again:
+            if _contents(again) != written:
+                raise InputError(f"{path} reads otherwise than written; check the disk, then run the command again")
+            return len(written), again.seek(0, io.SEEK_END), sha256_of(again)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # without owner and time: the same set gives the same bytes
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _contents(file: BinaryIO) -> list[tuple[str, int, bytes]]:
+    """Each sample's member, the checksum of its image and its class."""
+    samples = read_tar_samples(file)
+    contents = []
+    for name, (start, length, label_start, label_length) in zip(samples.names, samples.places.tolist(), strict=True):
+        image = os.pread(file.fileno(), length, start)
+        contents.append((name, zlib.crc32(image), os.pread(file.fileno(), label_length, label_start)))
+    return contents
