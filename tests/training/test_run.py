@@ -454,3 +454,12 @@ def test_data_is_found_from_another_folder(quick, two_classes, tmp_path, monkeyp
     result = run.start(replace(quick, data=two_classes.name, epochs=1), tmp_path / "run")
     monkeypatch.chdir("/")
     assert evaluate(load_classifier(tmp_path / "run")).top1 == result["top1"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 5, 8])
+def test_a_run_in_parts_with_averaged_weights_goes_on_to_the_same_bits(quick, step, tmp_path, monkeypatch):
+    quick = replace(quick, micro_batch=3, average_decay=0.9)
+    run.start(quick, tmp_path / "whole")
+    broken_off(quick, tmp_path / "broken", monkeypatch, step)
+    run.resume(tmp_path / "broken")
+    assert_same_end(tmp_path / "whole", tmp_path / "broken")

@@ -65,10 +65,12 @@ class KeepLast(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning counts batches; with more or fewer processes a step has another number of them
-        parts = checkpoint["callbacks"]["KeepLast"]["parts"]
+        before, now = checkpoint["callbacks"]["KeepLast"]["parts"], self.training.parts
         for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
             if isinstance(counts, dict):
-                counts.update({name: count // parts * self.training.parts for name, count in counts.items()})
+                under_way = counts["processed"] - counts["completed"]  # the batch at whose end it was written
+                counts.update({name: -(-count // before) * now for name, count in counts.items()})
+                counts["completed"] = counts["processed"] - under_way
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,0 +1,190 @@
+"""Training with several processes, as torchrun starts them."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from test_run import assert_same_end
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lambdanets.training.classification import Classification
+from lambdanets.training.classifier import build_model
+from lambdanets.training.data.datasets import open_splits
+from lambdanets.training.data.order import Share
+from lambdanets.training.feeding import make_batches
+from lambdanets.training.recipe import Recipe
+
+RECIPE = Recipe(model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
+
+
+def gradients(share: Share) -> list[torch.Tensor]:
+    """Of the second step of the recipe in float64, batch norm in eval mode, summed over the share's parts."""
+    torch.manual_seed(0)
+    model = build_model(RECIPE, 10).double()
+    module = Classification(model, RECIPE, 10, 1, "", share=share)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]  # Lightning's needs a trainer
+    for norm in model.modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            norm.eval()
+    batches = list(make_batches(RECIPE, open_splits("digits").train, training=True, share=share))[share.parts :]
+    caller = DistributedDataParallel(_Step(module)) if share.processes > 1 else _Step(module)
+    for batch in batches[: share.parts]:
+        loss = caller(batch._replace(images=batch.images.double()))
+        (loss / share.parts).backward()  # as Lightning does
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+class _Step(nn.Module):
+    def __init__(self, module: Classification) -> None:
+        super().__init__()
+        self.model = module.model
+        self._training_step = module.training_step
+
+    def forward(self, batch):
+        return self._training_step(batch, 0)["loss"]
+
+
+def _process(rank: int, count: int, parts: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
+    result = gradients(Share(rank, count, parts))
+    if rank == 0:
+        torch.save(result, f"{folder}/gradients.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_two_processes_give_the_gradients_of_one_with_twice_the_batch(parts, tmp_path):
+    multiprocessing.start_processes(_process, (2, parts, str(tmp_path)), nprocs=2, start_method="fork")
+    alone = gradients(Share())
+    together = torch.load(tmp_path / "gradients.pt")
+    largest = max(gradient.abs().max() for gradient in alone)
+    for one, other in zip(alone, together, strict=True):
+        assert (one - other).abs().max() < 1e-12 * largest
+
+
+def test_the_parts_of_a_step_give_the_gradients_of_the_whole():
+    whole, parts = gradients(Share()), gradients(Share(parts=4))
+    largest = max(gradient.abs().max() for gradient in whole)
+    for one, other in zip(whole, parts, strict=True):
+        assert (one - other).abs().max() < 1e-12 * largest
+
+
+# Everything random, averaged weights, parts of a step; 4 epochs of 8 steps.
+FIELDS = {
+    "--data": "digits", "--training-images": 256, "--batch-size": 32, "--image-size": 8, "--epochs": 4,
+    "--micro-batch": 8, "--average-decay": 0.9, "--drop-path": 0.1, "--rand-augment": "rand-m5-n1",
+    "--checkpoint-every": 3,
+}  # fmt: skip
+
+
+def launched(folder: Path, *, restarts: int = 0, agents: int = 1) -> list[subprocess.Popen]:
+    """torchrun with two processes: under one agent, or one each under two, as on two machines."""
+    fields = [str(item) for pair in FIELDS.items() for item in pair]
+    port = 20000 + os.getpid() % 10000 + agents
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", str(agents), "--nproc-per-node", str(2 // agents),
+        "--max-restarts", str(restarts), *(meeting if agents > 1 else ["--standalone"]),
+        "-m", "--", "lambdanets", "train", "digits", *fields, "--run", str(folder),
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(agents)
+    ]
+
+
+def ended(agents: list[subprocess.Popen]) -> list[str]:
+    told = [agent.communicate(timeout=240) for agent in agents]
+    for agent, (_, said) in zip(agents, told, strict=True):
+        assert agent.returncode == 0, said[-3000:]
+    return [out for out, _ in told]
+
+
+def workers_of(folder: Path) -> list[int]:
+    """Process numbers of the training processes that write into a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(folder).encode() in words and b"torch.distributed.run" not in words:
+            found.append(int(place.name))
+    return sorted(found)
+
+
+def wait_for(happened, what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline, f"{what} did not happen within two minutes"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two") / "unbroken"
+    ended(launched(folder))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
+@pytest.mark.parametrize("agents", [1, 2], ids=["one machine", "two machines"])
+def test_a_lost_worker_is_replaced_and_the_run_ends_with_the_same_bits(agents, unbroken, tmp_path):
+    folder = tmp_path / "broken"
+    agents_running = launched(folder, restarts=2, agents=agents)
+    wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
+    os.kill(workers_of(folder)[-1], signal.SIGKILL)
+    ended(agents_running)
+    assert_same_end(unbroken, folder)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_all_processes_after_a_step_with_a_checkpoint_and_the_run_goes_on(unbroken, tmp_path):
+    folder = tmp_path / "stopped"
+    (agent,) = launched(folder)
+    wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
+    agent.send_signal(signal.SIGTERM)
+    begun = time.monotonic()
+    agent.communicate(timeout=60)
+    assert agent.returncode != 0
+    assert time.monotonic() - begun < 25  # torchrun kills after 30 seconds what does not end by itself
+    assert not (folder / "result.json").exists()
+    (told,) = ended(launched(folder))
+    assert "top-1" in told
+    assert_same_end(unbroken, folder)
+    assert json.loads((folder / "result.json").read_text())["processes"] == 2
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_goes_on_with_one(unbroken, tmp_path, monkeypatch):
+    import shutil
+
+    from lambdanets.training import run
+
+    folder = tmp_path / "fewer"
+    shutil.copytree(unbroken, folder)
+    for name in ("result.json", "weights.safetensors"):
+        (folder / name).unlink()
+    recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
+    content = torch.load(folder / "checkpoints/before.ckpt", weights_only=True)
+    assert 0 < content["global_step"] < 32
+    (folder / "checkpoints/before.ckpt").replace(folder / "checkpoints/last.ckpt")
+    result = run.start(replace(copy.copy(recipe), data="digits"), folder)
+    assert result["processes"] == 1
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    whole = (unbroken / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in whole]
