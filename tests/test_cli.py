@@ -237,7 +237,7 @@ def test_weights_that_do_not_say_what_they_are_are_refused(trained, tmp_path, ca
 
 
 def test_a_model_that_needs_more_memory_than_there_is_is_refused(tmp_path, capsys):
-    arguments = ["--model", "lambda_resnet420", "--channels", 3, "--image-size", 512, "--batch-size", 4096]
+    arguments = ["--model", "lambda_resnet420", "--channels", 3, "--image-size", 2048, "--batch-size", 4096]
     said = fails(capsys, "train", *arguments, "--run", tmp_path / "run")
     assert "GiB" in said
     assert not (tmp_path / "run").exists()

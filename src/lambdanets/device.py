@@ -16,6 +16,11 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def has_fast_bfloat16() -> bool:
+    """Whether the device is a GPU with bfloat16."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+
 def check_precision(precision: str) -> None:
     """Raise InputError for float16 without a GPU, and for bfloat16 on machines that announce AMX and refuse its use."""
     if precision == "32-true" or torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The one error that is the caller's, told in a sentence."""
+"""The error that is the caller's, told in a sentence, once."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,6 +9,10 @@ class InputError(ValueError):
 
     The command line prints the message and ends with exit code 2; a program catches it as a ValueError.
     """
+
+
+class AnotherRefused(Exception):  # noqa: N818 - it is no error of this process
+    """Of several processes the first has refused what was asked, and said why; this one ends in silence."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:

@@ -9,10 +9,11 @@ from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
     """A file to write, which takes its place when the block ends and leaves what was there before if it raises.
 
-    Written beside its place under a hidden name of this process, and renamed. An OSError names the path.
+    Written beside its place under a hidden name of this process, and renamed; what was there is renamed to `before`,
+    if given. An OSError names the path.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
@@ -20,6 +21,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if before is not None and path.is_file():
+            path.replace(before)
         unfinished.replace(path)
     except BaseException as error:
         unfinished.unlink(missing_ok=True)
@@ -38,6 +41,11 @@ def sha256_of(file: BinaryIO) -> str:
     """The SHA-256 of an open file from its beginning, in hexadecimal digits."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO lacks readinto
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is what a killed process left half written."""
+    return path.name.startswith(".") and path.suffix == ".unfinished"
 
 
 def remove_unfinished(folder: Path) -> None:

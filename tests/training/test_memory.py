@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from lambdanets.training.memory import check_memory, training_memory
+from lambdanets.training.memory import images_that_fit, training_memory
 from lambdanets.training.recipe import Recipe
 
 
@@ -19,27 +19,26 @@ def test_adam_keeps_one_state_more():
     assert training_memory(replace(small, optimizer="adamw"), 10)[0] == training_memory(small, 10)[0] * 4 // 3
 
 
-def test_what_does_not_fit_is_refused_with_what_would():
-    with pytest.raises(
-        ValueError,
-        match=r"batch_size 4096 at image_size 16 needs about .* GiB, and 0\.5 GiB are free; batch_size \d+ would fit",
-    ):
-        check_memory(Recipe(batch_size=4096), 10, 10**6, free_bytes=2**29)
+def test_images_that_do_not_fit_are_halved_until_they_do():
+    small = Recipe(model="resnet10t", channels=3, image_size=64)
+    fixed, per_image = training_memory(small, 10)
+    assert images_that_fit(small, 10, 64, fixed + 64 * per_image) == 64
+    assert images_that_fit(small, 10, 64, fixed + 63 * per_image) == 32
+    assert images_that_fit(small, 10, 65, fixed + 20 * per_image) == 17
+    assert images_that_fit(small, 10, 64, fixed + 2 * per_image) == 2
 
 
-def test_a_model_too_large_for_any_batch_is_refused():
-    with pytest.raises(ValueError, match="choose a smaller model or image_size"):
-        check_memory(Recipe(model="lambda_resnet420", channels=3, image_size=64), 10, 10**6, free_bytes=2**29)
+def test_a_model_too_large_for_two_images_is_refused():
+    with pytest.raises(ValueError, match=r"needs about .* GiB, and 0\.5 GiB are free; choose a smaller model"):
+        images_that_fit(Recipe(model="lambda_resnet420", channels=3, image_size=64), 10, 64, free_bytes=2**29)
 
 
-def test_what_fits_passes():
-    check_memory(Recipe(), 10, 10**6, free_bytes=2**32)
-
-
-def test_a_batch_larger_than_the_data_counts_as_the_data():
-    check_memory(Recipe(batch_size=10**6), 10, 100, free_bytes=2**30)
+def test_the_average_of_the_weights_takes_memory_too():
+    small = Recipe(model="resnet10t", channels=3, image_size=64)
+    averaged = training_memory(replace(small, average_decay=0.99), 10)[0]
+    assert averaged == training_memory(small, 10)[0] * 4 // 3
 
 
 def test_a_size_that_the_model_cannot_take_is_named():
     with pytest.raises(ValueError, match="vit_tiny_patch16_224 cannot take images of 8 x 8"):
-        check_memory(Recipe(model="vit_tiny_patch16_224", image_size=8), 10, 100)
+        images_that_fit(Recipe(model="vit_tiny_patch16_224", image_size=8), 10, 64)

@@ -12,7 +12,7 @@ from lambdanets.comparison.studies import STUDIES, Variant
 from lambdanets.errors import InputError, nearest
 from lambdanets.files import printable_bytes, remove_unfinished, write_whole
 from lambdanets.training import run
-from lambdanets.training.memory import check_memory
+from lambdanets.training.memory import images_that_fit
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result
 
@@ -106,7 +106,7 @@ def begin(plan: Plan, folder: Path) -> None:
     runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
     classes, images = run.check(runs[0].recipe)
     for planned in runs[1:]:
-        check_memory(planned.recipe, classes, images)
+        images_that_fit(planned.recipe, classes, min(planned.recipe.batch_size, images))
     folder.mkdir(parents=True, exist_ok=True)
     recipe = replace(plan.recipe, **run.whole_paths(plan.recipe))
     write_whole(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.files import write_whole
+from lambdanets.files import whole_file
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.loader import ImageBatches
@@ -22,20 +24,24 @@ from lambdanets.training.data.shards import ShardedImages
 from lambdanets.training.recipe import Recipe
 
 LAST = "last.ckpt"
+BEST = "best.ckpt"
+BEFORE = "before.ckpt"  # the one before the last, should the last be damaged
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Writes checkpoints so that a kill or a full disk leaves the one before intact."""
+    """Writes checkpoints so that a kill or a full disk leaves the one before intact, and keeps that one too."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(Path(path), content.getbuffer())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path, path.with_name(BEFORE) if path.name == LAST else None) as file:
+            file.write(content.getbuffer())
 
 
 class KeepLast(Callback):
-    """Keeps one checkpoint to go on from, renewed every so many steps and after each epoch's validation.
+    """Keeps a checkpoint to go on from, renewed every so many steps and after each epoch's validation.
 
     Not after the last step of an epoch: Lightning takes a run that goes on from there past the validation. And it keeps
     the place in the training images, which Lightning gives back in the middle of an epoch only.
@@ -48,7 +54,7 @@ class KeepLast(Callback):
         self.data = data
 
     def state_dict(self) -> dict[str, Any]:
-        return {"data": self.data, **self.training.state_dict()}
+        return {"data": self.data, "parts": self.training.parts, **self.training.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["data"] != self.data:
@@ -57,17 +63,33 @@ class KeepLast(Callback):
             )
         self.training.load_state_dict(state)
 
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Lightning counts batches; with more or fewer processes a step has another number of them
+        parts = checkpoint["callbacks"]["KeepLast"]["parts"]
+        for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
+            if isinstance(counts, dict):
+                counts.update({name: count // parts * self.training.parts for name, count in counts.items()})
+
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % self.every == 0 and not is_last_step(trainer, batch_idx):
+        if (
+            ends_step(trainer, batch_idx)
+            and not ends_epoch(trainer, batch_idx)
+            and trainer.global_step % self.every == 0
+        ):
             trainer.save_checkpoint(self.path)
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         trainer.save_checkpoint(self.path)
 
 
-def is_last_step(trainer: Trainer, batch_idx: int) -> bool:
+def ends_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether the optimizer has stepped after a batch, whose gradient was the last part of its step's."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
+def ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
     """Whether a batch is the last of its epoch."""
     return batch_idx + 1 >= trainer.num_training_batches
 
@@ -75,7 +97,7 @@ def is_last_step(trainer: Trainer, batch_idx: int) -> bool:
 def keep_best(folder: Path) -> ModelCheckpoint:
     """The callback that keeps best.ckpt, by top-1 on the validation images."""
     return ModelCheckpoint(
-        folder, "best", monitor="top1", mode="max", enable_version_counter=False, auto_insert_metric_name=False
+        folder, Path(BEST).stem, monitor="top1", mode="max", enable_version_counter=False, auto_insert_metric_name=False
     )
 
 
@@ -91,12 +113,56 @@ def fingerprint(splits: Splits) -> str:
     return digest.hexdigest()
 
 
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder that can be read; None if there is none.
+
+    One that cannot is set aside as .damaged, and said. Raises InputError where all there are cannot be read.
+    """
+    damaged = []
+    for path in (folder / LAST, folder / BEFORE):
+        if not path.is_file():
+            continue
+        try:
+            read_weights(path)
+            with zipfile.ZipFile(path) as archive:
+                changed = archive.testzip()  # torch.load checks no sums
+        except (InputError, zipfile.BadZipFile) as error:
+            damaged.append((path, str(error)))
+            continue
+        if changed is not None:
+            damaged.append((path, f"{path} is damaged: its part {changed} has not the sum it was written with"))
+            continue
+        for other, why in damaged:
+            aside = other.with_suffix(".damaged")
+            print(f"{why}; set aside as {aside.name}, going on from {path.name}", file=sys.stderr)
+            other.replace(aside)
+        return path
+    if damaged:
+        path, why = damaged[0]
+        raise InputError(f"{why}; {_advice(path)}")
+    return None
+
+
+def _advice(path: Path) -> str:
+    return f"remove {path} to start the run again; best.ckpt beside it, if whole, can still be evaluated"
+
+
+# Fields that change nothing about what is computed, but rounding.
+FREE = ("data", "data_root", "weights", "workers", "checkpoint_every", "max_unreadable", "micro_batch", "compile")
+
+
+def what_counts(recipe: Recipe) -> Recipe:
+    """The recipe with the default in every field in which a run may differ from the one it goes on from."""
+    defaults = Recipe()
+    return replace(recipe, **{name: getattr(defaults, name) for name in FREE})
+
+
 def check_resumable(path: Path, model: nn.Module, recipe: Recipe, classes: tuple[str, ...]) -> None:
     """Raise InputError unless the file is a whole checkpoint of a run of the recipe, on data with these classes.
 
     Where the data lies, the weights the run began with and what does not change the result may differ.
     """
-    advice = f"remove {path} to start the run again; best.ckpt beside it, if whole, can still be evaluated"
+    advice = _advice(path)
     try:
         tensors, rest = read_weights(path)
         if "fit_loop" not in rest["loops"] or "KeepLast" not in rest["callbacks"]:
@@ -107,8 +173,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: Recipe, classes: tuple
         raise InputError(f"{error}; {advice}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} holds weights and not the state of a run; {advice}") from error
-    free: dict[str, Any] = {"data": "", "data_root": None, "weights": None, "workers": 0, "checkpoint_every": 1}
-    if replace(begun, **free) != replace(recipe, **free):
+    if what_counts(begun) != what_counts(recipe):
         raise InputError(f"{path} is of another recipe than the run's recipe.json; {advice}")
     if tuple(content["classes"]) != classes:
         raise InputError(f"the data has other classes than when the run began; start a new run, or {advice}")

@@ -1,9 +1,9 @@
 """Classification as a LightningModule: loss, optimizer, schedule."""
 
-import math
 from typing import Any
 
 import numpy as np
+import timm.layers
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
@@ -12,40 +12,97 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lambdanets.errors import InputError
-from lambdanets.training.data.loader import Batch
+from lambdanets.training.data.loader import Batch, Share
+from lambdanets.training.finiteness import first_gradient_not_finite, first_not_finite
 from lambdanets.training.recipe import Recipe
+from lambdanets.training.schedules import schedule_of
+
+# Names in timm: its sgd is Nesterov's, its rmsprop PyTorch's.
+_OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
 
 
 class Classification(LightningModule):
     """Trains a model by a recipe; its checkpoints say which model and classes they hold.
 
-    description: what `classifier.load_classifier` needs to build the model again, kept in every checkpoint.
+    share: this process's part of each step. description: what `classifier.load_classifier` needs to build the model
+    again, kept in every checkpoint.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, classes: int, steps_per_epoch: int, description: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        classes: int,
+        steps_per_epoch: int,
+        description: str,
+        share: Share | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.recipe = recipe
+        self.classes = classes
         self.steps_per_epoch = steps_per_epoch
         self.description = description
+        self.share = share or Share()
         self.top1 = MulticlassAccuracy(classes, average="micro")
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        # what a step draws (dropout, stochastic depth) depends on the seed and its number alone, resumed or not
-        torch.manual_seed(int(np.random.SeedSequence((self.recipe.seed, self.global_step)).generate_state(1)[0]))
+        self._seed(batch_idx)
+
+    def _seed(self, batch_idx: int) -> None:
+        # what a step draws (dropout, stochastic depth) depends on the seed and its place alone, resumed or not
+        place = (self.recipe.seed, self.global_step, self.share.process, batch_idx % self.share.parts)
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor] | None:
-        if len(batch.labels) < 2:
-            return None  # all but one unreadable: batch norm has no statistics of one image
-        logits = self.model(batch.images)
-        loss = F.cross_entropy(logits.float(), batch.labels, label_smoothing=self.recipe.label_smoothing)
+        several = self.share.processes * self.share.parts
+        if len(batch.labels) < 2:  # all but one unreadable: batch norm has no statistics of one image
+            if several == 1:
+                return None
+            if self.recipe.sync_batch_norm:
+                raise InputError(
+                    f"sync_batch_norm needs two readable images in each part of a step, and at step "
+                    f"{self.global_step} one has {len(batch.labels)}: {'; '.join(batch.unreadable[:3])}"
+                )
+            # the other processes wait for a gradient
+            return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
+        logits = self.model(batch.images).float()
+        total = self._loss(logits, batch)
+        # gradients are averaged over processes and parts, whose images may differ in number
+        loss = total * (several / batch.step_images)
         if not loss.isfinite():
-            raise InputError(
-                f"the loss became {loss.item()} at step {self.global_step}; lower learning_rate "
-                f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
-            )
+            self._explain(batch, batch_idx, loss)
         self.log("loss", loss, prog_bar=True, logger=False)
-        return {"loss": loss, "correct": (logits.argmax(1) == batch.labels).float().mean()}
+        correct = (logits.argmax(1) == batch.labels).sum()
+        return {"loss": loss, "sum": total.detach(), "correct": correct}
+
+    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Cross entropy summed over the images; labels are smoothed, distributions are not."""
+        smoothing = self.recipe.label_smoothing
+        if batch.targets is None or batch.soft is None:
+            return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
+        if batch.targets.shape[1] != self.classes:
+            raise InputError(f"pseudo-labels must have {self.classes} classes, got {batch.targets.shape[1]}")
+        smoothed = batch.targets * (1 - smoothing) + smoothing / self.classes
+        return F.cross_entropy(logits, torch.where(batch.soft[:, None], batch.targets, smoothed), reduction="sum")
+
+    def _explain(self, batch: Batch, batch_idx: int, loss: Tensor) -> None:
+        self._seed(batch_idx)
+        reason = first_not_finite(self.model, batch.images)
+        raise InputError(
+            f"the loss became {loss.item()} at step {self.global_step}; {reason}; lower learning_rate "
+            f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
+        )
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.recipe.precision == "16-mixed":
+            return  # the scaler meets infinite gradients by lowering its scale
+        name = first_gradient_not_finite(self.model)
+        if name is not None:
+            raise InputError(
+                f"the gradient became infinite or nan at step {self.global_step}; the parameter nearest to the loss "
+                f"where it did is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set clip_gradient"
+            )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         if len(batch.labels):
@@ -53,30 +110,32 @@ class Classification(LightningModule):
             self.top1(logits, batch.labels)
             loss = F.cross_entropy(logits, batch.labels)
             images = len(batch.labels)
-            self.log("val_loss", loss, on_epoch=True, batch_size=images, logger=False)
+            several = self.share.processes > 1
+            self.log("val_loss", loss, on_epoch=True, batch_size=images, logger=False, sync_dist=several)
             self.log("top1", self.top1, on_epoch=True, prog_bar=True, batch_size=images, logger=False)
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe
+        more = {"betas": (recipe.momentum, 0.999)} if recipe.optimizer == "adamw" else {"momentum": recipe.momentum}
         optimizer = create_optimizer_v2(
             self.model,
-            "momentum" if recipe.optimizer == "sgd" else recipe.optimizer,  # timm's sgd is Nesterov's
+            _OPTIMIZERS[recipe.optimizer],
             lr=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
-            **({"momentum": recipe.momentum} if recipe.optimizer == "sgd" else {"betas": (recipe.momentum, 0.999)}),
+            **more,
         )
-        warmup = round(recipe.warmup_epochs * self.steps_per_epoch)
-        total = recipe.epochs * self.steps_per_epoch
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_then_cosine(step, warmup, total))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule_of(recipe, self.steps_per_epoch))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["lambdanets"] = self.description
 
 
-def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
-    """Share of the peak learning rate at a step: linear over the warm-up, then half a cosine to 0 at the end."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(total - warmup, 1)
-    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+def prepare_batch_norm(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The model with the recipe's momentum in its batch norms, over all GPUs where it says so."""
+    if recipe.batch_norm_momentum is not None:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = recipe.batch_norm_momentum
+    # timm's conversion keeps the activations that are part of its norms; torch's drops them
+    return timm.layers.convert_sync_batchnorm(model) if recipe.sync_batch_norm else model

@@ -9,12 +9,15 @@ from torchvision.transforms import Compose
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.labelled_images import LabelledImages
-from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.loader import ImageBatches, Share
 from lambdanets.training.recipe import Recipe
 
 
-def make_batches(recipe: Recipe, images: LabelledImages, *, training: bool) -> ImageBatches:
-    """The recipe's batches of images: shuffled and augmented in training, else in order and as they are."""
+def make_batches(recipe: Recipe, images: LabelledImages, *, training: bool, share: Share | None = None) -> ImageBatches:
+    """The recipe's batches of images: shuffled and augmented in training, else in order and as they are.
+
+    share: what of each step this process takes, and in how many parts; all in one if None.
+    """
     return ImageBatches(
         images,
         make_transform(recipe, training=training),
@@ -23,6 +26,7 @@ def make_batches(recipe: Recipe, images: LabelledImages, *, training: bool) -> I
         seed=recipe.seed,
         training=training,
         workers=recipe.workers,
+        share=share,
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lambdanets.training.checkpoints import is_last_step
+from lambdanets.training.checkpoints import ends_epoch, ends_step
+from lambdanets.training.processes import total
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -17,7 +18,8 @@ class Interrupted(Exception):  # noqa: N818
 class StopAfterStep(Callback):
     """On SIGINT or SIGTERM, ends the run after the step under way, with a checkpoint; a second one ends it now.
 
-    At the end of an epoch and in its validation there is no new checkpoint: the run goes on from the one before.
+    All processes stop after the same step, whichever of them was asked. At the end of an epoch and in its validation
+    there is no new checkpoint: the run goes on from the one before.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -38,8 +40,8 @@ class StopAfterStep(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.asked:
-            if not is_last_step(trainer, batch_idx):
+        if ends_step(trainer, batch_idx) and total(self.asked)[0]:
+            if not ends_epoch(trainer, batch_idx):
                 trainer.save_checkpoint(self.checkpoint)
             raise Interrupted
 

@@ -1,4 +1,4 @@
-"""Says before a run starts whether its model and batch fit into memory."""
+"""Says before a run starts how many images at a time fit into memory with the model."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,10 +12,11 @@ from lambdanets.training.classifier import build_model
 from lambdanets.training.recipe import Recipe
 
 
-def check_memory(recipe: Recipe, classes: int, images: int, free_bytes: int | None = None) -> None:
-    """Raise InputError when training by the recipe needs more memory than is free, with a batch size that fits.
+def images_that_fit(recipe: Recipe, classes: int, wanted: int, free_bytes: int | None = None) -> int:
+    """How many of the wanted images can be computed at a time: all, or half, or half of that, and so on.
 
-    images: how many there are to train on; a batch has no more.
+    free_bytes: of memory; by default those of the device. Raises InputError where not even two images fit, and where
+    the model cannot take images of the recipe's size.
     """
     free = free_memory(best_device()) if free_bytes is None else free_bytes
     try:
@@ -27,14 +28,15 @@ def check_memory(recipe: Recipe, classes: int, images: int, free_bytes: int | No
             f"{recipe.model} cannot take images of {recipe.image_size} x {recipe.image_size}: "
             f"{' '.join(str(error).split()) or type(error).__name__}"
         ) from error
-    needed = fixed + per_image * min(recipe.batch_size, images)
-    if needed <= free:
-        return
-    fitting = int((free - fixed) // per_image)
-    advice = f"batch_size {fitting} would fit" if fitting >= 2 else "choose a smaller model or image_size"
+    images = wanted
+    while images > 2 and fixed + per_image * images > free:
+        images = -(-images // 2)
+    if fixed + per_image * images <= free:
+        return images
     raise InputError(
-        f"training {recipe.model} with batch_size {recipe.batch_size} at image_size {recipe.image_size} needs about "
-        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; {advice}"
+        f"training {recipe.model} at image_size {recipe.image_size} with two images at a time needs about "
+        f"{(fixed + 2 * per_image) / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; choose a smaller model or "
+        "image_size"
     )
 
 
@@ -58,5 +60,5 @@ def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         F.cross_entropy(model.train()(images), torch.zeros(2, dtype=torch.long, device="meta"))
     activations = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
-    states = 1 if recipe.optimizer == "sgd" else 2
+    states = (1 if recipe.optimizer == "sgd" else 2) + (recipe.average_decay is not None)
     return sum(own.values()) * (2 + states), activations // 2

@@ -1,21 +1,38 @@
 """Pictures of a run for people: its curves, and what it got right and wrong."""
 
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
 from lambdanets.training.data.datasets import LabelledImages
 from lambdanets.training.evaluation import Judgement
+from lambdanets.training.history import History
 
 WRONG, RIGHT = "#c2410c", "#15803d"
 COLUMNS = 8
 SHOWN = 16  # of each kind
+
+
+class Curves(Callback):
+    """Draws curves.png after an epoch, unless it was drawn within the last minute."""
+
+    def __init__(self, folder: Path, history: History) -> None:
+        self._path = folder / "curves.png"
+        self._history = history
+        self._drawn = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if time.monotonic() - self._drawn > 60:
+            draw_curves(self._history.rows, self._path)
+            self._drawn = time.monotonic()
 
 
 def draw_curves(rows: Sequence[Sequence[Any]], path: Path) -> None:

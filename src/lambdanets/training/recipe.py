@@ -8,8 +8,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lambdanets.errors import InputError, nearest
 
-Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
-Optimizer = Literal["sgd", "adamw"]
+Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
+Optimizer = Literal["sgd", "rmsprop", "adamw"]
+Schedule = Literal["cosine", "staircase"]
 ModelOptions = dict[str, bool | int | float | str]
 
 
@@ -25,7 +26,11 @@ class Recipe:
     """Where a data set named for timm lies."""
     validation_share: float = 0.2
     """Share of the images held out, a class at a time, where the data has no validation part of its own."""
-
+    hold_out: float = 0.0
+    """Share of the training images kept from training to choose weights by, where a validation part must not: the
+    result is then that of the weights that were best on them, measured on the validation part."""
+    patience: int | None = None
+    """Stop after so many epochs without a better top-1, and take the best epoch's weights; never if none."""
     training_images: int | None = None
     """Train on so many of the training images, drawn with the seed in the shares of the classes; on all if none."""
 
@@ -36,6 +41,10 @@ class Recipe:
     weights: str | None = None
     """Weights to start from, a file or the folder of a run; fresh ones if none. A classifier for
     another number of classes is drawn afresh."""
+    batch_norm_momentum: float | None = None
+    """Share of a batch in the running statistics (1 minus TensorFlow's decay); the model's own if none."""
+    sync_batch_norm: bool = False
+    """Batch norm over the images of all GPUs at once."""
     drop_path: float = 0.0
     """Largest stochastic depth rate."""
     dropout: float = 0.0
@@ -63,13 +72,21 @@ class Recipe:
     epochs: int = 20
     """Passes over the training images."""
     batch_size: int = 64
-    """Images a step."""
+    """Images a step, over all processes."""
+    micro_batch: int | None = None
+    """Images a process computes at a time, whose gradients add up to a step's; as many as fit, if none."""
     optimizer: Optimizer = "sgd"
-    """sgd has plain momentum."""
+    """sgd has plain momentum; rmsprop is TensorFlow's, with decay 0.9."""
     learning_rate: float = 0.1
-    """Peak, reached after the warm-up; cosine to 0 from there."""
+    """Peak, reached after the warm-up."""
+    schedule: Schedule = "cosine"
+    """From the peak: cosine to 0, or staircase: times decay every decay_epochs."""
+    decay: float = 0.99
+    """Of the staircase."""
+    decay_epochs: float = 3.0
+    """Length of its steps."""
     momentum: float = 0.9
-    """Of sgd; the first beta of adamw."""
+    """Of sgd and rmsprop; the first beta of adamw."""
     weight_decay: float = 1e-4
     """Not on norms, biases and embedding tables."""
     warmup_epochs: float = 2.0
@@ -78,8 +95,13 @@ class Recipe:
     """Share of a label given to all classes."""
     clip_gradient: float | None = None
     """Largest norm of the gradient."""
-    precision: Precision = "32-true"
-    """32-true, or autocast to bfloat16 or float16."""
+    average_decay: float | None = None
+    """Validate and keep an exponential moving average of the weights, which a step changes by 1 minus this; none if
+    none. Early on less is kept: (1 + steps) / (10 + steps)."""
+    precision: Precision = "auto"
+    """32-true, or autocast to bfloat16 or float16; auto is bf16-mixed on GPUs that have it, else 32-true."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
 
     seed: int = 0
     """Of weights, hold-out, order and augmentation."""
@@ -87,6 +109,8 @@ class Recipe:
     """Processes that decode images; 0 for the training process itself. Does not change the result."""
     checkpoint_every: int = 200
     """Steps between checkpoints, beside one after each epoch."""
+    max_unreadable: int = 1000
+    """Images that may be skipped as they cannot be read; one more stops the run."""
 
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
@@ -95,16 +119,25 @@ class Recipe:
                 expected = annotation.__name__ if isinstance(annotation, type) else str(annotation)
                 raise InputError(f"{name} must be {expected.replace('typing.', '')}, got {value!r}")
         least = {"image_size": 1, "epochs": 1, "batch_size": 2, "workers": 0, "checkpoint_every": 1, "seed": 0}
-        least |= {"learning_rate": 0, "weight_decay": 0, "warmup_epochs": 0}
+        least |= {"learning_rate": 0, "weight_decay": 0, "warmup_epochs": 0, "max_unreadable": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise InputError(f"{name} must be at least {bound}, got {getattr(self, name)}")
         if self.training_images is not None and self.training_images < 1:
             raise InputError(f"training_images must be at least 1, got {self.training_images}")
-        if self.clip_gradient is not None and self.clip_gradient <= 0:
-            raise InputError(f"clip_gradient must be positive, got {self.clip_gradient}")
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
+        for name in ("clip_gradient", "patience", "decay_epochs"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise InputError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.micro_batch is not None and self.micro_batch < 2:
+            raise InputError(f"micro_batch must be at least 2, as batch norm needs, got {self.micro_batch}")
+        for name in ("momentum", "hold_out", "average_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise InputError(f"{name} must be in [0, 1), got {value}")
+        for name in ("decay", "batch_norm_momentum"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise InputError(f"{name} must be in (0, 1], got {value}")
         for name in ("drop_path", "dropout", "label_smoothing", "flip"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")

@@ -1,33 +1,46 @@
 """A training run and the folder it leaves."""
 
-import logging
-import sys
-import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import Timer, TQDMProgressBar
+from lightning.pytorch import seed_everything
+from lightning.pytorch.callbacks import Callback, Timer
 from torch import nn
 
 from lambdanets.device import best_device, check_precision
 from lambdanets.errors import InputError
-from lambdanets.files import printable_bytes, remove_unfinished, write_whole
-from lambdanets.training.checkpoints import LAST, KeepLast, WholeFiles, check_resumable, fingerprint, keep_best
-from lambdanets.training.classification import Classification
+from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
+from lambdanets.models.weights import read_weights
+from lambdanets.training.averaging import AverageWeights
+from lambdanets.training.checkpoints import (
+    BEST,
+    LAST,
+    KeepLast,
+    check_resumable,
+    fingerprint,
+    keep_best,
+    newest,
+    what_counts,
+)
+from lambdanets.training.classification import Classification, prepare_batch_norm
 from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
-from lambdanets.training.data.datasets import Splits, fewer, open_splits
-from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
+from lambdanets.training.data.loader import ImageBatches, Share
 from lambdanets.training.data.timm_sets import is_timm_name
+from lambdanets.training.division import divided, with_precision
+from lambdanets.training.early_stopping import StopEarly
 from lambdanets.training.evaluation import judge
 from lambdanets.training.feeding import make_batches
 from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
-from lambdanets.training.memory import check_memory
-from lambdanets.training.pictures import draw_curves, draw_predictions
+from lambdanets.training.pictures import Curves, draw_curves, draw_predictions
+from lambdanets.training.processes import Processes, decided_by_first, joined
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result, write_result
+from lambdanets.training.speed import Speed
+from lambdanets.training.tensorboard import TensorBoard
+from lambdanets.training.trainer import make_trainer
 
 RECIPE = "recipe.json"
 
@@ -41,36 +54,35 @@ class _Prepared:
     model: nn.Module
     training: ImageBatches
     validation: ImageBatches
+    share: Share
 
 
 def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Train by a recipe into a new folder, and return its result.
+    """Train by a recipe into a folder, and return its result; go on where the folder holds a run of the recipe.
 
-    The folder gets recipe.json at once; metrics.csv and checkpoints/ while it trains; weights.safetensors, curves.png,
-    predictions.png and, last, result.json. Raises InputError for what the recipe asks and cannot be done, before the
-    folder is made, and when the folder holds something already; Interrupted after Ctrl-C or SIGTERM.
+    So one command serves to start a run and to start it again, as torchrun and queues of clusters do. The folder gets
+    recipe.json at once; metrics.csv, speed.csv, curves.png, tensorboard/ and checkpoints/ while it trains;
+    weights.safetensors, predictions.png and, last, result.json. Of several processes only the first returns the
+    result, the others an empty one. Raises InputError for what the recipe asks and cannot be done, before the folder is
+    made, and when the folder holds something else; Interrupted after Ctrl-C or SIGTERM.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; name a folder for the run")
-    if folder.is_dir() and any(folder.iterdir()):
-        what = "a run; go on with --resume" if (folder / RECIPE).is_file() else "files that are not a run's"
-        raise InputError(f"{folder} holds {what}, or name another folder")
-    if not recipe.data:
-        raise InputError("data must be given, such as --data FOLDER; the recipe names none")
-    prepared = _prepare(replace(recipe, **whole_paths(recipe)))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder} for the run: {error.strerror}") from error
-    write_whole(folder / RECIPE, printable_bytes(prepared.recipe.to_json() + "\n"))
-    return _train(prepared, folder)
+    recipe = with_precision(recipe)
+    with joined() as these:
+        if decided_by_first(lambda: _holds_run(recipe, folder)):
+            return _go_on(folder, these)
+        if not recipe.data:
+            raise InputError("data must be given, such as --data FOLDER; the recipe names none")
+        prepared = _prepare(replace(recipe, **whole_paths(recipe)), these)
+        decided_by_first(lambda: _make_folder(prepared.recipe, folder))
+        return _train(prepared, folder, these)
 
 
 def check(recipe: Recipe) -> tuple[int, int]:
     """Raise InputError for what the recipe asks and cannot be done; return its classes and training images."""
     if not recipe.data:
         raise InputError("data must be given, such as --data FOLDER; the recipe names none")
-    splits = _prepare(replace(recipe, **whole_paths(recipe))).splits
+    with joined() as these:
+        splits = _prepare(replace(recipe, **whole_paths(recipe)), these).splits
     return len(splits.classes), len(splits.train)
 
 
@@ -82,11 +94,8 @@ def resume(folder: Path) -> dict[str, Any]:
     """
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} is no folder of a run: it has no {RECIPE}")
-    if (folder / RESULT).is_file():
-        return read_result(folder)
-    recipe = Recipe.from_json((folder / RECIPE).read_bytes(), str(folder / RECIPE))
-    begun = (folder / "checkpoints" / LAST).is_file()
-    return _train(_prepare(recipe, begun), folder)
+    with joined() as these:
+        return _go_on(folder, these)
 
 
 def whole_paths(recipe: Recipe) -> dict[str, Any]:
@@ -99,41 +108,107 @@ def whole_paths(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _prepare(recipe: Recipe, begun: bool = False) -> _Prepared:
+def _holds_run(recipe: Recipe, folder: Path) -> bool:
+    """Whether the folder holds a run of the recipe; InputError where it holds another run, or anything else."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; name a folder for the run")
+    if not folder.is_dir() or all(is_unfinished(path) for path in folder.iterdir()):
+        return False
+    if not (folder / RECIPE).is_file():
+        raise InputError(f"{folder} holds files that are not a run's; name another folder")
+    begun = asdict(what_counts(_read_recipe(folder)))
+    asked = asdict(what_counts(recipe))
+    differ = [f"{name} {begun[name]!r}, not {asked[name]!r}" for name in asked if asked[name] != begun[name]]
+    if differ:
+        raise InputError(
+            f"{folder} holds a run with {', '.join(differ[:5])}; go on with it by --resume, or name another folder"
+        )
+    return True
+
+
+def _make_folder(recipe: Recipe, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder} for the run: {error.strerror}") from error
+    remove_unfinished(folder)
+    write_whole(folder / RECIPE, printable_bytes(recipe.to_json() + "\n"))
+
+
+def _read_recipe(folder: Path) -> Recipe:
+    return Recipe.from_json((folder / RECIPE).read_bytes(), str(folder / RECIPE))
+
+
+def _go_on(folder: Path, these: Processes) -> dict[str, Any]:
+    if decided_by_first((folder / RESULT).is_file):
+        return read_result(folder) if these.first else {}
+    begun = (folder / "checkpoints" / LAST).is_file()
+    return _train(_prepare(_read_recipe(folder), these, begun), folder, these)
+
+
+def _prepare(recipe: Recipe, these: Processes, begun: bool = False) -> _Prepared:
     """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
+    recipe = with_precision(recipe)
     check_precision(recipe.precision)
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
+    splits = hold_out(splits, recipe.hold_out, recipe.seed)
     splits = fewer(splits, recipe.training_images, recipe.seed)
-    training = make_batches(recipe, splits.train, training=True)
-    validation = make_batches(recipe, splits.validation, training=False)
-    check_memory(recipe, len(splits.classes), len(splits.train))
     seed_everything(recipe.seed, verbose=False)
     model = build_model(replace(recipe, weights=None) if begun else recipe, len(splits.classes))
-    return _Prepared(recipe, splits, model, training, validation)
+    recipe, share = divided(recipe, model, len(splits.classes), len(splits.train), these)
+    training = make_batches(recipe, splits.train, training=True, share=share)
+    validation = make_batches(recipe, splits.validation, training=False, share=share)
+    return _Prepared(recipe, splits, prepare_batch_norm(model, recipe), training, validation, share)
 
 
-def _train(prepared: _Prepared, folder: Path) -> dict[str, Any]:
-    _quieten()
+def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any]:
     recipe, splits, model = prepared.recipe, prepared.splits, prepared.model
     description = describe(recipe, splits.classes)
-    last = folder / "checkpoints" / LAST
-    if last.is_file():
-        check_resumable(last, model, recipe, splits.classes)
-    remove_unfinished(last.parent)
-    module = Classification(model, recipe, len(splits.classes), len(prepared.training), description)
-    history, timer = History(folder), Timer()
-    # the order matters: what is measured is in the history before a checkpoint is written
-    keep_last = KeepLast(last, recipe.checkpoint_every, prepared.training, fingerprint(splits))
-    callbacks = [history, timer, keep_best(last.parent), keep_last, StopAfterStep(last)]
-    trainer = _trainer(recipe, folder, callbacks)
-    trainer.fit(module, prepared.training, prepared.validation, ckpt_path=last if last.is_file() else None)
+    checkpoints = folder / "checkpoints"
+    begun = decided_by_first(lambda: newest(checkpoints))
+    if begun is not None:
+        check_resumable(begun, model, recipe, splits.classes)
+    if these.first:
+        remove_unfinished(checkpoints)
+    module = Classification(
+        model, recipe, len(splits.classes), prepared.training.steps, description, share=prepared.share
+    )
+    if recipe.compile:
+        model.compile()
+    speed, timer = Speed(folder, these), Timer()
+    history = History(folder, these, recipe.max_unreadable, speed.words)
+    average = AverageWeights(recipe.average_decay) if recipe.average_decay is not None else None
+    # the order matters: what is averaged and measured is in the state before a checkpoint is written
+    callbacks: list[Callback] = [average] if average else []
+    callbacks += [speed, history, timer]
+    callbacks += [TensorBoard(folder, history, speed), Curves(folder, history)] if these.first else []
+    callbacks += [StopEarly(recipe.patience)] if recipe.patience else []
+    keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, fingerprint(splits))
+    callbacks += [keep_best(checkpoints), keep_last, StopAfterStep(checkpoints / LAST)]
+    trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts)
+    trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
+    if not these.first:
+        return {}
+    if average:
+        average.take(module)
+    if recipe.patience:
+        tensors = read_weights(checkpoints / BEST)[0]
+        model.load_state_dict(tensors)
+    return _conclude(prepared, folder, history, timer, description)
 
+
+def _conclude(prepared: _Prepared, folder: Path, history: History, timer: Timer, description: str) -> dict[str, Any]:
+    """Measure the trained model and write what a finished run has."""
+    recipe, splits, model = prepared.recipe, prepared.splits, prepared.model
     # Lightning leaves the model on the processor
     classifier = Classifier(model.to(best_device()).eval(), recipe, splits.classes)
-    judgement = judge(classifier, splits.validation)
+    measured_on = splits.validation if splits.test is None else splits.test
+    judgement = judge(classifier, measured_on)
     save_classifier(folder / WEIGHTS, model, description)
     draw_curves(history.rows, folder / "curves.png")
-    draw_predictions(judgement, splits.validation, splits.classes, folder / "predictions.png")
+    draw_predictions(judgement, measured_on, splits.classes, folder / "predictions.png")
+    epochs = max(row[1] for row in history.rows)
+    held_out = [row[4] for row in history.rows if row[2] == "val"]
     write_result(
         folder,
         top1=judgement.top1,
@@ -144,40 +219,10 @@ def _train(prepared: _Prepared, folder: Path) -> dict[str, Any]:
         data=splits.source,
         training_images=len(splits.train),
         validation_images=len(judgement.labels),
-        epochs=recipe.epochs,
+        **({} if splits.test is None else {"held_out_top1": max(held_out) if recipe.patience else held_out[-1]}),
+        epochs=epochs,
+        processes=prepared.share.processes,
+        micro_batch=recipe.micro_batch,
         unreadable=sorted(history.unreadable | set(judgement.unreadable)),
     )
     return read_result(folder)
-
-
-def _trainer(recipe: Recipe, folder: Path, callbacks: list[Any]) -> Trainer:
-    watched = sys.stderr.isatty()
-    return Trainer(
-        default_root_dir=folder,
-        max_epochs=recipe.epochs,
-        precision=recipe.precision,
-        accelerator="auto",
-        devices=1,
-        gradient_clip_val=recipe.clip_gradient,
-        callbacks=[*callbacks, *([TQDMProgressBar()] if watched else [])],
-        plugins=[WholeFiles()],
-        logger=False,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_progress_bar=watched,
-        enable_model_summary=False,
-    )
-
-
-def _quieten() -> None:
-    """Lightning's notes on devices and its advertisements; what a user must know, this package says itself."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for message in (
-        ".*does not have many workers.*",
-        ".*Checkpoint directory.*exists and is not empty.*",
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*training_step. returned .None.*",  # a batch without readable images
-        ".*dirpath has changed.*",  # a run's folder may be moved
-        ".*Glyph .* missing from font.*",  # class names in scripts that the font of the pictures lacks
-    ):
-        warnings.filterwarnings("ignore", message)

@@ -102,7 +102,7 @@ def test_another_seed_gives_another_order_and_other_pixels() -> None:
 def test_validation_runs_in_plain_order_from_the_start_each_time() -> None:
     batches = loader(training=False)
     next(iter(batches))
-    assert batches.state_dict() == {"served": 0}
+    assert batches.state_dict()["steps"] == 0
     assert_same(list(batches), list(batches))
     assert indices(iter(batches)) == list(range(10))
 
@@ -113,7 +113,7 @@ def test_resuming_gives_the_batches_of_an_unbroken_run(served: int, workers: int
     unbroken = loader(images(11), workers=0)
     expected = [*unbroken, *unbroken, *unbroken]
     resumed = loader(images(11), workers=workers)
-    resumed.load_state_dict({"served": served})
+    resumed.load_state_dict({"steps": served, "steps_per_epoch": len(resumed)})
     rest = [*resumed, *resumed]
     assert_same(rest, expected[served : served + len(rest)])
 
@@ -123,9 +123,9 @@ def test_an_epoch_left_early_is_finished_by_the_next_pass(workers: int) -> None:
     expected = list(loader(images(11)))
     batches = loader(images(11), workers=workers)
     begun = list(islice(batches, 2))
-    assert batches.state_dict() == {"served": 2}
+    assert batches.state_dict()["steps"] == 2
     assert_same(begun + list(batches), expected)
-    assert batches.state_dict() == {"served": 4}
+    assert batches.state_dict()["steps"] == 4
 
 
 def test_resuming_decodes_nothing_that_was_served() -> None:
@@ -137,7 +137,7 @@ def test_resuming_decodes_nothing_that_was_served() -> None:
             return super().load(index)
 
     batches = loader(images(11, Counted))
-    batches.load_state_dict({"served": 3})
+    batches.load_state_dict({"steps": 3, "steps_per_epoch": len(batches)})
     assert loaded == []
     assert indices(iter(batches)) == loaded
     assert len(loaded) == 2

@@ -16,17 +16,21 @@ from lambdanets.training.data.shards import ShardedImages, is_sharded, open_shar
 from lambdanets.training.data.tar_files import find_validation_tar, read_tar
 from lambdanets.training.data.timm_sets import is_timm_name, read_timm_set
 
-__all__ = ["LabelledImages", "Splits", "fewer", "open_splits"]
+__all__ = ["LabelledImages", "Splits", "fewer", "hold_out", "open_splits"]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A training and a validation set with one numbering of their classes; `source` says where they came from."""
+    """A training and a validation set with one numbering of their classes; `source` says where they came from.
+
+    test: where part of the training images was held out, so that weights can be chosen by those, the set to measure on.
+    """
 
     train: LabelledImages
     validation: LabelledImages
     classes: tuple[str, ...]
     source: str
+    test: LabelledImages | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,21 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     if validation is None:
         return _hold_out(train, validation_share, seed)
     return Splits(train.images, _renumber(validation, train), train.classes, f"{train.source} and {validation.source}")
+
+
+def hold_out(splits: Splits, share: float, seed: int) -> Splits:
+    """The splits with a share of the training images as the validation set, and the validation set as the test set.
+
+    Of images in shards, whole shards are held out. Raises InputError for a class of fewer than 2 images, and for a
+    single shard. A share of 0 changes nothing.
+    """
+    if not share:
+        return splits
+    if isinstance(splits.train, ShardedImages):
+        held = _hold_out_shards(splits.train, splits.classes, splits.source, share, seed)
+        return replace(held, test=splits.validation)
+    held = _hold_out(_Part(splits.train, splits.classes, splits.source), share, seed)
+    return replace(held, test=splits.validation)
 
 
 def fewer(splits: Splits, count: int | None, seed: int) -> Splits:
@@ -129,19 +148,23 @@ def _open_shards(data: str, share: float, seed: int) -> Splits:
         raise InputError(f"expected at least 2 classes in the shards of '{data}', but came {came}")
     train, validation = parts["train"], parts.get("validation")
     if validation is None:
-        count = len(train.groups)
-        if count < 2:
-            raise InputError(f"expected at least 2 shards in '{data}' to hold some out, but came {count}")
-        held = min(int(np.ceil(share * count)), count - 1)
-        drawn = permuted(count, seed, 0)
-        train, validation = (train.of_shards(sorted(part.tolist())) for part in (drawn[held:], drawn[:held]))
-        source = f"{data}, {held} of {count} shards held out with seed {seed}"
+        splits = _hold_out_shards(train, classes, data, share, seed)
     else:
-        source = f"{data} (train) and its validation shards"
-    for part, images in (("train", train), ("validate", validation)):
+        splits = Splits(train, validation, classes, f"{data} (train) and its validation shards")
+    for part, images in (("train", splits.train), ("validate", splits.validation)):
         if not len(images):
             raise InputError(f"expected images to {part} on in the shards of '{data}', but there are none")
-    return Splits(train, validation, classes, source)
+    return splits
+
+
+def _hold_out_shards(images: ShardedImages, classes: tuple[str, ...], source: str, share: float, seed: int) -> Splits:
+    count = len(images.groups)
+    if count < 2:
+        raise InputError(f"expected at least 2 shards in '{source}' to hold some out, but came {count}")
+    held = min(int(np.ceil(share * count)), count - 1)
+    drawn = permuted(count, seed, 0)
+    train, validation = (images.of_shards(sorted(part.tolist())) for part in (drawn[held:], drawn[:held]))
+    return Splits(train, validation, classes, f"{source}, {held} of {count} shards held out with seed {seed}")
 
 
 def _digits() -> _Part:

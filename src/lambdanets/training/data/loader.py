@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.labelled_images import LabelledImages
-from lambdanets.training.data.order import mixed, permuted, permuted_in_windows
+from lambdanets.training.data.order import mixed, order_of
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -23,42 +24,64 @@ class Batch(NamedTuple):
     """Images (b, c, h, w), their labels (b,) and their numbers in the set (b,), both int64.
 
     Images that could not be read are left out and named in `unreadable` ("name: reason"), so a batch may be smaller
-    than asked for, or empty: b is then 0 and `images` has the shape (0,).
+    than asked for, or empty: b is then 0 and `images` has the shape (0,). step_images: how many images the whole step
+    was to have, over all processes and parts. targets: (b, classes) float32, where some label is a distribution over
+    the classes; those rows are True in soft (b,), and their label is the most probable class.
     """
 
     images: Tensor
     labels: Tensor
     indices: Tensor
     unreadable: list[str]
+    step_images: int = 0
+    targets: Tensor | None = None
+    soft: Tensor | None = None
 
 
 class _Sample(NamedTuple):
     image: Tensor | None
-    label: int
+    label: int | np.ndarray
     number: int
     unreadable: str
+    step_images: int
 
 
 class _Key(NamedTuple):
+    beside: bool
     epoch: int
     number: int
+    step_images: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which images of a step a process takes, and in how many parts one after the other, for gradients to add up."""
+
+    process: int = 0
+    processes: int = 1
+    parts: int = 1
 
 
 class ImageBatches:
     """A loader over labelled images that can go on in the middle of an epoch.
 
-    Each call of `iter` runs from the batch after the last one handed out to the end of that epoch, so an epoch that was
-    left early (or resumed from `state_dict`) is finished first, and the next call begins the next epoch. An epoch of
-    training is a permutation drawn from the seed and the epoch (`permuted`, or `permuted_in_windows` for images in
-    shards, which have `groups`); validation (`training=False`) goes in plain order, from the start each time. The
-    transform's random numbers (Python's, NumPy's and torch's CPU generator) are seeded by seed, epoch and image, so
-    neither the number of workers nor a resumption changes a pixel.
+    Each call of `iter` runs from the step after the last one handed out to the end of that epoch, so an epoch that
+    was left early (or resumed from `state_dict`) is finished first, and the next call begins the next epoch. An epoch
+    of training is a permutation drawn from the seed and the epoch (`order_of`); validation (`training=False`) goes in
+    plain order, from the start each time. The transform's random numbers (Python's, NumPy's and torch's CPU generator)
+    are seeded by seed, epoch and image, so neither the number of workers nor a resumption changes a pixel.
 
-    The last batch of an epoch may be smaller, but one of a single image is dropped in training, as batch norm cannot
-    use it; it is some other image in each epoch. `transform` takes a Pillow image, "L" or "RGB" by `channels`, and
-    gives a tensor (c, h, w) of the same shape for every image.
+    A step of training has batch_size images, whatever the share: this process takes every processes-th of them, and
+    hands them out in parts, a batch each. The last step of an epoch may be smaller; it is left out where a part would
+    have fewer than two images, as batch norm cannot use one, and its images come in other epochs. Validation hands out
+    every processes-th image of the set, in batches of the size of a part.
 
-    Raises InputError for an empty set, for a training set of one image and for arguments out of range.
+    beside: another set, of which every step of training has beside_size images more; it has epochs of its own.
+    `transform` takes a Pillow image, "L" or "RGB" by `channels`, and gives a tensor (c, h, w) of the same shape for
+    every image.
+
+    Raises InputError for an empty set, for a training set with fewer than two images for each part, and for arguments
+    out of range.
     """
 
     def __init__(
@@ -71,27 +94,38 @@ class ImageBatches:
         seed: int,
         training: bool,
         workers: int,
+        share: Share | None = None,
+        beside: LabelledImages | None = None,
+        beside_size: int = 0,
     ) -> None:
         if channels not in _MODES:
             raise InputError(f"expected 1 or 3 channels, but came {channels}")
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)):
             if value < least:
                 raise InputError(f"expected {name} of at least {least}, but came {value}")
-        least_images = 2 if training else 1
+        self._share = share or Share()
+        least_images = 2 * self._share.processes * self._share.parts if training else 1
         if len(images) < least_images:
             raise InputError(
                 f"expected at least {least_images} images to {'train' if training else 'validate'} on, "
                 f"but came {len(images)}"
             )
-        self._count = len(images)
-        self._groups: Sequence[int] | None = getattr(images, "groups", None)
+        if training and batch_size < least_images:
+            raise InputError(
+                f"expected batch_size of at least 2 images for each of {self._share.processes} processes and "
+                f"{self._share.parts} parts, but came {batch_size}"
+            )
+        self._images = images
         self._batch_size = batch_size
+        self._least = least_images
         self._seed = seed
         self._training = training
+        self._beside, self._beside_size = (beside, beside_size) if training and beside_size else (None, 0)
+        self._beside_epoch: tuple[int, np.ndarray] | None = None
         self._served = 0
         self._schedule = _Schedule()
         self._loader = DataLoader(
-            _Samples(images, transform, _MODES[channels], seed),
+            _Samples(images, self._beside, transform, _MODES[channels], seed),
             batch_sampler=self._schedule,
             num_workers=workers,
             persistent_workers=workers > 0,  # a key carries its epoch, so a worker has no state to go stale
@@ -100,54 +134,111 @@ class ImageBatches:
             generator=torch.Generator(),  # else each pass would draw from the caller's generator
         )
 
+    @property
+    def steps(self) -> int:
+        """The number of training steps in a whole epoch."""
+        full, rest = divmod(len(self._images), self._batch_size)
+        return full + (rest >= self._least)
+
+    @property
+    def parts(self) -> int:
+        """Batches that this process hands out a step of training."""
+        return self._share.parts
+
     def __len__(self) -> int:
-        """The number of batches in a whole epoch."""
-        full, rest = divmod(self._count, self._batch_size)
-        return full + (rest > (1 if self._training else 0))
+        """The number of batches that this process hands out in a whole epoch."""
+        return self.steps * self.parts if self._training else -(-len(self._own()) // self._part_size())
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, done = divmod(self._served, len(self))
-        size = self._batch_size
-        keys = [_Key(epoch, number) for number in self._order(epoch)]
-        self._schedule.batches = [keys[step * size : (step + 1) * size] for step in range(done, len(self))]
+        self._schedule.length = len(self)
+        if self._training:
+            epoch, done = divmod(self._served, len(self))
+            self._schedule.batches = self._steps(epoch, done)
+        else:
+            self._schedule.batches = self._validation()
         for batch in self._loader:
             if self._training:
                 self._served += 1  # before the batch is used: a checkpoint written after its step counts it
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Say how many batches were handed out since training began (always 0 for validation)."""
-        return {"served": self._served}
+        """Say how many steps were handed out since training began (always 0 for validation)."""
+        return {"steps": self._served // self.parts, "steps_per_epoch": self.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after the batches a `state_dict` counted, from a loader of the same set, batch size and seed."""
-        self._served = state["served"]
+        """Go on after the steps a `state_dict` counted, from a loader of the same set, batch size and seed.
 
-    def _order(self, epoch: int) -> list[int]:
-        if not self._training:
-            return list(range(self._count))
-        if self._groups is not None:
-            return permuted_in_windows(self._groups, self._seed, epoch).tolist()
-        return permuted(self._count, self._seed, epoch).tolist()
+        The share may be another. Raises InputError where that changes the number of steps in an epoch.
+        """
+        if state["steps_per_epoch"] != self.steps:
+            raise InputError(
+                f"expected {state['steps_per_epoch']} steps an epoch, as when the run began, but with "
+                f"{self._share.processes} processes in {self.parts} parts there are {self.steps}; use fewer of them"
+            )
+        self._served = state["steps"] * self.parts
+
+    def _steps(self, epoch: int, done: int) -> Iterator[list[_Key]]:
+        """The keys of this process's batches in an epoch, after those that are done."""
+        order = order_of(self._images, self._seed, epoch)
+        for step in range(done // self.parts, self.steps):
+            numbers = order[step * self._batch_size : (step + 1) * self._batch_size]
+            count = len(numbers) + self._beside_size
+            keys = [_Key(False, epoch, int(number), count) for number in self._mine(numbers)]
+            if self._beside is not None:
+                keys += self._beside_keys(epoch * self.steps + step, count)
+            # every part has its share of both sets
+            yield from (keys[part :: self.parts] for part in range(self.parts))
+
+    def _beside_keys(self, step: int, count: int) -> list[_Key]:
+        assert self._beside is not None
+        size = len(self._beside)
+        places = self._mine(np.arange(step * self._beside_size, (step + 1) * self._beside_size))
+        keys = []
+        for place in places.tolist():
+            epoch, position = divmod(place, size)
+            if self._beside_epoch is None or self._beside_epoch[0] != epoch:
+                self._beside_epoch = epoch, order_of(self._beside, self._seed + 1, epoch)
+            keys.append(_Key(True, epoch, int(self._beside_epoch[1][position]), count))
+        return keys
+
+    def _validation(self) -> Iterator[list[_Key]]:
+        own, size = self._own(), self._part_size()
+        for start in range(0, len(own), size):
+            yield [_Key(False, 0, number, 0) for number in own[start : start + size]]
+
+    def _own(self) -> Sequence[int]:
+        return range(self._share.process, len(self._images), self._share.processes)
+
+    def _part_size(self) -> int:
+        return max(1, self._batch_size // (self._share.processes * self.parts))
+
+    def _mine(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers[self._share.process :: self._share.processes]
 
 
 class _Schedule:
     """The batches of keys that the next pass of the loader makes."""
 
-    batches: list[list[_Key]]
+    batches: Iterator[list[_Key]]
+    length: int
 
     def __iter__(self) -> Iterator[list[_Key]]:
-        return iter(self.batches)
+        return self.batches
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return self.length
 
 
 class _Samples(Dataset[_Sample]):
     def __init__(
-        self, images: LabelledImages, transform: Callable[[Image.Image], Tensor], mode: str, seed: int
+        self,
+        images: LabelledImages,
+        beside: LabelledImages | None,
+        transform: Callable[[Image.Image], Tensor],
+        mode: str,
+        seed: int,
     ) -> None:
-        self._images = images
+        self._sets = (images, beside)
         self._transform = transform
         self._mode = mode
         self._seed = seed
@@ -157,12 +248,14 @@ class _Samples(Dataset[_Sample]):
             return [self._sample(key) for key in keys]
 
     def _sample(self, key: _Key) -> _Sample:
+        images = self._sets[key.beside]
+        assert images is not None
         try:
-            image, label = self._images.load(key.number)
+            image, label = images.load(key.number)
         except UnreadableImage as error:
-            return _Sample(None, 0, key.number, f"{self._images.name(key.number)}: {error.reason}")
-        _seed_generators(mixed(self._seed, *key))
-        return _Sample(self._transform(image.convert(self._mode)), label, key.number, "")
+            return _Sample(None, 0, key.number, f"{images.name(key.number)}: {error.reason}", key.step_images)
+        _seed_generators(mixed(self._seed + key.beside, key.epoch, key.number))
+        return _Sample(self._transform(image.convert(self._mode)), label, key.number, "", key.step_images)
 
 
 def _seed_generators(numbers: list[int]) -> None:
@@ -185,9 +278,25 @@ def _own_generators() -> Iterator[None]:
 
 def _collate(samples: list[_Sample]) -> Batch:
     read = [sample for sample in samples if sample.image is not None]
+    soft = [isinstance(sample.label, np.ndarray) for sample in read]
+    labels = [int(np.argmax(sample.label)) if isinstance(sample.label, np.ndarray) else sample.label for sample in read]
     return Batch(
         images=torch.stack([sample.image for sample in read if sample.image is not None]) if read else torch.empty(0),
-        labels=torch.tensor([sample.label for sample in read], dtype=torch.int64),
+        labels=torch.tensor(labels, dtype=torch.int64),
         indices=torch.tensor([sample.number for sample in read], dtype=torch.int64),
         unreadable=[sample.unreadable for sample in samples if sample.image is None],
+        step_images=samples[0].step_images,
+        targets=_targets([sample.label for sample in read]) if any(soft) else None,
+        soft=torch.tensor(soft) if any(soft) else None,
     )
+
+
+def _targets(labels: Sequence[int | np.ndarray]) -> Tensor:
+    classes = next(len(label) for label in labels if isinstance(label, np.ndarray))
+    rows = np.zeros((len(labels), classes), np.float32)
+    for row, label in zip(rows, labels, strict=True):
+        if isinstance(label, np.ndarray):
+            row[:] = label
+        else:
+            row[label] = 1
+    return torch.from_numpy(rows)

@@ -1,6 +1,6 @@
 """The order that images are trained in: drawn from a seed and an epoch, and from nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 import torch
@@ -11,6 +11,12 @@ WINDOW = 8  # shards open at a time: 80,000 images to shuffle among in shards of
 def mixed(seed: int, *place: int) -> list[int]:
     """Two 64-bit numbers, unrelated for any two seeds or places (a sum of them would repeat along diagonals)."""
     return np.random.SeedSequence(seed, spawn_key=place).generate_state(2, np.uint64).tolist()
+
+
+def order_of(images: Sized, seed: int, epoch: int) -> np.ndarray:
+    """The numbers of a set's images in an order of the epoch's own, int64 (n,); in windows where it has `groups`."""
+    groups = getattr(images, "groups", None)
+    return permuted(len(images), seed, epoch) if groups is None else permuted_in_windows(groups, seed, epoch)
 
 
 def permuted(count: int, seed: int, epoch: int) -> np.ndarray:

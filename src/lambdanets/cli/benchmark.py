@@ -1,0 +1,25 @@
+"""`lambdanets benchmark`."""
+
+from lambdanets.arguments import parse
+from lambdanets.errors import InputError, nearest
+
+
+def main(arguments: list[str]) -> int:
+    """Measure layers and models beside their rivals: lambdanets benchmark layer|model|memory|scaling [--out DIR]."""
+    from lambdanets.benchmark.options import KINDS
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {kind:<9}{(options.__doc__ or '').strip()}" for kind, options in KINDS.items()]
+        print("\n".join(["usage: lambdanets benchmark KIND ...", "", *lines, "", "Each has --help of its own."]))
+        return 0
+    kind = arguments[0]
+    if kind not in KINDS:
+        raise InputError(f"there is no benchmark {kind!r}, only {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    description = (
+        f"{KINDS[kind].__doc__}\n\nOutputs and gradients are checked against float64 before a time is printed."
+    )
+    options = parse(KINDS[kind], arguments[1:], prog=f"lambdanets benchmark {kind}", description=description)
+    from lambdanets.benchmark import command
+
+    command.run(kind, options)
+    return 0

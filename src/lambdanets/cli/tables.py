@@ -1,0 +1,11 @@
+"""`lambdanets tables`."""
+
+from lambdanets.arguments import parse
+
+
+def main(arguments: list[str]) -> int:
+    """Show the paper's tables beside ours: lambdanets tables [3|4|...|20] [--check] [--format markdown]."""
+    from lambdanets.reproduction import command
+
+    description = "Show the paper's tables with what the models of this package come to beside each figure."
+    return command.run(parse(command.Tables, arguments, prog="lambdanets tables", description=description))

@@ -1,0 +1,77 @@
+"""How a step's images are divided: over processes, and in parts that fit into memory."""
+
+import copy
+import sys
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lambdanets.device import best_device, free_memory, has_fast_bfloat16
+from lambdanets.errors import InputError
+from lambdanets.training.data.loader import Share
+from lambdanets.training.memory import images_that_fit
+from lambdanets.training.processes import Processes, least
+from lambdanets.training.recipe import Recipe
+
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def with_precision(recipe: Recipe) -> Recipe:
+    """The recipe with what "auto" stands for on this machine: bf16-mixed on a GPU that has bfloat16, else 32-true."""
+    if recipe.precision != "auto":
+        return recipe
+    return replace(recipe, precision="bf16-mixed" if has_fast_bfloat16() else "32-true")
+
+
+def divided(recipe: Recipe, model: nn.Module, classes: int, images: int, these: Processes) -> tuple[Recipe, Share]:
+    """The recipe with the micro_batch that all processes can compute, and this process's share of a step.
+
+    A micro_batch that does not fit is halved until it does, and that is said: by what is predicted, and on a GPU by a
+    trial as well. The gradients of the parts add up, so that a step is the same but for batch norm's statistics, which
+    are those of a part.
+
+    images: how many there are to train on. Raises InputError where two images a part are too many, or too few.
+    """
+    step = min(recipe.batch_size, images)
+    if step < 2 * these.count:
+        raise InputError(
+            f"a step must have at least 2 images for each of {these.count} processes, got {step}; "
+            "raise batch_size or use fewer processes"
+        )
+    own = -(-step // these.count)
+    wanted = min(own, recipe.micro_batch or own)
+    device = best_device()
+    # processes on one processor share its memory
+    free = free_memory(device) // (these.local_count if device.type == "cpu" else 1)
+    fitting = images_that_fit(recipe, classes, wanted, free)
+    if device.type == "cuda":
+        fitting = _tried(recipe, model, fitting, device)
+    fitting = least(fitting)
+    if fitting < wanted and these.first:
+        print(f"{wanted} images at a time do not fit into memory: computing {fitting} at a time", file=sys.stderr)
+    # every part needs two images, also where the processes' numbers differ by one
+    parts = max(1, min(-(-own // fitting), step // these.count // 2))
+    return replace(recipe, micro_batch=max(2, -(-own // parts))), Share(these.rank, these.count, parts)
+
+
+def _tried(recipe: Recipe, model: nn.Module, images: int, device: torch.device) -> int:
+    """So many images, or half, or half of that: what a forward and backward pass runs with."""
+    trial = copy.deepcopy(model).to(device).train()
+    autocast = _AUTOCAST.get(recipe.precision)
+    while True:
+        try:
+            batch = torch.randn(images, recipe.channels, recipe.image_size, recipe.image_size, device=device)
+            with torch.autocast(device.type, autocast, enabled=autocast is not None):
+                logits = trial(batch)
+            F.cross_entropy(logits.float(), torch.zeros(images, dtype=torch.long, device=device)).backward()
+        except torch.OutOfMemoryError:
+            if images <= 2:
+                raise
+            images = -(-images // 2)
+        else:
+            return images
+        finally:
+            trial.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()

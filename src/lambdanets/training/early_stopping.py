@@ -1,0 +1,15 @@
+"""Stopping where the held-out images get no better."""
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+
+
+class StopEarly(EarlyStopping):
+    """Stops after so many epochs without a better top-1; a run that goes on after that stops again at once."""
+
+    def __init__(self, patience: int) -> None:
+        super().__init__("top1", mode="max", patience=patience)
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True

@@ -1,0 +1,112 @@
+"""How fast a run goes, what it waits for and what memory it holds: speed.csv and the progress bar."""
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+
+from lambdanets.training.checkpoints import ends_step
+from lambdanets.training.processes import Processes
+
+COLUMNS = ("step", "images_per_second", "waiting_share", "process_gib", "gpu_gib")
+STEPS_PER_ROW = 10
+
+
+class Speed(Callback):
+    """Measures images a second over all processes, the share of the time this one waits for data, and its memory.
+
+    Writes a row to speed.csv every STEPS_PER_ROW steps, in the first process. A run that goes on appends to it.
+    """
+
+    def __init__(self, folder: Path, these: Processes) -> None:
+        self.path = folder / "speed.csv"
+        self.latest: dict[str, float] = {}
+        self._these = these
+        self._process = psutil.Process()
+        self._begun = self._ended = 0.0
+        self._waited = 0.0
+        self._images = self._steps = 0
+        self._steps_left = 0
+        self._seconds_a_step = 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begun = self._ended = time.perf_counter()
+        self._waited, self._images, self._steps = 0.0, 0, 0
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._waited += time.perf_counter() - self._ended
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._ended = time.perf_counter()
+        if not ends_step(trainer, batch_idx):
+            return
+        self._images += batch.step_images
+        self._steps += 1
+        per_epoch = trainer.num_training_batches // trainer.accumulate_grad_batches
+        self._steps_left = per_epoch * (trainer.max_epochs or 0) - trainer.global_step
+        if trainer.global_step % STEPS_PER_ROW == 0 or not self.latest:
+            self._measure(trainer.global_step)
+
+    def _measure(self, step: int) -> None:
+        seconds = max(self._ended - self._begun, 1e-9)
+        self._seconds_a_step = seconds / self._steps
+        self.latest = {
+            "images_per_second": round(self._images / seconds, 1),
+            "waiting_share": round(self._waited / seconds, 4),
+            "process_gib": round(self._process.memory_info().rss / 2**30, 3),
+            "gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3) if torch.cuda.is_available() else 0.0,
+        }
+        if self._these.first:
+            new = not self.path.exists()
+            with self.path.open("a", newline="") as file:
+                writer = csv.writer(file)
+                row = (step, *self.latest.values())
+                writer.writerows([COLUMNS, row] if new else [row])
+        self._begin()
+
+    def words(self) -> str:
+        """Images a second, the share of time that waits for data where it counts, and the time left."""
+        if not self.latest:
+            return ""
+        waiting = self.latest["waiting_share"]
+        parts = [f"{self.latest['images_per_second']:.0f} images/s"]
+        parts += [f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []
+        left = self._steps_left * self._seconds_a_step
+        parts += [f"{duration(left)} left"] if self._steps_left else []
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units that say something: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
+    minutes = seconds / 60
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes:.0f} min"
+    if minutes < 48 * 60:
+        return f"{int(minutes // 60)} h {int(minutes % 60):02} min"
+    return f"{int(minutes // 1440)} d {int(minutes % 1440 // 60)} h"
+
+
+class Progress(TQDMProgressBar):
+    """Lightning's bar, with images a second and the time left of the whole run."""
+
+    def __init__(self, speed: Speed) -> None:
+        super().__init__()
+        self._speed = speed
+
+    def get_metrics(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+        metrics = dict(super().get_metrics(trainer, module))
+        metrics.pop("v_num", None)
+        words = self._speed.words()
+        return metrics | ({"speed": words} if words else {})

@@ -1,0 +1,63 @@
+"""Lightning's Trainer, set up for a recipe and for the processes that train together."""
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+
+from lambdanets.training.checkpoints import WholeFiles
+from lambdanets.training.processes import Processes
+from lambdanets.training.recipe import Recipe
+from lambdanets.training.speed import Progress, Speed
+
+
+def make_trainer(
+    recipe: Recipe, folder: Path, callbacks: list[Callback], speed: Speed, these: Processes, parts: int
+) -> Trainer:
+    """A trainer on all GPUs that torchrun has given processes, or on one GPU, or on the processor.
+
+    parts: batches whose gradients add up to a step's.
+    """
+    _quieten()
+    watched = sys.stderr.isatty() and these.first
+    several = these.count > 1
+    return Trainer(
+        default_root_dir=folder,
+        max_epochs=recipe.epochs,
+        precision=recipe.precision,
+        accelerator="cuda" if torch.cuda.is_available() else "cpu",
+        devices=these.local_count,
+        num_nodes=these.machines,
+        strategy=DDPStrategy(gradient_as_bucket_view=True) if several else "auto",
+        accumulate_grad_batches=parts,
+        gradient_clip_val=recipe.clip_gradient,
+        callbacks=[*callbacks, *([Progress(speed)] if watched else [])],
+        # named, so that a scheduler's variables, such as SLURM's, are not taken for a launcher
+        plugins=[WholeFiles(), TorchElasticEnvironment() if several else LightningEnvironment()],
+        logger=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_progress_bar=watched,
+        enable_model_summary=False,
+    )
+
+
+def _quieten() -> None:
+    """Lightning's notes on devices and its advertisements; what a user must know, this package says itself."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*Checkpoint directory.*exists and is not empty.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*training_step. returned .None.*",  # a batch without readable images
+        ".*dirpath has changed.*",  # a run's folder may be moved
+        ".*Glyph .* missing from font.*",  # class names in scripts that the font of the pictures lacks
+        ".*Grad strides do not match bucket view strides.*",  # channels_last weights
+    ):
+        warnings.filterwarnings("ignore", message)

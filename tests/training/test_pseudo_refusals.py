@@ -1,0 +1,114 @@
+"""What a selection of pseudo-labels refuses, each in a sentence."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lambdanets.errors import InputError
+from lambdanets.training.pseudo import selection
+from lambdanets.training.pseudo.selection import select
+from lambdanets.training.pseudo.tables import Origin, read_table, write_description
+from training.pseudo_labels import ORIGIN, Label, some_labels, write_labels
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"confidence": -0.1}, "confidence must be at least 0 and below 1, got -0.1"),
+        ({"confidence": 1.0}, "confidence must be at least 0 and below 1, got 1"),
+        ({"confidence": float("nan")}, "below 1, got nan"),
+        ({"per_class": 0}, "per_class must lie in 1 to 2147483647, got 0"),
+        ({"per_class": 1 << 31}, "got 2147483648"),
+        ({"seed": -1}, "seed must lie in 0 to 18446744073709551615, got -1"),
+        ({"confidence": 0.95}, r"confidence must be at most 0.9, the highest of 2 rows in .*, got 0.95"),
+    ],
+)
+def test_options_out_of_range_are_refused_and_nothing_is_made(tmp_path, options, sentence):
+    write_labels(tmp_path / "in", [[Label("a", 0, 0.9), Label("b", 1, 0.2)]])
+    with pytest.raises(InputError, match=sentence):
+        select(tmp_path / "in", tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"confidence": 0.2}, r"holds a selection with confidence 0.3, not 0.2; name another folder"),
+        ({"per_class": 5}, r"holds a selection with per_class None, not 5"),
+        ({"seed": 9}, r"holds a selection with seed 0, not 9"),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_of_other_options_is_refused(tmp_path, options, sentence, finished):
+    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
+    if not finished:
+        (tmp_path / "out/selection.json").unlink()
+    with pytest.raises(InputError, match=sentence):
+        select(tmp_path / "in", tmp_path / "out", **options)
+
+
+def test_a_folder_of_other_labels_is_refused(tmp_path):
+    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
+    select(write_labels(tmp_path / "in", [some_labels(20), []]), tmp_path / "out2")
+    with pytest.raises(InputError, match="out holds a selection of other labels; name another folder"):
+        select(tmp_path / "in", tmp_path / "out")
+
+
+def test_folders_with_something_else_are_refused(tmp_path):
+    labels = write_labels(tmp_path / "in", [some_labels(20)])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("")
+    for out, sentence in (
+        (labels, "in holds something already: "),
+        (tmp_path / "other", "holds something already: notes.txt; name another folder"),
+        (tmp_path / "other/notes.txt", "must be a folder, and is a file"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            select(labels, out)
+
+
+def test_a_damaged_selection_is_named(tmp_path):
+    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
+    for content in ("{", "[]", "{}"):
+        (tmp_path / "out/selection.json").write_text(content)
+        with pytest.raises(InputError, match=r"selection.json is damaged; remove it and select again"):
+            select(tmp_path / "in", tmp_path / "out")
+
+
+def test_mixed_teachers_damaged_and_impossible_tables_are_named(tmp_path):
+    labels = some_labels(20)
+    write_labels(tmp_path / "in", [labels, labels], Origin(ORIGIN.classes, {"model": "another"}, 2))
+    write_description(tmp_path / "in", ORIGIN)
+    with pytest.raises(InputError, match=r"train-0000\d.parquet has other classes or another teacher"):
+        select(tmp_path / "in", tmp_path / "out")
+    path = write_labels(tmp_path / "in", [labels]) / "train-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"train-00001.parquet is damaged"):
+        select(tmp_path / "in", tmp_path / "out")
+    table, origin = read_table(tmp_path / "in/train-00000.parquet")
+    for column, kind, value, sentence in (
+        (2, pa.int32(), 4, "is damaged: class must lie in 0 to 3, got 4 to 4"),
+        (3, pa.float32(), 1.5, "is damaged: confidence must lie in 0 to 1"),
+        (3, pa.float32(), float("nan"), "is damaged: confidence must lie in 0 to 1"),
+    ):
+        wrong = table.set_column(column, table.schema.field(column), pa.array([value] * len(table), kind))
+        with pq.ParquetWriter(path, wrong.schema, store_schema=False) as file:
+            file.write_table(wrong)
+            file.add_key_value_metadata({b"lambdanets": origin.to_json()})
+        with pytest.raises(InputError, match=sentence):
+            select(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_that_change_meanwhile_are_noticed(tmp_path, monkeypatch):
+    write_labels(tmp_path / "in", [[Label("a", 0, 0.9), Label("b", 1, 0.9)]])
+    found = selection.find_cuts
+
+    def meanwhile(*given):
+        write_labels(tmp_path / "in", [[Label("a", 0, 0.9)]])
+        return found(*given)
+
+    monkeypatch.setattr(selection, "find_cuts", meanwhile)
+    with pytest.raises(InputError, match=r"in changed while it was read; remove .*out and select again"):
+        select(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out/selection.json").exists()

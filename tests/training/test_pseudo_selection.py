@@ -1,0 +1,275 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lambdanets.errors import InputError
+from lambdanets.training.pseudo import cuts, scanning, selection
+from lambdanets.training.pseudo.command import Select, run_select
+from lambdanets.training.pseudo.selection import Report, select
+from lambdanets.training.pseudo.tables import read_table
+from training.pseudo_labels import CONFIDENCES, ORIGIN, Label, copies_in, expected, some_labels, write_labels
+
+
+@pytest.fixture
+def cramped(monkeypatch):
+    """Few bins, and few rows to sort: a few hundred rows take several rounds, as millions do otherwise."""
+    monkeypatch.setattr(cuts, "COUNTERS", 16)
+    monkeypatch.setattr(cuts, "SORTED_ROWS", 5)
+
+
+@pytest.mark.parametrize("confidence", [0, 0.3, 0.5, 0.99999])
+@pytest.mark.parametrize("per_class", [None, 1, 7, 40, 1000])
+def test_a_selection_is_that_of_sorted_lists(tmp_path, confidence, per_class):
+    labels = some_labels(300)
+    select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=confidence, per_class=per_class)
+    assert copies_in(tmp_path / "out") == expected(labels, confidence, per_class, 0)
+
+
+@pytest.mark.parametrize("per_class", [1, 7, 40, 1000])
+def test_a_selection_in_many_rounds_is_that_of_sorted_lists(tmp_path, per_class, cramped):
+    labels = some_labels(300, seed=1)
+    select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=0.1, per_class=per_class, seed=3)
+    assert copies_in(tmp_path / "out") == expected(labels, 0.1, per_class, 3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(CONFIDENCES) | st.floats(0, 1, width=32)), max_size=40),
+    confidence=st.sampled_from([0, 0.25, 0.3]),
+    per_class=st.none() | st.integers(1, 12),
+    seed=st.integers(0, 2**64 - 1),
+    split=st.integers(1, 5),
+)
+def test_any_small_set_is_selected_as_from_sorted_lists(tmp_path_factory, rows, confidence, per_class, seed, split):
+    folder = tmp_path_factory.mktemp("any")
+    labels = [Label(str(i), number, value) for i, (number, value) in enumerate(rows)]
+    write_labels(folder / "in", [labels[i::split] for i in range(split)])
+    wanted = expected(labels, confidence, per_class, seed)
+    if not wanted:
+        with pytest.raises(InputError, match="confidence must be at most"):
+            select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
+        return
+    report = select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
+    assert copies_in(folder / "out") == wanted
+    assert (report.rows, report.kept, report.images) == (len(rows), len(wanted), sum(wanted.values()))
+
+
+def test_each_class_that_has_any_comes_to_as_many_images_whose_copies_differ_by_at_most_one(tmp_path):
+    labels = some_labels(500, classes=3)
+    select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=100)
+    copies = copies_in(tmp_path / "out")
+    for number in range(3):
+        mine = [copies[x.key] for x in labels if x.class_number == number and x.key in copies]
+        assert sum(mine) == 100
+        assert max(mine) - min(mine) <= 1
+
+
+def test_no_row_left_out_is_more_confident_than_one_kept(tmp_path):
+    labels = some_labels(500)
+    select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=20)
+    kept = copies_in(tmp_path / "out")
+    for number in range(4):
+        mine = [x for x in labels if x.class_number == number]
+        inside = [x.confidence for x in mine if x.key in kept]
+        assert len(inside) <= 20
+        assert max([x.confidence for x in mine if x.key not in kept], default=0) <= min(inside, default=0.3)
+
+
+def test_a_confidence_equal_to_the_threshold_is_kept_as_the_table_holds_it(tmp_path):
+    labels = [Label("a", 0, 0.3), Label("b", 0, float(np.nextafter(np.float32(0.3), np.float32(0)))), Label("c", 1, 1)]
+    select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=0.3)
+    assert copies_in(tmp_path / "out") == {"a": 1, "c": 1}
+
+
+def test_files_their_order_and_row_groups_change_nothing(tmp_path, cramped):
+    labels = some_labels(240)
+    shuffled = [labels[i] for i in np.random.default_rng(0).permutation(240)]
+    write_labels(tmp_path / "one", [labels])
+    write_labels(tmp_path / "many", [shuffled[:10], [], shuffled[10:200], shuffled[200:]])
+    write_labels(tmp_path / "groups", [labels])
+    path = tmp_path / "groups/train-00000.parquet"
+    table, origin = read_table(path)
+    with pq.ParquetWriter(path, table.schema, store_schema=False) as file:
+        file.write_table(table, row_group_size=7)
+        file.add_key_value_metadata({b"lambdanets": origin.to_json()})
+    for name in ("one", "many", "groups"):
+        select(tmp_path / name, tmp_path / f"{name}-out", per_class=30, seed=5)
+    assert copies_in(tmp_path / "one-out") == copies_in(tmp_path / "many-out") == copies_in(tmp_path / "groups-out")
+
+
+def test_a_seed_decides_which_are_repeated_and_gives_the_same_bytes_again(tmp_path):
+    labels = [Label(f"k{i}", 0, 0.5 + i / 200) for i in range(100)]
+    write_labels(tmp_path / "in", [labels[:40], labels[40:]])
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        select(tmp_path / "in", tmp_path / name, per_class=150, seed=seed)
+    files = [[path.read_bytes() for path in sorted((tmp_path / name).iterdir())] for name in "abc"]
+    assert files[0] == files[1]
+    repeated = [{key for key, copies in copies_in(tmp_path / name).items() if copies == 2} for name in "ac"]
+    assert [len(keys) for keys in repeated] == [50, 50]
+    assert 10 < len(repeated[0] & repeated[1]) < 40
+
+
+def test_equal_ranks_are_told_apart_by_key(tmp_path, monkeypatch):
+    monkeypatch.setattr(cuts, "hash_keys", lambda keys, seed: np.full(len(keys), 12345, np.uint64))
+    labels = [Label(f"k{i:03}", 0, 1.0) for i in np.random.default_rng(0).permutation(100)]
+    labels += [Label(f"l{i:03}", 1, 1.0) for i in range(10)]
+    write_labels(tmp_path / "in", [labels[:60], labels[60:]])
+    select(tmp_path / "in", tmp_path / "out", per_class=13)
+    copies = copies_in(tmp_path / "out")
+    assert {key for key in copies if key[0] == "k"} == {f"k{i:03}" for i in range(13)}
+    assert [copies[f"l{i:03}"] for i in range(10)] == [2, 2, 2] + [1] * 7
+
+
+def test_an_equal_key_at_the_cut_is_named(tmp_path):
+    labels = [Label(f"k{i}", 0, 1.0) for i in range(3)]
+    write_labels(tmp_path / "in", [labels, labels])
+    with pytest.raises(InputError, match=r"keys of a set must differ from each other, but 'k\d' is there twice"):
+        select(tmp_path / "in", tmp_path / "out", per_class=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_report_names_short_and_empty_classes(tmp_path):
+    labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
+    write_labels(tmp_path / "in", [labels[:3], labels[3:]])
+    report = select(tmp_path / "in", tmp_path / "out", per_class=4)
+    assert report == Report(rows=7, confident=6, kept=5, images=8, short=("bee",), without=("cat", "dog"))
+    written = json.loads((tmp_path / "out/selection.json").read_text())
+    assert {name: written[name] for name in asdict(report)} == json.loads(json.dumps(asdict(report)))
+    assert (written["confidence"], written["per_class"], written["seed"]) == (0.3, 4, 0)
+    assert written["teacher"] == ORIGIN.teacher
+    assert written["classes"] == [
+        {"class": "ant", "rows": 5, "confident": 5, "images": 4},
+        {"class": "bee", "rows": 1, "confident": 1, "images": 4},
+        {"class": "cat", "rows": 1, "confident": 0, "images": 0},
+        {"class": "dog", "rows": 0, "confident": 0, "images": 0},
+    ]
+    for shard in written["shards"]:
+        table, origin = read_table(tmp_path / f"out/{shard['name']}.parquet")
+        assert (len(table), sum(table["copies"].to_pylist())) == (shard["kept"], shard["images"])
+        assert origin == ORIGIN
+    assert [shard["rows"] for shard in written["shards"]] == [3, 4]
+
+
+def test_rows_keep_their_columns_and_order(tmp_path):
+    labels = some_labels(50)
+    select(write_labels(tmp_path / "in", [labels]), tmp_path / "out")
+    before = read_table(tmp_path / "in/train-00000.parquet")[0].to_pylist()
+    after = read_table(tmp_path / "out/train-00000.parquet")[0].to_pylist()
+    kept = [row | {"copies": 1} for row in before if row["confidence"] >= np.float32(0.3)]
+    assert after == kept
+    assert len(kept) > 20
+
+
+def test_a_shard_of_which_nothing_is_kept_has_an_empty_table(tmp_path):
+    write_labels(tmp_path / "in", [[Label("a", 0, 0.1)], [Label("b", 0, 0.9)]])
+    select(tmp_path / "in", tmp_path / "out")
+    assert len(read_table(tmp_path / "out/train-00000.parquet")[0]) == 0
+
+
+def test_negative_zero_counts_as_zero(tmp_path):
+    path = write_labels(tmp_path / "in", [[Label("a", 0, 0.0), Label("b", 0, 0.5)]]) / "train-00000.parquet"
+    table, origin = read_table(path)
+    table = table.set_column(3, table.schema.field(3), pa.array([-0.0, 0.5], pa.float32()))
+    with pq.ParquetWriter(path, table.schema, store_schema=False) as file:
+        file.write_table(table)
+        file.add_key_value_metadata({b"lambdanets": origin.to_json()})
+    select(tmp_path / "in", tmp_path / "out", confidence=0, per_class=1)
+    assert copies_in(tmp_path / "out") == {"b": 1}
+
+
+def test_a_stopped_selection_goes_on_without_writing_again_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    labels = some_labels(300)
+    write_labels(tmp_path / "in", [labels[i::6] for i in range(6)])
+    select(tmp_path / "in", tmp_path / "whole", per_class=50)
+    original = selection._select_shard
+
+    def stopping(source, target, *others):
+        if source.stem >= "train-00003":
+            raise KeyboardInterrupt
+        return original(source, target, *others)
+
+    monkeypatch.setattr(selection, "_select_shard", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "in", tmp_path / "out", per_class=50)
+    assert not (tmp_path / "out/selection.json").exists()
+    monkeypatch.setattr(selection, "_select_shard", original)
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.parquet")}
+    (tmp_path / "out/.train-00004.parquet.1.unfinished").write_bytes(b"half")
+    report = select(tmp_path / "in", tmp_path / "out", per_class=50)
+    for path, moment in written.items():
+        assert path.stat().st_mtime_ns == moment
+    whole, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("whole", "out"))
+    assert whole == again
+    monkeypatch.setattr(scanning.Scan, "visit", None)  # a finished selection is not read again
+    assert select(tmp_path / "in", tmp_path / "out", per_class=50) == report
+
+
+@pytest.mark.slow
+def test_a_killed_selection_goes_on(tmp_path):
+    labels = some_labels(3000)
+    write_labels(tmp_path / "in", [labels[i::100] for i in range(100)])
+    command = f"from lambdanets.training.pseudo.selection import *; select(Path({str(tmp_path / 'in')!r}), "
+    command += f"Path({str(tmp_path / 'out')!r}), per_class=500)"
+    process = subprocess.Popen([sys.executable, "-c", command])
+    while len(list((tmp_path / "out").glob("train*"))) < 20 and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "out/selection.json").exists()
+    select(tmp_path / "in", tmp_path / "out", per_class=500)
+    assert copies_in(tmp_path / "out") == expected(labels, 0.3, 500, 0)
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process can be begun anew on Linux alone")
+def test_two_million_rows_of_equal_confidence_are_selected_in_little_memory(tmp_path):
+    script = """
+import sys
+from pathlib import Path
+import numpy as np, pyarrow as pa
+from lambdanets.training.pseudo.command import peak_memory
+from lambdanets.training.pseudo.selection import select
+from lambdanets.training.pseudo.tables import Origin, write_description, write_table
+folder, origin, n = Path(sys.argv[1]), Origin(tuple(f"c{i}" for i in range(1000)), {}, 1), 250_000
+random = np.random.default_rng(0)
+for shard in range(8):
+    classes = np.where(random.random(n) < 0.5, 0, random.integers(0, 1000, n))
+    keys = pa.array(np.arange(shard * n, shard * n + n)).cast(pa.string())
+    write_table(folder / f"s{shard}.parquet", origin, keys=keys, positions=np.arange(n), classes=classes[:, None],
+                probabilities=np.where(random.random(n) < 0.9, 1, random.random(n))[:, None])
+write_description(folder, origin)
+Path("/proc/self/clear_refs").write_text("5")  # begin the peak anew
+before = peak_memory()
+report = select(folder, folder / "out", per_class=1500)
+print(report.images, (peak_memory() - before) >> 20)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    images, mebibytes = map(int, done.stdout.split())
+    assert images == 1500 * 1000
+    assert mebibytes < 600
+
+
+def test_the_command_prints_what_came_of_it_and_what_it_took(tmp_path, capsys):
+    labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
+    write_labels(tmp_path / "in", [labels])
+    assert run_select(Select(tmp_path / "in", tmp_path / "out", per_class=4)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
+        "7 rows, 6 of confidence 0.3 or more",
+        "5 kept, 8 images with their copies",
+        "classes with fewer than 4 (1): bee",
+        "classes with none (2): cat, dog",
+    ]
+    assert "rows/s, peak memory" in lines[4]
+    assert lines[5] == f"written to {tmp_path / 'out'}: a table a shard, and selection.json"

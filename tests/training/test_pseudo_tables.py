@@ -1,0 +1,175 @@
+import contextlib
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lambdanets.errors import InputError
+from lambdanets.training.pseudo.ranking import distrust, hash_keys
+from lambdanets.training.pseudo.tables import (
+    SCHEMA,
+    Origin,
+    open_labels,
+    read_batches,
+    read_table,
+    write_description,
+    write_table,
+)
+from training.pseudo_labels import ORIGIN, Label, write_labels
+
+
+def columns(**changed):
+    """Two rows that are right, with some columns replaced."""
+    right = {
+        "keys": ["a", "b"],
+        "positions": np.array([0, 2]),
+        "classes": np.array([[3, 0], [1, 2]]),
+        "probabilities": np.array([[0.75, 0.25], [0.5, 0.125]]),
+    }
+    return right | changed
+
+
+def test_what_is_written_is_read(tmp_path):
+    write_table(tmp_path / "t.parquet", ORIGIN, **columns())
+    table, origin = read_table(tmp_path / "t.parquet")
+    assert origin == ORIGIN
+    assert table.schema.equals(SCHEMA)
+    assert table.to_pylist() == [
+        {"key": "a", "position": 0, "class": 3, "confidence": 0.75, "classes": [3, 0], "probabilities": [0.75, 0.25]},
+        {"key": "b", "position": 2, "class": 1, "confidence": 0.5, "classes": [1, 2], "probabilities": [0.5, 0.125]},
+    ]
+
+
+def test_a_table_may_be_empty(tmp_path):
+    write_labels(tmp_path, [[]])
+    assert len(read_table(tmp_path / "train-00000.parquet")[0]) == 0
+
+
+def test_other_libraries_find_names_and_teacher_in_the_file(tmp_path):
+    write_table(tmp_path / "t.parquet", ORIGIN, **columns())
+    said = json.loads(pq.read_metadata(tmp_path / "t.parquet").metadata[b"lambdanets"])
+    assert said == {"classes": ["ant", "bee", "cat", "dog"], "teacher": {"model": "m", "weights": "w"}, "top": 2}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"classes": np.array([[3], [1]])},
+            r"of shapes \(2,\), \(2, 2\) and \(2, 2\), got \(2,\), \(2, 1\) and \(2, 2\)",
+        ),
+        ({"positions": np.arange(3)}, r"got \(3,\)"),
+        ({"keys": ["a", "\udcff"]}, r"keys must be text, got '\\udcff'"),
+        ({"keys": ["a", "a"]}, "keys of a shard must differ from each other, got repeats among 2"),
+        ({"positions": np.array([5, 5])}, "positions of a shard must differ"),
+        ({"classes": np.array([[4, 0], [1, 2]])}, "classes must lie in 0 to 3, got 0 to 4"),
+        ({"classes": np.array([[-1, 0], [1, 2]])}, "got -1 to 2"),
+        ({"probabilities": np.array([[0.2, 0.7], [0.5, 0.1]])}, "the largest of a row first"),
+        ({"probabilities": np.array([[1.5, 0.7], [0.5, 0.1]])}, "probabilities must lie in 0 to 1"),
+        ({"probabilities": np.array([[np.nan, 0.7], [0.5, 0.1]])}, "probabilities must lie in 0 to 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_no_file_is_left(tmp_path, changed, sentence):
+    with pytest.raises(InputError, match=sentence):
+        write_table(tmp_path / "t.parquet", ORIGIN, **columns(**changed))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("classes", "top", "sentence"),
+    [
+        ((), 1, "classes must be names that differ"),
+        (("a", "a"), 1, "got 2 with repeats"),
+        (("a", "b"), 3, "top must lie in 1 to 2"),
+        (("a", "b"), 0, "got 0"),
+    ],
+)
+def test_an_origin_is_checked(classes, top, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Origin(classes, {}, top)
+
+
+def test_a_folder_says_which_tables_it_must_have(tmp_path):
+    write_labels(tmp_path, [[Label("a", 0, 0.5)], [Label("b", 1, 0.5)]])
+    assert open_labels(tmp_path) == (ORIGIN, [tmp_path / f"train-{i:05}.parquet" for i in (0, 1)])
+    write_description(tmp_path, ORIGIN, ["train-00000", "train-00002", "train-00001"])
+    with pytest.raises(InputError, match=r"lacks 1 of 3 tables, train-00002.parquet first; finish labelling"):
+        open_labels(tmp_path)
+
+
+def test_a_folder_without_description_or_tables_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"it has no pseudo-labels.json"):
+        open_labels(tmp_path)
+    write_description(tmp_path, ORIGIN)
+    with pytest.raises(InputError, match="lacks all tables"):
+        open_labels(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": "ab", "teacher": {}, "top": 1}', "[" * 100_000])
+def test_a_damaged_description_is_named(tmp_path, content):
+    (tmp_path / "pseudo-labels.json").write_text(content)
+    with pytest.raises(InputError, match=r"pseudo-labels.json is damaged: expected classes, teacher and top"):
+        open_labels(tmp_path)
+
+
+def test_a_changed_byte_anywhere_is_found(tmp_path):
+    path = write_labels(tmp_path, [[Label(f"k{i}", i % 4, 0.5) for i in range(300)]]) / "train-00000.parquet"
+    content = path.read_bytes()
+    whole = read_table(path)[0]
+    for place in range(0, len(content), 97):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        read = None
+        with contextlib.suppress(InputError):
+            read = read_table(path)[0]
+        assert read is None or read.equals(whole)  # where it is read, the byte was of no row, such as a statistic
+
+
+@pytest.mark.parametrize("kept", [0, 3, 200, -1])
+def test_a_cut_off_file_is_named(tmp_path, kept):
+    path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=r"train-00000.parquet is damaged \(.*\); remove train-00000.parquet and have"):
+        read_table(path)
+
+
+def test_a_table_of_something_else_is_refused(tmp_path):
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"must be a table of pseudo-labels, with key, .*; got x; remove t.parquet"):
+        read_table(tmp_path / "t.parquet")
+
+
+def test_a_table_of_another_teacher_is_refused(tmp_path):
+    path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
+    other = Origin(ORIGIN.classes, {"model": "another"}, 2)
+    with pytest.raises(InputError, match=r"has other classes or another teacher than pseudo-labels.json"):
+        list(read_batches(path, ["key"], other))
+
+
+def test_a_missing_file_stays_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_table(tmp_path / "t.parquet")
+
+
+def test_a_hash_depends_on_key_and_seed_alone():
+    keys = ["", "a", "a\0", "a\0\0", "12345678", "123456789", "été", "x" * 100]
+    together = hash_keys(pa.array(["before", *keys]).slice(1), 7)
+    alone = [int(hash_keys(pa.array([key]), 7)[0]) for key in keys]
+    assert together.tolist() == alone
+    assert len(set(alone)) == len(keys)
+    assert not set(alone) & set(hash_keys(pa.array(keys), 8).tolist())
+    assert len(hash_keys(pa.array([], pa.string()), 0)) == 0
+
+
+def test_hashes_are_spread_evenly_over_their_highest_bits():
+    hashes = hash_keys(pa.array([f"n{i:08}" for i in range(64_000)]), 0)
+    counts = np.bincount((hashes >> np.uint64(58)).astype(int), minlength=64)
+    assert abs(counts - 1000).max() < 5 * 1000**0.5
+
+
+def test_distrust_falls_as_confidence_rises():
+    confidences = np.sort(np.random.default_rng(0).random(1000).astype(np.float32))
+    distrusts = distrust(confidences).astype(np.int64)
+    assert (np.diff(distrusts)[np.diff(confidences) > 0] < 0).all()
+    assert distrust(np.float32([1, 0])).tolist() == [0, 0x3F800000]
