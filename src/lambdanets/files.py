@@ -37,15 +37,15 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         file.write(content)
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is what a killed process left half written."""
+    return path.name.startswith(".") and path.suffix == ".unfinished"
+
+
 def sha256_of(file: BinaryIO) -> str:
     """The SHA-256 of an open file from its beginning, in hexadecimal digits."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO lacks readinto
-
-
-def is_unfinished(path: Path) -> bool:
-    """Whether a file is what a killed process left half written."""
-    return path.name.startswith(".") and path.suffix == ".unfinished"
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lambdanets.errors import InputError
-from lambdanets.training.data.loader import Batch, Share
+from lambdanets.training.data.loader import Batch
+from lambdanets.training.data.order import Share
 from lambdanets.training.finiteness import first_gradient_not_finite, first_not_finite
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.schedules import schedule_of

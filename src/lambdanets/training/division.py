@@ -10,7 +10,7 @@ from torch import nn
 
 from lambdanets.device import best_device, free_memory, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.training.data.loader import Share
+from lambdanets.training.data.order import Share
 from lambdanets.training.memory import images_that_fit
 from lambdanets.training.processes import Processes, least
 from lambdanets.training.recipe import Recipe

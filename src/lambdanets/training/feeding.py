@@ -9,7 +9,8 @@ from torchvision.transforms import Compose
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.labelled_images import LabelledImages
-from lambdanets.training.data.loader import ImageBatches, Share
+from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.order import Share
 from lambdanets.training.recipe import Recipe
 
 

@@ -26,7 +26,8 @@ from lambdanets.training.checkpoints import (
 from lambdanets.training.classification import Classification, prepare_batch_norm
 from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
 from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
-from lambdanets.training.data.loader import ImageBatches, Share
+from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.order import Share
 from lambdanets.training.data.timm_sets import is_timm_name
 from lambdanets.training.division import divided, with_precision
 from lambdanets.training.early_stopping import StopEarly

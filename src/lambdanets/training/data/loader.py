@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.labelled_images import LabelledImages
-from lambdanets.training.data.order import mixed, order_of
+from lambdanets.training.data.order import Order, Share, mixed
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -53,21 +52,12 @@ class _Key(NamedTuple):
     step_images: int
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which images of a step a process takes, and in how many parts one after the other, for gradients to add up."""
-
-    process: int = 0
-    processes: int = 1
-    parts: int = 1
-
-
 class ImageBatches:
     """A loader over labelled images that can go on in the middle of an epoch.
 
     Each call of `iter` runs from the step after the last one handed out to the end of that epoch, so an epoch that
     was left early (or resumed from `state_dict`) is finished first, and the next call begins the next epoch. An epoch
-    of training is a permutation drawn from the seed and the epoch (`order_of`); validation (`training=False`) goes in
+    of training comes in an order drawn from the seed and the epoch (`order.py`); validation (`training=False`) goes in
     plain order, from the start each time. The transform's random numbers (Python's, NumPy's and torch's CPU generator)
     are seeded by seed, epoch and image, so neither the number of workers nor a resumption changes a pixel.
 
@@ -120,12 +110,14 @@ class ImageBatches:
         self._least = least_images
         self._seed = seed
         self._training = training
-        self._beside, self._beside_size = (beside, beside_size) if training and beside_size else (None, 0)
-        self._beside_epoch: tuple[int, np.ndarray] | None = None
+        self._order = Order(images, seed, self._share)
+        beside = beside if training and beside_size else None
+        self._beside_size = beside_size if beside is not None else 0
+        self._beside_order = Order(beside, seed + 1, self._share) if beside is not None else None
         self._served = 0
         self._schedule = _Schedule()
         self._loader = DataLoader(
-            _Samples(images, self._beside, transform, _MODES[channels], seed),
+            _Samples(images, beside, transform, _MODES[channels], seed),
             batch_sampler=self._schedule,
             num_workers=workers,
             persistent_workers=workers > 0,  # a key carries its epoch, so a worker has no state to go stale
@@ -179,27 +171,17 @@ class ImageBatches:
 
     def _steps(self, epoch: int, done: int) -> Iterator[list[_Key]]:
         """The keys of this process's batches in an epoch, after those that are done."""
-        order = order_of(self._images, self._seed, epoch)
         for step in range(done // self.parts, self.steps):
-            numbers = order[step * self._batch_size : (step + 1) * self._batch_size]
-            count = len(numbers) + self._beside_size
-            keys = [_Key(False, epoch, int(number), count) for number in self._mine(numbers)]
-            if self._beside is not None:
-                keys += self._beside_keys(epoch * self.steps + step, count)
+            first = step * self._batch_size
+            size = min(self._batch_size, len(self._images) - first)
+            count = size + self._beside_size
+            keys = [_Key(False, epoch, number, count) for number in self._order.of_epoch(epoch, first, size).tolist()]
+            if self._beside_order is not None:
+                first_beside = (epoch * self.steps + step) * self._beside_size
+                beside = self._beside_order.of_epochs(first_beside, self._beside_size)
+                keys += [_Key(True, of_beside, number, count) for of_beside, number in beside]
             # every part has its share of both sets
             yield from (keys[part :: self.parts] for part in range(self.parts))
-
-    def _beside_keys(self, step: int, count: int) -> list[_Key]:
-        assert self._beside is not None
-        size = len(self._beside)
-        places = self._mine(np.arange(step * self._beside_size, (step + 1) * self._beside_size))
-        keys = []
-        for place in places.tolist():
-            epoch, position = divmod(place, size)
-            if self._beside_epoch is None or self._beside_epoch[0] != epoch:
-                self._beside_epoch = epoch, order_of(self._beside, self._seed + 1, epoch)
-            keys.append(_Key(True, epoch, int(self._beside_epoch[1][position]), count))
-        return keys
 
     def _validation(self) -> Iterator[list[_Key]]:
         own, size = self._own(), self._part_size()
@@ -211,9 +193,6 @@ class ImageBatches:
 
     def _part_size(self) -> int:
         return max(1, self._batch_size // (self._share.processes * self.parts))
-
-    def _mine(self, numbers: np.ndarray) -> np.ndarray:
-        return numbers[self._share.process :: self._share.processes]
 
 
 class _Schedule:
