@@ -12,7 +12,7 @@ from PIL import Image
 from conftest import write_images
 from lambdanets.errors import InputError
 from lambdanets.training.checkpoints import fingerprint
-from lambdanets.training.data.datasets import Splits, fewer, open_splits
+from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.loader import Batch, ImageBatches
 from lambdanets.training.data.shard_writing import write_shards
@@ -184,6 +184,16 @@ def test_whole_shards_are_held_out_where_there_is_no_validation_part(shards: Pat
 
 def validation_names(splits: Splits) -> list[str]:
     return [splits.validation.name(index) for index in range(len(splits.validation))]
+
+
+def test_a_part_of_the_training_shards_is_held_out_whole(shards: Path) -> None:
+    splits = open_splits(str(shards))
+    held = hold_out(splits, 0.25, 0)
+    assert isinstance(held.train, ShardedImages)
+    assert isinstance(held.validation, ShardedImages)
+    assert (held.train.groups, held.validation.groups) == ([2] * 6, [2] * 2)
+    assert held.test is splits.validation
+    assert hold_out(splits, 0, 0) is splits
 
 
 def test_a_single_shard_cannot_be_held_out_from(shards: Path) -> None:

@@ -80,10 +80,14 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
 def hold_out(splits: Splits, share: float, seed: int) -> Splits:
     """The splits with a share of the training images as the validation set, and the validation set as the test set.
 
-    Raises InputError for a class of fewer than 2 images. A share of 0 changes nothing.
+    Of images in shards, whole shards are held out. Raises InputError for a class of fewer than 2 images, and for a
+    single shard. A share of 0 changes nothing.
     """
     if not share:
         return splits
+    if isinstance(splits.train, ShardedImages):
+        held = _hold_out_shards(splits.train, splits.classes, splits.source, share, seed)
+        return replace(held, test=splits.validation)
     held = _hold_out(_Part(splits.train, splits.classes, splits.source), share, seed)
     return replace(held, test=splits.validation)
 
@@ -144,19 +148,23 @@ def _open_shards(data: str, share: float, seed: int) -> Splits:
         raise InputError(f"expected at least 2 classes in the shards of '{data}', but came {came}")
     train, validation = parts["train"], parts.get("validation")
     if validation is None:
-        count = len(train.groups)
-        if count < 2:
-            raise InputError(f"expected at least 2 shards in '{data}' to hold some out, but came {count}")
-        held = min(int(np.ceil(share * count)), count - 1)
-        drawn = permuted(count, seed, 0)
-        train, validation = (train.of_shards(sorted(part.tolist())) for part in (drawn[held:], drawn[:held]))
-        source = f"{data}, {held} of {count} shards held out with seed {seed}"
+        splits = _hold_out_shards(train, classes, data, share, seed)
     else:
-        source = f"{data} (train) and its validation shards"
-    for part, images in (("train", train), ("validate", validation)):
+        splits = Splits(train, validation, classes, f"{data} (train) and its validation shards")
+    for part, images in (("train", splits.train), ("validate", splits.validation)):
         if not len(images):
             raise InputError(f"expected images to {part} on in the shards of '{data}', but there are none")
-    return Splits(train, validation, classes, source)
+    return splits
+
+
+def _hold_out_shards(images: ShardedImages, classes: tuple[str, ...], source: str, share: float, seed: int) -> Splits:
+    count = len(images.groups)
+    if count < 2:
+        raise InputError(f"expected at least 2 shards in '{source}' to hold some out, but came {count}")
+    held = min(int(np.ceil(share * count)), count - 1)
+    drawn = permuted(count, seed, 0)
+    train, validation = (images.of_shards(sorted(part.tolist())) for part in (drawn[held:], drawn[:held]))
+    return Splits(train, validation, classes, f"{source}, {held} of {count} shards held out with seed {seed}")
 
 
 def _digits() -> _Part:

@@ -85,7 +85,8 @@ def write_shards(
     shuffled by `seed` first, so that each shard mixes the classes. Image files are copied byte for byte, images in
     memory become PNG. Each image is decoded once, but with check_images=False; what cannot be read is left out. A
     shard is read again before it gets its name, and each of its samples compared. What is written depends on the
-    source and the options alone, not on processes or interruptions. The names of all images are held in memory.
+    source and the options alone, not on processes or interruptions. Work that was begun is known again by the images'
+    names and classes and by the options, not by what the files hold. The names of all images are held in memory.
 
     Raises InputError for options out of range, for a folder that holds anything but the beginning of the same work,
     and for more than `max_unreadable` images that cannot be read; what is written stays, to go on from.
@@ -183,8 +184,7 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
                 "the same command goes on"
             ) from error
         finally:
-            for future in futures:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 _job: _Job  # of a process of the pool: handed over once, as it may be large
