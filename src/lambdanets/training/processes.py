@@ -4,9 +4,12 @@ They are started by torchrun, which says to each in its environment which one it
 """
 
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +18,8 @@ import torch.distributed as dist
 from lambdanets.errors import AnotherRefused, InputError
 
 Decision = TypeVar("Decision")
+_ANSWER = timedelta(minutes=10)
+_PATIENCE = 300.0  # seconds that a process waits for the first to be there
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,9 @@ def joined() -> Iterator[Processes]:
     if these.count == 1 or dist.is_initialized():
         yield these
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
+        dist.init_process_group(backend, store=_fresh_store(these), rank=these.rank, world_size=these.count)
         yield these
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ("peer", "timed out", "Timed out", "Socket")):
@@ -67,6 +73,31 @@ def joined() -> Iterator[Processes]:
     finally:
         if dist.is_initialized():  # Lightning may have ended it
             dist.destroy_process_group()
+
+
+def _fresh_store(these: Processes) -> dist.Store:
+    """A store of keys for these processes alone, kept by the first.
+
+    torchrun's own outlives a lost process, and tells those that are started in its stead the addresses of the dead.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        return dist.TCPStore(host, port, these.count, is_master=these.first)
+    kept_by_torchrun = dist.TCPStore(host, port, is_master=False)
+    if these.first:
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        kept_by_torchrun.set("lambdanets", str(store.port))
+        return store
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            found = int(kept_by_torchrun.get("lambdanets"))  # waits for one, but it may be a dead process's
+            socket.create_connection((host, found), 2).close()  # TCPStore would tell at length of a refusal
+            return dist.TCPStore(host, found, is_master=False, timeout=_ANSWER)
+        except (OSError, RuntimeError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def total(*numbers: float) -> list[float]:

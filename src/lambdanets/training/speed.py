@@ -34,6 +34,9 @@ class Speed(Callback):
         self._steps_left = 0
         self._seconds_a_step = 0.0
 
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._begin()  # a run that goes on in the middle of an epoch starts none
+
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._begin()
 
