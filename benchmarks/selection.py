@@ -24,7 +24,7 @@ from lambdanets.training.pseudo.tables import Origin, read_batches, write_descri
 CHILD = """
 import json, sys, time
 from pathlib import Path
-from lambdanets.training.pseudo.command import peak_memory
+from lambdanets.training.pseudo.select_command import peak_memory
 from lambdanets.training.pseudo.selection import select
 imported = peak_memory()
 started = time.monotonic()

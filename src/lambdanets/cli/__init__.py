@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lambdanets import __version__
-from lambdanets.cli import benchmark, calibrate, compare, evaluate, predict, tables, train
+from lambdanets.cli import benchmark, calibrate, compare, evaluate, predict, pseudo_label, shard, tables, train
 from lambdanets.errors import AnotherRefused, InputError, nearest
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.main,
     "evaluate": evaluate.main,
     "predict": predict.main,
+    "shard": shard.main,
+    "pseudo-label": pseudo_label.main,
     "compare": compare.main,
     "tables": tables.main,
     "benchmark": benchmark.main,
@@ -57,7 +59,7 @@ def _dispatch(given: list[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<11}{(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()]
+    lines = [f"  {name:<14}{(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()]
     return "\n".join(
         ["usage: lambdanets COMMAND ...", "", *lines, "", "lambdanets COMMAND --help says what a command takes."]
     )

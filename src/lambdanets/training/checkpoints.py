@@ -151,12 +151,14 @@ def _advice(path: Path) -> str:
 
 # Fields that change nothing about what is computed, but rounding.
 FREE = ("data", "data_root", "weights", "workers", "checkpoint_every", "max_unreadable", "micro_batch", "compile")
+_PLACES = ("pseudo_labels", "pseudo_images")
 
 
 def what_counts(recipe: Recipe) -> Recipe:
     """The recipe with the default in every field in which a run may differ from the one it goes on from."""
     defaults = Recipe()
-    return replace(recipe, **{name: getattr(defaults, name) for name in FREE})
+    anywhere: dict[str, Any] = {name: "" for name in _PLACES if getattr(recipe, name) is not None}
+    return replace(recipe, **anywhere, **{name: getattr(defaults, name) for name in FREE})
 
 
 def check_resumable(path: Path, model: nn.Module, recipe: Recipe, classes: tuple[str, ...]) -> None:

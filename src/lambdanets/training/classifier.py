@@ -49,7 +49,7 @@ def build_model(recipe: Recipe, classes: int) -> nn.Module:
         raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe")
     model: Any = create_model(recipe.model, num_classes=classes, in_chans=recipe.channels, **options)
     if recipe.weights is not None:
-        path = _weights_in(Path(recipe.weights))
+        path = weights_in(Path(recipe.weights))
         tensors, _ = read_weights(path)
         head = model.get_classifier()
         head = next((name for name, module in model.named_modules() if module is head), "")
@@ -72,7 +72,7 @@ def load_classifier(path: str | Path, model: str | None = None) -> Classifier:
     model: build this model instead of the one the file names. Weights that do not fit raise InputError with the names
     that differ, as does a file that does not say what it holds.
     """
-    path = _weights_in(Path(path))
+    path = weights_in(Path(path))
     tensors, rest = read_weights(path)
     try:
         content = json.loads(rest["lambdanets"])
@@ -91,7 +91,7 @@ def load_classifier(path: str | Path, model: str | None = None) -> Classifier:
     return Classifier(built.to(best_device()).eval(), recipe, classes)
 
 
-def _weights_in(path: Path) -> Path:
+def weights_in(path: Path) -> Path:
     """The file itself, or the weights in the folder of a run, or else its last checkpoint."""
     if not path.is_dir():
         return path

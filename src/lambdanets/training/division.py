@@ -34,7 +34,7 @@ def divided(recipe: Recipe, model: nn.Module, classes: int, images: int, these: 
 
     images: how many there are to train on. Raises InputError where two images a part are too many, or too few.
     """
-    step = min(recipe.batch_size, images)
+    step = min(recipe.batch_size, images) + recipe.pseudo_batch
     if step < 2 * these.count:
         raise InputError(
             f"a step must have at least 2 images for each of {these.count} processes, got {step}; "

@@ -47,7 +47,7 @@ def judge(classifier: Classifier, images: LabelledImages) -> Judgement:
     for batch in make_batches(classifier.recipe, images, training=False):
         unreadable += batch.unreadable
         if len(batch.labels):
-            confidence, predicted = _probabilities(classifier, batch.images).max(dim=1)
+            confidence, predicted = probabilities_of(classifier, batch.images).max(dim=1)
             parts.append([batch.indices, batch.labels, predicted, confidence])
     if not parts:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
@@ -77,13 +77,14 @@ def predict(classifier: Classifier, paths: Iterable[Path], top: int, unreadable:
         except UnreadableImage as error:
             unreadable.append(str(error))
             continue
-        probabilities = _probabilities(classifier, transform(image.convert(mode)).unsqueeze(0))[0]
+        probabilities = probabilities_of(classifier, transform(image.convert(mode)).unsqueeze(0))[0]
         best = probabilities.topk(min(top, len(classifier.classes)))
         names = tuple(classifier.classes[i] for i in best.indices.tolist())
         yield Prediction(path, names, tuple(round(p, 6) for p in best.values.tolist()))
 
 
 @torch.inference_mode()
-def _probabilities(classifier: Classifier, images: Tensor) -> Tensor:
+def probabilities_of(classifier: Classifier, images: Tensor) -> Tensor:
+    """The probabilities (b, classes) of images as the classifier is fed them, float32 on the processor."""
     device = next(classifier.model.parameters()).device
     return classifier.model(images.to(device)).float().softmax(dim=1).cpu()

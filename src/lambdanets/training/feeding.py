@@ -14,10 +14,18 @@ from lambdanets.training.data.order import Share
 from lambdanets.training.recipe import Recipe
 
 
-def make_batches(recipe: Recipe, images: LabelledImages, *, training: bool, share: Share | None = None) -> ImageBatches:
+def make_batches(
+    recipe: Recipe,
+    images: LabelledImages,
+    *,
+    training: bool,
+    share: Share | None = None,
+    beside: LabelledImages | None = None,
+) -> ImageBatches:
     """The recipe's batches of images: shuffled and augmented in training, else in order and as they are.
 
-    share: what of each step this process takes, and in how many parts; all in one if None.
+    share: what of each step this process takes, and in how many parts; all in one if None. beside: the pseudo-labelled
+    images.
     """
     return ImageBatches(
         images,
@@ -28,6 +36,8 @@ def make_batches(recipe: Recipe, images: LabelledImages, *, training: bool, shar
         training=training,
         workers=recipe.workers,
         share=share,
+        beside=beside,
+        beside_size=recipe.pseudo_batch,
     )
 
 

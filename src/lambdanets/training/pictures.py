@@ -74,7 +74,8 @@ def draw_predictions(judgement: Judgement, images: LabelledImages, classes: Sequ
         for axis in grid.flat:
             axis.set_axis_off()
         for axis, i in zip(grid.flat, chosen, strict=False):
-            image, label = images.load(int(judgement.indices[i]))
+            image, _ = images.load(int(judgement.indices[i]))
+            label = judgement.labels[i]
             said = f"{classes[judgement.predicted[i]]} {judgement.confidence[i]:.2f}"
             truth = f"\nis {classes[label]}" if judgement.predicted[i] != label else ""
             _show(axis, image, said + truth, colour)

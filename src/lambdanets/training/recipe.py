@@ -34,6 +34,15 @@ class Recipe:
     training_images: int | None = None
     """Train on so many of the training images, drawn with the seed in the shares of the classes; on all if none."""
 
+    pseudo_labels: str | None = None
+    """Folder of a selection of a teacher's labels (lambdanets pseudo-label select), to train on as well."""
+    pseudo_images: str | None = None
+    """The shards that they belong to, a folder or a URL."""
+    pseudo_ratio: float = 1.0
+    """Pseudo-labelled images in a step for each labelled one. Epochs are those of the labelled images."""
+    pseudo_targets: Literal["soft", "hard"] = "soft"
+    """Learn the teacher's distribution, or its most probable class."""
+
     model: str = "lambda_resnet20_small"
     """A model of this package or of timm."""
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
@@ -128,6 +137,10 @@ class Recipe:
         for name in ("clip_gradient", "patience", "decay_epochs"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise InputError(f"{name} must be positive, got {getattr(self, name)}")
+        if (self.pseudo_labels is None) != (self.pseudo_images is None):
+            raise InputError("pseudo_labels and pseudo_images must be given together, got one without the other")
+        if self.pseudo_ratio <= 0:
+            raise InputError(f"pseudo_ratio must be positive, got {self.pseudo_ratio}")
         if self.micro_batch is not None and self.micro_batch < 2:
             raise InputError(f"micro_batch must be at least 2, as batch norm needs, got {self.micro_batch}")
         for name in ("momentum", "hold_out", "average_decay"):
@@ -154,6 +167,11 @@ class Recipe:
             raise InputError(f"crop_share must be two numbers in (0, 1], the smaller first, got {self.crop_share}")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
             raise InputError(f"crop_ratio must be two positive numbers, the smaller first, got {self.crop_ratio}")
+
+    @property
+    def pseudo_batch(self) -> int:
+        """Pseudo-labelled images in a step."""
+        return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
 
     def to_json(self) -> str:
         """The fields as JSON, readable by `from_json`."""

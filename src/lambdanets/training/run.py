@@ -37,6 +37,7 @@ from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
 from lambdanets.training.pictures import Curves, draw_curves, draw_predictions
 from lambdanets.training.processes import Processes, decided_by_first, joined
+from lambdanets.training.pseudo.student_images import open_student_images
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
@@ -52,6 +53,7 @@ class _Prepared:
 
     recipe: Recipe
     splits: Splits
+    fingerprint: str
     model: nn.Module
     training: ImageBatches
     validation: ImageBatches
@@ -101,7 +103,8 @@ def resume(folder: Path) -> dict[str, Any]:
 
 def whole_paths(recipe: Recipe) -> dict[str, Any]:
     """The recipe's paths from the root, so that a run can be resumed and evaluated from any folder."""
-    places = {"data": recipe.data, "data_root": recipe.data_root, "weights": recipe.weights}
+    names = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
+    places = {name: getattr(recipe, name) for name in names}
     return {
         name: str(Path(place).resolve())
         for name, place in places.items()
@@ -157,9 +160,14 @@ def _prepare(recipe: Recipe, these: Processes, begun: bool = False) -> _Prepared
     seed_everything(recipe.seed, verbose=False)
     model = build_model(replace(recipe, weights=None) if begun else recipe, len(splits.classes))
     recipe, share = divided(recipe, model, len(splits.classes), len(splits.train), these)
-    training = make_batches(recipe, splits.train, training=True, share=share)
+    beside = None
+    if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
+        soft = recipe.pseudo_targets == "soft"
+        beside = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
+    training = make_batches(recipe, splits.train, training=True, share=share, beside=beside)
     validation = make_batches(recipe, splits.validation, training=False, share=share)
-    return _Prepared(recipe, splits, prepare_batch_norm(model, recipe), training, validation, share)
+    known_by = fingerprint(splits) + (beside.fingerprint if beside is not None else "")
+    return _Prepared(recipe, splits, known_by, prepare_batch_norm(model, recipe), training, validation, share)
 
 
 def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any]:
@@ -184,7 +192,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
     callbacks += [speed, history, timer]
     callbacks += [TensorBoard(folder, history, speed), Curves(folder, history)] if these.first else []
     callbacks += [StopEarly(recipe.patience)] if recipe.patience else []
-    keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, fingerprint(splits))
+    keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, prepared.fingerprint)
     callbacks += [keep_best(checkpoints), keep_last, StopAfterStep(checkpoints / LAST)]
     trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts)
     trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)

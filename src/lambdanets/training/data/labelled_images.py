@@ -22,8 +22,11 @@ class LabelledImages(Protocol):
     def __len__(self) -> int:
         """How many images there are."""
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        """Decode one image (mode "L" or "RGB") and give its class number. Raises UnreadableImage."""
+    def load(self, index: int) -> tuple[Image.Image, int | np.ndarray]:
+        """Decode one image (mode "L" or "RGB") and give its class number. Raises UnreadableImage.
+
+        In place of a number a teacher's label may be its distribution over the classes, float32 (classes,).
+        """
 
     def name(self, index: int) -> str:
         """What a person would call the image: its path, or a set and a number ("digits/17")."""

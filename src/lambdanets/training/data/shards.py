@@ -49,6 +49,11 @@ class ShardedImages:
         return [shard.images for shard in self._shards]
 
     @property
+    def shard_names(self) -> list[str]:
+        """The file name of each shard."""
+        return [shard.name for shard in self._shards]
+
+    @property
     def labels(self) -> np.ndarray:
         """The class number of every image, int64 (n,), read from all shards at each call.
 
@@ -96,6 +101,10 @@ class ShardedImages:
     def of_shards(self, numbers: Sequence[int]) -> "ShardedImages":
         """The images of some of the shards."""
         return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes)
+
+    def unlabelled(self) -> "ShardedImages":
+        """The same images, of which no class is read."""
+        return ShardedImages(self._store, self._shards, ())
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": OrderedDict(), "_missing": {}}

@@ -97,6 +97,13 @@ def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int |
     return report
 
 
+def read_selection(folder: Path) -> dict[str, Any]:
+    """What selection.json in a folder says. Raises InputError where there is none, or a damaged one."""
+    if not (folder / SELECTION).is_file():
+        raise InputError(f"{folder} is no finished selection of pseudo-labels: it has no {SELECTION}")
+    return _read(folder / SELECTION)
+
+
 def _check(confidence: float, per_class: int | None, seed: int) -> None:
     if not 0 <= confidence < 1:
         raise InputError(f"confidence must be at least 0 and below 1, got {confidence:g}")

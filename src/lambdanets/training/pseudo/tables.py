@@ -80,20 +80,28 @@ def write_description(folder: Path, origin: Origin, shards: Sequence[str] = ()) 
     write_whole(folder / DESCRIPTION, printable_bytes(json.dumps(content, ensure_ascii=False) + "\n"))
 
 
-def open_labels(folder: Path) -> tuple[Origin, list[Path]]:
-    """Who gave the labels in a folder, and its tables by name.
+def read_description(folder: Path) -> tuple[Origin, set[str]]:
+    """Who gives the labels in a folder, and the names of all the tables that it is to have, where that is said.
 
-    Raises InputError for a folder without pseudo-labels.json or tables, and where a table is missing that it names.
+    Raises InputError for a folder without pseudo-labels.json.
     """
     path = folder / DESCRIPTION
     if not path.is_file():
         raise InputError(f"{folder} is no folder of pseudo-labels: it has no {DESCRIPTION}")
     try:
         origin = Origin.from_json(path.read_bytes())
-        wanted = set(map(str, json.loads(path.read_bytes()).get("shards", [])))
+        return origin, set(map(str, json.loads(path.read_bytes()).get("shards", [])))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         sentence = f"{path} is damaged: expected classes, teacher and top in JSON; label the images again"
         raise InputError(sentence) from error
+
+
+def open_labels(folder: Path) -> tuple[Origin, list[Path]]:
+    """Who gave the labels in a folder, and its tables by name.
+
+    Raises InputError for a folder without pseudo-labels.json or tables, and where a table is missing that it names.
+    """
+    origin, wanted = read_description(folder)
     tables = sorted(folder.glob("[!.]*.parquet"))
     missing = sorted(wanted - {table.stem for table in tables})
     if missing or not tables:

@@ -1,0 +1,142 @@
+"""A teacher's labels for images in shards: a table for each shard."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+
+from lambdanets.errors import InputError
+from lambdanets.training.classifier import Classifier, load_classifier, weights_in
+from lambdanets.training.data.shards import ShardedImages, open_shards
+from lambdanets.training.evaluation import probabilities_of
+from lambdanets.training.feeding import make_batches
+from lambdanets.training.processes import processes
+from lambdanets.training.pseudo.tables import DESCRIPTION, Origin, read_description, write_description, write_table
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What one process did: shards and images, those that could not be read, seconds; and shards left to others."""
+
+    shards: int
+    images: int
+    unreadable: tuple[str, ...]
+    seconds: float
+    elsewhere: int
+
+
+def label_shards(
+    teacher: Path,
+    location: str,
+    out: Path,
+    *,
+    top: int = 5,
+    batch_size: int | None = None,
+    workers: int = 0,
+    max_unreadable: int = 1000,
+    tell: Callable[[str, int, float], None] = lambda name, images, seconds: None,
+) -> Labelled:
+    """Write a table of the teacher's most probable classes for each training shard of a set.
+
+    The teacher sees the images as in its own evaluation. Shards that have their table are left alone, and so is one
+    that another process has locked: so any number of processes that share the folder work on one set, each with a GPU
+    of its own where torchrun starts them, none labels a shard twice, and what was killed is done by the next.
+
+    tell: called with a shard's name, its images and the seconds it took. Raises InputError for a folder begun with
+    another teacher, set or top, and where more than max_unreadable images cannot be read.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.set_device(processes().local_rank)
+    for name, value, least in (("top", top, 1), ("max_unreadable", max_unreadable, 0)):
+        if value < least:
+            raise InputError(f"{name} must be at least {least}, got {value}")
+    classifier = load_classifier(teacher)
+    recipe = replace(classifier.recipe, workers=workers, batch_size=batch_size or classifier.recipe.batch_size)
+    classifier = replace(classifier, recipe=recipe)
+    parts, _ = open_shards(location)
+    images = parts["train"].unlabelled()
+    top = min(top, len(classifier.classes))
+    origin = Origin(classifier.classes, _description(classifier, teacher, images), top)
+    _begin(out, origin, images)
+    done = read = elsewhere = 0
+    unreadable: list[str] = []
+    started = time.monotonic()
+    for number, name in enumerate(images.shard_names):
+        table = out / f"{Path(name).stem}.parquet"
+        if table.is_file():
+            continue
+        lock = out / f".{name}.lock"
+        try:
+            with FileLock(lock, timeout=0):
+                if not table.is_file():
+                    begun = time.monotonic()
+                    for leftover in out.glob(f".{table.name}.*.unfinished"):  # of one that was killed
+                        leftover.unlink(missing_ok=True)
+                    count = _label(classifier, images.of_shards([number]), table, origin, unreadable)
+                    tell(name, count, time.monotonic() - begun)
+                    done, read = done + 1, read + count
+                lock.unlink(missing_ok=True)
+        except Timeout:
+            elsewhere += 1
+        if len(unreadable) > max_unreadable:
+            some = "; ".join(unreadable[:3])
+            raise InputError(
+                f"{len(unreadable)} images could not be read, and max_unreadable is {max_unreadable}: {some}"
+            )
+    return Labelled(done, read, tuple(unreadable), time.monotonic() - started, elsewhere)
+
+
+def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:
+    with weights_in(teacher).open("rb") as file:
+        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"model": classifier.recipe.model, "weights": weights, "images": images.fingerprint}
+
+
+def _begin(out: Path, origin: Origin, images: ShardedImages) -> None:
+    """Write the description into a new folder; InputError where there is one of other labels, or anything else."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} must be a folder, and is a file; name another")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {out} for the labels: {error.strerror}") from error
+    with FileLock(out / ".lock"):
+        path = out / DESCRIPTION
+        if path.is_file():
+            there, _ = read_description(out)
+            if there != origin:
+                differ = [name for name in vars(origin) if getattr(there, name) != getattr(origin, name)]
+                raise InputError(f"{out} holds labels with another {', '.join(differ)}; name another folder")
+        elif any(not entry.name.startswith(".") for entry in out.iterdir()):
+            raise InputError(f"{out} holds something already; name another folder")
+        else:
+            write_description(out, origin, [Path(name).stem for name in images.shard_names])
+
+
+def _label(classifier: Classifier, images: ShardedImages, table: Path, origin: Origin, unreadable: list[str]) -> int:
+    """Write the table of one shard and return how many of its images could be read."""
+    positions, classes, probabilities = [], [], []
+    for batch in make_batches(classifier.recipe, images, training=False):
+        unreadable += batch.unreadable
+        if len(batch.labels):
+            best = probabilities_of(classifier, batch.images).topk(origin.top)
+            positions.append(batch.indices.numpy())
+            classes.append(best.indices.numpy())
+            probabilities.append(best.values.numpy())
+    empty = np.empty((0, origin.top))
+    where = np.concatenate(positions or [np.empty(0)]).astype(np.int64)
+    write_table(
+        table,
+        origin,
+        keys=[images.key(int(position)) for position in where],
+        positions=where,
+        classes=np.concatenate(classes or [empty]).astype(np.int64),
+        probabilities=np.concatenate(probabilities or [empty]),
+    )
+    return len(where)
