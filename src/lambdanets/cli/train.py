@@ -20,6 +20,8 @@ class Train:
     run: Path | None = None
     """Folder the run leaves: new, empty, or of an unfinished run of the same recipe, which goes on. By default
     runs/RECIPE-DATE-TIME."""
+    quicktest: bool = False
+    """Train the recipe made small, on scanned digits, in less than a minute on two cores."""
     resume: Path | None = None
     """Folder of an unfinished run to go on with, by the recipe it was started with."""
 
@@ -47,8 +49,13 @@ def main(arguments: list[str]) -> int:
         folder = options.resume
     else:
         folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    recipe = options.recipe
+    if options.quicktest:
+        from lambdanets.training.quicktest import small
+
+        recipe = small(recipe, folder.with_name(f"{folder.name}-data"))
     with explained(f"lambdanets train --resume {folder}", folder / run.RECIPE):
-        result = run.resume(folder) if options.resume is not None else run.start(options.recipe, folder)
+        result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
     if result:  # the first process's
         _report(result, folder)
     return 0

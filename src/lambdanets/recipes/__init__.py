@@ -14,8 +14,12 @@ from lambdanets.training.recipe import Recipe
 
 def list_recipes() -> dict[str, str]:
     """Names of the recipes that come with the package, and the first line of each one's promise."""
-    modules = {name: _module(name) for _, name, _ in pkgutil.iter_modules(__path__)}
-    return {name: (module.__doc__ or "").splitlines()[0] for name, module in sorted(modules.items())}
+    return {name: (module.__doc__ or "").splitlines()[0] for name, module in _modules().items()}
+
+
+def list_variants(name: str) -> list[str]:
+    """Names of the recipes that a file of that name has beside its main one."""
+    return [f"{name}_{suffix}" for suffix in getattr(_modules()[name], "recipes", {})]
 
 
 def find_recipe(name: str) -> Recipe:
@@ -30,14 +34,18 @@ def find_recipe(name: str) -> Recipe:
             advice = nearest(unknown[1], [field.name for field in dataclasses.fields(Recipe)]) if unknown else ""
             raise InputError(f"{name} cannot be run: {type(error).__name__}: {error}{advice}") from error
     else:
-        known = list_recipes()
-        if name not in known:
-            raise InputError(f"there is no recipe named {name!r}, only {', '.join(known)}{nearest(name, known)}")
-        recipe = _module(name).recipe
+        modules = _modules()
+        variants = {variant: module for module in modules for variant in list_variants(module)}
+        if name not in modules and name not in variants:
+            known = [*modules, *variants]
+            raise InputError(f"there is no recipe named {name!r}, only {', '.join(modules)}{nearest(name, known)}")
+        module = modules[variants.get(name, name)]
+        recipe = module.recipe if name in modules else module.recipes[name.removeprefix(f"{variants[name]}_")]
     if not isinstance(recipe, Recipe):
         raise InputError(f"{name} must assign recipe = Recipe(...), got {recipe!r}")
     return recipe
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{name}")
+def _modules() -> dict[str, ModuleType]:
+    names = sorted(name for _, name, _ in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}

@@ -19,8 +19,8 @@ from lambdanets.benchmark.timing import interleave
 from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
+from lambdanets.models.counting import count_flops
 from lambdanets.provenance import commit, hardware, versions
-from lambdanets.reproduction.counting import count_flops
 from lambdanets.reproduction.rows import ROWS, Build
 
 # Passes of each measured table.

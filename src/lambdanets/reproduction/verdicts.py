@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 from lambdanets.reproduction import complexity
-from lambdanets.reproduction.counting import count_flops, count_parameters, count_parameters_in_use
 from lambdanets.reproduction.memory import memory_of
 from lambdanets.reproduction.printed import COUNTABLE, Printed
 from lambdanets.reproduction.rows import OF_OTHERS, Build, build_of, structure

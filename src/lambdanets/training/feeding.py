@@ -44,13 +44,15 @@ def make_batches(
 def make_transform(recipe: Recipe, *, training: bool) -> Callable[[Image], Tensor]:
     """The transform of an image in the recipe's channels to (channels, image_size, image_size), normalized.
 
-    In training a random crop, flip and RandAugment as the recipe says; otherwise the largest centred square.
+    In training a random crop, flip and RandAugment as the recipe says; otherwise the largest centred square, or
+    as much of its middle as eval_crop says.
     Raises InputError for a RandAugment policy that timm does not know.
     """
     shape = (recipe.channels, recipe.image_size, recipe.image_size)
     common = {"interpolation": recipe.interpolation, "mean": recipe.mean, "std": recipe.std}
     if not training:
-        return Compose([centred_square, create_transform(shape, is_training=False, crop_pct=1.0, **common)])
+        middle = create_transform(shape, is_training=False, crop_pct=recipe.eval_crop, **common)
+        return Compose([centred_square, middle])
     try:
         return create_transform(
             shape,

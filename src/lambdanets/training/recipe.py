@@ -71,6 +71,8 @@ class Recipe:
     """Share of an image's area that a random training crop takes."""
     crop_ratio: tuple[float, float] = (0.9, 1.1)
     """Its width over its height."""
+    eval_crop: float = 1.0
+    """Share of the largest centred square, a side, that is seen in evaluation."""
     flip: float = 0.0
     """Probability of a left-right flip in training."""
     rand_augment: str | None = None
@@ -163,6 +165,8 @@ class Recipe:
                 )
         if min(self.std) <= 0:
             raise InputError(f"std must be positive, got {self.std}")
+        if not 0 < self.eval_crop <= 1:
+            raise InputError(f"eval_crop must be in (0, 1], got {self.eval_crop}")
         if not 0 < self.crop_share[0] <= self.crop_share[1] <= 1:
             raise InputError(f"crop_share must be two numbers in (0, 1], the smaller first, got {self.crop_share}")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:

@@ -24,7 +24,14 @@ from lambdanets.training.checkpoints import (
     what_counts,
 )
 from lambdanets.training.classification import Classification, prepare_batch_norm
-from lambdanets.training.classifier import WEIGHTS, Classifier, build_model, describe, save_classifier
+from lambdanets.training.classifier import (
+    WEIGHTS,
+    Classifier,
+    build_model,
+    describe,
+    save_classifier,
+    with_model_of_weights,
+)
 from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
 from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.data.order import Share
@@ -73,19 +80,15 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
     with joined() as these:
         if decided_by_first(lambda: _holds_run(recipe, folder)):
             return _go_on(folder, these)
-        if not recipe.data:
-            raise InputError("data must be given, such as --data FOLDER; the recipe names none")
-        prepared = _prepare(replace(recipe, **whole_paths(recipe)), these)
+        prepared = _prepare(given(recipe), these)
         decided_by_first(lambda: _make_folder(prepared.recipe, folder))
         return _train(prepared, folder, these)
 
 
 def check(recipe: Recipe) -> tuple[int, int]:
     """Raise InputError for what the recipe asks and cannot be done; return its classes and training images."""
-    if not recipe.data:
-        raise InputError("data must be given, such as --data FOLDER; the recipe names none")
     with joined() as these:
-        splits = _prepare(replace(recipe, **whole_paths(recipe)), these).splits
+        splits = _prepare(given(recipe), these).splits
     return len(splits.classes), len(splits.train)
 
 
@@ -108,8 +111,16 @@ def whole_paths(recipe: Recipe) -> dict[str, Any]:
     return {
         name: str(Path(place).resolve())
         for name, place in places.items()
-        if place is not None and place != "digits" and not is_timm_name(place) and Path(place).exists()
+        if place and place != "digits" and not is_timm_name(place) and Path(place).exists()
     }
+
+
+def given(recipe: Recipe) -> Recipe:
+    """The recipe with whole paths and a model. Raises InputError for what it leaves to be given, and is not."""
+    for name in ("data", "weights", "pseudo_labels", "pseudo_images"):
+        if getattr(recipe, name) == "":
+            raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} FOLDER; the recipe names none")
+    return with_model_of_weights(replace(recipe, **whole_paths(recipe)))
 
 
 def _holds_run(recipe: Recipe, folder: Path) -> bool:

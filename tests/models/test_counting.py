@@ -4,7 +4,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d, create_model
-from lambdanets.reproduction.counting import count_flops, count_parameters, count_parameters_in_use
+from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 from lambdanets.reproduction.printed import printed
 from lambdanets.reproduction.rows import ROWS, build_of
 

@@ -1,0 +1,31 @@
+"""CIFAR-10 (60,000 images of 32x32), small LambdaResNet, 100 epochs. Not measured in full by this project.
+
+One GPU. The convolution twin is cifar10_convolution: the same network with 3x3 convolutions in place of lambda layers.
+The data is read from torchvision's files under --data-root.
+Run: lambdanets train cifar10 --data-root FOLDER
+"""
+
+from dataclasses import replace
+
+from lambdanets.recipes.digits import recipe as digits
+
+recipe = replace(
+    digits,
+    data="torch/cifar10",
+    channels=3,
+    mean=(0.491, 0.482, 0.447),
+    std=(0.247, 0.243, 0.262),
+    image_size=32,
+    crop_share=(0.4, 1.0),
+    crop_ratio=(0.75, 1.333),
+    flip=0.5,
+    rand_augment="rand-m5-n2",
+    epochs=100,
+    batch_size=128,
+    weight_decay=5e-4,
+    warmup_epochs=5.0,
+    average_decay=0.999,
+    workers=8,
+)
+
+recipes = {"convolution": replace(recipe, model="resnet20_mixer_small", model_options={"mixer": "convolution"})}
