@@ -1,6 +1,8 @@
 """`lambdanets train`."""
 
 import dataclasses
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,11 @@ class Train:
     run: Path | None = None
     """Folder the run leaves: new, empty, or of an unfinished run of the same recipe, which goes on. By default
     runs/RECIPE-DATE-TIME."""
+    devices: int | None = None
+    """Processes to train with on this machine, each with a GPU of its own where there are some; torchrun starts more
+    machines. With --plan, the devices to plan for."""
+    plan: bool = False
+    """Say what training would take, and train nothing: steps, memory, hours, data, and the rate to read it at."""
     quicktest: bool = False
     """Train the recipe made small, on scanned digits, in less than a minute on two cores."""
     resume: Path | None = None
@@ -42,6 +49,7 @@ def main(arguments: list[str]) -> int:
         description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
     )
     from lambdanets.training import run
+    from lambdanets.training.processes import processes
 
     if options.resume is not None:
         if named or options.recipe != recipe or options.run is not None:
@@ -49,8 +57,16 @@ def main(arguments: list[str]) -> int:
         folder = options.resume
     else:
         folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if options.plan:
+        return _plan(options)
+    if processes().count > 1 and options.resume is None and options.run is None:
+        raise InputError("several processes need --run DIR, the same for all of them")
+    if options.devices is not None:
+        return _launch(options.devices, arguments, folder)
     recipe = options.recipe
     if options.quicktest:
+        if processes().count > 1:
+            raise InputError("--quicktest is for one process; leave it out, or train without torchrun")
         from lambdanets.training.quicktest import small
 
         recipe = small(recipe, folder.with_name(f"{folder.name}-data"))
@@ -59,6 +75,39 @@ def main(arguments: list[str]) -> int:
     if result:  # the first process's
         _report(result, folder)
     return 0
+
+
+def _plan(options: Train) -> int:
+    from lambdanets.training.plan import plan
+    from lambdanets.training.processes import processes
+
+    if options.resume is not None or options.run is not None or options.quicktest:
+        raise InputError("--plan makes no run; give no --resume, --run or --quicktest beside it")
+    for line in plan(options.recipe, options.devices or processes().count).lines():
+        print(line)
+    return 0
+
+
+def _launch(devices: int, arguments: list[str], folder: Path) -> int:
+    """Start torchrun with the same command in each process."""
+    from lambdanets.training.processes import processes
+
+    if devices < 1:
+        raise InputError(f"devices must be at least 1, got {devices}")
+    if processes().count > 1:
+        raise InputError("--devices starts processes, and torchrun has started these; give one or the other")
+    import torch
+
+    if torch.cuda.is_available() and devices > torch.cuda.device_count():
+        raise InputError(f"devices must be at most {torch.cuda.device_count()}, the GPUs that there are, got {devices}")
+    place = arguments.index("--devices") if "--devices" in arguments else None
+    if place is None:
+        raise InputError("--devices must stand apart from its number, as in --devices 2")
+    same = arguments[:place] + arguments[place + 2 :]
+    if not {"--run", "--resume"} & set(same):
+        same += ["--run", str(folder)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
+    return subprocess.run([*launcher, "-m", "--", "lambdanets", "train", *same], check=False).returncode
 
 
 def _report(result: dict[str, Any], folder: Path) -> None:

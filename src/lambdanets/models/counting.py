@@ -30,7 +30,7 @@ def count_parameters_in_use(model: nn.Module, image_size: int) -> int:
     return count_parameters(model) - sum(unused.values())
 
 
-def count_flops(model: nn.Module, image_size: int, *, applied_together: bool = False) -> int:
+def count_flops(model: nn.Module, image_size: int, *, channels: int = 3, applied_together: bool = False) -> int:
     """Operations of a forward pass of one square image, 2 per multiply-add (Sec. F.3, FLOPS count).
 
     Counted are convolutions, linear layers and what lambda layers contract; not biases, norms, activations, pooling or
@@ -44,7 +44,7 @@ def count_flops(model: nn.Module, image_size: int, *, applied_together: bool = F
         nonlocal total
         total += 2 * multiply_adds(layer, arguments, output, applied_together)
 
-    _run_on_meta(model, image_size, note)
+    _run_on_meta(model, image_size, note, channels)
     return total
 
 
@@ -78,7 +78,7 @@ def _contractions(layer: LambdaLayer2d, x: Tensor, applied_together: bool) -> in
     return batch * height * width * (sum(contexts) * made + applications * applied)
 
 
-def _run_on_meta(model: nn.Module, image_size: int, note: Any) -> None:
+def _run_on_meta(model: nn.Module, image_size: int, note: Any, channels: int = 3) -> None:
     """One image through the model, with note(layer, arguments, output) told of every layer."""
     for parameter in model.parameters():
         if not parameter.is_meta:
@@ -87,7 +87,7 @@ def _run_on_meta(model: nn.Module, image_size: int, note: Any) -> None:
     training = model.training
     try:
         with torch.no_grad():
-            model.eval()(torch.empty(1, 3, image_size, image_size, device="meta"))
+            model.eval()(torch.empty(1, channels, image_size, image_size, device="meta"))
     finally:
         model.train(training)
         for hook in hooks:

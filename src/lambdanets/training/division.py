@@ -15,7 +15,7 @@ from lambdanets.training.memory import images_that_fit
 from lambdanets.training.processes import Processes, least
 from lambdanets.training.recipe import Recipe
 
-_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def with_precision(recipe: Recipe) -> Recipe:
@@ -59,7 +59,7 @@ def divided(recipe: Recipe, model: nn.Module, classes: int, images: int, these: 
 def _tried(recipe: Recipe, model: nn.Module, images: int, device: torch.device) -> int:
     """So many images, or half, or half of that: what a forward and backward pass runs with."""
     trial = copy.deepcopy(model).to(device).train()
-    autocast = _AUTOCAST.get(recipe.precision)
+    autocast = AUTOCAST.get(recipe.precision)
     while True:
         try:
             batch = torch.randn(images, recipe.channels, recipe.image_size, recipe.image_size, device=device)
