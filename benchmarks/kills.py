@@ -142,8 +142,7 @@ def attempt(recipe: Recipe, folder: Path, aim: Aim | None = None) -> Attempt:
             ended, status = os.waitpid(child, os.WNOHANG)
         if not ended:
             os.kill(child, signal.SIGKILL)
-    if not ended:
-        _, status = os.waitpid(child, 0)
+    status = status if ended else os.waitpid(child, 0)[1]
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     if status and not killed:
         raise RuntimeError(f"the run failed with status {status}:\n{told.read_text(errors='replace')}")
@@ -166,10 +165,9 @@ def _be_child(recipe: Recipe, folder: Path, board: Board, aim: Aim | None, told:
         run.start(recipe, folder)
         code = 0
     except BaseException:
-        traceback.print_exc()
+        traceback.print_exc(file=sys.stdout)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        print(end="", flush=True)
         os._exit(code)
 
 
@@ -208,15 +206,17 @@ def files_in(folder: Path) -> set[str]:
 
 def draw_aim(generator: random.Random, whole: Attempt, begun: bool) -> Aim:
     """The next kill's moment, for a run that has begun or not; lengths of phases are the unbroken run's."""
-    phases = [name for name in NAMES if name != NAMES[1 if begun else 2]]
-    at = generator.choice(["any time", "any time", HALF, HALF, RENAME, "training", "validation", *phases])
+    never, soon = NAMES[1 if begun else 2], NAMES[2 if begun else 1]
+    often = ["any time", "any time", HALF, HALF, RENAME, RENAME, "training", soon]
+    at = generator.choice([*often, *(name for name in NAMES if name != never)])
     if at == "any time":
         return Aim(NAMES[0], 1, generator.uniform(0, whole.seconds))
-    if at not in PHASES:
-        return Aim(at, generator.randint(1, 6))
+    if at not in PHASES:  # most checkpoints have two renames, the first one's of last.ckpt to before.ckpt
+        return Aim(at, generator.choice([1, 2, 4, 5] if begun or at == HALF else [1, 4, 6]))
     times = max(1, int(whole.board.begun[NAMES.index(at)]))
-    seconds = whole.board.seconds[NAMES.index(at)] / times or 0.1  # the first phase has no end
-    return Aim(at, generator.randint(1, min(times, 3)), generator.uniform(0, seconds))
+    seconds = whole.board.seconds[NAMES.index(at)] / times
+    # the first phase has no end, and the unbroken run read no checkpoint
+    return Aim(at, generator.randint(1, min(times, 3)), generator.uniform(0, seconds if seconds > 0.001 else 0.02))
 
 
 def kill_and_check(recipe: Recipe, unbroken: Path, folder: Path, aim: Aim) -> dict[str, Any] | None:
@@ -275,7 +275,7 @@ def main() -> None:
         done, runs = kill_runs(recipe, Path(scratch), options.kills, options.seed)
     counts = Counter(kill["phase"] for kill in done)
     by_phase = {phase: counts[phase] for phase in NAMES}
-    print(f"\n{len(done)} kills of {runs} runs, each of which ended as the unbroken run\n")
+    print(f"\n{len(done)} kills of {runs} runs, each of which ended as the unbroken run")
     print(*(f"{count:>4}  {phase}" for phase, count in by_phase.items()), sep="\n")
     left = {name: sum(kill[name] for kill in done) for name in done[0] if name.startswith("left")}
     print(f"\nleft half a file: {left[LEFT_HALF]}; struck between the renames of a checkpoint: {left[LEFT_BEFORE]}")
