@@ -18,7 +18,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -165,9 +164,8 @@ def _be_child(recipe: Recipe, folder: Path, board: Board, aim: Aim | None, told:
         run.start(recipe, folder)
         code = 0
     except BaseException:
-        traceback.print_exc(file=sys.stdout)
+        os.write(2, traceback.format_exc().encode())
     finally:
-        print(end="", flush=True)
         os._exit(code)
 
 
