@@ -52,7 +52,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
 }
 NAMES = list(PHASES)
 HALF, RENAME = "half a file", "a rename"
-LEFT_HALF, LEFT_BEFORE = "left_half_a_file", "left_no_last_checkpoint_but_one_before"
+UNFINISHED, NO_LAST = "left_an_unfinished_file", "left_no_last_checkpoint_but_one_before"
 KILLS_A_RUN = 5
 
 
@@ -233,8 +233,8 @@ def kill_and_check(recipe: Recipe, unbroken: Path, folder: Path, aim: Aim) -> di
         "phase": outcome.phase,
         "seconds": round(outcome.seconds, 3),
         "aim": dataclasses.asdict(aim),
-        LEFT_HALF: any(name.endswith(".unfinished") for name in left),
-        LEFT_BEFORE: f"checkpoints/{BEFORE}" in left and f"checkpoints/{LAST}" not in left,
+        UNFINISHED: any(name.endswith(".unfinished") for name in left),
+        NO_LAST: f"checkpoints/{BEFORE}" in left and f"checkpoints/{LAST}" not in left,
     }
 
 
@@ -276,7 +276,7 @@ def main() -> None:
     print(f"\n{len(done)} kills of {runs} runs, each of which ended as the unbroken run")
     print(*(f"{count:>4}  {phase}" for phase, count in by_phase.items()), sep="\n")
     left = {name: sum(kill[name] for kill in done) for name in done[0] if name.startswith("left")}
-    print(f"\nleft half a file: {left[LEFT_HALF]}; struck between the renames of a checkpoint: {left[LEFT_BEFORE]}")
+    print(f"after {left[UNFINISHED]} an unfinished file lay there; after {left[NO_LAST]} before.ckpt and no last.ckpt")
     result = {
         "kills": len(done),
         "runs": runs,

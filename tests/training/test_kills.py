@@ -42,7 +42,7 @@ def test_a_run_that_is_killed_at_its_start_in_a_write_and_at_its_end_goes_on_to_
         "validation",
         "weights, pictures, result",
     ]
-    assert [kill["left_half_a_file"] for kill in found] == [True, True, False, False]
+    assert [kill["left_an_unfinished_file"] for kill in found] == [True, True, False, False]
     assert [kill["left_no_last_checkpoint_but_one_before"] for kill in found] == [False, True, False, False]
     script.attempt(recipe, folder)
     script.check_same_end(tmp_path / "unbroken", folder)
