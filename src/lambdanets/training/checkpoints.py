@@ -96,11 +96,29 @@ def ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
     return batch_idx + 1 >= trainer.num_training_batches
 
 
-def keep_best(folder: Path) -> ModelCheckpoint:
-    """The callback that keeps best.ckpt, by top-1 on the validation images."""
-    return ModelCheckpoint(
-        folder, Path(BEST).stem, monitor="top1", mode="max", enable_version_counter=False, auto_insert_metric_name=False
-    )
+class KeepBest(ModelCheckpoint):
+    """Keeps best.ckpt, by top-1 on the validation images, also in a folder that was moved or copied meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            folder,
+            Path(BEST).stem,
+            monitor="top1",
+            mode="max",
+            enable_version_counter=False,
+            auto_insert_metric_name=False,
+            save_on_train_epoch_end=False,  # but before KeepLast, whose checkpoint is to know what is best
+        )
+        self._path = str(Path(str(self.dirpath)) / BEST)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # from another folder Lightning takes no score, so that any epoch would be the best
+        scores = dict.fromkeys([self._path] if state["best_k_models"] else [], state["best_model_score"])
+        here = self._path if scores else ""
+        super().load_state_dict(
+            state
+            | {"dirpath": self.dirpath, "best_model_path": here, "kth_best_model_path": here, "best_k_models": scores}
+        )
 
 
 def fingerprint(splits: Splits) -> str:

@@ -14,12 +14,14 @@ from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, 
 from lambdanets.models.weights import read_weights
 from lambdanets.training.averaging import AverageWeights
 from lambdanets.training.checkpoints import (
+    BEFORE,
     BEST,
+    FREE,
     LAST,
+    KeepBest,
     KeepLast,
     check_resumable,
     fingerprint,
-    keep_best,
     newest,
     what_counts,
 )
@@ -79,7 +81,7 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
     recipe = with_precision(recipe)
     with joined() as these:
         if decided_by_first(lambda: _holds_run(recipe, folder)):
-            return _go_on(folder, these)
+            return _go_on(folder, these, recipe)
         prepared = _prepare(given(recipe), these)
         decided_by_first(lambda: _make_folder(prepared.recipe, folder))
         return _train(prepared, folder, these)
@@ -154,11 +156,16 @@ def _read_recipe(folder: Path) -> Recipe:
     return Recipe.from_json((folder / RECIPE).read_bytes(), str(folder / RECIPE))
 
 
-def _go_on(folder: Path, these: Processes) -> dict[str, Any]:
+def _go_on(folder: Path, these: Processes, asked: Recipe | None = None) -> dict[str, Any]:
+    """Go on by the folder's recipe; what may change meanwhile is as asked, the data's place and max_unreadable too."""
     if decided_by_first((folder / RESULT).is_file):
         return read_result(folder) if these.first else {}
-    begun = (folder / "checkpoints" / LAST).is_file()
-    return _train(_prepare(_read_recipe(folder), these, begun), folder, these)
+    begun = any((folder / "checkpoints" / name).is_file() for name in (LAST, BEFORE))
+    recipe = _read_recipe(folder)
+    if asked is not None:
+        given = asdict(replace(asked, **whole_paths(asked)))
+        recipe = replace(recipe, **{name: given[name] for name in FREE if given[name] not in (None, "")})
+    return _train(_prepare(recipe, these, begun), folder, these)
 
 
 def _prepare(recipe: Recipe, these: Processes, begun: bool = False) -> _Prepared:
@@ -189,7 +196,8 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
     if begun is not None:
         check_resumable(begun, model, recipe, splits.classes)
     if these.first:
-        remove_unfinished(checkpoints)
+        for place in (folder, checkpoints):
+            remove_unfinished(place)
     module = Classification(
         model, recipe, len(splits.classes), prepared.training.steps, description, share=prepared.share
     )
@@ -204,7 +212,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
     callbacks += [TensorBoard(folder, history, speed), Curves(folder, history)] if these.first else []
     callbacks += [StopEarly(recipe.patience)] if recipe.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, prepared.fingerprint)
-    callbacks += [keep_best(checkpoints), keep_last, StopAfterStep(checkpoints / LAST)]
+    callbacks += [KeepBest(checkpoints), keep_last, StopAfterStep(checkpoints / LAST)]
     trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts)
     trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
     if not these.first:

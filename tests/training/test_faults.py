@@ -1,0 +1,235 @@
+"""What a run does about faults, in its own process. docs/faults.md lists these tests and others beside what happens."""
+
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from test_run import CrashError, assert_same_end, at_step, broken_off, crash
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from lambdanets.cli import main
+from lambdanets.errors import InputError
+from lambdanets.models.weights import read_weights
+from lambdanets.training import division, run
+from lambdanets.training.classification import Classification
+from lambdanets.training.recipe import Recipe
+
+
+@pytest.fixture
+def small(two_classes):
+    """Two epochs of three steps, with dropout and stochastic depth."""
+    return Recipe(
+        data=str(two_classes),
+        channels=3,
+        image_size=8,
+        epochs=2,
+        batch_size=6,
+        warmup_epochs=0.5,
+        drop_path=0.2,
+        dropout=0.1,
+        checkpoint_every=2,
+    )
+
+
+@pytest.fixture
+def peaked(small, monkeypatch):
+    """Six epochs of two steps with held-out images, whose top-1 is as written here: the best after the second."""
+    scores = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]
+    monkeypatch.setattr(
+        Classification, "on_validation_epoch_start", lambda self: setattr(self.top1, "epoch", self.current_epoch)
+    )
+    monkeypatch.setattr(MulticlassAccuracy, "compute", lambda self: torch.tensor(scores[self.epoch]))
+    return replace(small, epochs=6, hold_out=0.25, checkpoint_every=1000)
+
+
+def assert_same_best(one, other):
+    first, second = (read_weights(folder / "checkpoints/best.ckpt")[0] for folder in (one, other))
+    assert [name for name in first | second if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize("step", [2, 4, 6, 7])
+def test_a_run_that_stops_early_goes_on_to_the_same_end(peaked, step, tmp_path, monkeypatch):
+    recipe = replace(peaked, patience=2)
+    whole = run.start(recipe, tmp_path / "whole")
+    assert whole["epochs"] == 4
+    assert whole["held_out_top1"] == 0.75
+    broken_off(recipe, tmp_path / "broken", monkeypatch, step)
+    assert run.start(recipe, tmp_path / "broken")["epochs"] == 4
+    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+    assert_same_best(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_run_that_had_stopped_early_before_its_result_was_written_trains_no_further(peaked, tmp_path, monkeypatch):
+    recipe = replace(peaked, patience=2)
+    run.start(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_result", lambda *_, **__: crash())
+        with pytest.raises(CrashError):
+            run.start(recipe, tmp_path / "ended")
+    at_step(monkeypatch, 8, lambda: pytest.fail("trained again"))
+    run.start(recipe, tmp_path / "ended")
+    assert_same_end(tmp_path / "whole", tmp_path / "ended")
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_a_run_whose_folder_was_copied_keeps_what_was_best_and_leaves_the_first_folder_alone(
+    peaked, step, tmp_path, monkeypatch
+):
+    run.start(peaked, tmp_path / "whole")
+    broken_off(peaked, tmp_path / "broken", monkeypatch, step)
+    shutil.copytree(tmp_path / "broken", tmp_path / "copy")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "broken").rglob("*")}
+    run.start(peaked, tmp_path / "copy")
+    assert_same_end(tmp_path / "whole", tmp_path / "copy")
+    assert_same_best(tmp_path / "whole", tmp_path / "copy")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "broken").rglob("*")} == before
+
+
+def test_half_written_files_are_gone_when_a_run_has_ended(small, tmp_path, monkeypatch):
+    folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
+    for name in (".weights.safetensors.17.unfinished", "checkpoints/.last.ckpt.17.unfinished"):
+        (folder / name).write_bytes(b"half")
+    run.start(small, folder)
+    assert list(folder.rglob("*.unfinished")) == []
+
+
+def test_a_run_killed_between_two_renames_goes_on_where_its_first_weights_are_gone(small, tmp_path, monkeypatch):
+    run.start(replace(small, epochs=1), tmp_path / "base")
+    small = replace(small, weights=str(tmp_path / "base"))
+    run.start(small, tmp_path / "whole")
+    folder = broken_off(small, tmp_path / "broken", monkeypatch, step=4)
+    (folder / "checkpoints/last.ckpt").unlink()
+    assert (folder / "checkpoints/before.ckpt").exists()
+    shutil.rmtree(tmp_path / "base")
+    run.resume(folder)
+    assert_same_end(tmp_path / "whole", folder)
+
+
+def test_two_damaged_checkpoints_are_named_with_what_to_do(small, tmp_path, monkeypatch):
+    folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
+    for name in ("last.ckpt", "before.ckpt"):
+        (folder / "checkpoints" / name).write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"last\.ckpt .*; remove .*last\.ckpt to start the run again"):
+        run.start(small, folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"seed": 1}, r"holds a run with seed 0, not 1; go on with it by --resume, or name another folder"),
+        ({"epochs": 9, "dropout": 0.0}, r"holds a run with dropout 0\.1, not 0\.0, epochs 2, not 9;"),
+    ],
+)
+def test_a_folder_of_another_recipes_run_is_refused_with_the_fields_that_differ(small, changed, sentence, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "recipe.json").write_text(replace(small, precision="32-true").to_json())
+    with pytest.raises(InputError, match=sentence):
+        run.start(replace(small, **changed), folder)
+    assert [path.name for path in folder.iterdir()] == ["recipe.json"]
+
+
+def test_the_same_command_goes_on_and_then_does_nothing(small, tmp_path, monkeypatch):
+    run.start(small, tmp_path / "whole")
+    folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
+    steps = []
+    with monkeypatch.context() as patch:
+        for step in range(6):
+            at_step(patch, step, lambda step=step: steps.append(step))
+        run.start(small, folder)
+    assert steps == [4, 5]
+    assert_same_end(tmp_path / "whole", folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert run.start(small, folder)["epochs"] == 2
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_command_with_other_data_does_not_go_on_with_the_first(small, two_classes, tmp_path, monkeypatch):
+    folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
+    shutil.copytree(two_classes, tmp_path / "others")
+    (tmp_path / "others/dark/00.png").rename(tmp_path / "others/dark/another.png")
+    with pytest.raises(InputError, match="the data has changed since the run began"):
+        run.start(replace(small, data=str(tmp_path / "others")), folder)
+
+
+def test_more_unreadable_images_than_max_unreadable_stop_the_run_and_are_named(small, two_classes, tmp_path):
+    for number in range(4):
+        (two_classes / f"dark/{number:02}.png").write_bytes(b"no image")
+    with pytest.raises(
+        InputError, match=r"images could not be read, and max_unreadable is 1: .*dark/0\d\.png: it is not an image"
+    ):
+        run.start(replace(small, max_unreadable=1), tmp_path / "run")
+    # the run goes on with what the same command allows now
+    assert len(run.start(replace(small, max_unreadable=4), tmp_path / "run")["unreadable"]) == 4
+
+
+class NaN(nn.Module):
+    def forward(self, x):
+        return x * float("nan")
+
+
+class NaNBackwards(nn.Module):
+    def forward(self, x):
+        return x + 0 * (x - x.detach()).sqrt()  # the slope of a root is infinite at 0
+
+
+def with_layer(monkeypatch, layer):
+    """Put a layer in the place of an activation in the middle of the models that runs build."""
+    build = run.build_model
+
+    def build_model(*given):
+        model = build(*given)
+        model.layer2[0].act2 = layer
+        return model
+
+    monkeypatch.setattr(run, "build_model", build_model)
+
+
+def test_the_first_layer_whose_output_is_not_finite_is_named(small, tmp_path, monkeypatch):
+    with_layer(monkeypatch, NaN())
+    sentence = r"the loss became nan at step 0; the first layer whose output is not finite is layer2\.0\.act2; lower"
+    with pytest.raises(InputError, match=sentence):
+        run.start(small, tmp_path / "run")
+
+
+def test_the_parameter_whose_gradient_is_first_not_finite_is_named(small, tmp_path, monkeypatch):
+    with_layer(monkeypatch, NaNBackwards())
+    sentence = (
+        r"gradient became infinite or nan at step 0; the parameter nearest to the loss .* is layer2\.0\.bn2\.bias"
+    )
+    with pytest.raises(InputError, match=sentence):
+        run.start(replace(small, drop_path=0.0), tmp_path / "run")
+
+
+def test_parts_of_a_step_are_halved_until_they_fit_into_memory_and_that_is_said(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(division, "images_that_fit", lambda recipe, classes, wanted, free: -(-wanted // 2))
+    assert run.start(replace(small, epochs=1), tmp_path / "run")["micro_batch"] == 3
+    assert "6 images at a time do not fit into memory: computing 3 at a time" in capsys.readouterr().err
+
+
+def on_the_command_line(recipe, folder):
+    """Go on with a run of the recipe by the command line."""
+    folder.mkdir()
+    (folder / "recipe.json").write_text(recipe.to_json())
+    return main(["train", "--resume", str(folder)])
+
+
+def test_memory_that_runs_out_in_a_step_ends_the_command_with_a_sentence(small, tmp_path, monkeypatch, capsys):
+    def exhaust():
+        raise torch.OutOfMemoryError
+
+    at_step(monkeypatch, 1, exhaust)
+    assert on_the_command_line(small, tmp_path / "run") == 2
+    assert "lambdanets: out of memory; lower --batch-size or --image-size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_the_command_with_the_command_to_go_on_with(small, number, tmp_path, monkeypatch, capsys):
+    at_step(monkeypatch, 1, lambda: signal.raise_signal(number))
+    assert on_the_command_line(small, tmp_path / "run") == 130
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == f"stopped; go on with: lambdanets train --resume {tmp_path / 'run'}"
+    assert (tmp_path / "run/checkpoints/last.ckpt").exists()

@@ -1,0 +1,96 @@
+"""A full disk: a file system in memory, of the size of two and a half checkpoints, that no other process sees."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_run import assert_same_end, at_step
+
+from lambdanets.cli import main
+
+FIELDS = {"channels": 3, "image-size": 8, "epochs": 2, "batch-size": 6, "drop-path": 0.2, "checkpoint-every": 1}
+
+# Trains on a full disk, tells what is left, and again when there is room.
+SCRIPT = """
+import json, shutil, subprocess, sys
+from pathlib import Path
+from lambdanets.cli import main
+disk, out, size, *arguments = sys.argv[1:]
+codes = []
+for name, space in (("stopped", f"size={size}"), ("ended", "remount,size=1g")):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", space, "none", disk], check=True)
+    codes.append(main(["train", *arguments, "--run", f"{disk}/run"]))
+    shutil.copytree(f"{disk}/run", f"{out}/{name}")
+Path(out, "codes.json").write_text(json.dumps(codes))
+"""
+
+
+def can_mount() -> bool:
+    """Whether this machine lets a process have mounts of its own."""
+    if sys.platform != "linux" or shutil.which("unshare") is None:
+        return False
+    return (
+        subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True).returncode == 0
+    )
+
+
+@pytest.fixture
+def whole(two_classes, tmp_path) -> list[str]:
+    """A finished run in tmp_path / "whole"; the fields of its recipe as options."""
+    fields = ["--data", str(two_classes), *(f"--{name}={value}" for name, value in FIELDS.items())]
+    assert main(["train", *fields, "--run", str(tmp_path / "whole")]) == 0
+    return fields
+
+
+def check_stopped(folder: Path) -> None:
+    """The checkpoint before the one that found no room is whole, and nothing half written is left."""
+    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+    assert list(folder.rglob("*.unfinished")) == []
+    assert not (folder / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="needs unshare, and a kernel that lets users mount")
+def test_a_full_disk_ends_the_command_with_a_sentence_and_the_run_goes_on_when_there_is_room(whole, tmp_path):
+    size = (tmp_path / "whole/checkpoints/last.ckpt").stat().st_size * 5 // 2
+    (tmp_path / "disk").mkdir()
+    told = subprocess.run(
+        ["unshare", "-rm", sys.executable, "-c", SCRIPT, str(tmp_path / "disk"), str(tmp_path), str(size), *whole],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert json.loads((tmp_path / "codes.json").read_text()) == [2, 0]
+    (said,) = told.stderr.strip().splitlines()
+    assert said.endswith(
+        "best.ckpt: No space left on device; the last checkpoint is whole; once mended, go on with: "
+        f"lambdanets train --resume {tmp_path}/disk/run"
+    )
+    check_stopped(tmp_path / "stopped")
+    assert_same_end(tmp_path / "whole", tmp_path / "ended")
+
+
+def test_a_write_that_the_system_refuses_ends_the_command_with_a_sentence_and_the_run_goes_on(
+    whole, tmp_path, monkeypatch, capsys
+):
+    # files larger than allowed from the third step on; Python ignores the signal of that
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    command = ["train", *whole, "--run", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1])))
+        try:
+            code = main(command)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 2
+    assert "last.ckpt: File too large; the last checkpoint is whole" in capsys.readouterr().err.splitlines()[-1]
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
+    assert list((tmp_path / "run").rglob("*.unfinished")) == []
+    assert main(command) == 0
+    assert_same_end(tmp_path / "whole", tmp_path / "run")

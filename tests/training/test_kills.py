@@ -1,0 +1,52 @@
+"""Runs that are killed by SIGKILL, through the functions of benchmarks/kills.py, which kills fifty times."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/kills.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("benchmark_of_kills", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="forks a process that knows torch")
+def test_a_run_that_is_killed_at_its_start_in_a_write_and_at_its_end_goes_on_to_the_same_bits(script, tmp_path):
+    recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)
+    script.attempt(recipe, tmp_path / "unbroken")
+    folder = tmp_path / "run"
+    found = [
+        script.kill_and_check(recipe, tmp_path / "unbroken", folder, script.Aim(*aim))
+        for aim in (
+            (script.HALF, 1),  # recipe.json
+            (script.RENAME, 4),  # the third checkpoint's, when last.ckpt is before.ckpt already
+            ("validation", 2, 0.01),
+            ("weights, pictures, result", 1, 0.1),
+        )
+    ]
+    assert [kill["phase"] for kill in found] == [
+        "making the folder",
+        "writing a checkpoint",
+        "validation",
+        "weights, pictures, result",
+    ]
+    assert [kill["left_an_unfinished_file"] for kill in found] == [True, True, False, False]
+    assert [kill["left_no_last_checkpoint_but_one_before"] for kill in found] == [False, True, False, False]
+    script.attempt(recipe, folder)
+    script.check_same_end(tmp_path / "unbroken", folder)
+    weights = folder / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(AssertionError, match=r"ended with another weights\.safetensors"):
+        script.check_same_end(tmp_path / "unbroken", folder)
