@@ -3,18 +3,22 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lambdanets import calibration, cli
 from lambdanets.arguments import parse
 from lambdanets.benchmark import command as benchmark
-from lambdanets.cli import evaluate, predict
+from lambdanets.cli import evaluate, predict, pseudo_label, train
 from lambdanets.comparison import command as comparison
 from lambdanets.comparison import summary
 from lambdanets.ops.position.rates import built_in
 from lambdanets.reproduction import command as reproduction
-from lambdanets.training import run
+from lambdanets.training import plan as planning
+from lambdanets.training import quicktest, run
+from lambdanets.training.data.shard_command import Shard
+from lambdanets.training.pseudo.select_command import Select
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,6 +52,12 @@ def test_every_command_is_taken(command, monkeypatch):
     monkeypatch.setattr(reproduction, "run", lambda options: done.append(options) or 0)
     monkeypatch.setattr(calibration, "calibrate", lambda device: done.append(device) or built_in(device, 1))
     # evaluate and predict need a trained run: here their options are parsed, tests/test_cli.py runs them
+    monkeypatch.setattr(planning, "plan", lambda recipe, devices: done.append(recipe) or SimpleNamespace(lines=list))
+    monkeypatch.setattr(quicktest, "small", lambda recipe, folder: recipe)
+    started = SimpleNamespace(returncode=0)
+    monkeypatch.setattr(train.subprocess, "run", lambda command, check: done.append(command) or started)
+    for name in ("shard", "pseudo-label"):
+        monkeypatch.setitem(cli.COMMANDS, name, lambda arguments, name=name: done.append(taken(name, arguments)) or 0)
     for name in ("evaluate", "predict"):
         monkeypatch.setitem(
             cli.COMMANDS,
@@ -61,6 +71,13 @@ def test_every_command_is_taken(command, monkeypatch):
     else:
         assert cli.main(arguments) == 0
         assert len(done) == 1
+
+
+def taken(name, arguments):
+    """The options of a command that needs files to work on."""
+    if name == "pseudo-label" and arguments[0] == "select":
+        return parse(Select, arguments[1:], description="", prog="")
+    return parse({"shard": Shard, "pseudo-label": pseudo_label.Label}[name], arguments, description="", prog="")
 
 
 OPTIONS = {"evaluate": evaluate.Evaluate, "predict": predict.Predict}
