@@ -10,13 +10,13 @@ import pytest
 from lambdanets import calibration, cli
 from lambdanets.arguments import parse
 from lambdanets.benchmark import command as benchmark
-from lambdanets.cli import evaluate, predict, pseudo_label, train
+from lambdanets.cli import evaluate, predict, pseudo_label
 from lambdanets.comparison import command as comparison
 from lambdanets.comparison import summary
 from lambdanets.ops.position.rates import built_in
 from lambdanets.reproduction import command as reproduction
+from lambdanets.training import launching, quicktest, run
 from lambdanets.training import plan as planning
-from lambdanets.training import quicktest, run
 from lambdanets.training.data.shard_command import Shard
 from lambdanets.training.pseudo.select_command import Select
 
@@ -54,8 +54,7 @@ def test_every_command_is_taken(command, monkeypatch):
     # evaluate and predict need a trained run: here their options are parsed, tests/test_cli.py runs them
     monkeypatch.setattr(planning, "plan", lambda recipe, devices: done.append(recipe) or SimpleNamespace(lines=list))
     monkeypatch.setattr(quicktest, "small", lambda recipe, folder: recipe)
-    started = SimpleNamespace(returncode=0)
-    monkeypatch.setattr(train.subprocess, "run", lambda command, check: done.append(command) or started)
+    monkeypatch.setattr(launching, "launch", lambda count, arguments: done.append(arguments) or 0)
     for name in ("shard", "pseudo-label"):
         monkeypatch.setitem(cli.COMMANDS, name, lambda arguments, name=name: done.append(taken(name, arguments)) or 0)
     for name in ("evaluate", "predict"):

@@ -188,3 +188,14 @@ def test_a_run_of_two_processes_goes_on_with_one(unbroken, tmp_path, monkeypatch
     rows = (folder / "metrics.csv").read_text().splitlines()
     whole = (unbroken / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in whole]
+
+
+@pytest.mark.slow
+def test_devices_starts_processes_and_a_refusal_is_said_once_with_exit_code_2(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    command = [sys.executable, "-m", "lambdanets", "train", "digits", "--devices", "2", "--run", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.count("holds files that are not a run's") == 1
+    assert "Traceback" not in ended.stderr

@@ -1,8 +1,6 @@
 """`lambdanets train`."""
 
 import dataclasses
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -89,7 +87,8 @@ def _plan(options: Train) -> int:
 
 
 def _launch(devices: int, arguments: list[str], folder: Path) -> int:
-    """Start torchrun with the same command in each process."""
+    """The same command in so many processes."""
+    from lambdanets.training import launching
     from lambdanets.training.processes import processes
 
     if devices < 1:
@@ -106,8 +105,7 @@ def _launch(devices: int, arguments: list[str], folder: Path) -> int:
     same = arguments[:place] + arguments[place + 2 :]
     if not {"--run", "--resume"} & set(same):
         same += ["--run", str(folder)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
-    return subprocess.run([*launcher, "-m", "--", "lambdanets", "train", *same], check=False).returncode
+    return launching.launch(devices, ["train", *same])
 
 
 def _report(result: dict[str, Any], folder: Path) -> None:

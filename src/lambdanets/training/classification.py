@@ -132,11 +132,18 @@ class Classification(LightningModule):
         checkpoint["lambdanets"] = self.description
 
 
-def prepare_batch_norm(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """The model with the recipe's momentum in its batch norms, over all GPUs where it says so."""
+def prepare_batch_norm(model: nn.Module, recipe: Recipe, processes: int = 1) -> nn.Module:
+    """The model with the recipe's momentum in its batch norms, over all GPUs where it says so.
+
+    Raises InputError for batch norm over several processes without GPUs, which PyTorch does not have.
+    """
     if recipe.batch_norm_momentum is not None:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.momentum = recipe.batch_norm_momentum
+    if not recipe.sync_batch_norm or processes == 1:
+        return model
+    if not torch.cuda.is_available():
+        raise InputError("sync_batch_norm needs a GPU for each process, and PyTorch finds none")
     # timm's conversion keeps the activations that are part of its norms; torch's drops them
-    return timm.layers.convert_sync_batchnorm(model) if recipe.sync_batch_norm else model
+    return timm.layers.convert_sync_batchnorm(model)

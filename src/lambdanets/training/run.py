@@ -185,7 +185,9 @@ def _prepare(recipe: Recipe, these: Processes, begun: bool = False) -> _Prepared
     training = make_batches(recipe, splits.train, training=True, share=share, beside=beside)
     validation = make_batches(recipe, splits.validation, training=False, share=share)
     known_by = fingerprint(splits) + (beside.fingerprint if beside is not None else "")
-    return _Prepared(recipe, splits, known_by, prepare_batch_norm(model, recipe), training, validation, share)
+    return _Prepared(
+        recipe, splits, known_by, prepare_batch_norm(model, recipe, these.count), training, validation, share
+    )
 
 
 def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""Starts processes that train together on this machine, as torchrun does."""
+
+import logging
+import sys
+import uuid
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+INTERRUPTED = 130
+
+
+def launch(count: int, arguments: list[str]) -> int:
+    """Run `lambdanets` with the arguments in so many processes; the exit code of the first that failed, or 0.
+
+    What is to be said of a failure, the process that failed says itself.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "lambdanets", *arguments)
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code > 0 else 1  # a signal's is negative
+    except (SignalException, KeyboardInterrupt):
+        return INTERRUPTED
+    return 0
