@@ -105,7 +105,9 @@ def test_labelling_that_was_stopped_goes_on_with_the_other_shards(teacher, shard
     with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, train-00001.parquet first; finish labelling"):
         select(tmp_path / "out", tmp_path / "selection")
     told = []
-    done = label_shards(teacher, str(shards), tmp_path / "out", tell=lambda name, images, _: told.append((name, images)))
+    done = label_shards(
+        teacher, str(shards), tmp_path / "out", tell=lambda name, images, _: told.append((name, images))
+    )
     assert told == [(f"{name}.tar", 2) for name in SHARDS[1:]]
     assert (done.shards, done.images) == (7, 14)
 
