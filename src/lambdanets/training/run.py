@@ -76,11 +76,11 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
     result, the others an empty one. Raises InputError for what the recipe asks and cannot be done, before the folder is
     made, and when the folder holds something else; Interrupted after Ctrl-C or SIGTERM.
     """
-    recipe = with_precision(recipe)
+    recipe = given(with_precision(recipe))
     with joined() as these:
         if decided_by_first(lambda: _holds_run(recipe, folder)):
             return _go_on(folder, these)
-        prepared = _prepare(given(recipe), these)
+        prepared = _prepare(recipe, these)
         decided_by_first(lambda: _make_folder(prepared.recipe, folder))
         return _train(prepared, folder, these)
 
@@ -120,6 +120,8 @@ def given(recipe: Recipe) -> Recipe:
     for name in ("data", "weights", "pseudo_labels", "pseudo_images"):
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} FOLDER; the recipe names none")
+    if not recipe.model and recipe.weights is None:
+        raise InputError("model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights")
     return with_model_of_weights(replace(recipe, **whole_paths(recipe)))
 
 
