@@ -32,6 +32,7 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
         "learning_rate": recipe.learning_rate * BATCH / recipe.batch_size,
         "workers": min(recipe.workers, 1),
         "checkpoint_every": 2,
+        "pseudo_ratio": min(max(recipe.pseudo_ratio, 0.5), 2.0),
     }
     if recipe.data == "digits":
         return replace(recipe, training_images=IMAGES, validation_share=0.02, **changes)
@@ -45,7 +46,7 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
         label_shards(teacher, recipe.data, folder / "labels")
         select(folder / "labels", folder / "selected", confidence=0.0, per_class=IMAGES // 4)
         places: dict[str, Any] = {"pseudo_labels": str(folder / "selected"), "pseudo_images": recipe.data}
-        recipe = replace(recipe, **places, pseudo_ratio=min(recipe.pseudo_ratio, 2.0))
+        recipe = replace(recipe, **places)
     return recipe
 
 
