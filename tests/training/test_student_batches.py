@@ -94,8 +94,8 @@ def test_the_other_set_has_epochs_of_its_own_in_which_each_image_comes_once(grou
     beside = images(7, Taught, 100, groups)
     shares = [loader(count=12, beside=beside, size=4, share=Share(process, of)) for process in range(of)]
     # 14 epochs of 3 steps of 4: 24 epochs of 7
-    steps = [sum(map(numbers, batches), []) for batches in zip(*(passes(share, 14) for share in shares), strict=True)]
-    seen = [number for step in steps for number in step if number >= 100]
+    steps = zip(*(passes(share, 14) for share in shares), strict=True)
+    seen = [number for batches in steps for batch in batches for number in numbers(batch) if number >= 100]
     assert Counter(seen) == dict.fromkeys(range(100, 107), 24)
     if of == 1:
         epochs = [seen[first : first + 7] for first in range(0, len(seen), 7)]
