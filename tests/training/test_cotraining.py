@@ -12,6 +12,7 @@ from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets.training.data.datasets import fewer, open_splits
 from lambdanets.training.data.shard_writing import write_shards
+from lambdanets.training.quicktest import small
 from lambdanets.training.recipe import Recipe
 from training.teaching import write_selection
 
@@ -20,7 +21,7 @@ DIGITS = tuple("0123456789")
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory):
-    """A folder with `shards` of 30 digits to train on and 10 to validate on, and `student/selection` of their labels."""
+    """A folder with `shards` of 30 digits to train on and 10 others, and `student/selection` of their labels."""
     folder = tmp_path_factory.mktemp("digits")
     splits = fewer(open_splits("digits", validation_share=0.01), 30, 0)
     write_shards(splits, folder / "shards", images_per_shard=5)
@@ -150,3 +151,12 @@ def test_from_shards_to_a_student_on_the_command_line(material, tmp_path, capsys
     result = json.loads((tmp_path / "student/result.json").read_text())
     assert said.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
     lambdanets("evaluate", tmp_path / "student")
+
+
+def test_a_quicktest_that_was_stopped_goes_on(together, tmp_path, monkeypatch):
+    def recipe():
+        return small(replace(together, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
+
+    broken_off(recipe(), tmp_path / "run", monkeypatch, 3)
+    result = run.start(recipe(), tmp_path / "run")
+    assert (result["epochs"], result["training_images"]) == (2, 24)

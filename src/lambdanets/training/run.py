@@ -121,7 +121,9 @@ def given(recipe: Recipe) -> Recipe:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} FOLDER; the recipe names none")
     if not recipe.model and recipe.weights is None:
-        raise InputError("model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights")
+        raise InputError(
+            "model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights"
+        )
     return with_model_of_weights(replace(recipe, **whole_paths(recipe)))
 
 
