@@ -1,7 +1,7 @@
 """The exponential moving average of a model's weights."""
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
@@ -20,6 +20,11 @@ class AverageWeights(WeightAveraging):
             torch._foreach_lerp_(averages, weights, 1 - kept)
 
         super().__init__(use_buffers=False, multi_avg_fn=average)
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        super().setup(trainer, module, stage)
+        if self._average_model is not None:
+            self._average_model.n_averaged.fill_(1)  # at 0, torch would forget the weights from before the first step
 
     def take(self, module: LightningModule) -> None:
         """Put the averages into the model; where training ended before this process began, nothing else does."""

@@ -34,13 +34,15 @@ def divided(recipe: Recipe, model: nn.Module, classes: int, images: int, these: 
 
     images: how many there are to train on. Raises InputError where two images a part are too many, or too few.
     """
-    step = min(recipe.batch_size, images) + recipe.pseudo_batch
-    if step < 2 * these.count:
+    labelled = min(recipe.batch_size, images)
+    step = labelled + recipe.pseudo_batch
+    least_own = labelled // these.count + recipe.pseudo_batch // these.count  # of the process with the fewest
+    if least_own < 2:
         raise InputError(
             f"a step must have at least 2 images for each of {these.count} processes, got {step}; "
             "raise batch_size or use fewer processes"
         )
-    own = -(-step // these.count)
+    own = -(-labelled // these.count) - (-recipe.pseudo_batch // these.count)  # of the process with the most
     wanted = min(own, recipe.micro_batch or own)
     device = best_device()
     # processes on one processor share its memory
@@ -52,7 +54,7 @@ def divided(recipe: Recipe, model: nn.Module, classes: int, images: int, these: 
     if fitting < wanted and these.first:
         print(f"{wanted} images at a time do not fit into memory: computing {fitting} at a time", file=sys.stderr)
     # every part needs two images, also where the processes' numbers differ by one
-    parts = max(1, min(-(-own // fitting), step // these.count // 2))
+    parts = max(1, min(-(-own // fitting), least_own // 2))
     return replace(recipe, micro_batch=max(2, -(-own // parts))), Share(these.rank, these.count, parts)
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lambdanets.training.classifier import WEIGHTS, build_model, describe, save_classifier
 from lambdanets.training.data.datasets import fewer, open_splits
 from lambdanets.training.data.shard_writing import write_shards
@@ -32,6 +34,7 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
         "learning_rate": recipe.learning_rate * BATCH / recipe.batch_size,
         "workers": min(recipe.workers, 1),
         "checkpoint_every": 2,
+        "pseudo_ratio": min(max(recipe.pseudo_ratio, 0.5), 2.0),
     }
     if recipe.data == "digits":
         return replace(recipe, training_images=IMAGES, validation_share=0.02, **changes)
@@ -45,14 +48,20 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
         label_shards(teacher, recipe.data, folder / "labels")
         select(folder / "labels", folder / "selected", confidence=0.0, per_class=IMAGES // 4)
         places: dict[str, Any] = {"pseudo_labels": str(folder / "selected"), "pseudo_images": recipe.data}
-        recipe = replace(recipe, **places, pseudo_ratio=min(recipe.pseudo_ratio, 2.0))
+        recipe = replace(recipe, **places)
     return recipe
 
 
 def _untrained(recipe: Recipe, classes: tuple[str, ...], folder: Path) -> Path:
-    """A folder with the weights of the recipe's model, or of a small one where it takes that of its weights."""
+    """A folder with the weights of the recipe's model, or of a small one where it takes that of its weights.
+
+    The same at each call, so that a quicktest that was stopped goes on with the labels that are there.
+    """
     recipe = replace(recipe, weights=None, pseudo_labels=None, pseudo_images=None)
     recipe = replace(recipe, model=recipe.model or "lambda_resnet20_small")
     folder.mkdir(exist_ok=True)
-    save_classifier(folder / WEIGHTS, build_model(recipe, len(classes)), describe(recipe, classes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = build_model(recipe, len(classes))
+    save_classifier(folder / WEIGHTS, model, describe(recipe, classes))
     return folder

@@ -143,6 +143,11 @@ class Recipe:
             raise InputError("pseudo_labels and pseudo_images must be given together, got one without the other")
         if self.pseudo_ratio <= 0:
             raise InputError(f"pseudo_ratio must be positive, got {self.pseudo_ratio}")
+        if self.pseudo_labels is not None and not self.pseudo_batch:
+            raise InputError(
+                f"pseudo_ratio must give a step of {self.batch_size} images a pseudo-labelled one at least, "
+                f"got {self.pseudo_ratio}"
+            )
         if self.micro_batch is not None and self.micro_batch < 2:
             raise InputError(f"micro_batch must be at least 2, as batch norm needs, got {self.micro_batch}")
         for name in ("momentum", "hold_out", "average_decay"):

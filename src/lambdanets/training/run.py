@@ -78,11 +78,11 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
     result, the others an empty one. Raises InputError for what the recipe asks and cannot be done, before the folder is
     made, and when the folder holds something else; Interrupted after Ctrl-C or SIGTERM.
     """
-    recipe = with_precision(recipe)
+    recipe = given(with_precision(recipe))
     with joined() as these:
         if decided_by_first(lambda: _holds_run(recipe, folder)):
             return _go_on(folder, these, recipe)
-        prepared = _prepare(given(recipe), these)
+        prepared = _prepare(recipe, these)
         decided_by_first(lambda: _make_folder(prepared.recipe, folder))
         return _train(prepared, folder, these)
 
@@ -122,6 +122,10 @@ def given(recipe: Recipe) -> Recipe:
     for name in ("data", "weights", "pseudo_labels", "pseudo_images"):
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} FOLDER; the recipe names none")
+    if not recipe.model and recipe.weights is None:
+        raise InputError(
+            "model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights"
+        )
     return with_model_of_weights(replace(recipe, **whole_paths(recipe)))
 
 
@@ -163,8 +167,8 @@ def _go_on(folder: Path, these: Processes, asked: Recipe | None = None) -> dict[
     begun = any((folder / "checkpoints" / name).is_file() for name in (LAST, BEFORE))
     recipe = _read_recipe(folder)
     if asked is not None:
-        given = asdict(replace(asked, **whole_paths(asked)))
-        recipe = replace(recipe, **{name: given[name] for name in FREE if given[name] not in (None, "")})
+        fields = asdict(asked)
+        recipe = replace(recipe, **{name: fields[name] for name in FREE if fields[name] not in (None, "")})
     return _train(_prepare(recipe, these, begun), folder, these)
 
 

@@ -94,7 +94,9 @@ class ImageBatches:
             if value < least:
                 raise InputError(f"expected {name} of at least {least}, but came {value}")
         self._share = share or Share()
-        least_images = 2 * self._share.processes * self._share.parts if training else 1
+        beside = beside if training and beside_size else None
+        self._beside_size = beside_size if beside is not None else 0
+        least_images = self._least_images() if training else 1
         if len(images) < least_images:
             raise InputError(
                 f"expected at least {least_images} images to {'train' if training else 'validate'} on, "
@@ -103,7 +105,7 @@ class ImageBatches:
         if training and batch_size < least_images:
             raise InputError(
                 f"expected batch_size of at least 2 images for each of {self._share.processes} processes and "
-                f"{self._share.parts} parts, but came {batch_size}"
+                f"{self._share.parts} parts, but came {batch_size + self._beside_size}"
             )
         self._images = images
         self._batch_size = batch_size
@@ -111,8 +113,6 @@ class ImageBatches:
         self._seed = seed
         self._training = training
         self._order = Order(images, seed, self._share)
-        beside = beside if training and beside_size else None
-        self._beside_size = beside_size if beside is not None else 0
         self._beside_order = Order(beside, seed + 1, self._share) if beside is not None else None
         self._served = 0
         self._schedule = _Schedule()
@@ -187,6 +187,11 @@ class ImageBatches:
         own, size = self._own(), self._part_size()
         for start in range(0, len(own), size):
             yield [_Key(False, 0, number, 0) for number in own[start : start + size]]
+
+    def _least_images(self) -> int:
+        """How many images a step of training must have of the first set, so that each part has two of both sets."""
+        processes = self._share.processes
+        return max(1, processes * (2 * self._share.parts - self._beside_size // processes))
 
     def _own(self) -> Sequence[int]:
         return range(self._share.process, len(self._images), self._share.processes)

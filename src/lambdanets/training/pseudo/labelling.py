@@ -57,7 +57,8 @@ def label_shards(
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
     classifier = load_classifier(teacher)
-    recipe = replace(classifier.recipe, workers=workers, batch_size=batch_size or classifier.recipe.batch_size)
+    size = classifier.recipe.batch_size if batch_size is None else batch_size
+    recipe = replace(classifier.recipe, workers=workers, batch_size=size)
     classifier = replace(classifier, recipe=recipe)
     parts, _ = open_shards(location)
     images = parts["train"].unlabelled()
@@ -78,17 +79,12 @@ def label_shards(
                     begun = time.monotonic()
                     for leftover in out.glob(f".{table.name}.*.unfinished"):  # of one that was killed
                         leftover.unlink(missing_ok=True)
-                    count = _label(classifier, images.of_shards([number]), table, origin, unreadable)
+                    count = _label(classifier, images.of_shards([number]), table, origin, unreadable, max_unreadable)
                     tell(name, count, time.monotonic() - begun)
                     done, read = done + 1, read + count
                 lock.unlink(missing_ok=True)
         except Timeout:
             elsewhere += 1
-        if len(unreadable) > max_unreadable:
-            some = "; ".join(unreadable[:3])
-            raise InputError(
-                f"{len(unreadable)} images could not be read, and max_unreadable is {max_unreadable}: {some}"
-            )
     return Labelled(done, read, tuple(unreadable), time.monotonic() - started, elsewhere)
 
 
@@ -111,19 +107,41 @@ def _begin(out: Path, origin: Origin, images: ShardedImages) -> None:
         if path.is_file():
             there, _ = read_description(out)
             if there != origin:
-                differ = [name for name in vars(origin) if getattr(there, name) != getattr(origin, name)]
-                raise InputError(f"{out} holds labels with another {', '.join(differ)}; name another folder")
+                raise InputError(f"{out} holds labels with other {_differences(there, origin)}; name another folder")
         elif any(not entry.name.startswith(".") for entry in out.iterdir()):
             raise InputError(f"{out} holds something already; name another folder")
         else:
             write_description(out, origin, [Path(name).stem for name in images.shard_names])
 
 
-def _label(classifier: Classifier, images: ShardedImages, table: Path, origin: Origin, unreadable: list[str]) -> int:
-    """Write the table of one shard and return how many of its images could be read."""
+def _differences(one: Origin, other: Origin) -> str:
+    """What two origins differ in: classes, top, or the teacher's model, weights or images."""
+    parts = [vars(origin) | origin.teacher for origin in (one, other)]
+    names = sorted((parts[0].keys() | parts[1].keys()) - {"teacher"})
+    return ", ".join(name for name in names if parts[0].get(name) != parts[1].get(name))
+
+
+def _label(
+    classifier: Classifier,
+    images: ShardedImages,
+    table: Path,
+    origin: Origin,
+    unreadable: list[str],
+    max_unreadable: int,
+) -> int:
+    """Write the table of one shard and return how many of its images could be read.
+
+    Names of those that could not are added to `unreadable`. Raises InputError where those are too many; the shard then
+    has no table, so that it is labelled once it can be read.
+    """
     positions, classes, probabilities = [], [], []
     for batch in make_batches(classifier.recipe, images, training=False):
         unreadable += batch.unreadable
+        if len(unreadable) > max_unreadable:
+            some = "; ".join(unreadable[:3])
+            raise InputError(
+                f"{len(unreadable)} images could not be read, and max_unreadable is {max_unreadable}: {some}"
+            )
         if len(batch.labels):
             best = probabilities_of(classifier, batch.images).topk(origin.top)
             positions.append(batch.indices.numpy())

@@ -30,6 +30,7 @@ from lambdanets.training.pseudo.tables import (
 SELECTION = "selection.json"
 _OPTIONS = b"selection"  # in a table: what it was selected by
 _COUNTS = b"selection.counts"
+_PARTS = {"teacher": dict, "classes": list, "shards": list}  # of selection.json, beside what a report has
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ def read_selection(folder: Path) -> dict[str, Any]:
     """What selection.json in a folder says. Raises InputError where there is none, or a damaged one."""
     if not (folder / SELECTION).is_file():
         raise InputError(f"{folder} is no finished selection of pseudo-labels: it has no {SELECTION}")
-    return _read(folder / SELECTION)
+    content = _read(folder / SELECTION)
+    if not all(isinstance(content.get(name), kind) for name, kind in _PARTS.items()):
+        raise InputError(_damaged(folder / SELECTION))
+    return content
 
 
 def _check(confidence: float, per_class: int | None, seed: int) -> None:
@@ -148,8 +152,12 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
         Report(**{name: content[name] for name in Report.__dataclass_fields__})
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged; remove it and select again") from error
+        raise InputError(_damaged(path)) from error
     return content
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is damaged; remove it and select again"
 
 
 def _finished(out: Path, paths: list[Path]) -> Report | None:

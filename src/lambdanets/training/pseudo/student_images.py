@@ -36,11 +36,13 @@ class PseudoLabelledImages:
             )
         if content["teacher"].get("images") not in (None, images.fingerprint):
             raise InputError(f"{selection} has the labels of other images than these shards")
-        stems = [Path(name).stem for name in images.shard_names]
-        self.groups = [int(shard["images"]) for shard in content["shards"]]
-        self._shards = [stems.index(shard["name"]) for shard in content["shards"]]
-        self._firsts = np.concatenate([[0], np.cumsum(images.groups)])
+        places = {Path(name).stem: place for place, name in enumerate(images.shard_names)}
         self._names = [shard["name"] for shard in content["shards"]]
+        if strange := [name for name in self._names if name not in places]:
+            raise InputError(f"{selection} has labels for the shard {strange[0]!r}, which is not among these")
+        self.groups = [int(shard["images"]) for shard in content["shards"]]
+        self._shards = [places[name] for name in self._names]
+        self._firsts = np.concatenate([[0], np.cumsum(images.groups)])
         self._images = images
         self._folder = selection
         self._numbers = np.array([known[name] for name in taught])

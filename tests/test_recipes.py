@@ -1,0 +1,212 @@
+"""The recipes that come with the package: the paper's figures, their promises and commands, and their quicktests."""
+
+import importlib
+import json
+import shlex
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets.cli import main
+from lambdanets.layers import RelativeEmbedding
+from lambdanets.recipes import find_recipe, list_recipes, list_variants
+from lambdanets.training import run
+from lambdanets.training.classification import Classification, prepare_batch_norm
+from lambdanets.training.classifier import build_model
+from lambdanets.training.recipe import Recipe
+from lambdanets.training.schedules import schedule_of
+
+VARIANTS = [variant for name in list_recipes() for variant in list_variants(name)]
+
+# Depth, image size, RandAugment magnitude, dropout, stochastic depth, as Table 20 prints them.
+TABLE_20 = """
+50 128 10 0.2 0
+50 160 10 0.2 0
+101 160 10 0.3 0
+101 192 15 0.2 0
+152 192 15 0.3 0
+152 224 15 0.3 0.1
+152 256 15 0.3 0.1
+152 288 15 0.3 0.1
+270 256 15 0.3 0.1
+350 256 15 0.3 0.2
+350 288 15 0.3 0.2
+350 320 15 0.3 0.2
+420 320 15 0.3 0.2
+"""
+ROWS = [tuple(map(float, line.split())) for line in TABLE_20.strip().splitlines()]
+
+
+def fields(recipe, *names):
+    return tuple(getattr(recipe, name) for name in names)
+
+
+def commands(name):
+    """The lines of a promise that say how to run, after "lambdanets"."""
+    lines = importlib.import_module(f"lambdanets.recipes.{name}").__doc__.splitlines()
+    return [line.partition("lambdanets ")[2] for line in lines if line.startswith("Run: ")]
+
+
+@pytest.mark.parametrize("name", [*list_recipes(), *VARIANTS])
+def test_every_recipe_has_a_model_that_can_be_built(name):
+    recipe = find_recipe(name)
+    with torch.device("meta"):
+        model = build_model(replace(recipe, model=recipe.model or "lambda_resnet50", weights=None), 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 1e5
+
+
+def test_a_recipe_is_one_of_its_own_variants_or_beside_them():
+    assert find_recipe("imagenet_350") == find_recipe("imagenet_350_50_128")
+    assert find_recipe("imagenet_90") == find_recipe("imagenet_90_llll")
+    assert find_recipe("imagenet_pseudo") == find_recipe("imagenet_pseudo_152_288")
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_a_promise_begins_with_a_line_that_help_can_show(name):
+    assert 20 < len(list_recipes()[name]) <= 120
+    assert list_recipes()[name].endswith(".")
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_the_command_in_a_promise_is_understood(name, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(run, "start", lambda recipe, folder: begun.append((recipe, folder)) or {})
+    monkeypatch.chdir(tmp_path)
+    (command,) = commands(name)
+    words = shlex.split(command)
+    assert words[0] == "train"
+    assert words[1].startswith(name)
+    assert main(words) == 0
+    ((recipe, _),) = begun
+    given = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
+    for field in ("data", "weights", "pseudo_labels", "pseudo_images"):
+        assert getattr(recipe, field) != ""
+        assert getattr(recipe, field) == given.get(field, getattr(find_recipe(words[1]), field))
+
+
+@pytest.mark.parametrize("name", ["imagenet_90", *(f"imagenet_90_{name}" for name in ("cccc", "ccll", "u4"))])
+def test_ninety_epochs_are_the_papers(name):
+    recipe = find_recipe(name)
+    assert fields(recipe, "epochs", "batch_size", "learning_rate", "warmup_epochs") == (90, 4096, 1.6, 5)
+    assert fields(recipe, "weight_decay", "momentum", "optimizer", "schedule") == (1e-4, 0.9, "sgd", "cosine")
+    assert recipe.batch_norm_momentum == pytest.approx(1e-4)
+    assert fields(recipe, "average_decay", "label_smoothing", "image_size") == (0.9999, 0.1, 224)
+    assert fields(recipe, "rand_augment", "dropout", "drop_path") == (None, 0, 0)
+
+
+def test_the_patterns_are_table_12s():
+    for pattern in ("CCCC", "LCCC", "LLCC", "LLLC", "LLLL", "CLLL", "CCLL", "CCCL"):
+        recipe = find_recipe(f"imagenet_90_{pattern.lower()}")
+        assert (recipe.model, recipe.model_options) == ("resnet50_lambda", {"pattern": pattern})
+    assert find_recipe("imagenet_90_u4").model_options == {"pattern": "LLLL", "intra_depth": 4, "scope": 7}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]:g}_{row[1]:g}")
+def test_350_epochs_are_table_20s_rows(row):
+    depth, size, magnitude, dropout, drop_path = row
+    recipe = find_recipe(f"imagenet_350_{depth:g}_{size:g}")
+    assert fields(recipe, "model", "image_size") == (f"lambda_resnet{depth:g}", size)
+    assert fields(recipe, "dropout", "drop_path") == (dropout, drop_path)
+    assert recipe.rand_augment.startswith(f"rand-m{magnitude:g}-n2")
+    assert fields(recipe, "epochs", "weight_decay", "learning_rate", "batch_size") == (350, 4e-5, 1.6, 4096)
+    held = (depth, size) in {(350, 288), (350, 320), (420, 320)}
+    assert recipe.hold_out == (0.02 if held else 0)
+    assert (recipe.patience is not None) == held
+
+
+def test_table_20_has_no_other_rows():
+    assert set(list_variants("imagenet_350")) == {f"imagenet_350_{row[0]:g}_{row[1]:g}" for row in ROWS}
+
+
+@pytest.mark.parametrize("name", list_variants("imagenet_pseudo"))
+def test_pseudo_labels_change_nothing_else_of_a_row(name):
+    recipe = find_recipe(name)
+    assert recipe.pseudo_labels == recipe.pseudo_images == ""
+    plain = replace(recipe, pseudo_labels=None, pseudo_images=None, pseudo_ratio=1.0)
+    assert plain == find_recipe(name.replace("pseudo", "350"))
+
+
+def test_mobilenet_is_the_papers():
+    recipe = find_recipe("imagenet_mobilenetv2")
+    assert fields(recipe, "optimizer", "learning_rate", "momentum") == ("rmsprop", 0.1, 0.9)
+    assert fields(recipe, "epochs", "weight_decay", "dropout", "batch_size") == (350, 1e-5, 0.2, 4096)
+    twin = find_recipe("imagenet_mobilenetv2_convolution")
+    assert replace(twin, model=recipe.model) == recipe
+
+
+def test_mobilenets_learning_rate_falls_by_a_hundredth_every_three_epochs():
+    recipe = find_recipe("imagenet_mobilenetv2")
+    scale = schedule_of(recipe, 10)
+    warmup = int(recipe.warmup_epochs * 10)
+    assert [scale(0), scale(warmup - 1), scale(warmup)] == pytest.approx([1 / warmup, 1, 1])
+    for epochs in range(40):
+        assert scale(warmup + 10 * epochs) == pytest.approx(0.99 ** (epochs // 3), rel=1e-12)
+
+
+@pytest.fixture(scope="module", params=["imagenet_350", "imagenet_90_u4", "imagenet_mobilenetv2"])
+def built(request):
+    recipe = find_recipe(request.param)
+    return prepare_batch_norm(build_model(recipe, 10), recipe), recipe
+
+
+def test_the_last_norm_of_a_residual_block_begins_at_zero(built):
+    model, recipe = built
+    if "mobilenet" in recipe.model:
+        pytest.skip("its blocks begin as timm's")
+    norms = [module for name, module in model.named_modules() if name.endswith(".bn3")]
+    assert len(norms) == 16
+    assert all(not norm.weight.any() for norm in norms)
+    others = [module for name, module in model.named_modules() if name.endswith((".bn1", ".bn2"))]
+    assert all(norm.weight.all() for norm in others)
+
+
+def test_norms_biases_and_tables_do_not_decay_and_all_else_does(built):
+    model, recipe = built
+    optimizer = Classification(model, recipe, 10, 1, "").configure_optimizers()["optimizer"]
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(decays) == len(list(model.parameters()))
+    free = {id(module.table) for module in model.modules() if isinstance(module, RelativeEmbedding)}
+    assert free
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            free |= {id(module.weight), id(module.bias)}
+        elif getattr(module, "bias", None) is not None:
+            free.add(id(module.bias))
+    for name, parameter in model.named_parameters():
+        assert decays[id(parameter)] == (0 if id(parameter) in free else recipe.weight_decay), name
+
+
+def test_every_batch_norm_has_the_recipes_momentum(built):
+    model, recipe = built
+    momenta = [module.momentum for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert len(momenta) > 40
+    assert set(momenta) == {recipe.batch_norm_momentum}
+
+
+def test_every_batch_norm_goes_by_that_momentum():
+    statistics = {}
+    for momentum in (1.0, 0.25):
+        torch.manual_seed(0)
+        recipe = Recipe(channels=3, batch_norm_momentum=momentum)
+        model = prepare_batch_norm(build_model(recipe, 3), recipe).train()
+        model(torch.randn(4, 3, 16, 16))
+        statistics[momentum] = {name: buffer for name, buffer in model.named_buffers() if name.endswith("running_mean")}
+    for name, mean in statistics[1.0].items():
+        torch.testing.assert_close(statistics[0.25][name], mean / 4, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*list_recipes(), "imagenet_350_350_288"])
+def test_a_quicktest_takes_the_recipes_path_in_less_than_a_minute(name, tmp_path, capsys):
+    begun = time.process_time()
+    assert main(["train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
+    assert time.process_time() - begun < 50
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert capsys.readouterr().out.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
+    recipe, small = find_recipe(name), Recipe.from_json((tmp_path / "run/recipe.json").read_bytes(), "here")
+    for field in ("optimizer", "schedule", "average_decay", "rand_augment", "dropout", "hold_out", "patience", "flip"):
+        assert getattr(small, field) == getattr(recipe, field)

@@ -1,0 +1,42 @@
+"""Small teachers, their labels, and selections of them."""
+
+from pathlib import Path
+
+import torch
+
+from lambdanets.training.classifier import WEIGHTS, build_model, describe, save_classifier
+from lambdanets.training.pseudo.labelling import label_shards
+from lambdanets.training.pseudo.selection import select
+from lambdanets.training.recipe import Recipe
+
+CLASSES = ("dark", "light", "red", "striped")
+RECIPE = Recipe(data="", channels=3, image_size=8, batch_size=6, epochs=1)
+
+
+def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int = 0, recipe: Recipe = RECIPE) -> Path:
+    """A folder with the weights of an untrained model, of a seed, which is sure of what it says."""
+    torch.manual_seed(seed)
+    model = build_model(recipe, len(classes))
+    head = model.get_classifier()  # type: ignore[operator]
+    with torch.no_grad():
+        head.weight.mul_(20)
+    folder.mkdir()
+    save_classifier(folder / WEIGHTS, model, describe(recipe, classes))
+    return folder
+
+
+def write_selection(shards: Path, folder: Path, *, top: int = 2, classes: tuple[str, ...] = CLASSES, **options) -> Path:
+    """A selection of an untrained teacher's labels for shards; teacher and labels lie beside it."""
+    folder.mkdir()
+    label_shards(write_teacher(folder / "teacher", classes), str(shards), folder / "labels", top=top)
+    select(folder / "labels", folder / "selection", **{"confidence": 0.0, **options})
+    return folder / "selection"
+
+
+def changed(shards: Path, number: int, old: bytes, new: bytes) -> Path:
+    """Shards of which one has some bytes replaced."""
+    path = sorted(shards.glob("train-*.tar"))[number]
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new, 1))
+    return path

@@ -1,0 +1,162 @@
+"""Training on labelled and pseudo-labelled images together."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from test_run import assert_same_end, broken_off
+
+from lambdanets.cli import main
+from lambdanets.errors import InputError
+from lambdanets.training import run
+from lambdanets.training.data.datasets import fewer, open_splits
+from lambdanets.training.data.shard_writing import write_shards
+from lambdanets.training.quicktest import small
+from lambdanets.training.recipe import Recipe
+from training.teaching import write_selection
+
+DIGITS = tuple("0123456789")
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    """A folder with `shards` of 30 digits to train on and 10 others, and `student/selection` of their labels."""
+    folder = tmp_path_factory.mktemp("digits")
+    splits = fewer(open_splits("digits", validation_share=0.01), 30, 0)
+    write_shards(splits, folder / "shards", images_per_shard=5)
+    write_selection(folder / "shards", folder / "student", classes=DIGITS, top=3, per_class=12)
+    return folder
+
+
+@pytest.fixture
+def together(material):
+    """A recipe of 5 steps an epoch, of 6 labelled and 9 pseudo-labelled images."""
+    return Recipe(
+        data=str(material / "shards"),
+        pseudo_images=str(material / "shards"),
+        pseudo_labels=str(material / "student/selection"),
+        pseudo_ratio=1.5,
+        image_size=8,
+        epochs=2,
+        batch_size=6,
+        warmup_epochs=0.5,
+        flip=0.5,
+        drop_path=0.2,
+        dropout=0.1,
+        checkpoint_every=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "fields"),
+    [(3, {}), (5, {"pseudo_targets": "hard"}), (8, {"micro_batch": 5, "average_decay": 0.9})],
+)
+def test_a_run_that_broke_off_goes_on_and_ends_with_the_same_bits(together, step, fields, tmp_path, monkeypatch):
+    together = replace(together, **fields)
+    run.start(together, tmp_path / "whole")
+    run.resume(broken_off(together, tmp_path / "broken", monkeypatch, step))
+    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_both_sets_count_as_images_and_labels_are_told_apart(together, tmp_path):
+    soft = run.start(replace(together, epochs=1), tmp_path / "soft")
+    hard = run.start(replace(together, epochs=1, pseudo_targets="hard"), tmp_path / "hard")
+    assert soft["training_images"] == hard["training_images"] == 30
+    rows = [(tmp_path / name / "metrics.csv").read_text() for name in ("soft", "hard")]
+    assert rows[0] != rows[1]
+
+
+def test_a_run_does_not_go_on_with_another_selection(together, material, tmp_path, monkeypatch):
+    folder = broken_off(together, tmp_path / "run", monkeypatch)
+    other = write_selection(material / "shards", tmp_path / "other", classes=DIGITS, top=3, per_class=11)
+    (folder / "recipe.json").write_text(replace(together, pseudo_labels=str(other)).to_json())
+    with pytest.raises(InputError, match="the data has changed since the run began"):
+        run.resume(folder)
+
+
+def test_a_run_goes_on_where_the_selection_has_moved(together, material, tmp_path, monkeypatch):
+    run.start(together, tmp_path / "whole")
+    folder = broken_off(together, tmp_path / "broken", monkeypatch)
+    shutil.copytree(material / "student/selection", tmp_path / "moved")
+    (folder / "recipe.json").write_text(replace(together, pseudo_labels=str(tmp_path / "moved")).to_json())
+    run.resume(folder)
+    assert_same_end(tmp_path / "whole", folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"pseudo_labels": "a"}, "pseudo_labels and pseudo_images must be given together, got one without the other"),
+        ({"pseudo_images": "a"}, "pseudo_labels and pseudo_images must be given together"),
+        ({"pseudo_ratio": 0.0}, "pseudo_ratio must be positive, got 0.0"),
+        ({"pseudo_ratio": -1.0}, "pseudo_ratio must be positive, got -1.0"),
+        ({"pseudo_targets": "firm"}, "pseudo_targets must be .*'soft', 'hard'.*, got 'firm'"),
+        (
+            {"pseudo_labels": "a", "pseudo_images": "b", "pseudo_ratio": 0.001},
+            "a step of 64 images a pseudo-.*got 0.001",
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(fields, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Recipe(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"pseudo_labels": ""}, "pseudo_labels must be given, such as --pseudo-labels FOLDER"),
+        ({"pseudo_images": ""}, "pseudo_images must be given, such as --pseudo-images FOLDER"),
+        ({"pseudo_labels": "nowhere"}, "nowhere is no finished selection of pseudo-labels"),
+        ({"pseudo_images": "nowhere"}, "nowhere"),
+    ],
+)
+def test_what_is_missing_is_refused_before_a_folder_is_made(together, fields, sentence, tmp_path):
+    with pytest.raises(InputError, match=sentence):
+        run.start(replace(together, **fields), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_table_ends_the_run_in_a_sentence(together, material, tmp_path, capsys):
+    selection = write_selection(material / "shards", tmp_path / "other", classes=DIGITS)
+    for path in selection.glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:-20])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/recipe.json").write_text(replace(together, pseudo_labels=str(selection)).to_json())
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 2
+    assert "is damaged" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_from_shards_to_a_student_on_the_command_line(material, tmp_path, capsys):
+    def lambdanets(*arguments):
+        assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    small = ("--image-size", 8, "--epochs", 1, "--batch-size", 8)
+    splits = fewer(open_splits("digits", validation_share=0.01), 30, 0)
+    for number, label in enumerate(splits.train.labels):
+        folder = tmp_path / "images" / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        splits.train.load(number)[0].save(folder / f"{number}.png")
+    shards, out = tmp_path / "shards", tmp_path / "labels"
+    lambdanets("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--processes", 1)
+    lambdanets("train", "--data", shards, *small, "--run", tmp_path / "teacher")
+    said = lambdanets("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
+    assert "20 images in 4 shards labelled" in said
+    assert f"lambdanets pseudo-label select {out} SELECTION" in said
+    lambdanets("pseudo-label", "select", out, tmp_path / "selection", "--confidence", 0, "--per-class", 4)
+    pseudo = ("--pseudo-labels", tmp_path / "selection", "--pseudo-images", shards, "--pseudo-ratio", 0.5)
+    said = lambdanets("train", "--data", shards, *small, *pseudo, "--run", tmp_path / "student")
+    result = json.loads((tmp_path / "student/result.json").read_text())
+    assert said.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
+    lambdanets("evaluate", tmp_path / "student")
+
+
+def test_a_quicktest_that_was_stopped_goes_on(together, tmp_path, monkeypatch):
+    def recipe():
+        return small(replace(together, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
+
+    broken_off(recipe(), tmp_path / "run", monkeypatch, 3)
+    result = run.start(recipe(), tmp_path / "run")
+    assert (result["epochs"], result["training_images"]) == (2, 24)

@@ -1,0 +1,152 @@
+"""Going on from trained weights: the model they are of, other image sizes, other classes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_run import assert_same_end, broken_off
+
+from lambdanets.cli import main
+from lambdanets.errors import InputError
+from lambdanets.layers import RelativeEmbedding
+from lambdanets.recipes import find_recipe
+from lambdanets.training import run
+from lambdanets.training.classifier import build_model, load_classifier, with_model_of_weights
+from lambdanets.training.recipe import Recipe
+from training.teaching import write_teacher
+
+BASE = Recipe(
+    data="",
+    channels=3,
+    image_size=8,
+    mean=(0.4, 0.5, 0.6),
+    std=(0.1, 0.2, 0.3),
+    batch_size=6,
+    model_options={"scope": 7, "heads": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return write_teacher(tmp_path_factory.mktemp("base") / "run", ("light", "dark"), recipe=BASE)
+
+
+@pytest.fixture
+def finetune(weights, two_classes):
+    """The recipe, from weights of another order of classes, 3 steps an epoch."""
+    fields = {"image_size": 8, "epochs": 2, "batch_size": 6, "rand_augment": None, "checkpoint_every": 2}
+    return replace(find_recipe("finetune"), weights=str(weights), data=str(two_classes), **fields)
+
+
+def tensors_of(folder):
+    return load_file(folder / "weights.safetensors")
+
+
+def test_model_options_and_statistics_are_those_of_the_weights(finetune, tmp_path):
+    run.start(replace(finetune, epochs=1), tmp_path / "run")
+    ended = load_classifier(tmp_path / "run").recipe
+    for name in ("model", "model_options", "channels", "mean", "std"):
+        assert getattr(ended, name) == getattr(BASE, name)
+    assert ended.learning_rate == finetune.learning_rate
+
+
+def test_options_given_beside_the_weights_replace_theirs(finetune):
+    mixed = with_model_of_weights(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
+    assert mixed.model_options == {"scope": 9, "heads": 2, "query_depth": 4}
+
+
+def test_a_model_that_is_named_is_taken_as_it_is_named(finetune):
+    named = replace(finetune, model="lambda_resnet20_small")
+    assert with_model_of_weights(named) == named
+
+
+@pytest.mark.parametrize("size", [12, 15])
+def test_another_image_size_keeps_every_weight(finetune, weights, size, tmp_path):
+    recipe = replace(finetune, image_size=size, learning_rate=0.0, epochs=1)
+    run.start(recipe, tmp_path / "run")
+    before, after = tensors_of(weights), tensors_of(tmp_path / "run")
+    parameters = [name for name in before if "running" not in name and "num_batches" not in name]
+    assert [name for name in parameters if not torch.equal(before[name], after[name])] == []
+    assert load_classifier(tmp_path / "run").recipe.image_size == size
+
+
+@pytest.mark.parametrize("scope", [3, 11])
+def test_another_scope_interpolates_the_tables(finetune, weights, scope):
+    recipe = with_model_of_weights(replace(finetune, model_options={"scope": scope}))
+    built = build_model(recipe, 2)
+    other = build_model(replace(recipe, model_options={"scope": 7, "heads": 2}), 2)
+    tables = [module for module in built.modules() if isinstance(module, RelativeEmbedding)]
+    expected = [module for module in other.modules() if isinstance(module, RelativeEmbedding)]
+    assert len(tables) == len(expected) > 1
+    for table, embedding in zip(tables, expected, strict=True):
+        embedding.resize((scope, scope))
+        assert table.table.shape[:2] == (scope, scope)
+        torch.testing.assert_close(table.table, embedding.table, rtol=0, atol=0)
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(built.eval()(images), other.eval()(images))
+
+
+def test_tables_of_several_heads_are_interpolated_one_by_one(two_classes, tmp_path):
+    base = replace(BASE, model_options={"scope": 5, "multi_head": True})
+    recipe = replace(base, weights=str(write_teacher(tmp_path / "run", ("dark", "light"), recipe=base)))
+    built = build_model(replace(recipe, model_options={"scope": 7, "multi_head": True}), 2)
+    other = build_model(recipe, 2)
+    for one, two in zip(built.modules(), other.modules(), strict=True):
+        if isinstance(one, RelativeEmbedding):
+            assert one.heads
+            two.resize((7, 7))
+            torch.testing.assert_close(one.table, two.table, rtol=0, atol=0)
+
+
+def test_the_command_line_takes_a_scope_beside_the_weights(finetune, weights, two_classes, tmp_path):
+    fields = ["--weights", weights, "--data", two_classes, "--image-size", 12, "--epochs", 1, "--batch-size", 6]
+    arguments = [*fields, "--model-options", "scope", 9, "--run", tmp_path / "run"]
+    assert main(["train", "finetune", *map(str, arguments)]) == 0
+    tables = [tensor for name, tensor in tensors_of(tmp_path / "run").items() if name.endswith("embedding.table")]
+    assert {tuple(table.shape[:2]) for table in tables} == {(9, 9)}
+
+
+def test_new_classes_draw_a_new_classifier(finetune, weights, two_classes, tmp_path):
+    (two_classes / "third").mkdir()
+    for i in range(4):
+        (two_classes / f"third/{i}.png").write_bytes((two_classes / f"dark/{i:02}.png").read_bytes())
+    for seed in (0, 1):
+        recipe = replace(finetune, learning_rate=0.0, epochs=1, seed=seed)
+        run.start(recipe, tmp_path / f"run{seed}")
+    before, one, other = (tensors_of(folder) for folder in (weights, tmp_path / "run0", tmp_path / "run1"))
+    assert one["fc.weight"].shape[0] == 3
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+    assert torch.equal(one["layer1.0.conv1.weight"], before["layer1.0.conv1.weight"])
+
+
+def test_a_run_is_started_again_by_the_same_command(finetune, tmp_path, monkeypatch):
+    run.start(finetune, tmp_path / "whole")
+    folder = broken_off(finetune, tmp_path / "broken", monkeypatch, 3)
+    run.start(finetune, folder)
+    assert_same_end(tmp_path / "whole", folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"weights": ""}, r"weights must be given, such as --weights FOLDER; the recipe names none"),
+        ({"data": ""}, r"data must be given, such as --data FOLDER"),
+        ({"weights": "nowhere"}, "nowhere"),
+        ({"model_options": {"scope": 4}}, "scope"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_refused_before_a_folder_is_made(finetune, fields, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        run.start(replace(finetune, **fields), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_without_model_and_weights_is_refused(finetune, tmp_path):
+    with pytest.raises(InputError, match=r"model must be given"):
+        run.start(replace(finetune, weights=None), tmp_path / "run")
+
+
+def test_the_command_line_says_in_a_sentence_what_is_missing(two_classes, tmp_path, capsys):
+    assert main(["train", "finetune", "--data", str(two_classes), "--run", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("lambdanets: weights must be given, such as --weights FOLDER")

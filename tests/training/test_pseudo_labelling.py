@@ -1,0 +1,244 @@
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+
+from lambdanets.errors import InputError
+from lambdanets.training.classifier import load_classifier
+from lambdanets.training.data.shard_writing import write_shards
+from lambdanets.training.data.shards import open_shards
+from lambdanets.training.feeding import make_transform
+from lambdanets.training.pseudo.labelling import label_shards
+from lambdanets.training.pseudo.selection import select
+from lambdanets.training.pseudo.tables import open_labels, read_table
+from training.teaching import CLASSES, changed, write_teacher
+
+SHARDS = [f"train-{number:05}" for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return write_teacher(tmp_path_factory.mktemp("teacher") / "run")
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop(*_):
+    raise StoppedError
+
+
+def tables_in(folder):
+    return {path.stem: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
+
+
+def test_each_training_shard_gets_a_table_with_its_own_keys(teacher, shards, tmp_path):
+    done = label_shards(teacher, str(shards), tmp_path / "out")
+    assert (done.shards, done.images, done.unreadable, done.elsewhere) == (8, 16, (), 0)
+    images = open_shards(str(shards))[0]["train"]
+    origin, tables = open_labels(tmp_path / "out")
+    assert [path.stem for path in tables] == SHARDS
+    assert origin.classes == CLASSES
+    for number, path in enumerate(tables):
+        table, _ = read_table(path)
+        assert table["key"].to_pylist() == [images.key(2 * number), images.key(2 * number + 1)]
+        assert table["position"].to_pylist() == [0, 1]
+
+
+def test_the_labels_are_the_teachers_own_most_probable_classes(teacher, shards, tmp_path):
+    label_shards(teacher, str(shards), tmp_path / "out", top=3, batch_size=2)
+    classifier = load_classifier(teacher)
+    transform = make_transform(classifier.recipe, training=False)
+    images = open_shards(str(shards))[0]["train"]
+    number = 0
+    for path in open_labels(tmp_path / "out")[1]:
+        for row in read_table(path)[0].to_pylist():
+            image = transform(images.load(number)[0].convert("RGB"))
+            with torch.inference_mode():
+                logits = classifier.model(image[None].to(next(classifier.model.parameters()).device))[0]
+            best = logits.double().softmax(0).sort(descending=True)
+            assert row["classes"] == best.indices[:3].tolist()
+            np.testing.assert_allclose(row["probabilities"], best.values[:3].cpu(), atol=1e-5)
+            assert (row["class"], row["confidence"]) == (row["classes"][0], row["probabilities"][0])
+            number += 1
+    assert number == 16
+
+
+def test_all_classes_are_kept_where_there_are_fewer_than_asked_for(teacher, shards, tmp_path):
+    label_shards(teacher, str(shards), tmp_path / "out", top=100)
+    table, origin = read_table(tmp_path / "out/train-00000.parquet")
+    assert origin.top == 4
+    np.testing.assert_allclose([sum(row) for row in table["probabilities"].to_pylist()], 1, rtol=1e-6)
+
+
+def test_the_labels_do_not_depend_on_the_workers(teacher, shards, tmp_path):
+    for workers in (0, 1):
+        label_shards(teacher, str(shards), tmp_path / str(workers), workers=workers)
+    assert tables_in(tmp_path / "0") == tables_in(tmp_path / "1")
+
+
+def test_shards_without_classes_are_labelled_too(teacher, two_classes, tmp_path):
+    write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=8)
+    done = label_shards(teacher, str(tmp_path / "shards"), tmp_path / "out")
+    assert (done.shards, done.images) == (3, 20)
+    assert select(tmp_path / "out", tmp_path / "selection", confidence=0).images == 20
+
+
+def test_a_second_call_labels_nothing(teacher, shards, tmp_path):
+    label_shards(teacher, str(shards), tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
+    done = label_shards(teacher, str(shards), tmp_path / "out", tell=stop)
+    assert (done.shards, done.images) == (0, 0)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
+
+
+def test_labelling_that_was_stopped_goes_on_with_the_other_shards(teacher, shards, tmp_path):
+    with pytest.raises(StoppedError):
+        label_shards(teacher, str(shards), tmp_path / "out", tell=stop)
+    assert [*tables_in(tmp_path / "out")] == SHARDS[:1]
+    with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, train-00001.parquet first; finish labelling"):
+        select(tmp_path / "out", tmp_path / "selection")
+    told = []
+    done = label_shards(
+        teacher, str(shards), tmp_path / "out", tell=lambda name, images, _: told.append((name, images))
+    )
+    assert told == [(f"{name}.tar", 2) for name in SHARDS[1:]]
+    assert (done.shards, done.images) == (7, 14)
+
+
+def test_a_locked_shard_is_left_to_the_process_that_holds_it(teacher, shards, tmp_path):
+    (tmp_path / "out").mkdir()
+    with FileLock(tmp_path / "out/.train-00003.tar.lock"):
+        done = label_shards(teacher, str(shards), tmp_path / "out")
+    assert (done.shards, done.elsewhere) == (7, 1)
+    assert not (tmp_path / "out/train-00003.parquet").exists()
+    assert label_shards(teacher, str(shards), tmp_path / "out").shards == 1
+
+
+def in_processes(count, work):
+    """Run work(number, barrier) in processes of their own; their exit codes."""
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(count)
+    processes = [context.Process(target=work, args=(number, barrier)) for number in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+    return [process.exitcode for process in processes]
+
+
+@pytest.mark.slow
+def test_two_processes_label_every_shard_once(teacher, shards, tmp_path):
+    def work(number, barrier):
+        torch.set_num_threads(1)
+        with (tmp_path / f"told-{number}").open("w") as file:
+            first = [True]
+
+            def tell(name, images, seconds):
+                file.write(f"{name}\n")
+                if first.pop() if first else False:
+                    barrier.wait(60)  # each has one shard, and holds it, before either goes on
+
+            label_shards(teacher, str(shards), tmp_path / "out", tell=tell)
+
+    assert in_processes(2, work) == [0, 0]
+    told = [(tmp_path / f"told-{number}").read_text().split() for number in range(2)]
+    assert all(told)
+    assert sorted(told[0] + told[1]) == [f"{name}.tar" for name in SHARDS]
+    label_shards(teacher, str(shards), tmp_path / "alone")
+    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_began_the_next_finishes(teacher, shards, tmp_path):
+    out = tmp_path / "out"
+
+    def work(number, barrier):
+        torch.set_num_threads(1)
+        label_shards(teacher, str(shards), out, tell=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+    assert in_processes(1, work) == [-signal.SIGKILL]
+    assert [*tables_in(out)] == SHARDS[:1]
+    (out / ".train-00002.parquet.4194305.unfinished").write_bytes(b"PAR1 half a table")
+    assert label_shards(teacher, str(shards), out).shards == 7
+    assert [*tables_in(out)] == SHARDS
+    assert not list(out.glob(".*.unfinished"))
+
+
+@pytest.mark.parametrize("what", ["weights", "top", "classes, weights"])
+def test_a_folder_of_other_labels_is_refused_and_left_as_it_is(teacher, shards, what, tmp_path):
+    label_shards(teacher, str(shards), tmp_path / "out", top=2)
+    before = tables_in(tmp_path / "out")
+    (tmp_path / "out/train-00000.parquet").unlink()
+    options = {"top": 3 if what == "top" else 2}
+    if what == "weights":
+        teacher = write_teacher(tmp_path / "other", seed=1)
+    elif what.startswith("classes"):
+        teacher = write_teacher(tmp_path / "other", (*CLASSES[:3], "spotted"))
+    with pytest.raises(InputError, match=f"out holds labels with other {what}; name another folder"):
+        label_shards(teacher, str(shards), tmp_path / "out", **options)
+    assert tables_in(tmp_path / "out") == {name: before[name] for name in SHARDS[1:]}
+
+
+def test_a_folder_of_labels_for_other_images_is_refused(teacher, shards, two_classes, tmp_path):
+    label_shards(teacher, str(shards), tmp_path / "out")
+    write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "more", images_per_shard=5)
+    with pytest.raises(InputError, match="out holds labels with other images; name another folder"):
+        label_shards(teacher, str(tmp_path / "more"), tmp_path / "out")
+
+
+def test_a_folder_that_holds_something_else_is_refused(teacher, shards, two_classes, tmp_path):
+    with pytest.raises(InputError, match="holds something already; name another folder"):
+        label_shards(teacher, str(shards), two_classes)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file must be a folder, and is a file"):
+        label_shards(teacher, str(shards), tmp_path / "file")
+
+
+def test_images_that_cannot_be_read_are_left_out_named_and_counted(teacher, shards, tmp_path):
+    bad = changed(shards, 2, b"IHDR", b"XXXX")
+    done = label_shards(teacher, str(shards), tmp_path / "out")
+    assert (done.shards, done.images, len(done.unreadable)) == (8, 15, 1)
+    assert done.unreadable[0].startswith(f"{bad}/")
+    table, _ = read_table(tmp_path / "out/train-00002.parquet")
+    assert table["position"].to_pylist() == [1]
+    assert table["key"].to_pylist() == [open_shards(str(shards))[0]["train"].key(5)]
+
+
+def test_a_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tmp_path):
+    first, second = (changed(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
+    with pytest.raises(InputError, match=rf"2 images could not be read, and max_unreadable is 1: {first}/"):
+        label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=1)
+    assert [*tables_in(tmp_path / "out")] == SHARDS[:4]
+    second.write_bytes(second.read_bytes().replace(b"XXXX", b"IHDR"))
+    assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 8
+
+
+def test_a_shard_that_cannot_be_had_is_labelled_once_it_can(teacher, shards, tmp_path):
+    away = Path(shards, "train-00003.tar").rename(tmp_path / "away.tar")
+    with pytest.raises(InputError, match="2 images could not be read, and max_unreadable is 0"):
+        label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0)
+    away.rename(shards / "train-00003.tar")
+    assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"top": 0}, "top must be at least 1, got 0"),
+        ({"max_unreadable": -1}, "max_unreadable must be at least 0, got -1"),
+        ({"batch_size": -2}, "batch_size must be at least 2, got -2"),
+        ({"batch_size": 0}, "batch_size must be at least 2, got 0"),
+        ({"workers": -1}, "workers must be at least 0, got -1"),
+    ],
+)
+def test_options_out_of_their_range_are_refused_before_a_folder_is_made(teacher, shards, options, sentence, tmp_path):
+    with pytest.raises(InputError, match=sentence):
+        label_shards(teacher, str(shards), tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()

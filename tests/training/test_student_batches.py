@@ -1,0 +1,245 @@
+"""Batches of labelled images with pseudo-labelled ones beside them, and their loss."""
+
+import random
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lambdanets.errors import InputError
+from lambdanets.training.classification import Classification
+from lambdanets.training.data.images import UnreadableImage
+from lambdanets.training.data.labelled_images import ImageArray
+from lambdanets.training.data.loader import Batch, ImageBatches
+from lambdanets.training.data.order import Share
+from lambdanets.training.data.shards import open_shards
+from lambdanets.training.division import divided
+from lambdanets.training.processes import Processes
+from lambdanets.training.pseudo.student_images import open_student_images
+from lambdanets.training.recipe import Recipe
+from training.teaching import CLASSES, write_selection
+
+SHARES = [Share(), Share(parts=3), Share(0, 2), Share(1, 2, 2)]
+
+
+class Taught(ImageArray):
+    """Images whose labels are distributions over 3 classes, in files or in groups."""
+
+    groups: list[int] | None
+
+    def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
+        image, label = super().load(index)
+        distribution = np.full(3, 0.2, np.float32)
+        distribution[label] = 0.6
+        return image, distribution
+
+
+class SomeUnreadable(Taught):
+    def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
+        if index % 2:
+            raise UnreadableImage(self.name(index), "it is damaged")
+        return super().load(index)
+
+
+def images(count, kind=ImageArray, first=0, groups=None):
+    pixels = np.repeat(np.arange(first, first + count, dtype=np.uint8), 4).reshape(count, 2, 2)
+    made = kind(pixels, [index % 3 for index in range(count)], "numbers")
+    if groups is not None:
+        made.groups = groups
+    return made
+
+
+def exact(image):
+    return torch.from_numpy(np.array(image)).float()[None]
+
+
+def noisy(image):
+    """Draws from every generator that a transform may use."""
+    return exact(image) + random.random() / 3 + np.random.random() / 3 + torch.rand(()) / 3
+
+
+def loader(transform=exact, *, count=11, beside=None, size=6, batch_size=4, **options):
+    """11 labelled images of brightness 0 to 10, and 7 pseudo-labelled ones of 100 to 106."""
+    beside = images(7, Taught, 100) if beside is None else beside
+    options = {"channels": 1, "seed": 0, "training": True, "workers": 0} | options
+    return ImageBatches(images(count), transform, batch_size=batch_size, beside=beside, beside_size=size, **options)
+
+
+def numbers(batch):
+    return batch.images[:, 0, 0, 0].int().tolist()
+
+
+def assert_same(one, other):
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        for name in Batch._fields:
+            mine, theirs = getattr(a, name), getattr(b, name)
+            assert torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
+
+
+def test_every_step_has_so_many_of_each_set():
+    batches = loader()
+    assert len(batches) == 3
+    for _ in range(2):
+        sizes = [(sum(n < 100 for n in numbers(batch)), sum(n >= 100 for n in numbers(batch))) for batch in batches]
+        assert sizes == [(4, 6), (4, 6), (3, 6)]
+    assert [batch.step_images for batch in batches] == [10, 10, 9]
+
+
+@pytest.mark.parametrize(("groups", "of"), [(None, 1), (None, 2), ([2, 0, 1, 4], 1)])
+def test_the_other_set_has_epochs_of_its_own_in_which_each_image_comes_once(groups, of):
+    beside = images(7, Taught, 100, groups)
+    shares = [loader(count=12, beside=beside, size=4, share=Share(process, of)) for process in range(of)]
+    # 14 epochs of 3 steps of 4: 24 epochs of 7
+    steps = zip(*(passes(share, 14) for share in shares), strict=True)
+    seen = [number for batches in steps for batch in batches for number in numbers(batch) if number >= 100]
+    assert Counter(seen) == dict.fromkeys(range(100, 107), 24)
+    if of == 1:
+        epochs = [seen[first : first + 7] for first in range(0, len(seen), 7)]
+        assert all(sorted(epoch) == [*range(100, 107)] for epoch in epochs)
+        assert len({*map(tuple, epochs)}) > 12
+
+
+def passes(batches, count):
+    for _ in range(count):
+        yield from batches
+
+
+def test_the_labelled_images_come_in_the_order_that_they_have_alone():
+    alone = ImageBatches(images(11), noisy, channels=1, batch_size=4, seed=0, training=True, workers=0)
+    for mine, theirs in zip(loader(noisy), alone, strict=True):
+        assert torch.equal(mine.images[: len(theirs.images)], theirs.images)
+
+
+def test_an_image_that_comes_again_is_augmented_anew():
+    seen = [
+        value for batch in passes(loader(noisy, count=8, size=7), 4) for value in batch.images[4:, 0, 0, 0].tolist()
+    ]
+    assert len(seen) == len({*seen}) == 8 * 7
+
+
+@pytest.mark.parametrize("share", SHARES, ids=str)
+@pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])
+@pytest.mark.parametrize("done", [0, 1, 2, 3, 4, 7])
+def test_a_run_goes_on_in_mid_epoch_with_the_same_batches(groups, done, share):
+    def made():
+        return loader(noisy, beside=images(7, Taught, 100, groups), count=24, batch_size=12, share=share)
+
+    whole = [*passes(made(), 8)]
+    first = made()
+    list(islice(passes(first, 8), done * share.parts))
+    second = made()
+    second.load_state_dict(first.state_dict())
+    rest = [*second, *second]
+    assert_same(rest, whole[done * share.parts :][: len(rest)])
+
+
+def test_workers_change_nothing(shards, tmp_path):
+    labelled = open_shards(str(shards))[0]["train"]
+    student = open_student_images(str(shards), write_selection(shards, tmp_path / "s"), CLASSES, soft=True)
+    options = {"channels": 1, "batch_size": 4, "seed": 0, "training": True, "beside": student, "beside_size": 6}
+    assert_same(*([*ImageBatches(labelled, noisy, workers=workers, **options)] for workers in (0, 2)))
+
+
+@pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_processes_and_parts_share_both_sets_of_a_step(groups, parts):
+    def made(process, of, parts):
+        beside = images(7, Taught, 100, groups)
+        return loader(beside=beside, count=24, batch_size=12, share=Share(process, of, parts))
+
+    of_processes = [[*passes(made(process, 2, parts), 2)] for process in range(2)]
+    for one, other in zip(*of_processes, strict=True):
+        assert one.step_images == other.step_images == 18
+        assert [sum(n < 100 for n in numbers(batch)) for batch in (one, other)] == [6 // parts] * 2
+        assert abs(len(one.images) - len(other.images)) <= 1
+    if groups is None:
+        alone = [*passes(made(0, 1, 1), 2)]
+        for step, batch in enumerate(alone):
+            shared = [n for some in of_processes for part in range(parts) for n in numbers(some[step * parts + part])]
+            assert sorted(shared) == sorted(numbers(batch))
+
+
+def test_a_part_may_have_one_labelled_image_or_none():
+    batches = loader(count=8, size=36, batch_size=4, share=Share(parts=10))
+    sizes = [(sum(n < 100 for n in numbers(batch)), len(batch.images)) for batch in batches]
+    assert sizes == [*[(1, 4)] * 4, *[(0, 4)] * 6] * 2
+
+
+def test_too_many_parts_for_a_step_are_refused():
+    with pytest.raises(InputError, match="at least 2 images for each of 2 processes and 4 parts, but came 14"):
+        loader(count=8, size=10, batch_size=4, share=Share(0, 2, 4))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("images_there", [2, 3, 8])
+@pytest.mark.parametrize("ratio", [0.5, 1.25, 14.0])
+def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, count, monkeypatch):
+    monkeypatch.setattr("lambdanets.training.division.images_that_fit", lambda *_: 2)
+    recipe = Recipe(batch_size=4, pseudo_labels="a", pseudo_images="b", pseudo_ratio=ratio)
+    if min(4, images_there) // count + recipe.pseudo_batch // count < 2:
+        return
+    for rank in range(count):
+        these = Processes(rank, count, rank, count)
+        share = divided(recipe, torch.nn.Identity(), 3, images_there, these)[1]
+        batches = [*loader(count=images_there, size=recipe.pseudo_batch, share=share)]
+        assert len(batches) > 0
+        assert all(len(batch.images) >= 2 for batch in batches)
+
+
+def test_soft_labels_come_with_the_labels_beside_them_as_distributions():
+    batch = next(iter(loader()))
+    shown = numbers(batch)
+    assert batch.soft.tolist() == [number >= 100 for number in shown]
+    assert batch.labels.tolist() == [number % 100 % 3 for number in shown]
+    expected = np.where(np.array(shown)[:, None] < 100, np.eye(3)[batch.labels], 0.2 + 0.4 * np.eye(3)[batch.labels])
+    np.testing.assert_allclose(batch.targets, expected, atol=1e-7)
+    assert batch.targets.dtype == torch.float32
+
+
+def test_hard_labels_come_without_distributions():
+    batch = next(iter(loader(beside=images(7, first=100))))
+    assert batch.targets is None
+    assert batch.soft is None
+
+
+def test_unreadable_images_of_either_set_are_left_out_and_named():
+    batch = next(iter(loader(beside=images(7, SomeUnreadable, 100), size=7)))
+    assert sorted(numbers(batch)[4:]) == [100, 102, 104, 106]
+    assert len(batch.unreadable) == 3
+    assert len(batch.soft) == len(batch.targets) == len(batch.labels) == 8
+    assert batch.step_images == 11
+
+
+def test_validation_has_nothing_beside_it():
+    assert sum(len(batch.images) for batch in loader(training=False)) == 11
+
+
+def loss_of(batch, logits, smoothing):
+    module = Classification(torch.nn.Identity(), Recipe(label_smoothing=smoothing), 3, 1, "")
+    return module._loss(logits, batch)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("beside", [images(7, Taught, 100), images(7, first=100)], ids=["soft", "hard"])
+def test_labels_are_smoothed_and_distributions_are_not(beside, smoothing):
+    batch = next(iter(loader(beside=beside)))
+    logits = torch.randn(10, 3, dtype=torch.float64)
+    expected = 0.0
+    for row, number in zip(logits, numbers(batch), strict=True):
+        label = number % 100 % 3
+        if number >= 100 and isinstance(beside, Taught):
+            target = [0.6 if i == label else 0.2 for i in range(3)]
+        else:
+            target = [(1 - smoothing) * (i == label) + smoothing / 3 for i in range(3)]
+        expected -= sum(t * (x - row.exp().sum().log()) for t, x in zip(target, row, strict=True))
+    torch.testing.assert_close(loss_of(batch, logits, smoothing), expected, rtol=1e-6, atol=0)
+
+
+def test_distributions_over_another_number_of_classes_are_refused():
+    batch = next(iter(loader()))
+    with pytest.raises(InputError, match="pseudo-labels must have 3 classes, got 2"):
+        loss_of(batch._replace(targets=batch.targets[:, :2]), torch.zeros(10, 3), 0.1)

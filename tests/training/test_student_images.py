@@ -1,0 +1,203 @@
+import json
+import pickle
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lambdanets.errors import InputError
+from lambdanets.training.data.images import UnreadableImage
+from lambdanets.training.data.shards import open_shards
+from lambdanets.training.pseudo.student_images import open_student_images
+from lambdanets.training.pseudo.tables import read_table
+from training.teaching import CLASSES, changed, write_selection
+
+
+@pytest.fixture
+def selection(shards, tmp_path):
+    return write_selection(shards, tmp_path / "student")
+
+
+def student(shards, selection, *, classes=CLASSES, soft=True):
+    return open_student_images(str(shards), selection, classes, soft=soft)
+
+
+def rewrite(path, change):
+    """Write a table again with its rows, as dictionaries, changed."""
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    change(rows)
+    with pq.ParquetWriter(path, table.schema, store_schema=False) as file:
+        file.write_table(pa.Table.from_pylist(rows, schema=table.schema))
+        file.add_key_value_metadata(table.schema.metadata)
+
+
+def rows_in(selection):
+    """All rows, in the order of the tables."""
+    return [row for path in sorted(selection.glob("*.parquet")) for row in read_table(path)[0].to_pylist()]
+
+
+def pictures(images):
+    """Name of each image, its pixels and its label."""
+    return {
+        images.name(number): (np.array(image).tobytes(), np.asarray(label).tolist())
+        for number in range(len(images))
+        for image, label in [images.load(number)]
+    }
+
+
+def test_each_image_comes_with_the_row_of_its_key(shards, selection):
+    images = student(shards, selection, soft=False)
+    plain = open_shards(str(shards))[0]["train"]
+    assert len(images) == len(plain) == 16
+    assert images.groups == plain.groups
+    for number, row in enumerate(rows_in(selection)):
+        assert images.name(number) == plain.name(number)
+        assert f"/{row['key']}." in images.name(number)
+        assert np.array_equal(images.load(number)[0], plain.load(number)[0])
+        assert images.load(number)[1] == row["class"]
+
+
+def test_copies_are_counted(shards, tmp_path):
+    selection = write_selection(shards, tmp_path / "student", per_class=40)
+    images = student(shards, selection, soft=False)
+    rows = rows_in(selection)
+    assert len(images) == sum(images.groups) == sum(row["copies"] for row in rows)
+    assert len(images) % 40 == 0
+    names = Counter(images.name(number).partition(".tar/")[2].rpartition(".")[0] for number in range(len(images)))
+    assert names == {row["key"]: row["copies"] for row in rows}
+    assert len({*names.values()}) > 1
+    assert Counter(images.labels.tolist()) == dict.fromkeys({row["class"] for row in rows}, 40)
+
+
+def test_shards_of_which_nothing_is_kept_are_passed_over(shards, tmp_path):
+    selection = write_selection(shards, tmp_path / "student", per_class=2)
+    images = student(shards, selection)
+    assert 0 in images.groups
+    assert len(images) == sum(images.groups) == len(images.labels)
+    assert len(pictures(images)) == len(images)
+
+
+def test_a_soft_label_is_the_teachers_distribution_with_the_rest_spread_evenly(shards, selection):
+    classes = ("none", *reversed(CLASSES), "neither")  # in another order, and more of them
+    images = student(shards, selection, classes=classes)
+    for number, row in enumerate(rows_in(selection)):
+        label = images.load(number)[1]
+        assert label.dtype == np.float32
+        assert label.sum() == pytest.approx(1, abs=1e-6)
+        expected = np.full(6, (1 - sum(row["probabilities"])) / 4)
+        for numbered, probability in zip(row["classes"], row["probabilities"], strict=True):
+            expected[classes.index(CLASSES[numbered])] = probability
+        np.testing.assert_allclose(label, expected, atol=1e-6)
+
+
+def test_a_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
+    selection = write_selection(shards, tmp_path / "student", top=4)
+    label = student(shards, selection).load(0)[1]
+    row = rows_in(selection)[0]
+    np.testing.assert_allclose(label[row["classes"]], row["probabilities"], atol=1e-6)
+    assert label.sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_hard_label_is_the_most_probable_class_by_its_name(shards, selection):
+    classes = tuple(reversed(CLASSES))
+    images = student(shards, selection, classes=classes, soft=False)
+    said = [CLASSES[row["class"]] for row in rows_in(selection)]
+    assert [classes[images.load(number)[1]] for number in range(16)] == said
+    assert [classes[label] for label in images.labels] == said
+
+
+def test_the_key_decides_and_not_the_position(shards, selection):
+    before = pictures(student(shards, selection))
+
+    def turn(rows):
+        rows.reverse()
+        for row in rows:
+            row["position"] = 7 - row["position"]
+
+    rewrite(selection / "train-00003.parquet", turn)
+    assert pictures(student(shards, selection)) == before
+
+
+def test_an_image_whose_key_the_shard_lacks_is_unreadable(shards, selection):
+    rewrite(selection / "train-00001.parquet", lambda rows: rows[1].update(key="dark/gone"))
+    images = student(shards, selection)
+    with pytest.raises(UnreadableImage, match=r"train-00001.parquet, but no image has 'dark/gone'"):
+        images.load(3)
+    assert images.name(3) == f"{selection}/train-00001.parquet"
+    images.load(2)
+
+
+def test_an_image_that_cannot_be_decoded_is_unreadable(shards, selection):
+    images = student(shards, selection)
+    changed(shards, 2, b"IHDR", b"XXXX")
+    with pytest.raises(UnreadableImage):
+        images.load(4)
+
+
+def test_the_images_of_a_shard_that_cannot_be_had_are_unreadable(shards, selection):
+    (shards / "train-00002.tar").unlink()
+    images = student(shards, selection)
+    for number in (4, 5):
+        with pytest.raises(UnreadableImage):
+            images.load(number)
+        assert "train-00002.tar" in images.name(number)
+
+
+def test_a_class_that_the_student_lacks_is_refused(shards, selection):
+    with pytest.raises(InputError, match=r"has the class 'red', which the labelled images have not; they have dark, l"):
+        student(shards, selection, classes=("dark", "light", "striped"))
+
+
+def test_the_labels_of_other_images_are_refused(shards, selection):
+    listed = json.loads((shards / "shards.json").read_text())
+    listed["parts"]["train"].reverse()
+    (shards / "shards.json").write_text(json.dumps(listed))
+    with pytest.raises(InputError, match="selection has the labels of other images than these shards"):
+        student(shards, selection)
+
+
+def test_a_selection_of_labels_from_elsewhere_needs_the_names_of_the_shards(shards, selection):
+    content = json.loads((selection / "selection.json").read_text())
+    del content["teacher"]["images"]
+    (selection / "selection.json").write_text(json.dumps(content))
+    assert len(student(shards, selection)) == 16
+    content["shards"][3]["name"] = "part-3"
+    (selection / "selection.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"selection has labels for the shard 'part-3', which is not among these"):
+        student(shards, selection)
+
+
+@pytest.mark.parametrize("name", ["classes", "shards", "teacher", "images"])
+def test_a_damaged_selection_is_refused(shards, selection, name):
+    content = json.loads((selection / "selection.json").read_text())
+    del content[name]
+    (selection / "selection.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"selection.json is damaged; remove it and select again"):
+        student(shards, selection)
+
+
+def test_an_unfinished_selection_is_refused(shards, selection):
+    (selection / "selection.json").unlink()
+    with pytest.raises(InputError, match=r"is no finished selection of pseudo-labels: it has no selection.json"):
+        student(shards, selection)
+
+
+def test_a_table_with_other_rows_than_were_selected_is_refused(shards, selection):
+    rewrite(selection / "train-00000.parquet", lambda rows: rows[0].update(copies=2))
+    with pytest.raises(InputError, match=r"train-00000.parquet changed after it was selected"):
+        student(shards, selection).load(0)
+
+
+def test_images_may_be_pickled(shards, selection):
+    images = student(shards, selection)
+    images.load(5)
+    assert pictures(pickle.loads(pickle.dumps(images))) == pictures(images)
+
+
+def test_another_selection_has_another_fingerprint(shards, selection, tmp_path):
+    other = write_selection(shards, tmp_path / "other", confidence=0.1)
+    assert student(shards, selection).fingerprint == student(shards, selection, soft=False).fingerprint
+    assert student(shards, selection).fingerprint != student(shards, other).fingerprint
