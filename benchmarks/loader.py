@@ -27,8 +27,8 @@ from lambdanets.training.data.image_folders import read_class_folders
 from lambdanets.training.data.images import read_image
 from lambdanets.training.data.labelled_images import ImageFiles, SelectedImages
 from lambdanets.training.data.loader import ImageBatches
-from lambdanets.training.data.shard_writing import write_shards
-from lambdanets.training.data.shards import ShardedImages, open_shards
+from lambdanets.training.data.shards.images import ShardedImages, open_shards
+from lambdanets.training.data.shards.writing import write_shards
 from lambdanets.training.feeding import make_transform
 from lambdanets.training.recipe import Recipe
 

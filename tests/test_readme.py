@@ -17,7 +17,7 @@ from lambdanets.ops.position.rates import built_in
 from lambdanets.reproduction import command as reproduction
 from lambdanets.training import launching, quicktest, run
 from lambdanets.training import plan as planning
-from lambdanets.training.data.shard_command import Shard
+from lambdanets.training.data.shards.command import Shard
 from lambdanets.training.pseudo.select_command import Select
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from filelock import FileLock
 
 from lambdanets.errors import InputError
 from lambdanets.training.classifier import load_classifier
-from lambdanets.training.data.shard_writing import write_shards
-from lambdanets.training.data.shards import open_shards
+from lambdanets.training.data.shards.images import open_shards
+from lambdanets.training.data.shards.writing import write_shards
 from lambdanets.training.feeding import make_transform
 from lambdanets.training.pseudo.labelling import label_shards
 from lambdanets.training.pseudo.selection import select

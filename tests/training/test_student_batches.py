@@ -15,7 +15,7 @@ from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.labelled_images import ImageArray
 from lambdanets.training.data.loader import Batch, ImageBatches
 from lambdanets.training.data.order import Share
-from lambdanets.training.data.shards import open_shards
+from lambdanets.training.data.shards.images import open_shards
 from lambdanets.training.division import divided
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo.student_images import open_student_images

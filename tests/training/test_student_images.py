@@ -9,7 +9,7 @@ import pytest
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import UnreadableImage
-from lambdanets.training.data.shards import open_shards
+from lambdanets.training.data.shards.images import open_shards
 from lambdanets.training.pseudo.student_images import open_student_images
 from lambdanets.training.pseudo.tables import read_table
 from training.teaching import CLASSES, changed, write_selection

@@ -5,7 +5,7 @@ from lambdanets.arguments import parse
 
 def main(arguments: list[str]) -> int:
     """Write images into shards, check or list them: lambdanets shard FOLDER OUT."""
-    from lambdanets.training.data import shard_command
+    from lambdanets.training.data.shards import command
 
     description = "Write a set of images into WebDataset shards, or check or list those in a folder or at a URL."
-    return shard_command.run(parse(shard_command.Shard, arguments, prog="lambdanets shard", description=description))
+    return command.run(parse(command.Shard, arguments, prog="lambdanets shard", description=description))

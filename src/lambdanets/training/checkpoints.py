@@ -20,7 +20,7 @@ from lambdanets.files import whole_file
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.loader import ImageBatches
-from lambdanets.training.data.shards import ShardedImages
+from lambdanets.training.data.shards.images import ShardedImages
 from lambdanets.training.recipe import Recipe
 
 LAST = "last.ckpt"

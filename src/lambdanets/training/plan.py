@@ -17,7 +17,7 @@ from lambdanets.training.classification import prepare_batch_norm
 from lambdanets.training.classifier import build_model, with_model_of_weights
 from lambdanets.training.data.datasets import fewer, hold_out, open_splits
 from lambdanets.training.data.labelled_images import image_file
-from lambdanets.training.data.shards import ShardedImages
+from lambdanets.training.data.shards.images import ShardedImages
 from lambdanets.training.division import AUTOCAST, with_precision
 from lambdanets.training.memory import images_that_fit, training_memory
 from lambdanets.training.pseudo.selection import read_selection

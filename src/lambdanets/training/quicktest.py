@@ -9,7 +9,7 @@ import torch
 
 from lambdanets.training.classifier import WEIGHTS, build_model, describe, save_classifier
 from lambdanets.training.data.datasets import fewer, open_splits
-from lambdanets.training.data.shard_writing import write_shards
+from lambdanets.training.data.shards.writing import write_shards
 from lambdanets.training.pseudo.labelling import label_shards
 from lambdanets.training.pseudo.selection import select
 from lambdanets.training.recipe import Recipe

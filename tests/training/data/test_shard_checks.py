@@ -8,8 +8,8 @@ from PIL import Image
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.datasets import open_splits
-from lambdanets.training.data.shard_checks import index_shards, verify_shards
-from lambdanets.training.data.shards import ShardedImages, open_shards
+from lambdanets.training.data.shards.checks import index_shards, verify_shards
+from lambdanets.training.data.shards.images import ShardedImages, open_shards
 
 
 def jpeg(value: int) -> bytes:

@@ -4,7 +4,7 @@ import pytest
 
 from lambdanets.arguments import parse
 from lambdanets.errors import InputError
-from lambdanets.training.data.shard_command import Shard, run
+from lambdanets.training.data.shards.command import Shard, run
 
 
 def shard(*arguments: object) -> int:

@@ -21,10 +21,10 @@ import torch
 from lambdanets.errors import InputError
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.images import UnreadableImage
-from lambdanets.training.data.shard_checks import verify_shards
-from lambdanets.training.data.shard_list import UnreadableShard
-from lambdanets.training.data.shard_store import CACHE, CACHE_BYTES, ShardStore, is_url
-from lambdanets.training.data.shards import ShardedImages, open_shards
+from lambdanets.training.data.shards.checks import verify_shards
+from lambdanets.training.data.shards.images import ShardedImages, open_shards
+from lambdanets.training.data.shards.listing import UnreadableShard
+from lambdanets.training.data.shards.store import CACHE, CACHE_BYTES, ShardStore, is_url
 from training.data.test_shards import assert_same, batches
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -255,7 +255,7 @@ def test_what_does_not_pass_is_said_after_the_tries(faulty: Faulty, tmp_path: Pa
 
 def test_pauses_grow(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("lambdanets.training.data.shard_store.time.sleep", pauses.append)
+    monkeypatch.setattr("lambdanets.training.data.shards.store.time.sleep", pauses.append)
     faulty.faults = {"train-00000.tar": ["503"] * 9}
     with pytest.raises(UnreadableImage):
         train(faulty.url, tmp_path / "cache", tries=4, pause=2.0).load(0)

@@ -17,10 +17,10 @@ from lambdanets.errors import InputError
 from lambdanets.training.data import shard_writing
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.images import images_under
-from lambdanets.training.data.shard_plan import unique_keys
-from lambdanets.training.data.shard_writing import write_shards
-from lambdanets.training.data.shards import UNLABELLED, ShardedImages, open_shards
-from lambdanets.training.data.tar_samples import split_name
+from lambdanets.training.data.shards.division import unique_keys
+from lambdanets.training.data.shards.images import UNLABELLED, ShardedImages, open_shards
+from lambdanets.training.data.shards.tar_samples import split_name
+from lambdanets.training.data.shards.writing import write_shards
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -267,7 +267,7 @@ def test_unchecked_images_are_copied_even_if_damaged(two_classes: Path, tmp_path
 def test_a_shard_that_reads_otherwise_than_written_is_refused(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lambdanets.training.data.tar_samples._contents", lambda file: [])
+    monkeypatch.setattr("lambdanets.training.data.shards.tar_samples._contents", lambda file: [])
     with pytest.raises(InputError, match="reads otherwise than written"):
         write_shards(images_under(two_classes), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.tar"))

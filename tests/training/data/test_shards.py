@@ -15,8 +15,8 @@ from lambdanets.training.checkpoints import fingerprint
 from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.loader import Batch, ImageBatches
-from lambdanets.training.data.shard_writing import write_shards
-from lambdanets.training.data.shards import ShardedImages, is_sharded, open_shards
+from lambdanets.training.data.shards.images import ShardedImages, is_sharded, open_shards
+from lambdanets.training.data.shards.writing import write_shards
 
 
 def as_tensor(image: Image.Image) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_a_shard_that_was_mended_is_read_after_a_while(shards: Path, monkeypatch
     path.write_bytes(content)
     with pytest.raises(UnreadableImage):
         images.load(0)
-    monkeypatch.setattr("lambdanets.training.data.shards._FORGIVEN", 0.0)
+    monkeypatch.setattr("lambdanets.training.data.shards.images._FORGIVEN", 0.0)
     images.load(0)
 
 

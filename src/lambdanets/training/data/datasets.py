@@ -12,7 +12,7 @@ from lambdanets.training.data.idx_files import find_idx_folder, read_idx_set
 from lambdanets.training.data.image_folders import read_class_folders, split_folders
 from lambdanets.training.data.labelled_images import ImageArray, LabelledImages, SelectedImages
 from lambdanets.training.data.order import permuted
-from lambdanets.training.data.shards import ShardedImages, is_sharded, open_shards
+from lambdanets.training.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.training.data.tar_files import find_validation_tar, read_tar
 from lambdanets.training.data.timm_sets import is_timm_name, read_timm_set
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from lambdanets.errors import InputError
 from lambdanets.training.classifier import Classifier, load_classifier, weights_in
-from lambdanets.training.data.shards import ShardedImages, open_shards
+from lambdanets.training.data.shards.images import ShardedImages, open_shards
 from lambdanets.training.evaluation import probabilities_of
 from lambdanets.training.feeding import make_batches
 from lambdanets.training.processes import processes

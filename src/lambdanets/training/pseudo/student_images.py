@@ -12,7 +12,7 @@ from PIL import Image
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.order import WINDOW
-from lambdanets.training.data.shards import ShardedImages, open_shards
+from lambdanets.training.data.shards.images import ShardedImages, open_shards
 from lambdanets.training.pseudo.selection import SELECTION, read_selection
 from lambdanets.training.pseudo.tables import read_table
 

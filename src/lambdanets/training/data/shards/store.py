@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from lambdanets.errors import InputError
 from lambdanets.files import sha256_of, whole_file
-from lambdanets.training.data.shard_list import SHARD_LIST, Shard, ShardList, UnreadableShard
+from lambdanets.training.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.training.data.timm_sets import one_line
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lambdanets.errors import InputError
 from lambdanets.files import sha256_of, write_whole
-from lambdanets.training.data.shard_list import SHARD_LIST, Shard, ShardList, UnreadableShard
-from lambdanets.training.data.shard_store import ShardStore
-from lambdanets.training.data.tar_samples import read_tar_samples
+from lambdanets.training.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
+from lambdanets.training.data.shards.store import ShardStore
+from lambdanets.training.data.shards.tar_samples import read_tar_samples
 from lambdanets.training.data.timm_sets import one_line
 
 _VALIDATION = ("val", "test")  # how the names of validation shards begin

@@ -12,7 +12,7 @@ import numpy as np
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
 from lambdanets.training.data.images import is_image_name
-from lambdanets.training.data.shard_list import SHARD_LIST, ShardList
+from lambdanets.training.data.shards.listing import SHARD_LIST, ShardList
 
 WRITING = ".writing"  # the folder that holds the plan and an entry a shard until all are written
 _PLAN = "plan.json"

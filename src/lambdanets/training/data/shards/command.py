@@ -58,7 +58,7 @@ def run(options: Shard) -> int:
 def _write(options: Shard, out: Path, processes: int) -> int:
     from lambdanets.training.data.datasets import open_splits
     from lambdanets.training.data.images import images_under
-    from lambdanets.training.data.shard_writing import write_shards
+    from lambdanets.training.data.shards.writing import write_shards
 
     if options.unlabelled and not Path(options.folder).is_dir():
         raise InputError(f"expected a folder of images with --unlabelled, but '{options.folder}' is none")
@@ -88,7 +88,7 @@ def _write(options: Shard, out: Path, processes: int) -> int:
 
 
 def _verify(location: str, processes: int) -> int:
-    from lambdanets.training.data.shard_checks import verify_shards
+    from lambdanets.training.data.shards.checks import verify_shards
 
     verified = verify_shards(location, processes=processes)
     for sentence in verified.bad:
@@ -99,8 +99,8 @@ def _verify(location: str, processes: int) -> int:
 
 
 def _index(options: Shard) -> int:
-    from lambdanets.training.data.shard_checks import index_shards
-    from lambdanets.training.data.shard_list import SHARD_LIST
+    from lambdanets.training.data.shards.checks import index_shards
+    from lambdanets.training.data.shards.listing import SHARD_LIST
 
     folder = Path(options.folder)
     names = None

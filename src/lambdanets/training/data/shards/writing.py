@@ -26,10 +26,10 @@ from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.data.labelled_images import ImageFiles, LabelledImages, image_file
 from lambdanets.training.data.order import permuted
-from lambdanets.training.data.shard_list import SHARD_LIST, Shard, ShardList
-from lambdanets.training.data.shard_plan import WRITING, check_place, identity, split_evenly, unique_keys
-from lambdanets.training.data.shards import UNLABELLED
-from lambdanets.training.data.tar_samples import Sample, write_tar_samples
+from lambdanets.training.data.shards.division import WRITING, check_place, identity, split_evenly, unique_keys
+from lambdanets.training.data.shards.images import UNLABELLED
+from lambdanets.training.data.shards.listing import SHARD_LIST, Shard, ShardList
+from lambdanets.training.data.shards.tar_samples import Sample, write_tar_samples
 
 _LOCK = "lock"
 _PATIENCE = 5.0  # seconds that the processes of a killed command have to end

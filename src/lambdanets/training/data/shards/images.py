@@ -15,9 +15,9 @@ from PIL import Image
 
 from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.data.order import WINDOW
-from lambdanets.training.data.shard_list import SHARD_LIST, Shard, UnreadableShard
-from lambdanets.training.data.shard_store import ShardStore, is_url
-from lambdanets.training.data.tar_samples import TarSamples, read_tar_samples, split_name
+from lambdanets.training.data.shards.listing import SHARD_LIST, Shard, UnreadableShard
+from lambdanets.training.data.shards.store import ShardStore, is_url
+from lambdanets.training.data.shards.tar_samples import TarSamples, read_tar_samples, split_name
 from lambdanets.training.data.timm_sets import one_line
 
 UNLABELLED = -1
