@@ -1,6 +1,7 @@
 """A teacher on 2,000 labels of Fashion-MNIST, and students that learn from its labels for the other 58,000 as well.
 
-    python benchmarks/noisy_student.py FASHION_MNIST --work FOLDER [--seeds 0 1 2] [--out RESULTS.json]
+    python benchmarks/noisy_student.py FASHION_MNIST --work FOLDER [--seeds 0 1 2]    train, three runs a seed
+    python benchmarks/noisy_student.py                                                write docs/pseudo_labels.md again
 
 Every step is a command of lambdanets that a person could type; FOLDER keeps what they leave, and a script that was
 stopped goes on. FASHION_MNIST holds the four original files in torchvision's layout. The images used to choose nothing
@@ -14,12 +15,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.training.data.datasets import open_splits
 
+ROOT = Path(__file__).parents[1]
 LABELLED = 2_000
 TEACHER = "--epochs 15 --batch-size 32 --warmup-epochs 1"
 STUDENT = "--epochs 10 --batch-size 16 --warmup-epochs 1 --dropout 0.1 --drop-path 0.05 --average-decay 0.99"
@@ -29,11 +32,21 @@ SELECT = "--confidence 0.3 --per-class 5800"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--work", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/xeon-2-cores/noisy_student.json"))
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/xeon-2-cores/noisy_student.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/pseudo_labels.md")
     options = parser.parse_args()
+    if options.data is not None:
+        if options.work is None:
+            parser.error("--work must name a folder for images and runs")
+        measure(options)
+    options.page.write_text(page(json.loads(options.out.read_text())), encoding="utf-8")
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Train everything, and write the results."""
     seeds = [one_seed(seed, options.data, options.work / f"seed{seed}") for seed in options.seeds]
     content = {
         "labelled": LABELLED,
@@ -50,6 +63,49 @@ def main() -> None:
     print(json.dumps({name: content[name] for name in ("teacher", "control", "student", "gain")}, indent=1))
 
 
+def page(results: dict[str, Any]) -> str:
+    """docs/pseudo_labels.md from the results."""
+    names = ("teacher", "control", "student")
+    rows = [
+        f"| {seed['seed']} | "
+        + " | ".join(f"{seed[name]:.4f}" for name in names)
+        # the gain is that of the printed figures
+        + f" | {100 * (round(seed['student'], 4) - round(seed['teacher'], 4)):+.2f} |"
+        for seed in results["seeds"]
+    ]
+    means = " | ".join(f"{results[name]['mean']:.4f} ± {results[name]['deviation']:.4f}" for name in names)
+    gain = f"{100 * results['gain']['mean']:+.2f} ± {100 * results['gain']['deviation']:.2f}"
+    minutes = statistics.mean(
+        sum(value for name, value in seed.items() if name.endswith("_seconds")) for seed in results["seeds"]
+    )
+    commands = "\n".join(f"    {command}" for command in results["commands"].values())
+    return f"""# A student of pseudo-labels
+
+Noisy Student (Xie et al. 2020) as the paper uses it, small enough for two cores: a teacher learns from
+{results["labelled"]:,} labelled images of Fashion-MNIST, labels the other {results["pseudo_labelled"]:,} training
+images, and a student of the same architecture (`lambda_resnet20_small`) learns from both. Everything is done by the
+commands below, through shards; the script that runs them, `python benchmarks/noisy_student.py`, writes this page too.
+
+| seed | teacher | the student's recipe without pseudo-labels | student | gain over the teacher, points |
+|---|---|---|---|---|
+{chr(10).join(rows)}
+| mean ± deviation | {means} | {gain} |
+
+Top-1 on all 10,000 test images, by `lambdanets evaluate`. The seed draws the labelled images, the weights and the
+order. The test images choose nothing: 500 of them are looked at after each epoch, and the weights are the last epoch's. The
+recipes were not tuned to each other: the teacher makes as many epochs as end its training on two cores in minutes. A
+seed took {minutes / 60:.0f} minutes on {results["hardware"]["cores"]} cores of {results["hardware"]["processor"]} with
+other work beside it.
+
+The commands for seed 0:
+
+{commands}
+    lambdanets evaluate student --data test
+
+`labelled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`, `unlabelled` a folder of images.
+"""
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """Mean and standard deviation over the seeds."""
     return {
@@ -60,15 +116,16 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def commands_of(seed: int, work: Path) -> dict[str, str]:
     """The commands for a seed, in order."""
-    train = f"lambdanets train fashion_mnist --data {work}/labelled --seed {seed}"
+    place = "" if work == Path() else f"{work}/"
+    train = f"lambdanets train fashion_mnist --data {place}labelled --seed {seed}"
     return {
-        "teacher": f"{train} {TEACHER} --run {work}/teacher",
-        "shard": f"lambdanets shard {work}/unlabelled {work}/shards --unlabelled --images-per-shard 5800",
-        "label": f"lambdanets pseudo-label {work}/teacher {work}/shards {work}/labels --top 10",
-        "select": f"lambdanets pseudo-label select {work}/labels {work}/selected {SELECT}",
-        "student": f"{train} {STUDENT} {PSEUDO} --pseudo-labels {work}/selected --pseudo-images {work}/shards "
-        f"--run {work}/student",
-        "control": f"{train} {STUDENT} --run {work}/control",
+        "teacher": f"{train} {TEACHER} --run {place}teacher",
+        "shard": f"lambdanets shard {place}unlabelled {place}shards --unlabelled --images-per-shard 5800",
+        "label": f"lambdanets pseudo-label {place}teacher {place}shards {place}labels --top 10",
+        "select": f"lambdanets pseudo-label select {place}labels {place}selected {SELECT}",
+        "student": f"{train} {STUDENT} {PSEUDO} --pseudo-labels {place}selected --pseudo-images {place}shards "
+        f"--run {place}student",
+        "control": f"{train} {STUDENT} --run {place}control",
     }
 
 
