@@ -92,9 +92,9 @@ commands below, through shards; the script that runs them, `python benchmarks/no
 | mean ± deviation | {means} | {gain} |
 
 Top-1 on all 10,000 test images, by `lambdanets evaluate`. The seed draws the labelled images, the weights and the
-order. The test images choose nothing: 500 of them are looked at after each epoch, and the weights are the last epoch's. The
-recipes were not tuned to each other: the teacher makes as many epochs as end its training on two cores in minutes. A
-seed took {minutes / 60:.0f} minutes on {results["hardware"]["cores"]} cores of {results["hardware"]["processor"]} with
+order. The test images choose nothing: 500 of them are looked at after each epoch, and the weights are the last
+epoch's. The recipes were not tuned to each other: the teacher makes as many epochs as end its training on two cores in
+minutes. A seed took {minutes / 60:.0f} minutes on {results["hardware"]["cores"]} cores of {results["hardware"]["processor"]} with
 other work beside it.
 
 The commands for seed 0:
