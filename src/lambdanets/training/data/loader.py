@@ -148,10 +148,13 @@ class ImageBatches:
             self._schedule.batches = self._steps(epoch, done)
         else:
             self._schedule.batches = self._validation()
-        for batch in self._loader:
-            if self._training:
-                self._served += 1  # before the batch is used: a checkpoint written after its step counts it
-            yield batch
+        try:
+            for batch in self._loader:
+                if self._training:
+                    self._served += 1  # before the batch is used: a checkpoint written after its step counts it
+                yield batch
+        except InputError as error:
+            raise InputError(_own_words(error)) from error
 
     def state_dict(self) -> dict[str, int]:
         """Say how many steps were handed out since training began (always 0 for validation)."""
@@ -240,6 +243,11 @@ class _Samples(Dataset[_Sample]):
             return _Sample(None, 0, key.number, f"{images.name(key.number)}: {error.reason}", key.step_images)
         _seed_generators(mixed(self._seed + key.beside, key.epoch, key.number))
         return _Sample(self._transform(image.convert(self._mode)), label, key.number, "", key.step_images)
+
+
+def _own_words(error: InputError) -> str:
+    """What an error says, without the traceback that PyTorch puts before it where a worker raised it."""
+    return str(error).strip().rpartition(f"{InputError.__module__}.InputError: ")[2]
 
 
 def _seed_generators(numbers: list[int]) -> None:
