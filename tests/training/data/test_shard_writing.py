@@ -14,9 +14,9 @@ from filelock import FileLock
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.data import shard_writing
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.images import images_under
+from lambdanets.training.data.shards import writing
 from lambdanets.training.data.shards.division import unique_keys
 from lambdanets.training.data.shards.images import UNLABELLED, ShardedImages, open_shards
 from lambdanets.training.data.shards.tar_samples import split_name
@@ -103,7 +103,7 @@ def test_work_that_failed_goes_on_where_it_was(
 ) -> None:
     splits = open_splits(str(two_classes))
     write_shards(splits, tmp_path / "unbroken", images_per_shard=3)
-    write = shard_writing.write_tar_samples
+    write = writing.write_tar_samples
 
     def fail(path: Path, samples: object) -> tuple[int, int, str]:
         if path.name == "train-00003.tar":
@@ -127,14 +127,14 @@ def test_a_killed_command_leaves_no_process_and_goes_on_to_the_same_bytes(two_cl
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from lambdanets.training.data import shard_writing\n"
+        "from lambdanets.training.data.shards import writing\n"
         "from lambdanets.training.data.datasets import open_splits\n"
-        "write = shard_writing.write_tar_samples\n"
+        "write = writing.write_tar_samples\n"
         "def slowly(path, samples):\n"
         "    if path.name > 'train-00001.tar': time.sleep(60)\n"
         "    return write(path, samples)\n"
-        "shard_writing.write_tar_samples = slowly\n"
-        "shard_writing.write_shards(open_splits(sys.argv[1]), Path(sys.argv[2]), images_per_shard=2, processes=2)\n"
+        "writing.write_tar_samples = slowly\n"
+        "writing.write_shards(open_splits(sys.argv[1]), Path(sys.argv[2]), images_per_shard=2, processes=2)\n"
     )
     out = tmp_path / "out"
     process = subprocess.Popen([sys.executable, "-c", script, str(two_classes), str(out)], start_new_session=True)
