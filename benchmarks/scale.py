@@ -170,9 +170,9 @@ every pseudo-labelled one {EPOCHS * LABELLED * RATIO / IMAGES:.0f} times. Whoeve
 ## The commands
 
     lambdanets shard IMAGES SHARDS --unlabelled --processes 32
-    torchrun --nnodes 8 --nproc-per-node 8 -m -- lambdanets pseudo-label TEACHER SHARDS LABELS
+    torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 -m -- lambdanets pseudo-label TEACHER SHARDS LABELS
     lambdanets pseudo-label select LABELS SELECTION --confidence 0.3 --per-class 130000
-    torchrun --nnodes 8 --nproc-per-node 8 --max-restarts 100 -m -- lambdanets train imagenet_pseudo \\
+    torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 --max-restarts 100 -m -- lambdanets train imagenet_pseudo \\
         --data IMAGENET_SHARDS --pseudo-labels SELECTION --pseudo-images SHARDS --run DIR
 
 [`examples/slurm.sh`](../examples/slurm.sh) is the last one as a job of SLURM.

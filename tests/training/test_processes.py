@@ -199,3 +199,27 @@ def test_devices_starts_processes_and_a_refusal_is_said_once_with_exit_code_2(tm
     assert ended.returncode == 2
     assert ended.stderr.count("holds files that are not a run's") == 1
     assert "Traceback" not in ended.stderr
+
+
+def grouped(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Run a command in a group of its own, and send SIGTERM to the whole group once there is a checkpoint."""
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
+    os.killpg(process.pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "Traceback" not in said, said[-2000:]
+
+
+@pytest.mark.slow
+def test_three_processes_with_workers_go_on_to_the_same_bits_after_a_signal_to_all(tmp_path):
+    fields = FIELDS | {"--batch-size": 30, "--training-images": 240, "--micro-batch": 10, "--workers": 1}
+    options = [str(item) for pair in fields.items() for item in pair]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "lambdanets", "train", "digits", "--devices", "3", *options, "--run"]
+    subprocess.run([*command, str(tmp_path / "whole")], env=environment, check=True, capture_output=True)
+    grouped([*command, str(tmp_path / "stopped")], tmp_path / "stopped", environment)
+    content = torch.load(tmp_path / "stopped/checkpoints/last.ckpt", weights_only=True)
+    assert content["global_step"] < 32
+    subprocess.run([*command, str(tmp_path / "stopped")], env=environment, check=True, capture_output=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "stopped")

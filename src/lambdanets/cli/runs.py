@@ -27,11 +27,13 @@ def explained(command: str, begun: Path) -> Iterator[None]:
     import torch
 
     from lambdanets.training.interruption import Interrupted
+    from lambdanets.training.processes import processes
 
     try:
         yield
     except (Interrupted, KeyboardInterrupt):
-        print(f"stopped{f'; go on with: {command}' if begun.is_file() else ''}", file=sys.stderr)
+        if processes().first:
+            print(f"stopped{f'; go on with: {command}' if begun.is_file() else ''}", file=sys.stderr)
         raise KeyboardInterrupt from None
     except OSError as error:
         kept = "; the last checkpoint is whole" if (begun.parent / "checkpoints" / "last.ckpt").is_file() else ""
@@ -40,7 +42,9 @@ def explained(command: str, begun: Path) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        raise InputError("out of memory; lower --batch-size or --image-size, or choose a smaller model") from error
+        raise InputError(
+            "out of memory; give the same command with a smaller --micro-batch, or choose a smaller model"
+        ) from error
 
 
 def tell_unreadable(unreadable: list[str]) -> None:

@@ -63,11 +63,14 @@ def main(arguments: list[str]) -> int:
         return _launch(options.devices, arguments, folder)
     recipe = options.recipe
     if options.quicktest:
-        if processes().count > 1:
-            raise InputError("--quicktest is for one process; leave it out, or train without torchrun")
+        beside = folder.with_name(f"{folder.name}-data")
+        if processes().count > 1 or options.resume is not None:
+            raise InputError("--quicktest is for one process, and for a new run; leave it out")
+        if folder.exists() and not beside.exists():
+            raise InputError(f"{folder} exists and is no quicktest's; name another folder")
         from lambdanets.training.quicktest import small
 
-        recipe = small(recipe, folder.with_name(f"{folder.name}-data"))
+        recipe = small(recipe, beside)
     with explained(f"lambdanets train --resume {folder}", folder / run.RECIPE):
         result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
     if result:  # the first process's

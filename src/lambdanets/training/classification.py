@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.loader import Batch
 from lambdanets.training.data.order import Share
 from lambdanets.training.finiteness import first_gradient_not_finite, first_not_finite
+from lambdanets.training.processes import total
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.schedules import schedule_of
 
@@ -45,7 +45,7 @@ class Classification(LightningModule):
         self.steps_per_epoch = steps_per_epoch
         self.description = description
         self.share = share or Share()
-        self.top1 = MulticlassAccuracy(classes, average="micro")
+        self._validated = (0.0, 0.0, 0.0)  # loss, right ones, images
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._seed(batch_idx)
@@ -89,7 +89,8 @@ class Classification(LightningModule):
 
     def _explain(self, batch: Batch, batch_idx: int, loss: Tensor) -> None:
         self._seed(batch_idx)
-        reason = first_not_finite(self.model, batch.images)
+        with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
+            reason = first_not_finite(self.model, batch.images)
         raise InputError(
             f"the loss became {loss.item()} at step {self.global_step}; {reason}; lower learning_rate "
             f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
@@ -105,15 +106,22 @@ class Classification(LightningModule):
                 f"where it did is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set clip_gradient"
             )
 
+    def on_validation_epoch_start(self) -> None:
+        self._validated = (0.0, 0.0, 0.0)
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         if len(batch.labels):
             logits = self.model(batch.images).float()
-            self.top1(logits, batch.labels)
-            loss = F.cross_entropy(logits, batch.labels)
-            images = len(batch.labels)
-            several = self.share.processes > 1
-            self.log("val_loss", loss, on_epoch=True, batch_size=images, logger=False, sync_dist=several)
-            self.log("top1", self.top1, on_epoch=True, prog_bar=True, batch_size=images, logger=False)
+            loss = F.cross_entropy(logits, batch.labels, reduction="sum").item()
+            right = (logits.argmax(1) == batch.labels).sum().item()
+            sums = zip(self._validated, (loss, right, len(batch.labels)), strict=True)
+            self._validated = tuple(before + new for before, new in sums)
+
+    def on_validation_epoch_end(self) -> None:
+        loss, right, images = total(*self._validated)
+        if images:  # the same in all processes, so that all write it or none
+            self.log("val_loss", loss / images, logger=False)
+            self.log("top1", right / images, prog_bar=True, logger=False)
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe

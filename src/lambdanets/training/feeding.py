@@ -24,14 +24,15 @@ def make_batches(
 ) -> ImageBatches:
     """The recipe's batches of images: shuffled and augmented in training, else in order and as they are.
 
-    share: what of each step this process takes, and in how many parts; all in one if None. beside: the pseudo-labelled
-    images.
+    share: what of each step this process takes, and in how many parts; all in one if None, in evaluation as many at a
+    time as in training. beside: the pseudo-labelled images.
     """
+    at_a_time = recipe.micro_batch if share is None and not training else None
     return ImageBatches(
         images,
         make_transform(recipe, training=training),
         channels=recipe.channels,
-        batch_size=recipe.batch_size,
+        batch_size=at_a_time or recipe.batch_size,
         seed=recipe.seed,
         training=training,
         workers=recipe.workers,

@@ -77,7 +77,7 @@ class History(Callback):
     ) -> None:
         self._new += [sentence for sentence in batch.unreadable if sentence not in self.unreadable]
 
-    def on_validation_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._add_unreadable()
         if "val_loss" not in trainer.callback_metrics:
             raise InputError(f"none of the validation images could be read; the first: {min(self.unreadable)}")

@@ -16,7 +16,7 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class StopAfterStep(Callback):
-    """On SIGINT or SIGTERM, ends the run after the step under way, with a checkpoint; a second one ends it now.
+    """On SIGINT or SIGTERM, ends the run after the step under way, with a checkpoint; a second SIGINT ends it now.
 
     All processes stop after the same step, whichever of them was asked. At the end of an epoch and in its validation
     there is no new checkpoint: the run goes on from the one before.
@@ -33,9 +33,9 @@ class StopAfterStep(Callback):
             self._before[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked and number == signal.SIGINT:
             raise Interrupted
-        self.asked = True
+        self.asked = True  # schedulers and torchrun may both send SIGTERM
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int

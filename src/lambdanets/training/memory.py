@@ -60,5 +60,11 @@ def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         F.cross_entropy(model.train()(images), torch.zeros(2, dtype=torch.long, device="meta"))
     activations = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
-    states = (1 if recipe.optimizer == "sgd" else 2) + (recipe.average_decay is not None)
-    return sum(own.values()) * (2 + states), activations // 2
+    if recipe.precision in ("bf16-mixed", "16-mixed"):
+        activations //= 2  # all but sums, norms' statistics and the like
+    return sum(own.values()) * (2 + states_of(recipe)), activations // 2
+
+
+def states_of(recipe: Recipe) -> int:
+    """Numbers kept for each parameter beside itself and its gradient: the optimizer's, and the average."""
+    return (1 if recipe.optimizer == "sgd" else 2) + (recipe.average_decay is not None)

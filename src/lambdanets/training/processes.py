@@ -53,12 +53,22 @@ def processes() -> Processes:
     return Processes(*(int(os.environ[name]) for name in names))
 
 
+def take_device(these: Processes) -> None:
+    """Compute on the GPU that has this process's number, where there are GPUs. Raises InputError without one for it."""
+    if not torch.cuda.is_available():
+        return
+    if these.local_count > torch.cuda.device_count():
+        raise InputError(
+            f"processes on a machine must be at most {torch.cuda.device_count()}, its GPUs, got {these.local_count}"
+        )
+    torch.cuda.set_device(these.local_rank)
+
+
 @contextmanager
 def joined() -> Iterator[Processes]:
     """Joins the processes for what they compute and tell each other, by gloo and, between GPUs, NCCL."""
     these = processes()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(these.local_rank)
+    take_device(these)
     if these.count == 1 or dist.is_initialized():
         yield these
         return
@@ -73,6 +83,15 @@ def joined() -> Iterator[Processes]:
     finally:
         if dist.is_initialized():  # Lightning may have ended it
             dist.destroy_process_group()
+
+
+def first_then_all(do: Callable[[], Decision]) -> Decision:
+    """What each process gets by doing the same, the others after the first: what it refuses is said once."""
+    if not dist.is_initialized():
+        return do()
+    done: list[Decision] = []
+    decided_by_first(lambda: done.append(do()))
+    return done[0] if done else do()
 
 
 def _fresh_store(these: Processes) -> dist.Store:

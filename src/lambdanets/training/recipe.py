@@ -27,8 +27,8 @@ class Recipe:
     validation_share: float = 0.2
     """Share of the images held out, a class at a time, where the data has no validation part of its own."""
     hold_out: float = 0.0
-    """Share of the training images kept from training to choose weights by, where a validation part must not: the
-    result is then that of the weights that were best on them, measured on the validation part."""
+    """Share of the training images kept from training, to look at meanwhile and, with patience, to choose weights by.
+    The result is then measured on the validation part, which chose nothing."""
     patience: int | None = None
     """Stop after so many epochs without a better top-1, and take the best epoch's weights; never if none."""
     training_images: int | None = None

@@ -45,7 +45,7 @@ from lambdanets.training.feeding import make_batches
 from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
 from lambdanets.training.pictures import Curves, draw_curves, draw_predictions
-from lambdanets.training.processes import Processes, decided_by_first, joined
+from lambdanets.training.processes import Processes, decided_by_first, first_then_all, joined
 from lambdanets.training.pseudo.student_images import open_student_images
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result, write_result
@@ -175,12 +175,7 @@ def _go_on(folder: Path, these: Processes, asked: Recipe | None = None) -> dict[
 def _prepare(recipe: Recipe, these: Processes, begun: bool = False) -> _Prepared:
     """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
     recipe = with_precision(recipe)
-    check_precision(recipe.precision)
-    splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
-    splits = hold_out(splits, recipe.hold_out, recipe.seed)
-    splits = fewer(splits, recipe.training_images, recipe.seed)
-    seed_everything(recipe.seed, verbose=False)
-    model = build_model(replace(recipe, weights=None) if begun else recipe, len(splits.classes))
+    splits, model = first_then_all(lambda: _open(recipe, these, begun))
     recipe, share = divided(recipe, model, len(splits.classes), len(splits.train), these)
     beside = None
     if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
@@ -189,9 +184,20 @@ def _prepare(recipe: Recipe, these: Processes, begun: bool = False) -> _Prepared
     training = make_batches(recipe, splits.train, training=True, share=share, beside=beside)
     validation = make_batches(recipe, splits.validation, training=False, share=share)
     known_by = fingerprint(splits) + (beside.fingerprint if beside is not None else "")
-    return _Prepared(
-        recipe, splits, known_by, prepare_batch_norm(model, recipe, these.count), training, validation, share
-    )
+    return _Prepared(recipe, splits, known_by, model, training, validation, share)
+
+
+def _open(recipe: Recipe, these: Processes, begun: bool) -> tuple[Splits, nn.Module]:
+    check_precision(recipe.precision)
+    splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
+    splits = fewer(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
+    if len(splits.validation) < these.count:
+        raise InputError(
+            f"validation images must be at least {these.count}, one for each process, got {len(splits.validation)}"
+        )
+    seed_everything(recipe.seed, verbose=False)
+    model = build_model(replace(recipe, weights=None) if begun else recipe, len(splits.classes))
+    return splits, prepare_batch_norm(model, recipe, these.count)
 
 
 def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any]:
@@ -214,21 +220,21 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
     average = AverageWeights(recipe.average_decay) if recipe.average_decay is not None else None
     # the order matters: what is averaged and measured is in the state before a checkpoint is written
     callbacks: list[Callback] = [average] if average else []
-    callbacks += [speed, history, timer]
+    callbacks += [history, timer]
     callbacks += [TensorBoard(folder, history, speed), Curves(folder, history)] if these.first else []
     callbacks += [StopEarly(recipe.patience)] if recipe.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, prepared.fingerprint)
-    callbacks += [KeepBest(checkpoints), keep_last, StopAfterStep(checkpoints / LAST)]
+    # last, so that what the others do does not count as waiting for data
+    callbacks += [KeepBest(checkpoints), keep_last, StopAfterStep(checkpoints / LAST), speed]
     trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts)
     trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
-    if not these.first:
-        return {}
     if average:
         average.take(module)
     if recipe.patience:
-        tensors = read_weights(checkpoints / BEST)[0]
-        model.load_state_dict(tensors)
-    return _conclude(prepared, folder, history, timer, description)
+        model.load_state_dict(read_weights(checkpoints / BEST)[0])
+    # the others wait, so that torchrun still has all of them should the first be lost
+    result = decided_by_first(lambda: _conclude(prepared, folder, history, timer, description))
+    return result if these.first else {}
 
 
 def _conclude(prepared: _Prepared, folder: Path, history: History, timer: Timer, description: str) -> dict[str, Any]:

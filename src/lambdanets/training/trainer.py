@@ -33,7 +33,7 @@ def make_trainer(
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
         devices=these.local_count,
         num_nodes=these.machines,
-        strategy=DDPStrategy(gradient_as_bucket_view=True) if several else "auto",
+        strategy=_data_parallel() if several else "auto",
         accumulate_grad_batches=parts,
         gradient_clip_val=recipe.clip_gradient,
         callbacks=[*callbacks, *([Progress(speed)] if watched else [])],
@@ -47,6 +47,13 @@ def make_trainer(
     )
 
 
+def _data_parallel() -> DDPStrategy:
+    # Looking for unused parameters keeps DDP from laying out gradients anew after the first step. A run that goes on
+    # would sum its first step in another layout, and so, with three processes or more, in another order.
+    same_layout = not torch.cuda.is_available()
+    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=same_layout)
+
+
 def _quieten() -> None:
     """Lightning's notes on devices and its advertisements; what a user must know, this package says itself."""
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -58,6 +65,7 @@ def _quieten() -> None:
         ".*training_step. returned .None.*",  # a batch without readable images
         ".*dirpath has changed.*",  # a run's folder may be moved
         ".*Glyph .* missing from font.*",  # class names in scripts that the font of the pictures lacks
+        ".*find_unused_parameters=True was specified.*",
         ".*Grad strides do not match bucket view strides.*",  # channels_last weights
     ):
         warnings.filterwarnings("ignore", message)

@@ -110,14 +110,14 @@ def test_work_that_failed_goes_on_where_it_was(
             raise OSError("the disk is gone")
         return write(path, samples)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shard_writing, "write_tar_samples", fail)
+    monkeypatch.setattr(writing, "write_tar_samples", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         write_shards(splits, tmp_path / "out", images_per_shard=3, processes=processes)
     assert not (tmp_path / "out/shards.json").exists()
     there = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
     assert 3 <= len(there) < 8
 
-    monkeypatch.setattr(shard_writing, "write_tar_samples", write)
+    monkeypatch.setattr(writing, "write_tar_samples", write)
     write_shards(splits, tmp_path / "out", images_per_shard=3)
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in there} == there
     assert contents(tmp_path / "out") == contents(tmp_path / "unbroken")
@@ -169,7 +169,7 @@ def test_a_killed_process_of_several_is_told_of(
         os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_writing, "write_tar_samples", die)
+        patch.setattr(writing, "write_tar_samples", die)
         with pytest.raises(InputError, match="was ended from outside, perhaps for want of memory; the same command"):
             write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
     assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
@@ -178,7 +178,7 @@ def test_a_killed_process_of_several_is_told_of(
 def test_two_commands_do_not_write_into_one_folder(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_writing, "_PATIENCE", 0.05)
+    monkeypatch.setattr(writing, "_PATIENCE", 0.05)
     (tmp_path / "out/.writing").mkdir(parents=True)
     with FileLock(tmp_path / "out/.writing/lock"), pytest.raises(InputError, match="another process is writing"):
         write_shards(images_under(two_classes), tmp_path / "out")

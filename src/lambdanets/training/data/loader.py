@@ -1,6 +1,7 @@
 """Batches of labelled images in an order, and with random transforms, that depend on the seed alone."""
 
 import random
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -122,6 +123,7 @@ class ImageBatches:
             num_workers=workers,
             persistent_workers=workers > 0,  # a key carries its epoch, so a worker has no state to go stale
             collate_fn=_collate,
+            worker_init_fn=_leave_signals_to_parent,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else each pass would draw from the caller's generator
         )
@@ -243,6 +245,12 @@ class _Samples(Dataset[_Sample]):
             return _Sample(None, 0, key.number, f"{images.name(key.number)}: {error.reason}", key.step_images)
         _seed_generators(mixed(self._seed + key.beside, key.epoch, key.number))
         return _Sample(self._transform(image.convert(self._mode)), label, key.number, "", key.step_images)
+
+
+def _leave_signals_to_parent(worker: int) -> None:
+    """A signal to the whole group is for the training process, which ends its workers after a checkpoint."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _own_words(error: InputError) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout
 
 from lambdanets.errors import InputError
@@ -16,7 +15,7 @@ from lambdanets.training.classifier import Classifier, load_classifier, weights_
 from lambdanets.training.data.shards.images import ShardedImages, open_shards
 from lambdanets.training.evaluation import probabilities_of
 from lambdanets.training.feeding import make_batches
-from lambdanets.training.processes import processes
+from lambdanets.training.processes import processes, take_device
 from lambdanets.training.pseudo.tables import DESCRIPTION, Origin, read_description, write_description, write_table
 
 
@@ -51,8 +50,7 @@ def label_shards(
     tell: called with a shard's name, its images and the seconds it took. Raises InputError for a folder begun with
     another teacher, set or top, and where more than max_unreadable images cannot be read.
     """
-    if torch.cuda.is_available():
-        torch.cuda.set_device(processes().local_rank)
+    take_device(processes())
     for name, value, least in (("top", top, 1), ("max_unreadable", max_unreadable, 0)):
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
