@@ -227,7 +227,11 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
     # last, so that what the others do does not count as waiting for data
     callbacks += [KeepBest(checkpoints), keep_last, StopAfterStep(checkpoints / LAST), speed]
     trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts)
-    trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
+    try:
+        trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
+    finally:
+        prepared.training.close()
+        prepared.validation.close()
     if average:
         average.take(module)
     if recipe.patience:

@@ -65,6 +65,7 @@ def _quieten() -> None:
         ".*training_step. returned .None.*",  # a batch without readable images
         ".*dirpath has changed.*",  # a run's folder may be moved
         ".*Glyph .* missing from font.*",  # class names in scripts that the font of the pictures lacks
+        ".*It is recommended to use .self.log.*sync_dist=True.*",  # it is the same in all processes
         ".*find_unused_parameters=True was specified.*",
         ".*Grad strides do not match bucket view strides.*",  # channels_last weights
     ):

@@ -158,6 +158,13 @@ class ImageBatches:
         except InputError as error:
             raise InputError(_own_words(error)) from error
 
+    def close(self) -> None:
+        """End the workers. They leave signals to their parent, so that nothing but this and its end do."""
+        running: Any = self._loader._iterator
+        if running is not None:
+            running._shutdown_workers()
+            self._loader._iterator = None
+
     def state_dict(self) -> dict[str, int]:
         """Say how many steps were handed out since training began (always 0 for validation)."""
         return {"steps": self._served // self.parts, "steps_per_epoch": self.steps}
