@@ -9,12 +9,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from timm.data.auto_augment import rand_augment_transform
 from torch import nn
 
 from lambdanets.cli import main
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
-from lambdanets.training import run
+from lambdanets.training import launching, run
 from lambdanets.training.classification import Classification, prepare_batch_norm
 from lambdanets.training.classifier import build_model
 from lambdanets.training.recipe import Recipe
@@ -75,6 +76,7 @@ def test_a_promise_begins_with_a_line_that_help_can_show(name):
 def test_the_command_in_a_promise_is_understood(name, tmp_path, monkeypatch):
     begun = []
     monkeypatch.setattr(run, "start", lambda recipe, folder: begun.append((recipe, folder)) or {})
+    monkeypatch.setattr(launching, "launch", lambda count, arguments: main(arguments))
     monkeypatch.chdir(tmp_path)
     (command,) = commands(name)
     words = shlex.split(command)
@@ -210,3 +212,14 @@ def test_a_quicktest_takes_the_recipes_path_in_less_than_a_minute(name, tmp_path
     recipe, small = find_recipe(name), Recipe.from_json((tmp_path / "run/recipe.json").read_bytes(), "here")
     for field in ("optimizer", "schedule", "average_decay", "rand_augment", "dropout", "hold_out", "patience", "flip"):
         assert getattr(small, field) == getattr(recipe, field)
+
+
+def test_magnitudes_beyond_ten_are_not_cut_to_ten():
+    # timm's operations stop at magnitude 10 unless a policy says otherwise
+    policies = [find_recipe(f"imagenet_350_{row}").rand_augment for row in ("101_160", "152_224")]
+    ten, fifteen = (rand_augment_transform(policy, {}) for policy in policies)
+    rotations = []
+    for policy in (ten, fifteen):
+        rotate = next(op for op in policy.ops if op.name == "Rotate")
+        rotations.append(abs(rotate.level_fn(rotate.magnitude, rotate.hparams)[0]))
+    assert rotations[1] == 1.5 * rotations[0]

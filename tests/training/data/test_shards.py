@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import write_images
 from lambdanets.errors import InputError
 from lambdanets.training.checkpoints import fingerprint
 from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
@@ -17,6 +16,7 @@ from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.loader import Batch, ImageBatches
 from lambdanets.training.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.training.data.shards.writing import write_shards
+from noise_images import write_images
 
 
 def as_tensor(image: Image.Image) -> torch.Tensor:

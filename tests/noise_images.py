@@ -1,0 +1,21 @@
+"""Folders of images for tests."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def write_images(folder: Path, count: int, bright: int) -> None:
+    """Noise images of 12 x 10 pixels about a brightness, the same at every call."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(bright)
+    for i in range(count):
+        pixels = np.clip(random.normal(bright, 30, (10, 12, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:02}.png")
+
+
+def write_two_classes(folder: Path) -> Path:
+    write_images(folder / "dark", 10, 60)
+    write_images(folder / "light", 10, 190)
+    return folder
