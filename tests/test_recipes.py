@@ -155,10 +155,9 @@ def built(request):
     return prepare_batch_norm(build_model(recipe, 10), recipe), recipe
 
 
+@pytest.mark.parametrize("built", ["imagenet_350", "imagenet_90_u4"], indirect=True)  # MobileNet has no such norms
 def test_the_last_norm_of_a_residual_block_begins_at_zero(built):
-    model, recipe = built
-    if "mobilenet" in recipe.model:
-        pytest.skip("its blocks begin as timm's")
+    model, _ = built
     norms = [module for name, module in model.named_modules() if name.endswith(".bn3")]
     assert len(norms) == 16
     assert all(not norm.weight.any() for norm in norms)

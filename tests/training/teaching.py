@@ -17,7 +17,7 @@ def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int
     """A folder with the weights of an untrained model, of a seed, which is sure of what it says."""
     torch.manual_seed(seed)
     model = build_model(recipe, len(classes))
-    head = model.get_classifier()  # type: ignore[operator]
+    head = model.get_classifier()
     with torch.no_grad():
         head.weight.mul_(20)
     folder.mkdir()

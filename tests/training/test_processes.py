@@ -33,7 +33,7 @@ def gradients(share: Share) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
     module = Classification(model, RECIPE, 10, 1, "", share=share)
-    module.log = lambda *_, **__: None  # type: ignore[method-assign]  # Lightning's needs a trainer
+    module.log = lambda *_, **__: None  # Lightning's needs a trainer
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()

@@ -173,7 +173,7 @@ def test_a_url_is_a_data_set_like_any_other(
 ) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     splits = open_splits(f"{nginx.url}/")
-    assert splits.train.labels.tolist() == open_splits(str(shards)).train.labels.tolist()  # type: ignore[union-attr]
+    assert splits.train.labels.tolist() == open_splits(str(shards)).train.labels.tolist()
     assert len(list((tmp_path / "cache").glob("*.tar"))) == 8
     with pytest.raises(InputError, match=r"shards\.json', but there is no such file"):
         open_splits(f"{nginx.url}/elsewhere")

@@ -108,7 +108,7 @@ def test_work_that_failed_goes_on_where_it_was(
     def fail(path: Path, samples: object) -> tuple[int, int, str]:
         if path.name == "train-00003.tar":
             raise OSError("the disk is gone")
-        return write(path, samples)  # type: ignore[arg-type]
+        return write(path, samples)
 
     monkeypatch.setattr(writing, "write_tar_samples", fail)
     with pytest.raises(OSError, match="the disk is gone"):
@@ -276,7 +276,7 @@ def test_a_shard_that_reads_otherwise_than_written_is_refused(
 @pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
 def test_options_out_of_range_are_refused(two_classes: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
-        write_shards(images_under(two_classes), tmp_path / "out", **{option: -1})  # type: ignore[arg-type]
+        write_shards(images_under(two_classes), tmp_path / "out", **{option: -1})
     with pytest.raises(InputError, match="there are none"):
         write_shards([], tmp_path / "out")
 

@@ -1,6 +1,5 @@
 """A teacher's labels for images in shards: a table for each shard."""
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lambdanets.errors import InputError
+from lambdanets.files import sha256_of
 from lambdanets.training.classifier import Classifier, load_classifier, weights_in
 from lambdanets.training.data.shards.images import ShardedImages, open_shards
 from lambdanets.training.evaluation import probabilities_of
@@ -88,7 +88,7 @@ def label_shards(
 
 def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:
     with weights_in(teacher).open("rb") as file:
-        weights = hashlib.file_digest(file, "sha256").hexdigest()
+        weights = sha256_of(file)
     return {"model": classifier.recipe.model, "weights": weights, "images": images.fingerprint}
 
 
