@@ -214,6 +214,12 @@ def test_unreadable_images_of_either_set_are_left_out_and_named():
     assert batch.step_images == 11
 
 
+@pytest.mark.parametrize(("count", "of"), [(0, 1), (1, 2), (2, 3)])
+def test_fewer_images_beside_than_processes_are_refused(count, of):
+    with pytest.raises(InputError, match=f"at least {of} images beside the labelled ones, .* came {count}$"):
+        loader(count=12, beside=images(count, Taught, 100, [count]), batch_size=8, share=Share(0, of))
+
+
 def test_validation_has_nothing_beside_it():
     assert sum(len(batch.images) for batch in loader(training=False)) == 11
 

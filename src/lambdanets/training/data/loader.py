@@ -71,8 +71,8 @@ class ImageBatches:
     `transform` takes a Pillow image, "L" or "RGB" by `channels`, and gives a tensor (c, h, w) of the same shape for
     every image.
 
-    Raises InputError for an empty set, for a training set with fewer than two images for each part, and for arguments
-    out of range.
+    Raises InputError for an empty set, for a training set with fewer than two images for each part, for fewer images
+    beside it than processes, and for arguments out of range.
     """
 
     def __init__(
@@ -102,6 +102,11 @@ class ImageBatches:
             raise InputError(
                 f"expected at least {least_images} images to {'train' if training else 'validate'} on, "
                 f"but came {len(images)}"
+            )
+        if beside is not None and len(beside) < self._share.processes:
+            raise InputError(
+                f"expected at least {self._share.processes} images beside the labelled ones, one a process, "
+                f"but came {len(beside)}"
             )
         if training and batch_size < least_images:
             raise InputError(
