@@ -1,0 +1,190 @@
+"""Mask R-CNN (He et al. 2017) on a feature pyramid (Lin et al. 2017) over any backbone of this package or of timm.
+
+torchvision's, but for three things: images may be as small and as narrow as they come, what padding holds changes
+nothing (`padding.py`), and the levels of the pyramid are known by their strides and not guessed from the first batch.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.rpn import AnchorGenerator, RPNHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+from torchvision.ops.poolers import initLevelMapper
+
+from lambdanets.errors import InputError
+from lambdanets.models.factory import create_model
+from lambdanets.models.padding import Padding
+
+Target = dict[str, Tensor]
+_IN_PADDING = -100.0  # objectness, whose probability of 4e-44 no real anchor has
+_LEAST_OBJECTNESS = 1e-30
+
+
+class PyramidBackbone(nn.Module):
+    """A feature pyramid over a network's maps: images (b, c, H, W) to maps by name, "0" the finest, "pool" the last.
+
+    strides: of each map, the last included, powers of two. sizes: height and width of each image in the batch, which is
+    padded beyond; where they are given, and hide_padding is True, maps at real positions depend on no padding, and end
+    as maps of the image alone do.
+    """
+
+    def __init__(self, network: nn.Module, channels: int, *, hide_padding: bool = True) -> None:
+        super().__init__()
+        info: Any = network.feature_info
+        self.network = network
+        self.pyramid = FeaturePyramidNetwork(
+            info.channels(), channels, extra_blocks=LastLevelMaxPool(), norm_layer=nn.BatchNorm2d
+        )
+        self.out_channels = channels
+        strides = list(info.reduction())
+        self.strides = (*strides, 2 * strides[-1])
+        self.padding = Padding()
+        if hide_padding:
+            self.padding.hide_in(self)
+
+    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> dict[str, Tensor]:
+        self.padding.begins_at(sizes, (images.shape[-2], images.shape[-1]))
+        maps = self.network(images)
+        levels = self.pyramid(OrderedDict((str(level), each) for level, each in enumerate(maps)))
+        return OrderedDict((name, self.padding.extended(each)) for name, each in levels.items())
+
+
+class MaskRCNN(TorchvisionMaskRCNN):
+    """Boxes, classes, scores and masks of the objects in images of any size, each (3, H, W) in [0, 1].
+
+    In training it takes targets too, a dictionary for each image: boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64
+    from 1, masks (n, H, W) uint8; n may be 0; and gives the losses by name. Else it gives for each image boxes, labels,
+    scores and masks (n, 1, H, W) float32, probabilities, at the size that the image came in.
+    """
+
+    def forward(
+        self, images: list[Tensor], targets: list[Target] | None = None
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        if self.training and targets is None:
+            raise InputError("targets must be given in training")
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        batch, targets = self.transform(images, targets)
+        maps = self.backbone(batch.tensors, batch.image_sizes)
+        proposals, losses = self.rpn(batch, maps, targets)
+        detections, more = self.roi_heads(maps, proposals, batch.image_sizes, targets)
+        if self.training:
+            return losses | more
+        return self.transform.postprocess(detections, batch.image_sizes, sizes)
+
+
+class FitImages(GeneralizedRCNNTransform):
+    """torchvision's normalization and batching; a resized image keeps a row and a column at least."""
+
+    def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
+        height, width = image.shape[-2:]
+        scale = min(self.min_size[-1] / min(height, width), self.max_size / max(height, width))
+        sides = (max(1, round(height * scale)), max(1, round(width * scale)))
+        if (self.training and self._skip_resize) or sides == (height, width):
+            return image, target
+        image = F.interpolate(image[None], sides, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
+        if target is not None:
+            masks = target["masks"]
+            if len(masks):
+                masks = F.interpolate(masks[:, None].float(), sides)[:, 0].to(masks.dtype)
+            else:
+                masks = masks.new_zeros(0, *sides)
+            target = target | {"boxes": resize_boxes(target["boxes"], [height, width], list(sides)), "masks": masks}
+        return image, target
+
+
+class _RPNHead(RPNHead):
+    """torchvision's, to which an anchor in the padding is no object, and nothing to learn from."""
+
+    def __init__(self, channels: int, anchors: int, padding: Padding) -> None:
+        super().__init__(channels, anchors)
+        self._padding = padding
+
+    def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        logits, offsets = super().forward(maps)
+        return [self._padding.without(each, _IN_PADDING) for each in logits], offsets
+
+
+def _pool(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
+    pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], side, sampling_ratio=2)
+    # else guessed from the first images that come, wrongly for small ones
+    pool.scales = [1 / stride for stride in strides]
+    pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
+    return pool
+
+
+def mask_rcnn(
+    backbone: str,
+    num_classes: int,
+    *,
+    image_size: int | tuple[int, int] = 1024,
+    levels: Sequence[int] = (1, 2, 3, 4),
+    pyramid_channels: int = 256,
+    box_layers: tuple[int, int] = (4, 1024),
+    mask_layers: int = 4,
+    anchor_scale: float = 8.0,
+    aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
+    image_mean: Sequence[float] = (0.485, 0.456, 0.406),
+    image_std: Sequence[float] = (0.229, 0.224, 0.225),
+    hide_padding: bool = True,
+    backbone_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> MaskRCNN:
+    """Build a Mask R-CNN.
+
+    backbone: a network of this package or of timm that gives maps, with backbone_options. num_classes: of objects,
+        beside the background, which is class 0.
+    image_size: the side that images are resized to, the longer one of an image; or the shorter one and the most for the
+        longer one.
+    levels: which of the network's maps the pyramid takes, numbered from 0. pyramid_channels: of each level.
+    box_layers: 3x3 convolutions, and width of the fully connected layer behind them. mask_layers: 3x3 convolutions.
+    anchor_scale: side of a level's anchors in its strides; aspect_ratios: height over width.
+    image_mean, image_std: of images in [0, 1].
+    hide_padding: so that an image's maps, and what is found in it, do not depend on what else is in its batch.
+    options: what torchvision's MaskRCNN takes, such as box_detections_per_img.
+
+    Batch norm in the pyramid and in both heads. Raises ValueError for a network that gives no maps, for strides that
+    are no consecutive powers of two, and for a network in which padding cannot be hidden.
+    """
+    if num_classes < 1:
+        raise InputError(f"num_classes must be at least 1, got {num_classes}")
+    network: Any = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
+    body = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
+    strides = body.strides
+    if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
+        raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
+    anchors = AnchorGenerator(
+        tuple((round(anchor_scale * stride),) for stride in strides), (tuple(aspect_ratios),) * len(strides)
+    )
+    head = _RPNHead(pyramid_channels, len(aspect_ratios), body.padding)
+    if hide_padding:
+        body.padding.hide_in(head)
+    shortest, longest = (image_size, image_size) if isinstance(image_size, int) else image_size
+    box_pool, mask_pool = _pool(strides[:-1], 7), _pool(strides[:-1], 14)
+    convolutions, width = box_layers
+    model = MaskRCNN(
+        body,
+        rpn_anchor_generator=anchors,
+        rpn_head=head,
+        rpn_score_thresh=options.pop("rpn_score_thresh", _LEAST_OBJECTNESS),
+        box_roi_pool=box_pool,
+        box_head=FastRCNNConvFCHead(
+            (pyramid_channels, 7, 7), [pyramid_channels] * convolutions, [width], norm_layer=nn.BatchNorm2d
+        ),
+        box_predictor=FastRCNNPredictor(width, num_classes + 1),
+        mask_roi_pool=mask_pool,
+        mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
+        mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
+        **options,
+    )
+    # sides of every map are then those of the batch divided by its stride
+    model.transform = FitImages(shortest, longest, list(image_mean), list(image_std), size_divisible=strides[-1])
+    return model

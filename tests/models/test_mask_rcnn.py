@@ -1,0 +1,179 @@
+import pytest
+import torch
+from torch import nn
+
+from lambdanets.errors import InputError
+from lambdanets.models.mask_rcnn import mask_rcnn
+from models.perturbed import perturbed
+
+SMALL = {
+    "pyramid_channels": 16,
+    "box_layers": (1, 32),
+    "mask_layers": 1,
+    "image_size": (64, 96),
+    "rpn_pre_nms_top_n_train": 200,
+    "rpn_post_nms_top_n_train": 100,
+    "box_batch_size_per_image": 32,
+}
+SIZES = [(37, 70), (64, 33), (50, 50)]
+
+
+def small(backbone="lambda_resnet20_small", num_classes=2, **options):
+    torch.manual_seed(0)
+    return mask_rcnn(backbone, num_classes, **SMALL | options)
+
+
+def images(sizes=SIZES, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(3, *size, generator=generator, dtype=dtype) for size in sizes]
+
+
+def target(size, boxes):
+    """Rectangles as objects, alternately of class 1 and 2."""
+    masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
+    for mask, (x, y, right, bottom) in zip(masks, boxes, strict=True):
+        mask[y:bottom, x:right] = 1
+    labels = torch.arange(len(boxes)) % 2 + 1
+    return {"boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4), "labels": labels, "masks": masks}
+
+
+TARGETS = [
+    target(SIZES[0], [(3, 4, 20, 30), (30, 5, 60, 20)]),
+    target(SIZES[1], [(0, 0, 33, 64)]),
+    target(SIZES[2], []),
+]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A small one in float64 that finds things: with statistics of random images, and objectness spread out."""
+    model = small(box_score_thresh=0.0, box_detections_per_img=20).double()
+    perturbed(model.backbone)
+    torch.manual_seed(2)
+    nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
+    nn.init.normal_(model.roi_heads.box_predictor.cls_score.weight, std=0.5)
+    return model.eval()
+
+
+def test_what_is_found_in_an_image_does_not_depend_on_what_else_is_in_its_batch(trained):
+    with torch.no_grad():
+        together = trained(images(dtype=torch.float64))
+        for image, found in zip(images(dtype=torch.float64), together, strict=True):
+            (alone,) = trained([image])
+            assert len(found["boxes"]) == 20
+            assert torch.equal(alone["labels"], found["labels"])
+            for name in ("boxes", "scores", "masks"):
+                torch.testing.assert_close(alone[name], found[name], rtol=1e-9, atol=1e-9)
+
+
+def test_without_hiding_it_does(trained):
+    model = small(hide_padding=False, box_score_thresh=0.0, box_detections_per_img=20).double()
+    model.load_state_dict(trained.state_dict())
+    with torch.no_grad():
+        together = model.eval()(images(dtype=torch.float64))
+        (alone,) = model([images(dtype=torch.float64)[1]])
+    assert (
+        alone["boxes"].shape != together[1]["boxes"].shape or (alone["boxes"] - together[1]["boxes"]).abs().max() > 1e-3
+    )
+
+
+def test_masks_are_as_large_as_the_image_came_and_boxes_within_it(trained):
+    with torch.no_grad():
+        found = trained(images(dtype=torch.float64))
+    for (height, width), one in zip(SIZES, found, strict=True):
+        assert one["masks"].shape == (20, 1, height, width)
+        assert (one["boxes"] >= 0).all()
+        assert (one["boxes"] <= torch.tensor([width, height, width, height]) * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1), (2, 300)])
+def test_an_image_of_any_shape_is_taken(size, trained):
+    with torch.no_grad():
+        (found,) = trained([torch.rand(3, *size, dtype=torch.float64)])
+    assert found["masks"].shape[-2:] == size
+
+
+@pytest.mark.parametrize("backbone", ["lambda_resnet20_small", "lambda_resnet50", "resnetrs50"])
+def test_a_few_steps_lower_all_losses(backbone):
+    model = small(backbone).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    seen = []
+    for _ in range(12):
+        losses = model(images(), TARGETS)
+        sum(losses.values()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append({name: loss.item() for name, loss in losses.items()})
+    assert set(seen[0]) == {
+        "loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg", "loss_mask",
+    }  # fmt: skip
+    assert sum(seen[-1].values()) < 0.7 * sum(seen[0].values())
+
+
+def test_a_batch_without_any_object_can_be_learned_from():
+    model = small().train()
+    losses = model(images(SIZES[:2]), [target(size, []) for size in SIZES[:2]])
+    total = sum(losses.values())
+    total.backward()
+    assert total.isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_autocast_to_bfloat16_is_finite():
+    model = small().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model(images(), TARGETS)
+    sum(losses.values()).backward()
+    assert all(loss.isfinite() for loss in losses.values())
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_targets_are_not_changed():
+    model = small().train()
+    before = [{name: tensor.clone() for name, tensor in each.items()} for each in TARGETS]
+    model(images(), TARGETS)
+    for one, other in zip(before, TARGETS, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_anchor_in_the_padding_is_no_object():
+    model = small().eval()
+    batch, _ = model.transform(images([(64, 96), (20, 96)]))
+    with torch.no_grad():
+        maps = model.backbone(batch.tensors, batch.image_sizes)
+        logits, _ = model.rpn.head(list(maps.values()))
+    for level, stride in zip(logits, model.backbone.strides, strict=True):
+        end = -(-batch.image_sizes[1][0] // stride)
+        assert (level[1, :, end:] == -100).all()
+        assert (level[1, :, :end] > -100).all()
+
+
+def test_levels_have_the_strides_of_their_maps_whatever_image_comes_first():
+    model = small("lambda_resnet50")
+    assert model.backbone.strides == (4, 8, 16, 32, 64)
+    with torch.no_grad():
+        model.eval()([torch.rand(3, 10, 10)])
+    assert model.roi_heads.box_roi_pool.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+    sizes = [cell.shape for cell in model.rpn.anchor_generator.cell_anchors]
+    assert sizes == [(3, 4)] * 5
+    sides = [(cell[1, 2] - cell[1, 0]).item() for cell in model.rpn.anchor_generator.cell_anchors]
+    assert sides == [32, 64, 128, 256, 512]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
+        ({"levels": (1, 3)}, "levels must have strides that double"),
+        ({"backbone": "vit_tiny_patch16_224", "levels": (0,)}, "padding cannot be hidden"),
+        ({"backbone": "lambda_resnet51"}, "there is no model named 'lambda_resnet51'"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        small(**options)
+
+
+def test_training_without_targets_is_refused():
+    with pytest.raises(InputError, match="targets must be given in training"):
+        small().train()(images())

@@ -1,0 +1,177 @@
+import pytest
+import timm
+import torch
+from torch import nn
+
+from lambdanets import LambdaLayer2d, create_model
+from lambdanets.errors import InputError
+from lambdanets.models.padding import Padding
+from models.perturbed import perturbed
+
+# with squeeze-and-excitation and pooled shortcuts, lambda layers that stride, max pooling, depthwise convolutions
+NETWORKS = {
+    "resnetrs50": {},
+    "lambda_resnet50": {"scope": 7},
+    "resnet50_lambda": {"pattern": "CLLL", "scope": 5, "intra_depth": 2},
+    "mobilenetv2_lambda": {"scope": 5},
+    "mobilenetv3_small_050": {},
+}
+SIZES = [(37, 70), (64, 33), (50, 5)]
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request):
+    torch.manual_seed(0)
+    network = perturbed(create_model(request.param, features_only=True, **NETWORKS[request.param]))
+    return network, hidden(network)
+
+
+def padded(images, batch, value=7.0):
+    """Images in a batch with garbage beyond their ends."""
+    maps = torch.full((len(images), 3, *batch), value, dtype=images[0].dtype)
+    for one, image in zip(maps, images, strict=True):
+        one[:, : image.shape[1], : image.shape[2]] = image
+    return maps
+
+
+def images(sizes=SIZES):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(3, *size, generator=generator, dtype=torch.float64) for size in sizes]
+
+
+def hidden(network):
+    padding = Padding()
+    padding.hide_in(network)
+    return padding
+
+
+def real(maps, batch, size):
+    """The part of maps that is of an image of some size."""
+    strides = [side // small for side, small in zip(batch, maps.shape[-2:], strict=True)]
+    return maps[..., : -(-size[0] // strides[0]), : -(-size[1] // strides[1])]
+
+
+def assert_same(one, other):
+    assert one.shape == other.shape
+    assert (one - other).abs().max() <= 1e-10 * other.abs().max()
+
+
+def test_maps_of_an_image_in_a_batch_are_those_of_the_image_without_any_padding(network):
+    network, padding = network
+    padding.begins_at(SIZES, (96, 96))
+    together = network(padded(images(), (96, 96)))
+    for number, image in enumerate(images()):
+        padding.begins_at(None, SIZES[number])
+        for alone, maps in zip(network(image[None]), together, strict=True):
+            assert_same(real(maps, (96, 96), SIZES[number])[number], alone[0])
+
+
+def test_gradients_do_not_depend_on_how_far_and_with_what_images_are_padded(network):
+    network, padding = network
+    gradients = []
+    for side, value in ((96, 7.0), (128, -3.0)):
+        padding.begins_at(SIZES, (side, side))
+        inputs = padded(images(), (side, side), value).requires_grad_()
+        maps = network(inputs)[-1]
+        loss = sum(real(one, (side, side), size).square().sum() for one, size in zip(maps, SIZES, strict=True))
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(loss, [inputs, *parameters], allow_unused=True)
+        assert not found[0][0, :, SIZES[0][0] :].any()
+        gradients.append([found[0][..., :64, :70], *found[1:]])
+    for one, other in zip(*gradients, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one - other).abs().max() <= 1e-9 * other.abs().max()
+
+
+def test_in_training_statistics_are_those_of_the_real_positions():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)).double().train()
+    padding = hidden(network)
+    padding.begins_at(SIZES, (96, 96))
+    maps = network(padded(images(), (96, 96)))
+    padding.begins_at(None, (96, 96))
+    rows = torch.cat([network[0](image[None])[0].flatten(1) for image in images()], 1)
+    torch.testing.assert_close(network[1].running_mean, 0.1 * rows.mean(1))
+    torch.testing.assert_close(network[1].running_var, 0.9 + 0.1 * rows.var(1))
+    normalized = torch.cat([real(one, (96, 96), size).flatten(1) for one, size in zip(maps, SIZES, strict=True)], 1)
+    torch.testing.assert_close(normalized.mean(1), torch.zeros(4, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet20_small", "resnetrs50"])
+def test_a_step_of_training_does_not_depend_on_how_far_images_are_padded(name):
+    ends = []
+    for side in (96, 128):
+        torch.manual_seed(0)
+        network = perturbed(create_model(name, features_only=True)).train()
+        padding = hidden(network)
+        padding.begins_at(SIZES, (side, side))
+        maps = network(padded(images(), (side, side)))[-1]
+        sum(real(one, (side, side), size).square().sum() for one, size in zip(maps, SIZES, strict=True)).backward()
+        ends.append(dict(network.named_buffers()) | {n: p.grad for n, p in network.named_parameters()})
+    for key, one in ends[0].items():
+        if one is not None and one.is_floating_point():
+            torch.testing.assert_close(one, ends[1][key], rtol=1e-6, atol=1e-9, msg=key)
+
+
+def test_an_average_pool_that_counts_its_own_padding_goes_on_to_do_so():
+    pool = nn.AvgPool2d(3, 2, 1)
+    padding = hidden(pool)
+    padding.begins_at(SIZES, (96, 96))
+    together = pool(padded(images(), (96, 96)))
+    for number, image in enumerate(images()):
+        assert_same(real(together, (96, 96), SIZES[number])[number], nn.functional.avg_pool2d(image, 3, 2, 1))
+
+
+def test_gradient_checkpointing_recomputes_with_the_same_mask():
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        network = perturbed(create_model("lambda_resnet50", scope=5, features_only=True))
+        network.set_grad_checkpointing(checkpointing)
+        padding = hidden(network)
+        padding.begins_at(SIZES, (96, 96))
+        network(padded(images(), (96, 96)))[-1].sum().backward()
+        gradients.append(network.conv1[0].weight.grad)
+    assert torch.equal(*gradients)
+
+
+def test_lambda_layers_get_the_mask_and_convolutions_of_theirs_no_hook():
+    network = create_model("lambda_resnet50", features_only=True)
+    hidden(network)
+    layers = [module for module in network.modules() if isinstance(module, LambdaLayer2d)]
+    assert len(layers) == 4
+    for layer in layers:
+        assert len(layer._forward_pre_hooks) == 1
+        assert not any(inner._forward_pre_hooks for inner in layer.modules() if inner is not layer)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layer"),
+    [
+        ("resnet20_mixer_small", {"mixer": "global_attention"}, "GlobalAttention"),
+        ("vit_tiny_patch16_224", {}, "LayerNorm"),
+        ("resnet18", {"norm_layer": "groupnorm"}, "GroupNorm"),
+    ],
+)
+def test_a_network_that_mixes_positions_otherwise_is_refused_by_name(name, options, layer):
+    network = timm.create_model(name, **options)
+    with pytest.raises(InputError, match=r"padding cannot be hidden in [\w.]+, a \w+; choose"):
+        Padding().hide_in(network)
+
+
+def test_images_without_padding_are_computed_as_they_are():
+    network = nn.Conv2d(3, 4, 3, padding=1)
+    padding = hidden(network)
+    maps = torch.randn(2, 3, 8, 8)
+    expected = network(maps)
+    padding.begins_at([(8, 8), (8, 8)], (8, 8))
+    assert padding.mask(maps) is None
+    assert torch.equal(network(maps), expected)
+
+
+def test_another_number_of_images_than_of_sizes_is_refused():
+    padding = Padding()
+    padding.begins_at([(4, 4), (8, 8)], (8, 8))
+    with pytest.raises(InputError, match="maps of 2 images, whose sizes were given, got 3"):
+        padding.mask(torch.zeros(3, 1, 8, 8))
