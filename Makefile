@@ -17,7 +17,7 @@ demo: $(VENV)/demo-ready
 	else $(BIN)/lambdanets train digits --run runs/demo; fi
 
 test: $(VENV)/dev-ready
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 tables: $(VENV)/dev-ready
 	$(BIN)/lambdanets tables --check
