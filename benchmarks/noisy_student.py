@@ -97,8 +97,10 @@ Top-1 on all 10,000 test images, by `lambdanets evaluate`. The seed draws the la
 order. The test images choose nothing: 500 of them are looked at after each epoch, and the weights are the last
 epoch's. The student's recipe is the second one tried: 10 epochs with the teacher's crops and no averaged weights gained
 0.6 and 0.1 points on seeds 0 and 2. Of the gain, {alone:.2f} points are the recipe's own; the pseudo-labels make
-{min(labels):+.2f} to {max(labels):+.2f} of it, {statistics.mean(labels):+.2f} in the mean. The three trainings of a seed took {minutes:.0f} minutes on one thread of
-{results["hardware"]["processor"]}, with other work beside it.
+{min(labels):+.2f} to {max(labels):+.2f} of it, {statistics.mean(labels):+.2f} in the mean.
+
+The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
+work beside it.
 
 The commands for seed 0:
 
