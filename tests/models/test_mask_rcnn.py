@@ -93,12 +93,11 @@ def test_an_image_of_any_shape_is_taken(size, trained):
     assert found["masks"].shape[-2:] == size
 
 
-@pytest.mark.parametrize("backbone", ["lambda_resnet20_small", "lambda_resnet50", "resnetrs50"])
-def test_a_few_steps_lower_all_losses(backbone):
-    model = small(backbone).train()
+def test_a_few_steps_lower_the_loss():
+    model = small().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     seen = []
-    for _ in range(12):
+    for _ in range(8):
         losses = model(images(), TARGETS)
         sum(losses.values()).backward()
         optimizer.step()
@@ -107,7 +106,7 @@ def test_a_few_steps_lower_all_losses(backbone):
     assert set(seen[0]) == {
         "loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg", "loss_mask",
     }  # fmt: skip
-    assert sum(seen[-1].values()) < 0.7 * sum(seen[0].values())
+    assert sum(seen[-1].values()) < 0.8 * sum(seen[0].values())
 
 
 def test_a_batch_without_any_object_can_be_learned_from():

@@ -57,6 +57,7 @@ def errors():
     return json.loads(run.stdout)
 
 
+@pytest.mark.xdist_group("interpreted")  # in one process, so that the kernels are interpreted once
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients_equal_the_definition_whatever_lies_around_the_inputs(case, errors):
     # One factor between two products and the result are rounded to the dtype: half an epsilon each at most.
