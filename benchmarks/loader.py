@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.training.classification.feeding import make_transform
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.image_folders import read_class_folders
 from lambdanets.training.data.images import read_image
@@ -29,7 +30,6 @@ from lambdanets.training.data.labelled_images import ImageFiles, SelectedImages
 from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.data.shards.images import ShardedImages, open_shards
 from lambdanets.training.data.shards.writing import write_shards
-from lambdanets.training.feeding import make_transform
 from lambdanets.training.recipe import Recipe
 
 CLASSES = 4

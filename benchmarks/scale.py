@@ -25,8 +25,8 @@ from lambdanets.models import create_model
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes import find_recipe
 from lambdanets.training.checkpoints import WholeFiles
+from lambdanets.training.classification.feeding import make_transform
 from lambdanets.training.data.images import read_image
-from lambdanets.training.feeding import make_transform
 from lambdanets.training.speed import duration
 
 ROOT = Path(__file__).parents[1]

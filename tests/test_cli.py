@@ -11,7 +11,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.training import run
-from lambdanets.training.classifier import load_classifier
+from lambdanets.training.classification.classifier import load_classifier
 from lambdanets.training.recipe import Recipe
 
 

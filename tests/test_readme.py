@@ -15,8 +15,9 @@ from lambdanets.comparison import command as comparison
 from lambdanets.comparison import summary
 from lambdanets.ops.position.rates import built_in
 from lambdanets.reproduction import command as reproduction
-from lambdanets.training import launching, quicktest, run
-from lambdanets.training import plan as planning
+from lambdanets.training import launching, run
+from lambdanets.training.classification import plan as planning
+from lambdanets.training.classification import quicktest
 from lambdanets.training.data.shards.command import Shard
 from lambdanets.training.pseudo.select_command import Select
 

@@ -113,7 +113,7 @@ def test_a_variant_that_needs_more_memory_than_there_is_stops_nothing_in_the_mid
     for module in (memory, division):
         monkeypatch.setattr(module, "free_memory", lambda device: 4_000_000)
     plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], quick)
-    with pytest.raises(InputError, match="resnet20_mixer_small at image_size 8 with two images at a time needs"):
+    with pytest.raises(InputError, match="resnet20_mixer_small on images of 8 x 8 with two images at a time needs"):
         begin(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import torch
 
-from lambdanets.training.classifier import WEIGHTS, build_model, describe, save_classifier
+from lambdanets.training.classification.classifier import build_model
 from lambdanets.training.pseudo.labelling import label_shards
 from lambdanets.training.pseudo.selection import select
 from lambdanets.training.recipe import Recipe
+from lambdanets.training.weight_files import WEIGHTS, describe, save_weights
 
 CLASSES = ("dark", "light", "red", "striped")
 RECIPE = Recipe(data="", channels=3, image_size=8, batch_size=6, epochs=1)
@@ -21,7 +22,7 @@ def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int
     with torch.no_grad():
         head.weight.mul_(20)
     folder.mkdir()
-    save_classifier(folder / WEIGHTS, model, describe(recipe, classes))
+    save_weights(folder / WEIGHTS, model, describe(recipe, classes))
     return folder
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lambdanets.training.averaging import AverageWeights
-from lambdanets.training.classification import Classification
+from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.schedules import schedule_of, warmup_then_staircase
 

@@ -10,9 +10,9 @@ from test_run import assert_same_end, broken_off
 from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.training import run
+from lambdanets.training.classification.quicktest import small
 from lambdanets.training.data.datasets import fewer, open_splits
 from lambdanets.training.data.shards.writing import write_shards
-from lambdanets.training.quicktest import small
 from lambdanets.training.recipe import Recipe
 from training.teaching import write_selection
 

@@ -1,5 +1,6 @@
 """What a run does about faults, in its own process. docs/faults.md lists these tests and others beside what happens."""
 
+import json
 import shutil
 import signal
 from dataclasses import replace
@@ -13,7 +14,8 @@ from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
 from lambdanets.training import division, run
-from lambdanets.training.classification import Classification
+from lambdanets.training.classification import task
+from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
 
 
@@ -39,7 +41,7 @@ def peaked(small, monkeypatch):
     scores = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]
 
     def tell(self):
-        self.log("val_loss", 1.0, logger=False)
+        self.validated = {"loss": 1.0, "top1": scores[self.current_epoch]}
         self.log("top1", scores[self.current_epoch], logger=False)
 
     monkeypatch.setattr(Classification, "on_validation_epoch_end", tell)
@@ -121,7 +123,7 @@ def test_two_damaged_checkpoints_are_named_with_what_to_do(small, tmp_path, monk
     ("changed", "sentence"),
     [
         ({"seed": 1}, r"holds a run with seed 0, not 1; go on with it by --resume, or name another folder"),
-        ({"epochs": 9, "dropout": 0.0}, r"holds a run with dropout 0\.1, not 0\.0, epochs 2, not 9;"),
+        ({"epochs": 9, "dropout": 0.0}, r"holds a run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
     ],
 )
 def test_a_folder_of_another_recipes_run_is_refused_with_the_fields_that_differ(small, changed, sentence, tmp_path):
@@ -179,14 +181,14 @@ class NaNBackwards(nn.Module):
 
 def with_layer(monkeypatch, layer):
     """Put a layer in the place of an activation in the middle of the models that runs build."""
-    build = run.build_model
+    build = task.build_model
 
     def build_model(*given):
         model = build(*given)
         model.layer2[0].act2 = layer
         return model
 
-    monkeypatch.setattr(run, "build_model", build_model)
+    monkeypatch.setattr(task, "build_model", build_model)
 
 
 def test_the_first_layer_whose_output_is_not_finite_is_named(small, tmp_path, monkeypatch):
@@ -206,7 +208,7 @@ def test_the_parameter_whose_gradient_is_first_not_finite_is_named(small, tmp_pa
 
 
 def test_parts_of_a_step_are_halved_until_they_fit_into_memory_and_that_is_said(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(division, "images_that_fit", lambda recipe, classes, wanted, free: -(-wanted // 2))
+    monkeypatch.setattr(division, "images_that_fit", lambda trial, wanted, free: -(-wanted // 2))
     assert run.start(replace(small, epochs=1), tmp_path / "run")["micro_batch"] == 3
     assert "6 images at a time do not fit into memory: computing 3 at a time" in capsys.readouterr().err
 
@@ -234,3 +236,13 @@ def test_a_signal_ends_the_command_with_the_command_to_go_on_with(small, number,
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == f"stopped; go on with: lambdanets train --resume {tmp_path / 'run'}"
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
+
+
+def test_where_the_data_lies_now_is_written_into_the_recipe_of_a_run_that_goes_on(
+    small, two_classes, tmp_path, monkeypatch
+):
+    broken_off(small, tmp_path / "run", monkeypatch, 2)
+    moved = tmp_path / "moved"
+    shutil.copytree(two_classes, moved)
+    run.start(replace(small, data=str(moved)), tmp_path / "run")
+    assert json.loads((tmp_path / "run/recipe.json").read_text())["data"] == str(moved)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.training.feeding import centred_square, make_transform
+from lambdanets.training.classification.feeding import centred_square, make_transform
 from lambdanets.training.recipe import Recipe
 
 

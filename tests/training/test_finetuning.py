@@ -12,7 +12,7 @@ from lambdanets.errors import InputError
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.training import run
-from lambdanets.training.classifier import build_model, load_classifier, with_model_of_weights
+from lambdanets.training.classification.classifier import build_model, load_classifier, with_model_of_weights
 from lambdanets.training.recipe import Recipe
 from training.teaching import write_teacher
 

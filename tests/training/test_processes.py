@@ -18,11 +18,11 @@ from test_run import assert_same_end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambdanets.training.classification import Classification
-from lambdanets.training.classifier import build_model
+from lambdanets.training.classification.classifier import build_model
+from lambdanets.training.classification.feeding import make_batches
+from lambdanets.training.classification.module import Classification
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.order import Share
-from lambdanets.training.feeding import make_batches
 from lambdanets.training.recipe import Recipe
 
 # one worker of pytest-xdist, so that the unbroken run is trained once

@@ -9,10 +9,10 @@ import torch
 from filelock import FileLock
 
 from lambdanets.errors import InputError
-from lambdanets.training.classifier import load_classifier
+from lambdanets.training.classification.classifier import load_classifier
+from lambdanets.training.classification.feeding import make_transform
 from lambdanets.training.data.shards.images import open_shards
 from lambdanets.training.data.shards.writing import write_shards
-from lambdanets.training.feeding import make_transform
 from lambdanets.training.pseudo.labelling import label_shards
 from lambdanets.training.pseudo.selection import select
 from lambdanets.training.pseudo.tables import open_labels, read_table

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets.training.checkpoints import WholeFiles
-from lambdanets.training.classification import Classification
-from lambdanets.training.classifier import load_classifier
-from lambdanets.training.evaluation import evaluate
+from lambdanets.training.classification.classifier import load_classifier
+from lambdanets.training.classification.evaluation import evaluate
+from lambdanets.training.classification.module import Classification
 from lambdanets.training.interruption import Interrupted
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.schedules import warmup_then_cosine

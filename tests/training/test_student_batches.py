@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.classification import Classification
+from lambdanets.training.classification.module import Classification
+from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.labelled_images import ImageArray
 from lambdanets.training.data.loader import Batch, ImageBatches
@@ -180,12 +181,12 @@ def test_too_many_parts_for_a_step_are_refused():
 def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, count, monkeypatch):
     monkeypatch.setattr("lambdanets.training.division.images_that_fit", lambda *_: 2)
     recipe = Recipe(batch_size=4, pseudo_labels="a", pseudo_images="b", pseudo_ratio=ratio)
-    if min(4, images_there) // count + recipe.pseudo_batch // count < 2:
+    if min(4, images_there) // count + recipe.beside_batch // count < 2:
         return
     for rank in range(count):
         these = Processes(rank, count, rank, count)
-        share = divided(recipe, torch.nn.Identity(), 3, images_there, these)[1]
-        batches = [*loader(count=images_there, size=recipe.pseudo_batch, share=share)]
+        share = divided(recipe, ClassificationTrial(recipe, 3), torch.nn.Identity(), images_there, these)[1]
+        batches = [*loader(count=images_there, size=recipe.beside_batch, share=share)]
         assert len(batches) > 0
         assert all(len(batch.images) >= 2 for batch in batches)
 

@@ -26,8 +26,8 @@ class Evaluate:
 def main(arguments: list[str]) -> int:
     """Measure a trained model's top-1 on the validation part of a data set: lambdanets evaluate CHECKPOINT."""
     options = parse(Evaluate, arguments, prog="lambdanets evaluate", description="Measure a trained model's top-1.")
-    from lambdanets.training import evaluation
-    from lambdanets.training.classifier import load_classifier
+    from lambdanets.training.classification import evaluation
+    from lambdanets.training.classification.classifier import load_classifier
 
     classifier = load_classifier(options.checkpoint, options.model)
     judgement = evaluation.evaluate(classifier, options.data, options.data_root)

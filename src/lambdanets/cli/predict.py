@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
         description="Classify image files, folders of them and globs; print a table and write JSON lines.",
     )
     from lambdanets.files import printable_bytes, whole_file
-    from lambdanets.training import evaluation
-    from lambdanets.training.classifier import load_classifier
+    from lambdanets.training.classification import evaluation
+    from lambdanets.training.classification.classifier import load_classifier
     from lambdanets.training.data.images import find_images
 
     if options.top < 1:

@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             raise InputError("--quicktest is for one process, and for a new run; leave it out")
         if folder.exists() and not beside.exists():
             raise InputError(f"{folder} exists and is no quicktest's; name another folder")
-        from lambdanets.training.quicktest import small
+        from lambdanets.training.classification.quicktest import small
 
         recipe = small(recipe, beside)
     with explained(f"lambdanets train --resume {folder}", folder / run.RECIPE):
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _plan(options: Train) -> int:
-    from lambdanets.training.plan import plan
+    from lambdanets.training.classification.plan import plan
     from lambdanets.training.processes import processes
 
     if options.resume is not None or options.run is not None or options.quicktest:

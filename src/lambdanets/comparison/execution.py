@@ -12,6 +12,8 @@ from lambdanets.comparison.studies import STUDIES, Variant
 from lambdanets.errors import InputError, nearest
 from lambdanets.files import printable_bytes, remove_unfinished, write_whole
 from lambdanets.training import run
+from lambdanets.training.classification.task import ClassificationTask
+from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.memory import images_that_fit
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result
@@ -60,7 +62,7 @@ class Run:
         folder = self.folder(comparison)
         if not (folder / RESULT).is_file():
             return None
-        return {"variant": self.variant, "seed": self.seed} | read_result(folder)
+        return {"variant": self.variant, "seed": self.seed} | read_result(folder, ClassificationTask.RESULT)
 
 
 def labels_of(studies: Sequence[str]) -> list[str]:
@@ -104,9 +106,10 @@ def begin(plan: Plan, folder: Path) -> None:
             raise InputError(f"{folder} holds a comparison; go on with --resume, or name another folder")
         raise InputError(f"{folder} holds something already; name another folder")
     runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
-    classes, images = run.check(runs[0].recipe)
+    task = run.check(runs[0].recipe)
     for planned in runs[1:]:
-        images_that_fit(planned.recipe, classes, min(planned.recipe.batch_size, images))
+        trial = ClassificationTrial(planned.recipe, len(task.classes))
+        images_that_fit(trial, min(planned.recipe.batch_size, task.training_images))
     folder.mkdir(parents=True, exist_ok=True)
     recipe = replace(plan.recipe, **run.whole_paths(plan.recipe))
     write_whole(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))

@@ -1,11 +1,9 @@
 """Checkpoints that are whole or not there."""
 
-import hashlib
 import io
 import json
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,8 @@ from torch import nn
 from lambdanets.errors import InputError
 from lambdanets.files import whole_file
 from lambdanets.models.weights import load_tensors, read_weights
-from lambdanets.training.data.datasets import Splits
-from lambdanets.training.data.loader import ImageBatches
-from lambdanets.training.data.shards.images import ShardedImages
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.data.batches import Batches
+from lambdanets.training.recipe import TrainingRecipe
 
 LAST = "last.ckpt"
 BEST = "best.ckpt"
@@ -47,7 +43,7 @@ class KeepLast(Callback):
     the place in the training images, which Lightning gives back in the middle of an epoch only.
     """
 
-    def __init__(self, path: Path, every: int, training: ImageBatches, data: str) -> None:
+    def __init__(self, path: Path, every: int, training: Batches[Any], data: str) -> None:
         self.path = path
         self.every = every
         self.training = training
@@ -97,13 +93,13 @@ def ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
 
 
 class KeepBest(ModelCheckpoint):
-    """Keeps best.ckpt, by top-1 on the validation images, also in a folder that was moved or copied meanwhile."""
+    """Keeps best.ckpt, by a metric on the validation images, also in a folder that was moved or copied meanwhile."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, metric: str) -> None:
         super().__init__(
             folder,
             Path(BEST).stem,
-            monitor="top1",
+            monitor=metric,
             mode="max",
             enable_version_counter=False,
             auto_insert_metric_name=False,
@@ -119,18 +115,6 @@ class KeepBest(ModelCheckpoint):
             state
             | {"dirpath": self.dirpath, "best_model_path": here, "kth_best_model_path": here, "best_k_models": scores}
         )
-
-
-def fingerprint(splits: Splits) -> str:
-    """A hash of the classes, and of each image's file name and class, without reading one. Shards have their own."""
-    digest = hashlib.sha256(repr(splits.classes).encode())
-    for images in (splits.train, splits.validation):
-        if isinstance(images, ShardedImages):
-            digest.update(images.fingerprint.encode())
-            continue
-        for index, label in enumerate(images.labels):
-            digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
-    return digest.hexdigest()
 
 
 def newest(folder: Path) -> Path | None:
@@ -167,19 +151,7 @@ def _advice(path: Path) -> str:
     return f"remove {path} to start the run again; best.ckpt beside it, if whole, can still be evaluated"
 
 
-# Fields that change nothing about what is computed, but rounding.
-FREE = ("data", "data_root", "weights", "workers", "checkpoint_every", "max_unreadable", "micro_batch", "compile")
-_PLACES = ("pseudo_labels", "pseudo_images")
-
-
-def what_counts(recipe: Recipe) -> Recipe:
-    """The recipe with the default in every field in which a run may differ from the one it goes on from."""
-    defaults = Recipe()
-    anywhere: dict[str, Any] = {name: "" for name in _PLACES if getattr(recipe, name) is not None}
-    return replace(recipe, **anywhere, **{name: getattr(defaults, name) for name in FREE})
-
-
-def check_resumable(path: Path, model: nn.Module, recipe: Recipe, classes: tuple[str, ...]) -> None:
+def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...]) -> None:
     """Raise InputError unless the file is a whole checkpoint of a run of the recipe, on data with these classes.
 
     Where the data lies, the weights the run began with and what does not change the result may differ.
@@ -190,12 +162,12 @@ def check_resumable(path: Path, model: nn.Module, recipe: Recipe, classes: tuple
         if "fit_loop" not in rest["loops"] or "KeepLast" not in rest["callbacks"]:
             raise KeyError
         content = json.loads(rest["lambdanets"])
-        begun = Recipe.from_fields(content["recipe"], str(path))
+        begun = type(recipe).from_fields(content["recipe"], str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} holds weights and not the state of a run; {advice}") from error
-    if what_counts(begun) != what_counts(recipe):
+    if begun.what_counts() != recipe.what_counts():
         raise InputError(f"{path} is of another recipe than the run's recipe.json; {advice}")
     if tuple(content["classes"]) != classes:
         raise InputError(f"the data has other classes than when the run began; start a new run, or {advice}")

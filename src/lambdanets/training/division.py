@@ -3,90 +3,102 @@
 import copy
 import sys
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from lambdanets.device import best_device, free_memory, has_fast_bfloat16
 from lambdanets.errors import InputError
 from lambdanets.training.data.order import Share
-from lambdanets.training.memory import images_that_fit, states_of
+from lambdanets.training.memory import Trial, at_a_time, images_that_fit, states_of
 from lambdanets.training.processes import Processes, least
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.recipe import TrainingRecipe
 
+AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-def with_precision(recipe: Recipe) -> Recipe:
+def with_precision(recipe: AnyRecipe) -> AnyRecipe:
     """The recipe with what "auto" stands for on this machine: bf16-mixed on a GPU that has bfloat16, else 32-true."""
     if recipe.precision != "auto":
         return recipe
     return replace(recipe, precision="bf16-mixed" if has_fast_bfloat16() else "32-true")
 
 
-def divided(recipe: Recipe, model: nn.Module, classes: int, images: int, these: Processes) -> tuple[Recipe, Share]:
+def divided(
+    recipe: AnyRecipe, trial: Trial, model: nn.Module, images: int, these: Processes
+) -> tuple[AnyRecipe, Share]:
     """The recipe with the micro_batch that all processes can compute, and this process's share of a step.
 
     A micro_batch that does not fit is halved until it does, and that is said: by what is predicted on a processor, by a
     trial on a GPU. The gradients of the parts add up, so that a step is the same but for batch norm's statistics, which
     are those of a part.
 
-    images: how many there are to train on. Raises InputError where two images a part are too many, or too few.
+    images: how many there are to train on. Raises InputError where the fewest images of a part are too many, or a step
+    has too few.
     """
-    labelled = min(recipe.batch_size, images)
-    step = labelled + recipe.pseudo_batch
-    least_own = labelled // these.count + recipe.pseudo_batch // these.count  # of the process with the fewest
-    if least_own < 2:
-        raise InputError(
-            f"a step must have at least 2 images for each of {these.count} processes, got {step}; "
-            "raise batch_size or use fewer processes"
-        )
-    own = -(-labelled // these.count) - (-recipe.pseudo_batch // these.count)  # of the process with the most
+    own, least_own = images_of_process(recipe, images, these.count)
     wanted = min(own, recipe.micro_batch or own)
     device = best_device()
     # processes on one processor share its memory
     free = free_memory(device) // (these.local_count if device.type == "cpu" else 1)
-    if device.type == "cuda":
-        fitting = _tried(recipe, model, wanted, device)
-    else:
-        fitting = images_that_fit(recipe, classes, wanted, free)
+    fitting = _tried(trial, model, wanted, device) if device.type == "cuda" else images_that_fit(trial, wanted, free)
     fitting = least(fitting)
     if fitting < wanted and these.first:
         print(f"{wanted} images at a time do not fit into memory: computing {fitting} at a time", file=sys.stderr)
-    # every part needs two images, also where the processes' numbers differ by one
-    parts = max(1, min(-(-own // fitting), least_own // 2))
-    return replace(recipe, micro_batch=max(2, -(-own // parts))), Share(these.rank, these.count, parts)
+    # what fits, and not what the parts come to: a run that goes on must come to the same parts
+    parts = parts_of_step(own, least_own, fitting, recipe.LEAST_PART)
+    return replace(recipe, micro_batch=max(fitting, recipe.LEAST_PART)), Share(these.rank, these.count, parts)
 
 
-def _tried(recipe: Recipe, model: nn.Module, images: int, device: torch.device) -> int:
+def images_of_process(recipe: TrainingRecipe, images: int, processes: int) -> tuple[int, int]:
+    """How many images of a step the process with the most has, and the one with the fewest.
+
+    Raises InputError for fewer than must be computed at a time.
+    """
+    labelled, beside = min(recipe.batch_size, images), recipe.beside_batch
+    fewest = labelled // processes + beside // processes
+    if fewest < recipe.LEAST_PART:
+        raise InputError(
+            f"a step must have at least {recipe.LEAST_PART} images for each of {processes} processes, "
+            f"got {labelled + beside}; raise batch_size or use fewer processes"
+        )
+    return -(-labelled // processes) - (-beside // processes), fewest
+
+
+def parts_of_step(own: int, fewest: int, fitting: int, least_part: int) -> int:
+    """In how many parts processes compute a step, so that each part has enough images in the one with the fewest."""
+    return max(1, min(-(-own // fitting), fewest // least_part))
+
+
+def _tried(trial: Trial, model: nn.Module, images: int, device: torch.device) -> int:
     """So many images, or half, or half of that: what a step runs with, beside what optimizer and averages hold."""
-    trial = copy.deepcopy(model).to(device).train()
-    own = sum(parameter.numel() * parameter.element_size() for parameter in trial.parameters())
+    tried = copy.deepcopy(model).to(device).train()
+    own = sum(parameter.numel() * parameter.element_size() for parameter in tried.parameters())
     # the optimizer's states, the average, and the buckets that processes sum gradients in
-    held = torch.empty(own * (states_of(recipe) + 1), dtype=torch.uint8, device=device)
-    while not _runs(recipe, trial, images, device):
-        if images <= 2:
+    held = torch.empty(own * (states_of(trial.recipe) + 1), dtype=torch.uint8, device=device)
+    while not _runs(trial, tried, images, device):
+        if images <= trial.recipe.LEAST_PART:
             raise InputError(
-                f"training {recipe.model} at image_size {recipe.image_size} does not fit into the GPU's memory with "
-                "two images at a time; choose a smaller model or image_size"
+                f"training {trial.recipe.model} on images of {trial.size} does not fit into the GPU's memory with "
+                f"{at_a_time(images)}; choose a smaller model or image_size"
             )
         images = -(-images // 2)
     del held
     return images
 
 
-def _runs(recipe: Recipe, trial: nn.Module, images: int, device: torch.device) -> bool:
+def _runs(trial: Trial, model: nn.Module, images: int, device: torch.device) -> bool:
     """Whether a forward and backward pass has enough memory; what it held is free again afterwards."""
-    autocast = AUTOCAST.get(recipe.precision)
+    autocast = AUTOCAST.get(trial.recipe.precision)
     try:
-        batch = torch.randn(images, recipe.channels, recipe.image_size, recipe.image_size, device=device)
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            logits = trial(batch)
-        F.cross_entropy(logits.float(), torch.zeros(images, dtype=torch.long, device=device)).backward()
+            loss = trial.loss(model, images, device)
+        loss.backward()
     except torch.OutOfMemoryError:
         return False
     finally:
-        trial.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
     return True

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 
 
-def first_not_finite(model: nn.Module, images: Tensor) -> str:
+def first_not_finite(model: nn.Module, *inputs: object) -> str:
     """A clause on what first is not finite as a model computes: a parameter, the images, or a layer's output.
 
-    Runs the model again on the images, in the mode it is in.
+    Runs the model again on its inputs, images first, in the mode it is in.
     """
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f"the parameter {name} is not finite any more"
-    if not images.isfinite().all():
+    if any(not tensor.isfinite().all() for tensor in _tensors(inputs)):
         return "an image of the batch is not finite"
     found: list[str] = []
 
@@ -29,7 +29,7 @@ def first_not_finite(model: nn.Module, images: Tensor) -> str:
     ]
     try:
         with torch.no_grad():
-            model(images)
+            model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -50,6 +50,6 @@ def first_gradient_not_finite(model: nn.Module) -> str | None:
 def _tensors(output: object) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
-    elif isinstance(output, list | tuple):
-        for item in output:
+    elif isinstance(output, list | tuple | dict):
+        for item in output.values() if isinstance(output, dict) else output:
             yield from _tensors(item)

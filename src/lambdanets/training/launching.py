@@ -1,6 +1,7 @@
 """Starts processes that train together on this machine, as torchrun does."""
 
 import logging
+import os
 import sys
 import uuid
 
@@ -16,6 +17,8 @@ def launch(count: int, arguments: list[str]) -> int:
 
     What is to be said of a failure, the process that failed says itself.
     """
+    # else each would compute with as many threads as there are cores
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,

@@ -1,54 +1,77 @@
 """Says before a run starts how many images at a time fit into memory with the model."""
 
-from dataclasses import replace
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError
-from lambdanets.training.classifier import build_model
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.recipe import TrainingRecipe
 
 
-def images_that_fit(recipe: Recipe, classes: int, wanted: int, free_bytes: int | None = None) -> int:
+class Trial(ABC):
+    """A recipe's forward pass on made-up images, to see what a step takes."""
+
+    recipe: TrainingRecipe
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A fresh model."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
+        """A loss of so many images on a device, which may be the meta device."""
+
+    @property
+    @abstractmethod
+    def size(self) -> str:
+        """Of the images, in words."""
+
+
+def images_that_fit(trial: Trial, wanted: int, free_bytes: int | None = None) -> int:
     """How many of the wanted images can be computed at a time: all, or half, or half of that, and so on.
 
-    free_bytes: of memory; by default those of the device. Raises InputError where not even two images fit, and where
-    the model cannot take images of the recipe's size.
+    free_bytes: of memory; by default those of the device. Raises InputError where not even as many fit as must be
+    computed at a time, and where the model cannot take images of the recipe's size.
     """
     free = free_memory(best_device()) if free_bytes is None else free_bytes
     try:
-        fixed, per_image = training_memory(recipe, classes)
+        fixed, per_image = training_memory(trial)
     except InputError:
         raise
     except Exception as error:  # whatever a model raises at a size it cannot take
         raise InputError(
-            f"{recipe.model} cannot take images of {recipe.image_size} x {recipe.image_size}: "
+            f"{trial.recipe.model} cannot take images of {trial.size}: "
             f"{' '.join(str(error).split()) or type(error).__name__}"
         ) from error
-    images = wanted
-    while images > 2 and fixed + per_image * images > free:
+    images, least = wanted, trial.recipe.LEAST_PART
+    while images > least and fixed + per_image * images > free:
         images = -(-images // 2)
     if fixed + per_image * images <= free:
         return images
     raise InputError(
-        f"training {recipe.model} at image_size {recipe.image_size} with two images at a time needs about "
-        f"{(fixed + 2 * per_image) / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; choose a smaller model or "
-        "image_size"
+        f"training {trial.recipe.model} on images of {trial.size} with {at_a_time(least)} needs about "
+        f"{(fixed + least * per_image) / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; choose a smaller model "
+        "or image_size"
     )
 
 
-def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
+def at_a_time(images: int) -> str:
+    """So many images, in words."""
+    return f"{'one image' if images == 1 else 'two images' if images == 2 else f'{images} images'} at a time"
+
+
+def training_memory(trial: Trial) -> tuple[int, int]:
     """Bytes that a training step holds: those of weights, gradients and optimizer, and those of each image.
 
     Counted, not measured: the step runs on the meta device, where tensors have shapes and no content, and what
     autograd would keep for the backward pass is added up.
     """
-    with torch.device("meta"):
-        model = build_model(replace(recipe, weights=None), classes)
-        images = torch.empty(2, recipe.channels, recipe.image_size, recipe.image_size)
+    meta = torch.device("meta")
+    with meta:
+        model = trial.build()
     own = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in model.parameters()}
     kept: dict[int, Any] = {}
 
@@ -58,13 +81,15 @@ def training_memory(recipe: Recipe, classes: int) -> tuple[int, int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        F.cross_entropy(model.train()(images), torch.zeros(2, dtype=torch.long, device="meta"))
-    activations = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
-    if recipe.precision in ("bf16-mixed", "16-mixed"):
+        trial.loss(model.train(), 2, meta)
+    activations = sum(
+        storage.nbytes() for key, storage in kept.items() if key not in own and storage.device.type == "meta"
+    )
+    if trial.recipe.precision in ("bf16-mixed", "16-mixed"):
         activations //= 2  # all but sums, norms' statistics and the like
-    return sum(own.values()) * (2 + states_of(recipe)), activations // 2
+    return sum(own.values()) * (2 + states_of(trial.recipe)), activations // 2
 
 
-def states_of(recipe: Recipe) -> int:
+def states_of(recipe: TrainingRecipe) -> int:
     """Numbers kept for each parameter beside itself and its gradient: the optimizer's, and the average."""
     return (1 if recipe.optimizer == "sgd" else 2) + (recipe.average_decay is not None)

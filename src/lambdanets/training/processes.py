@@ -19,6 +19,8 @@ from lambdanets.errors import AnotherRefused, InputError
 
 Decision = TypeVar("Decision")
 _ANSWER = timedelta(minutes=10)
+# Others wait while the first measures the trained model or writes; one that was lost is known by its closed connection.
+_UNTIL_GIVEN_UP = timedelta(days=1)
 _PATIENCE = 300.0  # seconds that a process waits for the first to be there
 
 
@@ -74,7 +76,9 @@ def joined() -> Iterator[Processes]:
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(backend, store=_fresh_store(these), rank=these.rank, world_size=these.count)
+        dist.init_process_group(
+            backend, store=_fresh_store(these), rank=these.rank, world_size=these.count, timeout=_UNTIL_GIVEN_UP
+        )
         yield these
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ("peer", "timed out", "Timed out", "Socket")):

@@ -1,22 +1,186 @@
-"""A recipe: everything that decides a training run, as one flat frozen dataclass."""
+"""Recipes: everything that decides a training run, as one flat frozen dataclass for each task."""
 
 import dataclasses
 import json
 import math
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from lambdanets.errors import InputError, nearest
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]
-Schedule = Literal["cosine", "staircase"]
+Schedule = Literal["cosine", "staircase", "late_steps"]
 ModelOptions = dict[str, bool | int | float | str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What to train, on what, and how. The defaults are the digits recipe's; others change fields of it."""
+class TrainingRecipe:
+    """What any training has: the model, its steps, and how they are computed. A task's recipe has its fields beside."""
+
+    task: ClassVar[str]
+    # folders, files, URLs; of those that are TO_GIVE, "" stands for one that the recipe leaves to be given
+    PLACES: ClassVar[tuple[str, ...]] = ("weights",)
+    TO_GIVE: ClassVar[tuple[str, ...]] = ("weights",)
+    # fields that change nothing about what is computed, but rounding
+    FREE: ClassVar[tuple[str, ...]] = (
+        "weights",
+        "workers",
+        "checkpoint_every",
+        "max_unreadable",
+        "micro_batch",
+        "compile",
+    )
+    # of which also whether they are given counts
+    GIVEN_COUNTS: ClassVar[tuple[str, ...]] = ()
+    LEAST_PART: ClassVar[int] = 1  # images that must be computed at a time
+
+    model: str = "lambda_resnet20_small"
+    """A model of this package or of timm."""
+    model_options: ModelOptions = dataclasses.field(default_factory=dict)
+    """Arguments of the model, such as: scope 7 content False."""
+    weights: str | None = None
+    """Weights to start from, a file or the folder of a run; fresh ones if none. What says something of other
+    classes is drawn afresh."""
+    batch_norm_momentum: float | None = None
+    """Share of a batch in the running statistics (1 minus TensorFlow's decay); the model's own if none."""
+    sync_batch_norm: bool = False
+    """Batch norm over the images of all GPUs at once."""
+    epochs: int = 20
+    """Passes over the training images."""
+    batch_size: int = 64
+    """Images a step, over all processes."""
+    micro_batch: int | None = None
+    """Images a process computes at a time, whose gradients add up to a step's; as many as fit, if none."""
+    optimizer: Optimizer = "sgd"
+    """sgd has plain momentum; rmsprop is TensorFlow's, with decay 0.9."""
+    learning_rate: float = 0.1
+    """Peak, reached after the warm-up."""
+    schedule: Schedule = "cosine"
+    """From the peak: cosine to 0; staircase: times decay every decay_epochs; late_steps: times a tenth at 90, 95 and
+    97.5% of the steps."""
+    decay: float = 0.99
+    """Of the staircase."""
+    decay_epochs: float = 3.0
+    """Length of its steps."""
+    momentum: float = 0.9
+    """Of sgd and rmsprop; the first beta of adamw."""
+    weight_decay: float = 1e-4
+    """Not on norms, biases and embedding tables."""
+    warmup_epochs: float = 2.0
+    """Linear from 0."""
+    clip_gradient: float | None = None
+    """Largest norm of the gradient."""
+    average_decay: float | None = None
+    """Validate and keep an exponential moving average of the weights, which a step changes by 1 minus this; none if
+    none. Early on less is kept: (1 + steps) / (10 + steps)."""
+    precision: Precision = "auto"
+    """32-true, or autocast to bfloat16 or float16; auto is bf16-mixed on GPUs that have it, else 32-true."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    seed: int = 0
+    """Of weights, hold-out, order and augmentation."""
+    workers: int = 0
+    """Processes that decode images; 0 for the training process itself. Does not change the result."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints, beside one after each epoch."""
+    max_unreadable: int = 1000
+    """Images that may be skipped as they cannot be read; one more stops the run."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in get_type_hints(type(self)).items():
+            if get_origin(annotation) is ClassVar:
+                continue
+            value = getattr(self, name)
+            if not fits(value, annotation):
+                expected = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+                raise InputError(f"{name} must be {expected.replace('typing.', '')}, got {value!r}")
+        least = {"epochs": 1, "batch_size": self.LEAST_PART, "workers": 0, "checkpoint_every": 1, "seed": 0}
+        least |= {"learning_rate": 0, "weight_decay": 0, "warmup_epochs": 0, "max_unreadable": 0}
+        self._at_least(**least)
+        self._positive("clip_gradient", "decay_epochs")
+        if self.micro_batch is not None and self.micro_batch < self.LEAST_PART:
+            need = ", as batch norm needs" if self.LEAST_PART > 1 else ""
+            raise InputError(f"micro_batch must be at least {self.LEAST_PART}{need}, got {self.micro_batch}")
+        self._share("momentum", "average_decay", below=True)
+        for name in ("decay", "batch_norm_momentum"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise InputError(f"{name} must be in (0, 1], got {value}")
+
+    def _at_least(self, **least: float) -> None:
+        for name, bound in least.items():
+            if getattr(self, name) is not None and getattr(self, name) < bound:
+                raise InputError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+
+    def _positive(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise InputError(f"{name} must be positive, got {getattr(self, name)}")
+
+    def _share(self, *names: str, below: bool = False) -> None:
+        """Each between 0 and 1; below: and not 1."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not (0 <= value < 1 if below else 0 <= value <= 1):
+                raise InputError(f"{name} must be {'in [0, 1)' if below else 'between 0 and 1'}, got {value}")
+
+    @property
+    def beside_batch(self) -> int:
+        """Images in a step beside the batch_size ones."""
+        return 0
+
+    def what_counts(self) -> Self:
+        """The recipe with the default in every field in which a run may differ from the one it goes on from."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        free: dict[str, Any] = {name: defaults[name] for name in self.FREE}
+        anywhere = {name: "" for name in self.GIVEN_COUNTS if getattr(self, name) is not None}
+        return dataclasses.replace(self, **free | anywhere)
+
+    def to_json(self) -> str:
+        """The task and the fields as JSON, readable by `from_json`."""
+        return json.dumps({"task": self.task} | dataclasses.asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, content: bytes, source: str) -> Self:
+        """The recipe in a file's content that `to_json` wrote; source names it in errors."""
+        return cls.from_fields(read_fields(content, source), source)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
+        """A recipe from field values; fields it lacks have their defaults, but data and model must be there.
+
+        Raises ValueError for another task's, for a name that no recipe has and for a value that does not fit; source
+        names the file.
+        """
+        fields = dict(fields)
+        task = fields.pop("task", "classification")
+        if task != cls.task:
+            raise InputError(f"{source} is of a run of {task}, not of {cls.task}")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise InputError(f"{source} has the field {name!r}, which no recipe has{nearest(name, known)}")
+        for name in ("data", "model"):
+            if name not in fields:
+                raise InputError(f"{source} must have the field {name!r}, and has not")
+        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
+        try:
+            return cls(**values)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe(TrainingRecipe):
+    """How to train a classifier, and on what. The defaults are the digits recipe's; others change fields of it."""
+
+    task: ClassVar[str] = "classification"
+    PLACES: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
+    TO_GIVE: ClassVar[tuple[str, ...]] = ("data", "weights", "pseudo_labels", "pseudo_images")
+    FREE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.FREE)
+    GIVEN_COUNTS: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")
+    LEAST_PART: ClassVar[int] = 2  # as batch norm needs behind global pooling
 
     data: str = "digits"
     """'digits'; a folder with a sub-folder of images a class, or train/ and val/ of such; a folder in torchvision's
@@ -33,7 +197,6 @@ class Recipe:
     """Stop after so many epochs without a better top-1, and take the best epoch's weights; never if none."""
     training_images: int | None = None
     """Train on so many of the training images, drawn with the seed in the shares of the classes; on all if none."""
-
     pseudo_labels: str | None = None
     """Folder of a selection of a teacher's labels (lambdanets pseudo-label select), to train on as well."""
     pseudo_images: str | None = None
@@ -42,23 +205,10 @@ class Recipe:
     """Pseudo-labelled images in a step for each labelled one. Epochs are those of the labelled images."""
     pseudo_targets: Literal["soft", "hard"] = "soft"
     """Learn the teacher's distribution, or its most probable class."""
-
-    model: str = "lambda_resnet20_small"
-    """A model of this package or of timm."""
-    model_options: ModelOptions = dataclasses.field(default_factory=dict)
-    """Arguments of the model, such as: scope 7 content False."""
-    weights: str | None = None
-    """Weights to start from, a file or the folder of a run; fresh ones if none. A classifier for
-    another number of classes is drawn afresh."""
-    batch_norm_momentum: float | None = None
-    """Share of a batch in the running statistics (1 minus TensorFlow's decay); the model's own if none."""
-    sync_batch_norm: bool = False
-    """Batch norm over the images of all GPUs at once."""
     drop_path: float = 0.0
     """Largest stochastic depth rate."""
     dropout: float = 0.0
     """Rate before the classifier."""
-
     image_size: int = 16
     """Side of the square the model sees, pixels."""
     channels: Literal[1, 3] = 1
@@ -79,88 +229,22 @@ class Recipe:
     """timm's name of a RandAugment policy, such as rand-m10-n2."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """How images are resized."""
-
-    epochs: int = 20
-    """Passes over the training images."""
-    batch_size: int = 64
-    """Images a step, over all processes."""
-    micro_batch: int | None = None
-    """Images a process computes at a time, whose gradients add up to a step's; as many as fit, if none."""
-    optimizer: Optimizer = "sgd"
-    """sgd has plain momentum; rmsprop is TensorFlow's, with decay 0.9."""
-    learning_rate: float = 0.1
-    """Peak, reached after the warm-up."""
-    schedule: Schedule = "cosine"
-    """From the peak: cosine to 0, or staircase: times decay every decay_epochs."""
-    decay: float = 0.99
-    """Of the staircase."""
-    decay_epochs: float = 3.0
-    """Length of its steps."""
-    momentum: float = 0.9
-    """Of sgd and rmsprop; the first beta of adamw."""
-    weight_decay: float = 1e-4
-    """Not on norms, biases and embedding tables."""
-    warmup_epochs: float = 2.0
-    """Linear from 0."""
     label_smoothing: float = 0.1
     """Share of a label given to all classes."""
-    clip_gradient: float | None = None
-    """Largest norm of the gradient."""
-    average_decay: float | None = None
-    """Validate and keep an exponential moving average of the weights, which a step changes by 1 minus this; none if
-    none. Early on less is kept: (1 + steps) / (10 + steps)."""
-    precision: Precision = "auto"
-    """32-true, or autocast to bfloat16 or float16; auto is bf16-mixed on GPUs that have it, else 32-true."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
-
-    seed: int = 0
-    """Of weights, hold-out, order and augmentation."""
-    workers: int = 0
-    """Processes that decode images; 0 for the training process itself. Does not change the result."""
-    checkpoint_every: int = 200
-    """Steps between checkpoints, beside one after each epoch."""
-    max_unreadable: int = 1000
-    """Images that may be skipped as they cannot be read; one more stops the run."""
 
     def __post_init__(self) -> None:
-        for name, annotation in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if not fits(value, annotation):
-                expected = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-                raise InputError(f"{name} must be {expected.replace('typing.', '')}, got {value!r}")
-        least = {"image_size": 1, "epochs": 1, "batch_size": 2, "workers": 0, "checkpoint_every": 1, "seed": 0}
-        least |= {"learning_rate": 0, "weight_decay": 0, "warmup_epochs": 0, "max_unreadable": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise InputError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        if self.training_images is not None and self.training_images < 1:
-            raise InputError(f"training_images must be at least 1, got {self.training_images}")
-        for name in ("clip_gradient", "patience", "decay_epochs"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise InputError(f"{name} must be positive, got {getattr(self, name)}")
+        super().__post_init__()
+        self._at_least(image_size=1, training_images=1)
+        self._positive("patience", "pseudo_ratio")
+        self._share("hold_out", below=True)
+        self._share("drop_path", "dropout", "label_smoothing", "flip")
         if (self.pseudo_labels is None) != (self.pseudo_images is None):
             raise InputError("pseudo_labels and pseudo_images must be given together, got one without the other")
-        if self.pseudo_ratio <= 0:
-            raise InputError(f"pseudo_ratio must be positive, got {self.pseudo_ratio}")
-        if self.pseudo_labels is not None and not self.pseudo_batch:
+        if self.pseudo_labels is not None and not self.beside_batch:
             raise InputError(
                 f"pseudo_ratio must give a step of {self.batch_size} images a pseudo-labelled one at least, "
                 f"got {self.pseudo_ratio}"
             )
-        if self.micro_batch is not None and self.micro_batch < 2:
-            raise InputError(f"micro_batch must be at least 2, as batch norm needs, got {self.micro_batch}")
-        for name in ("momentum", "hold_out", "average_decay"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise InputError(f"{name} must be in [0, 1), got {value}")
-        for name in ("decay", "batch_norm_momentum"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise InputError(f"{name} must be in (0, 1], got {value}")
-        for name in ("drop_path", "dropout", "label_smoothing", "flip"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if not 0 < self.validation_share < 1:
             raise InputError(f"validation_share must be between 0 and 1, both excluded, got {self.validation_share}")
         for name in ("mean", "std"):
@@ -178,43 +262,20 @@ class Recipe:
             raise InputError(f"crop_ratio must be two positive numbers, the smaller first, got {self.crop_ratio}")
 
     @property
-    def pseudo_batch(self) -> int:
+    def beside_batch(self) -> int:
         """Pseudo-labelled images in a step."""
         return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
 
-    def to_json(self) -> str:
-        """The fields as JSON, readable by `from_json`."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
 
-    @classmethod
-    def from_json(cls, content: bytes, source: str) -> "Recipe":
-        """The recipe in a file's content that `to_json` wrote; source names it in errors."""
-        try:
-            fields = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{source} is no JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise InputError(f"{source} must hold the fields of a recipe, got {fields!r}")
-        return cls.from_fields(fields, source)
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any], source: str) -> "Recipe":
-        """A recipe from field values; fields it lacks have their defaults, but data and model must be there.
-
-        Raises ValueError for a name that no recipe has and for a value that does not fit; source names the file.
-        """
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in fields:
-            if name not in known:
-                raise InputError(f"{source} has the field {name!r}, which no recipe has{nearest(name, known)}")
-        for name in ("data", "model"):
-            if name not in fields:
-                raise InputError(f"{source} must have the field {name!r}, and has not")
-        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
-        try:
-            return cls(**values)
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from error
+def read_fields(content: bytes, source: str) -> dict[str, Any]:
+    """The fields in a recipe's JSON; source names it in errors."""
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source} is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{source} must hold the fields of a recipe, got {fields!r}")
+    return fields
 
 
 def fits(value: Any, annotation: Any) -> bool:

@@ -1,6 +1,7 @@
 """result.json: what a run reached, and on what."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ from lambdanets.provenance import commit, hardware, versions
 from lambdanets.training.recipe import fits
 
 RESULT = "result.json"
-# What result.json is read for.
+# What every result.json is read for.
 _SHOWN = {
-    "top1": float,
     "seconds": float,
     "images_per_second": float,
     "parameters": int,
@@ -25,10 +25,9 @@ _SHOWN = {
 }
 
 
-def write_result(folder: Path, *, top1: float, seconds: float, images: int, model: nn.Module, **more: Any) -> None:
+def write_result(folder: Path, *, seconds: float, images: int, model: nn.Module, **more: Any) -> None:
     """Write result.json: seconds of training, images it took in, and the provenance of both."""
     result = {
-        "top1": round(top1, 6),
         "seconds": round(seconds, 2),
         "images_per_second": round(images / seconds, 1) if seconds else 0.0,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -40,12 +39,15 @@ def write_result(folder: Path, *, top1: float, seconds: float, images: int, mode
     write_whole(folder / RESULT, printable_bytes(json.dumps(result, indent=2, ensure_ascii=False) + "\n"))
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """The content of result.json. Raises InputError where it is not what `write_result` wrote."""
+def read_result(folder: Path, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of result.json. Raises InputError where it is not what `write_result` wrote.
+
+    shown: what a task reads of it, and its type, beside what is read of every task's.
+    """
     path = folder / RESULT
     try:
         result = json.loads(path.read_bytes())
-        whole = all(fits(result[name], kind) for name, kind in _SHOWN.items())
+        whole = all(fits(result[name], kind) for name, kind in (_SHOWN | dict(shown)).items())
     except (KeyError, TypeError, ValueError, RecursionError):
         whole = False
     if not whole:

@@ -4,54 +4,31 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback, Timer
-from torch import nn
 
-from lambdanets.device import best_device, check_precision
+from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
 from lambdanets.models.weights import read_weights
 from lambdanets.training.averaging import AverageWeights
-from lambdanets.training.checkpoints import (
-    BEFORE,
-    BEST,
-    FREE,
-    LAST,
-    KeepBest,
-    KeepLast,
-    check_resumable,
-    fingerprint,
-    newest,
-    what_counts,
-)
-from lambdanets.training.classification import Classification, prepare_batch_norm
-from lambdanets.training.classifier import (
-    WEIGHTS,
-    Classifier,
-    build_model,
-    describe,
-    save_classifier,
-    with_model_of_weights,
-)
-from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
-from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.batch_norm import synchronized
+from lambdanets.training.checkpoints import BEFORE, BEST, LAST, KeepBest, KeepLast, check_resumable, newest
+from lambdanets.training.curves import Curves, draw_curves
+from lambdanets.training.data.batches import Batches
 from lambdanets.training.data.order import Share
 from lambdanets.training.data.timm_sets import is_timm_name
-from lambdanets.training.division import divided, with_precision
+from lambdanets.training.division import AnyRecipe, divided, with_precision
 from lambdanets.training.early_stopping import StopEarly
-from lambdanets.training.evaluation import judge
-from lambdanets.training.feeding import make_batches
 from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
-from lambdanets.training.pictures import Curves, draw_curves, draw_predictions
 from lambdanets.training.processes import Processes, decided_by_first, first_then_all, joined
-from lambdanets.training.pseudo.student_images import open_student_images
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
+from lambdanets.training.task import Task, read_recipe, task_of
 from lambdanets.training.tensorboard import TensorBoard
 from lambdanets.training.trainer import make_trainer
+from lambdanets.training.weight_files import WEIGHTS, save_weights
 
 RECIPE = "recipe.json"
 
@@ -60,21 +37,19 @@ RECIPE = "recipe.json"
 class _Prepared:
     """A run that nothing is known to stand against: data opened, model built, transforms made."""
 
-    recipe: Recipe
-    splits: Splits
-    fingerprint: str
-    model: nn.Module
-    training: ImageBatches
-    validation: ImageBatches
+    task: Task
+    recipe: TrainingRecipe
     share: Share
+    training: Batches[Any]
+    validation: Batches[Any]
 
 
-def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     """Train by a recipe into a folder, and return its result; go on where the folder holds a run of the recipe.
 
     So one command serves to start a run and to start it again, as torchrun and queues of clusters do. The folder gets
     recipe.json at once; metrics.csv, speed.csv, curves.png, tensorboard/ and checkpoints/ while it trains;
-    weights.safetensors, predictions.png and, last, result.json. Of several processes only the first returns the
+    weights.safetensors, the task's pictures and, last, result.json. Of several processes only the first returns the
     result, the others an empty one. Raises InputError for what the recipe asks and cannot be done, before the folder is
     made, and when the folder holds something else; Interrupted after Ctrl-C or SIGTERM.
     """
@@ -87,11 +62,10 @@ def start(recipe: Recipe, folder: Path) -> dict[str, Any]:
         return _train(prepared, folder, these)
 
 
-def check(recipe: Recipe) -> tuple[int, int]:
-    """Raise InputError for what the recipe asks and cannot be done; return its classes and training images."""
+def check(recipe: TrainingRecipe) -> Task:
+    """The opened task of a recipe. Raises InputError for what it asks and cannot be done."""
     with joined() as these:
-        splits = _prepare(given(recipe), these).splits
-    return len(splits.classes), len(splits.train)
+        return _prepare(given(recipe), these).task
 
 
 def resume(folder: Path) -> dict[str, Any]:
@@ -106,10 +80,9 @@ def resume(folder: Path) -> dict[str, Any]:
         return _go_on(folder, these)
 
 
-def whole_paths(recipe: Recipe) -> dict[str, Any]:
+def whole_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     """The recipe's paths from the root, so that a run can be resumed and evaluated from any folder."""
-    names = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
-    places = {name: getattr(recipe, name) for name in names}
+    places = {name: getattr(recipe, name) for name in recipe.PLACES}
     return {
         name: str(Path(place).resolve())
         for name, place in places.items()
@@ -117,19 +90,19 @@ def whole_paths(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def given(recipe: Recipe) -> Recipe:
+def given(recipe: AnyRecipe) -> AnyRecipe:
     """The recipe with whole paths and a model. Raises InputError for what it leaves to be given, and is not."""
-    for name in ("data", "weights", "pseudo_labels", "pseudo_images"):
+    for name in recipe.TO_GIVE:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} FOLDER; the recipe names none")
     if not recipe.model and recipe.weights is None:
         raise InputError(
             "model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights"
         )
-    return with_model_of_weights(replace(recipe, **whole_paths(recipe)))
+    return task_of(recipe.task).given(replace(recipe, **whole_paths(recipe)))
 
 
-def _holds_run(recipe: Recipe, folder: Path) -> bool:
+def _holds_run(recipe: TrainingRecipe, folder: Path) -> bool:
     """Whether the folder holds a run of the recipe; InputError where it holds another run, or anything else."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; name a folder for the run")
@@ -137,8 +110,10 @@ def _holds_run(recipe: Recipe, folder: Path) -> bool:
         return False
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} holds files that are not a run's; name another folder")
-    begun = asdict(what_counts(_read_recipe(folder)))
-    asked = asdict(what_counts(recipe))
+    there = read_recipe(folder / RECIPE)
+    if there.task != recipe.task:
+        raise InputError(f"{folder} holds a run of {there.task}, not of {recipe.task}; name another folder")
+    begun, asked = asdict(there.what_counts()), asdict(recipe.what_counts())
     differ = [f"{name} {begun[name]!r}, not {asked[name]!r}" for name in asked if asked[name] != begun[name]]
     if differ:
         raise InputError(
@@ -147,85 +122,78 @@ def _holds_run(recipe: Recipe, folder: Path) -> bool:
     return True
 
 
-def _make_folder(recipe: Recipe, folder: Path) -> None:
+def _make_folder(recipe: TrainingRecipe, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {folder} for the run: {error.strerror}") from error
     remove_unfinished(folder)
+    _write_recipe(recipe, folder)
+
+
+def _write_recipe(recipe: TrainingRecipe, folder: Path) -> None:
     write_whole(folder / RECIPE, printable_bytes(recipe.to_json() + "\n"))
 
 
-def _read_recipe(folder: Path) -> Recipe:
-    return Recipe.from_json((folder / RECIPE).read_bytes(), str(folder / RECIPE))
-
-
-def _go_on(folder: Path, these: Processes, asked: Recipe | None = None) -> dict[str, Any]:
+def _go_on(folder: Path, these: Processes, asked: TrainingRecipe | None = None) -> dict[str, Any]:
     """Go on by the folder's recipe; what may change meanwhile is as asked, the data's place and max_unreadable too."""
+    recipe = read_recipe(folder / RECIPE)
     if decided_by_first((folder / RESULT).is_file):
-        return read_result(folder) if these.first else {}
+        return read_result(folder, task_of(recipe.task).RESULT) if these.first else {}
     begun = any((folder / "checkpoints" / name).is_file() for name in (LAST, BEFORE))
-    recipe = _read_recipe(folder)
+    before = recipe
     if asked is not None:
         fields = asdict(asked)
-        recipe = replace(recipe, **{name: fields[name] for name in FREE if fields[name] not in (None, "")})
-    return _train(_prepare(recipe, these, begun), folder, these)
+        recipe = replace(recipe, **{name: fields[name] for name in recipe.FREE if fields[name] not in (None, "")})
+    prepared = _prepare(recipe, these, begun)
+    if prepared.recipe != before:  # so that --resume and evaluation find the data where it lies now
+        decided_by_first(lambda: _write_recipe(prepared.recipe, folder))
+    return _train(prepared, folder, these)
 
 
-def _prepare(recipe: Recipe, these: Processes, begun: bool = False) -> _Prepared:
+def _prepare(recipe: TrainingRecipe, these: Processes, begun: bool = False) -> _Prepared:
     """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
     recipe = with_precision(recipe)
-    splits, model = first_then_all(lambda: _open(recipe, these, begun))
-    recipe, share = divided(recipe, model, len(splits.classes), len(splits.train), these)
-    beside = None
-    if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
-        soft = recipe.pseudo_targets == "soft"
-        beside = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
-    training = make_batches(recipe, splits.train, training=True, share=share, beside=beside)
-    validation = make_batches(recipe, splits.validation, training=False, share=share)
-    known_by = fingerprint(splits) + (beside.fingerprint if beside is not None else "")
-    return _Prepared(recipe, splits, known_by, model, training, validation, share)
+    task = first_then_all(lambda: _open(recipe, these, begun))
+    recipe, share = divided(recipe, task.trial(), task.model, task.training_images, these)
+    task.model = synchronized(task.model, recipe, these.count)
+    training, validation = task.batches(recipe, share)
+    return _Prepared(task, recipe, share, training, validation)
 
 
-def _open(recipe: Recipe, these: Processes, begun: bool) -> tuple[Splits, nn.Module]:
+def _open(recipe: TrainingRecipe, these: Processes, begun: bool) -> Task:
     check_precision(recipe.precision)
-    splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
-    splits = fewer(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
-    if len(splits.validation) < these.count:
+    task = task_of(recipe.task).opened(recipe, these, begun)
+    if task.validation_images < these.count:
         raise InputError(
-            f"validation images must be at least {these.count}, one for each process, got {len(splits.validation)}"
+            f"validation images must be at least {these.count}, one for each process, got {task.validation_images}"
         )
-    seed_everything(recipe.seed, verbose=False)
-    model = build_model(replace(recipe, weights=None) if begun else recipe, len(splits.classes))
-    return splits, prepare_batch_norm(model, recipe, these.count)
+    return task
 
 
 def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any]:
-    recipe, splits, model = prepared.recipe, prepared.splits, prepared.model
-    description = describe(recipe, splits.classes)
+    task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
     begun = decided_by_first(lambda: newest(checkpoints))
     if begun is not None:
-        check_resumable(begun, model, recipe, splits.classes)
+        check_resumable(begun, model, recipe, task.classes)
     if these.first:
         for place in (folder, checkpoints):
             remove_unfinished(place)
-    module = Classification(
-        model, recipe, len(splits.classes), prepared.training.steps, description, share=prepared.share
-    )
+    module = task.module(recipe, prepared.training.steps, prepared.share)
     if recipe.compile:
         model.compile()
     speed, timer = Speed(folder, these), Timer()
-    history = History(folder, these, recipe.max_unreadable, speed.words)
+    history = History(folder, task.METRICS, these, recipe.max_unreadable, speed.words)
     average = AverageWeights(recipe.average_decay) if recipe.average_decay is not None else None
     # the order matters: what is averaged and measured is in the state before a checkpoint is written
     callbacks: list[Callback] = [average] if average else []
     callbacks += [history, timer]
-    callbacks += [TensorBoard(folder, history, speed), Curves(folder, history)] if these.first else []
-    callbacks += [StopEarly(recipe.patience)] if recipe.patience else []
-    keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, prepared.fingerprint)
+    callbacks += [TensorBoard(folder, history, speed), Curves(folder, history, task.PANELS)] if these.first else []
+    callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
+    keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # last, so that what the others do does not count as waiting for data
-    callbacks += [KeepBest(checkpoints), keep_last, StopAfterStep(checkpoints / LAST), speed]
+    callbacks += [KeepBest(checkpoints, task.BEST), keep_last, StopAfterStep(checkpoints / LAST), speed]
     trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts)
     try:
         trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
@@ -234,39 +202,30 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
         prepared.validation.close()
     if average:
         average.take(module)
-    if recipe.patience:
+    if task.patience:
         model.load_state_dict(read_weights(checkpoints / BEST)[0])
     # the others wait, so that torchrun still has all of them should the first be lost
-    result = decided_by_first(lambda: _conclude(prepared, folder, history, timer, description))
+    result = decided_by_first(lambda: _conclude(prepared, folder, history, timer))
     return result if these.first else {}
 
 
-def _conclude(prepared: _Prepared, folder: Path, history: History, timer: Timer, description: str) -> dict[str, Any]:
+def _conclude(prepared: _Prepared, folder: Path, history: History, timer: Timer) -> dict[str, Any]:
     """Measure the trained model and write what a finished run has."""
-    recipe, splits, model = prepared.recipe, prepared.splits, prepared.model
-    # Lightning leaves the model on the processor
-    classifier = Classifier(model.to(best_device()).eval(), recipe, splits.classes)
-    measured_on = splits.validation if splits.test is None else splits.test
-    judgement = judge(classifier, measured_on)
-    save_classifier(folder / WEIGHTS, model, description)
-    draw_curves(history.rows, folder / "curves.png")
-    draw_predictions(judgement, measured_on, splits.classes, folder / "predictions.png")
-    epochs = max(row[1] for row in history.rows)
-    held_out = [row[4] for row in history.rows if row[2] == "val"]
+    task, recipe = prepared.task, prepared.recipe
+    concluded = task.conclude(recipe, folder, history)
+    save_weights(folder / WEIGHTS, task.model, task.description(recipe))
+    draw_curves(history.rows, history.metrics, task.PANELS, folder / "curves.png")
     write_result(
         folder,
-        top1=judgement.top1,
         seconds=timer.time_elapsed("train"),
         images=history.images,
-        model=model,
+        model=task.model,
         model_name=recipe.model,
-        data=splits.source,
-        training_images=len(splits.train),
-        validation_images=len(judgement.labels),
-        **({} if splits.test is None else {"held_out_top1": max(held_out) if recipe.patience else held_out[-1]}),
-        epochs=epochs,
+        data=task.source,
+        training_images=task.training_images,
+        epochs=max(row[1] for row in history.rows),
         processes=prepared.share.processes,
         micro_batch=recipe.micro_batch,
-        unreadable=sorted(history.unreadable | set(judgement.unreadable)),
+        **concluded | {"unreadable": sorted(history.unreadable | set(concluded["unreadable"]))},
     )
-    return read_result(folder)
+    return read_result(folder, task.RESULT)

@@ -46,9 +46,10 @@ class TensorBoard(Callback):
             self._writer.close()
 
     def _write(self, trainer: Trainer) -> None:
-        for step, _, split, loss, top1 in self._history.rows[self._written :]:
-            self._writer.add_scalar(f"loss/{split}", loss, step)
-            self._writer.add_scalar(f"top1/{split}", top1, step)
+        for step, _, split, *values in self._history.rows[self._written :]:
+            for name, value in zip(self._history.metrics, values, strict=True):
+                if value is not None:
+                    self._writer.add_scalar(f"{name}/{split}", value, step)
         self._written = len(self._history.rows)
         self._writer.add_scalar("learning_rate", trainer.optimizers[0].param_groups[-1]["lr"], trainer.global_step)
         for name, value in self._speed.latest.items():

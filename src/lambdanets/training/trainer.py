@@ -12,12 +12,12 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.training.checkpoints import WholeFiles
 from lambdanets.training.processes import Processes
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.speed import Progress, Speed
 
 
 def make_trainer(
-    recipe: Recipe, folder: Path, callbacks: list[Callback], speed: Speed, these: Processes, parts: int
+    recipe: TrainingRecipe, folder: Path, callbacks: list[Callback], speed: Speed, these: Processes, parts: int
 ) -> Trainer:
     """A trainer on all GPUs that torchrun has given processes, or on one GPU, or on the processor.
 

@@ -1,12 +1,10 @@
 """The order that images are trained in: drawn from a seed and an epoch, and from nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-
-from lambdanets.training.data.labelled_images import LabelledImages
 
 WINDOW = 8  # shards open at a time: 80,000 images to shuffle among in shards of the usual size
 
@@ -31,7 +29,7 @@ class Order:
     it takes as many from shards of its own: then no process reads the shards of another, but those at its two ends.
     """
 
-    def __init__(self, images: LabelledImages, seed: int, share: Share) -> None:
+    def __init__(self, images: Sized, seed: int, share: Share) -> None:
         self._count = len(images)
         self._groups: Sequence[int] | None = getattr(images, "groups", None)
         self._seed = seed

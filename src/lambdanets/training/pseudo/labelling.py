@@ -11,12 +11,13 @@ from filelock import FileLock, Timeout
 
 from lambdanets.errors import InputError
 from lambdanets.files import sha256_of
-from lambdanets.training.classifier import Classifier, load_classifier, weights_in
+from lambdanets.training.classification.classifier import Classifier, load_classifier
+from lambdanets.training.classification.evaluation import probabilities_of
+from lambdanets.training.classification.feeding import make_batches
 from lambdanets.training.data.shards.images import ShardedImages, open_shards
-from lambdanets.training.evaluation import probabilities_of
-from lambdanets.training.feeding import make_batches
 from lambdanets.training.processes import processes, take_device
 from lambdanets.training.pseudo.tables import DESCRIPTION, Origin, read_description, write_description, write_table
+from lambdanets.training.weight_files import weights_in
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,25 @@
 
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
 from lambdanets.provenance import hardware
-from lambdanets.training.classification import prepare_batch_norm
-from lambdanets.training.classifier import build_model, with_model_of_weights
-from lambdanets.training.data.datasets import fewer, hold_out, open_splits
+from lambdanets.training.batch_norm import prepare_batch_norm
+from lambdanets.training.classification.classifier import with_model_of_weights
+from lambdanets.training.classification.task import open_for_training
+from lambdanets.training.classification.trial import ClassificationTrial
+from lambdanets.training.data.batches import least_of_step, steps_in_epoch
 from lambdanets.training.data.labelled_images import image_file
+from lambdanets.training.data.order import Share
 from lambdanets.training.data.shards.images import ShardedImages
-from lambdanets.training.division import AUTOCAST, with_precision
+from lambdanets.training.division import AUTOCAST, images_of_process, parts_of_step, with_precision
 from lambdanets.training.memory import images_that_fit, training_memory
 from lambdanets.training.pseudo.selection import read_selection
 from lambdanets.training.recipe import Recipe
@@ -69,7 +71,7 @@ class Plan:
     @property
     def images_a_step(self) -> int:
         """Labelled and pseudo-labelled images of a step."""
-        return min(self.recipe.batch_size, self.data.images) + self.recipe.pseudo_batch
+        return min(self.recipe.batch_size, self.data.images) + self.recipe.beside_batch
 
     @property
     def seconds(self) -> float:
@@ -86,9 +88,8 @@ class Plan:
         recipe, data = self.recipe, self.data
         each = f"{data.bytes_an_image / 1e3:.3g} kB each, " if data.bytes_an_image else ""
         volume = f"{each}{data.images * data.bytes_an_image / 1e9:.3g} GB" if data.bytes_an_image else "in memory"
-        pseudo = f" and {recipe.pseudo_batch:,} of {self.pseudo_images:,} pseudo-labelled" if self.pseudo_images else ""
+        pseudo = f" and {recipe.beside_batch:,} of {self.pseudo_images:,} pseudo-labelled" if self.pseudo_images else ""
         parts = f", in {self.parts} parts of a step" if self.parts > 1 else ""
-        fits = "" if self.memory <= self.free else "; MORE than is free"
         rows = {
             "data": f"{data.images:,} images of {data.classes:,} classes, {volume} ({data.source})",
             "steps": f"{self.steps_an_epoch:,} an epoch, {self.steps:,} in {recipe.epochs} epochs; each of "
@@ -96,7 +97,7 @@ class Plan:
             "model": f"{recipe.model}, {self.parameters / 1e6:.1f} M parameters, {self.flops / 1e9:.3g} GFLOPs "
             f"forward for an image of {recipe.image_size} x {recipe.image_size}",
             "memory": f"{self.memory / 2**30:.3g} GiB a device with {self.at_a_time} images at a time{parts}; "
-            f"{self.free / 2**30:.3g} GiB are free here{fits}",
+            f"{self.free / 2**30:.3g} GiB are free here",
             "speed": f"{self.images_a_second:.3g} images/s in training, measured on this device ({self.device}, "
             f"{recipe.precision})",
             "time": f"{duration(self.seconds)} on {self.devices} such device{'s' * (self.devices > 1)}",
@@ -119,33 +120,31 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     pseudo = 0
     if recipe.pseudo_labels is not None:
         pseudo = read_selection(Path(recipe.pseudo_labels))["images"] if recipe.pseudo_labels else 130_000_000
-    step = min(recipe.batch_size, data.images) + recipe.pseudo_batch
-    if step < 2 * devices:
-        raise InputError(f"a step must have at least 2 images for each of {devices} devices, got {step}")
-    own = -(-step // devices)
+    own, fewest = images_of_process(recipe, data.images, devices)
     device = best_device()
     free = free_memory(device)
-    at_a_time = images_that_fit(recipe, data.classes, min(own, recipe.micro_batch or own), free)
-    parts = -(-own // at_a_time)
-    fixed, per_image = training_memory(recipe, data.classes)
+    trial = ClassificationTrial(recipe, data.classes)
+    fitting = images_that_fit(trial, min(own, recipe.micro_batch or own), free)
+    parts = parts_of_step(own, fewest, fitting, recipe.LEAST_PART)
+    least_images = least_of_step(Share(0, devices, parts), recipe.beside_batch, recipe.LEAST_PART)
+    fixed, per_image = training_memory(trial)
     with torch.device("meta"):
-        model: Any = build_model(replace(recipe, weights=None), data.classes)
+        model: Any = trial.build()
     flops = count_flops(model, recipe.image_size, channels=recipe.channels)
     measured = max(2, min(-(-own // parts), int(MEASURED_FLOPS[device.type] / (3 * flops))))
-    full, rest = divmod(data.images, recipe.batch_size)
     return Plan(
         recipe=recipe,
         data=data,
         pseudo_images=pseudo,
         devices=devices,
-        steps_an_epoch=full + (rest >= 2 * devices * parts),
+        steps_an_epoch=steps_in_epoch(data.images, recipe.batch_size, least_images),
         at_a_time=-(-own // parts),
         parts=parts,
         parameters=count_parameters(model),
         flops=flops,
         memory=fixed + per_image * -(-own // parts),
         free=free,
-        images_a_second=_measure(recipe, data.classes, measured, device),
+        images_a_second=_measure(trial, measured, device),
         device=hardware()["gpu"] or f"{hardware()['processor']}, {torch.get_num_threads()} threads",
     )
 
@@ -153,8 +152,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
 def _data_size(recipe: Recipe) -> DataSize:
     if not recipe.data:
         return IMAGENET
-    splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
-    splits = fewer(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
+    splits = open_for_training(recipe)
     images = splits.train
     if isinstance(images, ShardedImages):
         each = images.total_bytes / max(len(images), 1)
@@ -164,19 +162,20 @@ def _data_size(recipe: Recipe) -> DataSize:
     return DataSize(len(images), len(splits.classes), each, splits.source)
 
 
-def _measure(recipe: Recipe, classes: int, images: int, device: torch.device) -> float:
+def _measure(trial: ClassificationTrial, images: int, device: torch.device) -> float:
     """Images a second of forward and backward passes and an optimizer step, on images that are there already."""
-    model: Any = prepare_batch_norm(build_model(replace(recipe, weights=None), classes), recipe).to(device).train()
+    recipe = trial.recipe
+    model = prepare_batch_norm(trial.build(), recipe).to(device).train()
+    if recipe.compile:
+        model.compile()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-    batch = torch.randn(images, recipe.channels, recipe.image_size, recipe.image_size, device=device)
-    labels = torch.zeros(images, dtype=torch.long, device=device)
     autocast = AUTOCAST.get(recipe.precision)
     seconds = []
     for _ in range(1 + ROUNDS):  # the first makes what is kept for the others
         begun = time.perf_counter()
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            logits = model(batch)
-        F.cross_entropy(logits.float(), labels).backward()
+            loss = trial.loss(model, images, device)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from lambdanets.training.classifier import WEIGHTS, build_model, describe, save_classifier
+from lambdanets.training.classification.classifier import build_model
 from lambdanets.training.data.datasets import fewer, open_splits
 from lambdanets.training.data.shards.writing import write_shards
 from lambdanets.training.pseudo.labelling import label_shards
 from lambdanets.training.pseudo.selection import select
 from lambdanets.training.recipe import Recipe
+from lambdanets.training.weight_files import WEIGHTS, describe, save_weights
 
 BATCH, EPOCHS, IMAGES, LARGEST_SIDE = 4, 2, 24, 32
 
@@ -63,5 +64,5 @@ def _untrained(recipe: Recipe, classes: tuple[str, ...], folder: Path) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build_model(recipe, len(classes))
-    save_classifier(folder / WEIGHTS, model, describe(recipe, classes))
+    save_weights(folder / WEIGHTS, model, describe(recipe, classes))
     return folder

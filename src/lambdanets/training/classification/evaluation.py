@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lambdanets.errors import InputError
-from lambdanets.training.classifier import Classifier
+from lambdanets.training.classification.classifier import Classifier
+from lambdanets.training.classification.feeding import make_batches, make_transform
 from lambdanets.training.data.datasets import LabelledImages, open_splits, renumber
 from lambdanets.training.data.images import UnreadableImage, read_image
-from lambdanets.training.feeding import make_batches, make_transform
 
 
 @dataclass(frozen=True)

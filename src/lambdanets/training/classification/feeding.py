@@ -38,7 +38,7 @@ def make_batches(
         workers=recipe.workers,
         share=share,
         beside=beside,
-        beside_size=recipe.pseudo_batch,
+        beside_size=recipe.beside_batch,
     )
 
 

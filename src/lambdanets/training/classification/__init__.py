@@ -1,0 +1,1 @@
+"""Classification: its data, its loss, its measures and pictures."""

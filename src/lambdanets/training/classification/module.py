@@ -1,0 +1,75 @@
+"""A classifier's loss and its measures."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdanets.errors import InputError
+from lambdanets.training.data.loader import Batch
+from lambdanets.training.data.order import Share
+from lambdanets.training.module import TrainingModule
+from lambdanets.training.processes import total
+from lambdanets.training.recipe import Recipe
+
+
+class Classification(TrainingModule):
+    """Trains a classifier by a recipe."""
+
+    SUMS: ClassVar[tuple[str, ...]] = ("loss", "top1")
+    recipe: Recipe
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        classes: int,
+        steps_per_epoch: int,
+        description: str,
+        share: Share | None = None,
+    ) -> None:
+        super().__init__(model, recipe, steps_per_epoch, description, share)
+        self.classes = classes
+        self._sums = (0.0, 0.0, 0.0)  # of the validation: loss, right ones, images
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.labels)
+
+    def inputs(self, batch: Batch) -> tuple[Tensor]:
+        return (batch.images,)
+
+    def sums(self, batch: Batch) -> dict[str, Tensor]:
+        logits = self.model(batch.images).float()
+        return {"loss": self._loss(logits, batch), "top1": (logits.argmax(1) == batch.labels).sum()}
+
+    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Cross entropy summed over the images; labels are smoothed, distributions are not."""
+        smoothing = self.recipe.label_smoothing
+        if batch.targets is None or batch.soft is None:
+            return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
+        if batch.targets.shape[1] != self.classes:
+            raise InputError(f"pseudo-labels must have {self.classes} classes, got {batch.targets.shape[1]}")
+        smoothed = batch.targets * (1 - smoothing) + smoothing / self.classes
+        return F.cross_entropy(logits, torch.where(batch.soft[:, None], batch.targets, smoothed), reduction="sum")
+
+    def on_validation_epoch_start(self) -> None:
+        self._sums = (0.0, 0.0, 0.0)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        if len(batch.labels):
+            logits = self.model(batch.images).float()
+            loss = F.cross_entropy(logits, batch.labels, reduction="sum").item()
+            right = (logits.argmax(1) == batch.labels).sum().item()
+            sums = zip(self._sums, (loss, right, len(batch.labels)), strict=True)
+            self._sums = tuple(before + new for before, new in sums)
+
+    def on_validation_epoch_end(self) -> None:
+        loss, right, images = total(*self._sums)
+        self.validated = {}
+        if images:  # the same in all processes, so that all write it or none
+            self.validated = {"loss": loss / images, "top1": right / images}
+            self.log("top1", right / images, prog_bar=True, logger=False)
+
+    def words(self) -> str:
+        return f"val loss {self.validated['loss']:.3f}  top-1 {self.validated['top1']:.4f}"

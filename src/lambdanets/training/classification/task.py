@@ -1,0 +1,112 @@
+"""Classification, as a task to be trained."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lightning.pytorch import seed_everything
+from torch import nn
+
+from lambdanets.device import best_device
+from lambdanets.training.batch_norm import prepare_batch_norm
+from lambdanets.training.classification.classifier import Classifier, build_model, with_model_of_weights
+from lambdanets.training.classification.evaluation import judge
+from lambdanets.training.classification.feeding import make_batches
+from lambdanets.training.classification.module import Classification
+from lambdanets.training.classification.pictures import draw_predictions
+from lambdanets.training.classification.trial import ClassificationTrial
+from lambdanets.training.curves import Panels
+from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
+from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.order import Share
+from lambdanets.training.data.shards.images import ShardedImages
+from lambdanets.training.history import History
+from lambdanets.training.processes import Processes
+from lambdanets.training.pseudo.student_images import PseudoLabelledImages, open_student_images
+from lambdanets.training.recipe import Recipe, TrainingRecipe
+from lambdanets.training.task import Task
+from lambdanets.training.weight_files import describe
+
+
+@dataclass
+class ClassificationTask(Task):
+    """Images with one class each."""
+
+    RECIPE: ClassVar[type[TrainingRecipe]] = Recipe
+    METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
+    PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
+    BEST: ClassVar[str] = "top1"
+    RESULT: ClassVar[dict[str, Any]] = {"top1": float}
+
+    recipe: Recipe
+    splits: Splits
+    beside: PseudoLabelledImages | None
+    model: nn.Module
+
+    def __post_init__(self) -> None:
+        self.classes = self.splits.classes
+        self.source = self.splits.source
+        self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
+        self.fingerprint = fingerprint(self.splits) + (self.beside.fingerprint if self.beside is not None else "")
+        self.patience = self.recipe.patience
+
+    @classmethod
+    def given(cls, recipe: Recipe) -> Recipe:
+        return with_model_of_weights(recipe)
+
+    @classmethod
+    def opened(cls, recipe: Recipe, these: Processes, begun: bool) -> "ClassificationTask":
+        splits = open_for_training(recipe)
+        beside = None
+        if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
+            soft = recipe.pseudo_targets == "soft"
+            beside = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
+        seed_everything(recipe.seed, verbose=False)
+        model = build_model(replace(recipe, weights=None) if begun else recipe, len(splits.classes))
+        return cls(recipe, splits, beside, prepare_batch_norm(model, recipe, these.count))
+
+    def trial(self) -> ClassificationTrial:
+        return ClassificationTrial(self.recipe, len(self.classes))
+
+    def batches(self, recipe: Recipe, share: Share) -> tuple[ImageBatches, ImageBatches]:
+        training = make_batches(recipe, self.splits.train, training=True, share=share, beside=self.beside)
+        return training, make_batches(recipe, self.splits.validation, training=False, share=share)
+
+    def description(self, recipe: Recipe) -> str:
+        return describe(recipe, self.classes)
+
+    def module(self, recipe: Recipe, steps_per_epoch: int, share: Share) -> Classification:
+        return Classification(
+            self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), share=share
+        )
+
+    def conclude(self, recipe: Recipe, folder: Path, history: History) -> dict[str, Any]:
+        # Lightning leaves the model on the processor
+        classifier = Classifier(self.model.to(best_device()).eval(), recipe, self.classes)
+        measured_on = self.splits.validation if self.splits.test is None else self.splits.test
+        judgement = judge(classifier, measured_on)
+        draw_predictions(judgement, measured_on, self.classes, folder / "predictions.png")
+        result: dict[str, Any] = {"top1": round(judgement.top1, 6), "validation_images": len(judgement.labels)}
+        if self.splits.test is not None:
+            held_out = history.values("val", "top1")
+            result["held_out_top1"] = max(held_out) if recipe.patience else held_out[-1]
+        return result | {"unreadable": judgement.unreadable}
+
+
+def open_for_training(recipe: Recipe) -> Splits:
+    """The recipe's images, those held out and left out as it says."""
+    splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
+    return fewer(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
+
+
+def fingerprint(splits: Splits) -> str:
+    """A hash of the classes, and of each image's file name and class, without reading one. Shards have their own."""
+    digest = hashlib.sha256(repr(splits.classes).encode())
+    for images in (splits.train, splits.validation):
+        if isinstance(images, ShardedImages):
+            digest.update(images.fingerprint.encode())
+            continue
+        for index, label in enumerate(images.labels):
+            digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,130 @@
+"""What all training does in a step, as a LightningModule: gradients of parts that add up, optimizer, schedule."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from timm.optim import create_optimizer_v2
+from torch import Tensor, nn
+
+from lambdanets.errors import InputError
+from lambdanets.training.data.order import Share
+from lambdanets.training.finiteness import first_gradient_not_finite, first_not_finite
+from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.schedules import schedule_of
+
+# Names in timm: its sgd is Nesterov's, its rmsprop PyTorch's.
+_OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
+
+
+class TrainingModule(LightningModule):
+    """Trains a model by a recipe; its checkpoints say which model and classes they hold.
+
+    A task says what a batch's loss is and how it validates. share: this process's part of each step. description: what
+    is needed to build the model again (`weight_files.describe`), kept in every checkpoint.
+
+    SUMS: names of what `sums` gives, the loss first. validated: what the last validation measured, by name, the same in
+    all processes; empty where no image could be read.
+    """
+
+    SUMS: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: TrainingRecipe,
+        steps_per_epoch: int,
+        description: str,
+        share: Share | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.steps_per_epoch = steps_per_epoch
+        self.description = description
+        self.share = share or Share()
+        self.validated: dict[str, float] = {}
+
+    @abstractmethod
+    def count(self, batch: Any) -> int:
+        """How many images of a batch could be read."""
+
+    @abstractmethod
+    def sums(self, batch: Any) -> dict[str, Tensor]:
+        """What a batch comes to, each summed over its images; "loss" is what is minimized."""
+
+    @abstractmethod
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        """What the model is called with, for a batch."""
+
+    @abstractmethod
+    def words(self) -> str:
+        """What was validated, for the line of an epoch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._seed(batch_idx)
+
+    def _seed(self, batch_idx: int) -> None:
+        # what a step draws (dropout, stochastic depth) depends on the seed and its place alone, resumed or not
+        place = (self.recipe.seed, self.global_step, self.share.process, batch_idx % self.share.parts)
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
+        several = self.share.processes * self.share.parts
+        images = self.count(batch)
+        if images < self.recipe.LEAST_PART:  # too many unreadable
+            if several == 1:
+                return None
+            if self.recipe.sync_batch_norm:
+                raise InputError(
+                    f"sync_batch_norm needs {self.recipe.LEAST_PART} readable images in each part of a step, and at "
+                    f"step {self.global_step} one has {images}: {'; '.join(batch.unreadable[:3])}"
+                )
+            # the other processes wait for a gradient
+            return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
+        sums = self.sums(batch)
+        # gradients are averaged over processes and parts, whose images may differ in number
+        loss = sums["loss"] * (several / batch.step_images)
+        if not loss.isfinite():
+            self._explain(batch, batch_idx, loss)
+        self.log("loss", loss, prog_bar=True, logger=False)
+        return {"loss": loss, "images": images, "sums": torch.stack([sums[name].detach() for name in self.SUMS])}
+
+    def _explain(self, batch: Any, batch_idx: int, loss: Tensor) -> None:
+        reason = "which layer was first is not looked for under sync_batch_norm"  # it would wait for the others
+        if not self.recipe.sync_batch_norm or self.share.processes == 1:
+            self._seed(batch_idx)
+            with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
+                reason = first_not_finite(self.model, *self.inputs(batch))
+        raise InputError(
+            f"the loss became {loss.item()} at step {self.global_step}; {reason}; lower learning_rate "
+            f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
+        )
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.recipe.precision == "16-mixed":
+            return  # the scaler meets infinite gradients by lowering its scale
+        name = first_gradient_not_finite(self.model)
+        if name is not None:
+            raise InputError(
+                f"the gradient became infinite or nan at step {self.global_step}; the parameter nearest to the loss "
+                f"where it did is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set clip_gradient"
+            )
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        recipe = self.recipe
+        more = {"betas": (recipe.momentum, 0.999)} if recipe.optimizer == "adamw" else {"momentum": recipe.momentum}
+        optimizer = create_optimizer_v2(
+            self.model,
+            _OPTIMIZERS[recipe.optimizer],
+            lr=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            **more,
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule_of(recipe, self.steps_per_epoch))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["lambdanets"] = self.description
