@@ -1,0 +1,70 @@
+"""The sets that a recipe of detection trains and validates on."""
+
+import io
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lambdanets.errors import InputError
+from lambdanets.training.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.training.data.order import permuted
+from lambdanets.training.detection.evaluation import check_categories
+from lambdanets.training.detection.recipe import DetectionRecipe
+
+DIGITS_TRAINING, DIGITS_VALIDATION = 300, 60
+
+
+def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
+    """The recipe's images to train on and to validate on, and where they came from.
+
+    Raises InputError for sets that differ in their categories, that have no object, or too few images.
+    """
+    if recipe.data == "digits":
+        training, validation = _scattered_digits()
+        source = "scikit-learn's digits, scattered"
+    else:
+        assert recipe.images is not None
+        assert recipe.validation_data is not None
+        training = open_annotated(Path(recipe.data), Path(recipe.images))
+        others = Path(recipe.validation_images or recipe.images)
+        validation = open_annotated(Path(recipe.validation_data), others)
+        categories = (validation.annotations.categories, training.annotations.categories)
+        check_categories(*categories, recipe.validation_data)
+        source = f"{recipe.data} and {recipe.validation_data}"
+    if recipe.training_images is not None:
+        if recipe.training_images > len(training):
+            raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
+        drawn = permuted(len(training), recipe.seed, 0)[: recipe.training_images]
+        source = f"{source}, {len(drawn)} of {len(training)} training images drawn with seed {recipe.seed}"
+        training = training.selected(sorted(drawn.tolist()))
+    for name, images in (("data", training), ("validation_data", validation)):
+        if all(each.crowd for image in images.annotations.images for each in image.objects):
+            raise InputError(f"{name} must have objects that are no crowds, and has none: {source}")
+    return training, validation, source
+
+
+def tell_findings(training: AnnotatedImages, validation: AnnotatedImages) -> None:
+    """Say on stderr what of the annotations was left out."""
+    for part, images in (("training", training), ("validation", validation)):
+        for line in images.findings.lines():
+            print(f"{part}: {line}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class _FilesInMemory:
+    """The files of images, and their names."""
+
+    contents: Sequence[bytes]
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+    def file(self, index: int) -> tuple[bytes, str]:
+        return self.contents[index], ".png"

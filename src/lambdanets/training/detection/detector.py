@@ -1,0 +1,103 @@
+"""A trained detector: which model, its categories, its weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.device import best_device
+from lambdanets.errors import InputError
+from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
+from lambdanets.models.weights import load_tensors, read_weights
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.recipe import fits
+from lambdanets.training.weight_files import read_described, resize_tables, weights_in
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A model in evaluation mode on the best device, its recipe, the names of its categories and their ids."""
+
+    model: MaskRCNN
+    recipe: DetectionRecipe
+    classes: tuple[str, ...]
+    category_ids: tuple[int, ...]
+
+    @torch.inference_mode()
+    def find(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+        """What is found in images (3, H, W) in [0, 1], on the processor, float32: as `MaskRCNN` gives it."""
+        device = next(self.model.parameters()).device
+        found = self.model([image.to(device) for image in images])
+        return [{name: tensor.cpu() for name, tensor in each.items()} for each in found]
+
+
+def build_detector(recipe: DetectionRecipe, classes: int) -> MaskRCNN:
+    """The recipe's model for that many categories, from the recipe's weights where it names some.
+
+    Those may be a detector's, of whose heads what tells other categories apart is drawn afresh, or a classifier's, of
+    which the backbone takes its part.
+    """
+    options: dict[str, Any] = dict(recipe.model_options)
+    fixed = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & options.keys()
+    if fixed:
+        raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe")
+    if recipe.drop_path:
+        options["drop_path_rate"] = recipe.drop_path
+    model = mask_rcnn(
+        recipe.model,
+        classes,
+        image_size=recipe.image_size,
+        levels=recipe.levels,
+        pyramid_channels=recipe.pyramid_channels,
+        box_layers=recipe.box_layers,
+        mask_layers=recipe.mask_layers,
+        anchor_scale=recipe.anchor_scale,
+        aspect_ratios=recipe.aspect_ratios,
+        image_mean=recipe.mean,
+        image_std=recipe.std,
+        backbone_options=options,
+        rpn_pre_nms_top_n_train=2 * recipe.proposals,
+        rpn_pre_nms_top_n_test=2 * recipe.proposals,
+        rpn_post_nms_top_n_train=recipe.proposals,
+        rpn_post_nms_top_n_test=recipe.proposals,
+        box_batch_size_per_image=recipe.sampled_regions,
+        box_detections_per_img=recipe.detections,
+    )
+    model.transform._skip_resize = True  # in training: the images come as they are to be seen
+    if recipe.weights is not None:
+        _load(model, Path(recipe.weights))
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+
+
+def _load(model: MaskRCNN, path: Path) -> None:
+    tensors, _ = read_weights(weights_in(path))
+    into: nn.Module = model
+    if not any(name.startswith("backbone.network.") for name in tensors):  # a classifier's
+        into = model.backbone.network
+        known = into.state_dict()
+        tensors = {name: tensor for name, tensor in tensors.items() if name in known}
+    own = into.state_dict()
+    for part in ("roi_heads.box_predictor.", "roi_heads.mask_predictor."):
+        for name in own:
+            if name.startswith(part) and name in tensors and tensors[name].shape != own[name].shape:
+                tensors[name] = own[name]
+    resize_tables(into, tensors)
+    load_tensors(into, tensors, str(path))
+
+
+def load_detector(path: str | Path) -> Detector:
+    """The detector in weights.safetensors, in a checkpoint (.ckpt), or in the folder of a run.
+
+    Weights that do not fit raise InputError with the names that differ, as does a file that does not say what it holds.
+    """
+    tensors, content = read_described(Path(path))
+    recipe = DetectionRecipe.from_fields(content["recipe"], str(path))
+    ids = tuple(content.get("category_ids", ()))
+    if not fits(ids, tuple[int, ...]) or len(ids) != len(content["classes"]):
+        raise InputError(f"{path} does not say which ids its categories have; expected a file that a run left")
+    built = build_detector(replace(recipe, weights=None), len(content["classes"]))
+    load_tensors(built, tensors, str(path))
+    return Detector(built.to(best_device()).eval(), recipe, content["classes"], ids)

@@ -1,0 +1,126 @@
+"""From annotated images to the batches that a detector sees."""
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as transforms
+
+from lambdanets.training.data.batches import Batches, Sample
+from lambdanets.training.data.coco.annotations import AnnotatedImage, decoded
+from lambdanets.training.data.coco.images import AnnotatedImages
+from lambdanets.training.data.order import Share
+from lambdanets.training.detection.recipe import DetectionRecipe
+
+Target = dict[str, Tensor]
+
+
+class DetectionBatch(NamedTuple):
+    """Images, each float32 (3, H, W) in [0, 1] of a size of its own, and their numbers in the set, int64.
+
+    targets: in training, of each image boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, masks (n, H, W) uint8.
+    Images that could not be read are left out and named in `unreadable` ("name: reason"), so a batch may be smaller
+    than asked for, or empty. step_images: how many images the whole step was to have, over all processes and parts.
+    """
+
+    images: list[Tensor]
+    targets: list[Target]
+    indices: Tensor
+    unreadable: list[str]
+    step_images: int
+
+
+def make_batches(
+    recipe: DetectionRecipe, images: AnnotatedImages, *, training: bool, share: Share | None = None
+) -> Batches[DetectionBatch]:
+    """The recipe's batches of images: shuffled, scaled and cropped in training, else in order and as they are.
+
+    share: what of each step this process takes, and in how many parts; None in evaluation: as many at a time as in
+    training.
+    """
+    at_a_time = recipe.micro_batch if share is None and not training else None
+    return Batches(
+        images,
+        _Prepared(recipe, training),
+        _collate,
+        batch_size=at_a_time or recipe.batch_size,
+        seed=recipe.seed,
+        training=training,
+        workers=recipe.workers,
+        share=share,
+    )
+
+
+class _Prepared:
+    """Loads an image and makes it ready. A class, so that workers of any start can have it."""
+
+    def __init__(self, recipe: DetectionRecipe, training: bool) -> None:
+        self._recipe = recipe
+        self._training = training
+
+    def __call__(self, images: AnnotatedImages, number: int) -> tuple[Tensor, Target]:
+        image, known = images.load(number)
+        return for_training(image, known, self._recipe) if self._training else (as_tensor(image), {})
+
+
+def as_tensor(image: Image) -> Tensor:
+    """An image as float32 (3, H, W) in [0, 1]."""
+    return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
+
+
+def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:
+    """An image and its objects at a random scale, flipped or not, cropped to image_size; it may come out smaller.
+
+    The scale is jitter's times that at which the image fits into image_size. Crowds are left out, as are objects of
+    which nothing is left. Draws from Python's random numbers.
+    """
+    objects = [each for each in known.objects if not each.crowd]
+    if len(objects) > recipe.max_objects:
+        objects = random.sample(objects, recipe.max_objects)
+    scale = random.uniform(*recipe.jitter) * recipe.image_size / max(image.size)
+    (top, height, rows), (left, width, columns) = (_cut(side, scale, recipe.image_size) for side in image.size[::-1])
+    flipped = random.random() < recipe.flip
+
+    masks = np.zeros((len(objects), height, width), np.uint8)
+    for place, each in zip(masks, objects, strict=True):
+        place[:] = decoded(each, known.height, known.width)[top : top + height, left : left + width]
+    cut = image.convert("RGB").crop((left, top, left + width, top + height))
+    boxes = torch.tensor([each.box for each in objects], dtype=torch.float32).reshape(-1, 4)
+    boxes = boxes - torch.tensor([left, top, left, top])
+    sample: Any = {
+        "image": tv_tensors.Image(as_tensor(cut)),
+        "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),  # type: ignore[call-overload]
+        "masks": tv_tensors.Mask(torch.from_numpy(masks)),
+    }
+    sample["boxes"] = transforms.clamp_bounding_boxes(sample["boxes"])
+    for name, each in sample.items():
+        resized = transforms.resize(each, [rows, columns], antialias=True)
+        sample[name] = transforms.horizontal_flip(resized) if flipped else resized
+    image_tensor, boxes, masks_tensor = (sample[name].as_subclass(Tensor) for name in ("image", "boxes", "masks"))
+    labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
+    there = (boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1) & masks_tensor.flatten(1).any(1)
+    return image_tensor, {"boxes": boxes[there], "labels": labels[there], "masks": masks_tensor[there]}
+
+
+def _cut(side: int, scale: float, most: int) -> tuple[int, int, int]:
+    """Of a side: where a crop begins, how long it is, and how long it becomes at the scale."""
+    whole = max(1, round(side * scale))
+    if whole <= most:
+        return 0, side, whole
+    length = min(side, max(1, round(most / scale)))
+    return random.randint(0, side - length), length, most
+
+
+def _collate(samples: list[Sample]) -> DetectionBatch:
+    read = [sample for sample in samples if sample.content is not None]
+    return DetectionBatch(
+        images=[sample.content[0] for sample in read],
+        targets=[sample.content[1] for sample in read],
+        indices=torch.tensor([sample.number for sample in read], dtype=torch.int64),
+        unreadable=[sample.unreadable for sample in samples if sample.content is None],
+        step_images=samples[0].step_images,
+    )

@@ -1,0 +1,111 @@
+"""A detector's losses and its measures."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lambdanets.models.mask_rcnn import MaskRCNN
+from lambdanets.training.data.coco.images import AnnotatedImages
+from lambdanets.training.data.order import Share
+from lambdanets.training.detection.feeding import DetectionBatch
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.results import Result, coco_results
+from lambdanets.training.detection.scores import evaluate
+from lambdanets.training.module import TrainingModule
+from lambdanets.training.processes import decided_by_first, together
+
+# torchvision's names of the losses, and ours
+LOSSES = {
+    "loss_classifier": "class_loss",
+    "loss_box_reg": "box_loss",
+    "loss_mask": "mask_loss",
+    "loss_objectness": "objectness_loss",
+    "loss_rpn_box_reg": "proposal_loss",
+}
+VALIDATED = {
+    "bbox_AP": ("bbox", "AP"),
+    "bbox_AP50": ("bbox", "AP50"),
+    "segm_AP": ("segm", "AP"),
+    "segm_AP50": ("segm", "AP50"),
+}
+
+
+class Detection(TrainingModule):
+    """Trains a Mask R-CNN by a recipe; validation: the images validated on, whose annotations the first process scores.
+
+    Each loss is a mean over what was sampled in a part of a step, whose parts count by their images.
+    """
+
+    SUMS: ClassVar[tuple[str, ...]] = ("loss", *LOSSES.values())
+    recipe: DetectionRecipe
+
+    def __init__(
+        self,
+        model: MaskRCNN,
+        recipe: DetectionRecipe,
+        validation: AnnotatedImages,
+        steps_per_epoch: int,
+        description: str,
+        share: Share | None = None,
+    ) -> None:
+        super().__init__(model, recipe, steps_per_epoch, description, share)
+        self._validation = validation
+        self._ids = [category.id for category in validation.annotations.categories]
+        self._results: list[Result] = []
+        self._read: list[int] = []
+
+    def count(self, batch: DetectionBatch) -> int:
+        return len(batch.images)
+
+    def inputs(self, batch: DetectionBatch) -> tuple[Any, ...]:
+        return batch.images, batch.targets
+
+    def sums(self, batch: DetectionBatch) -> dict[str, Tensor]:
+        losses = self.model(batch.images, batch.targets)
+        sums = {ours: losses[theirs].float() * len(batch.images) for theirs, ours in LOSSES.items()}
+        return {"loss": torch.stack(list(sums.values())).sum()} | sums
+
+    def on_validation_epoch_start(self) -> None:
+        self._results, self._read = [], []
+
+    def validation_step(self, batch: DetectionBatch, batch_idx: int) -> None:
+        if batch.images:
+            numbers = batch.indices.tolist()
+            self._read += numbers
+            self._results += results_of(self._validation, numbers, self.model(batch.images), self._ids)
+
+    def on_validation_epoch_end(self) -> None:
+        results, read = together(self._results), together(self._read)
+        self._results = []
+        self.validated = decided_by_first(lambda: self._score(results, read))
+        if self.validated:
+            for name in ("bbox_AP", "segm_AP"):
+                self.log(name, self.validated[name], prog_bar=True, logger=False)
+
+    def _score(self, results: Sequence[Result], read: Sequence[int]) -> dict[str, float]:
+        if not read:
+            return {}
+        truth = self._validation.annotations.to_coco(sorted(read))
+        summary = evaluate(truth, results, detections=self.recipe.detections).summary()
+        # nan where none of the objects was in an image that could be read
+        values = {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
+        return {name: float("nan") if value is None else value for name, value in values.items()}
+
+    def words(self) -> str:
+        return "  ".join(
+            f"{name} {self.validated[score]:.4f}" for name, score in (("box AP", "bbox_AP"), ("mask AP", "segm_AP"))
+        )
+
+
+def results_of(
+    images: AnnotatedImages, numbers: Sequence[int], found: Sequence[dict[str, Tensor]], category_ids: Sequence[int]
+) -> list[Result]:
+    """What was found in images of a set, by their numbers in it, as entries of COCO's results."""
+    known = images.annotations.images
+    return [
+        result
+        for number, each in zip(numbers, found, strict=True)
+        for result in coco_results(each, known[number].id, category_ids)
+    ]

@@ -1,0 +1,59 @@
+"""The pictures of a judged set: truth beside prediction, and precision over recall."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lambdanets.files import whole_file
+from lambdanets.training.data.coco.annotations import AnnotatedImage, decoded
+from lambdanets.training.data.coco.images import AnnotatedImages
+from lambdanets.training.data.images import UnreadableImage
+from lambdanets.training.detection.detector import Detector
+from lambdanets.training.detection.evaluation import Judgement
+from lambdanets.training.detection.feeding import as_tensor
+from lambdanets.training.detection.pictures import contact_sheet, draw_curves_of_precision, overlay
+
+SHEET, CURVES = "predictions.png", "precision_recall.png"
+SHOWN = 8
+LEAST_SCORE = 0.5  # of what is drawn
+
+
+def draw_judgement(detector: Detector, images: AnnotatedImages, judgement: Judgement, folder: Path) -> None:
+    """Write predictions.png, with images spread evenly over the set, and precision_recall.png into a folder."""
+    read = judgement.read
+    chosen = [read[place] for place in np.linspace(0, len(read) - 1, min(len(read), SHOWN)).astype(int)]
+    rows = []
+    for number in chosen:
+        try:
+            image, known = images.load(number)
+        except UnreadableImage:  # since it was judged
+            continue
+        found = detector.find([as_tensor(image)])[0]
+        rows.append((draw_truth(image, known, detector.classes), draw_found(image, found, detector.classes)))
+    with whole_file(folder / SHEET) as file:
+        contact_sheet(rows).save(file, "PNG")
+    draw_curves_of_precision(judgement.scores, folder / CURVES)
+
+
+def draw_truth(image: Image.Image, known: AnnotatedImage, classes: Sequence[str]) -> Image.Image:
+    """An image with its annotated objects; crowds are left out."""
+    objects = [each for each in known.objects if not each.crowd]
+    masks = np.zeros((len(objects), known.height, known.width), np.uint8)
+    for place, each in zip(masks, objects, strict=True):
+        place[:] = decoded(each, known.height, known.width)
+    boxes = torch.tensor([each.box for each in objects]).reshape(-1, 4)
+    labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
+    return overlay(image, boxes, labels, None, torch.from_numpy(masks), classes)
+
+
+def draw_found(
+    image: Image.Image, found: dict[str, Tensor], classes: Sequence[str], least_score: float = LEAST_SCORE
+) -> Image.Image:
+    """An image with what was found in it with such a score at least."""
+    sure = found["scores"] >= least_score
+    boxes, labels, scores, masks = (found[name][sure] for name in ("boxes", "labels", "scores", "masks"))
+    return overlay(image, boxes, labels, scores, masks, classes)

@@ -1,0 +1,58 @@
+"""A detector's step on made-up images."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.training.detection.detector import build_detector
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.memory import Trial
+
+
+@dataclass(frozen=True)
+class DetectionTrial(Trial):
+    """Of a recipe, for so many categories."""
+
+    recipe: DetectionRecipe
+    classes: int
+
+    def build(self) -> nn.Module:
+        return build_detector(replace(self.recipe, weights=None), self.classes)
+
+    def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
+        return self._made_up(model, images) if device.type == "meta" else self._loss(model, images, device)
+
+    def _loss(self, model: Any, images: int, device: torch.device) -> Tensor:
+        """Of images of which one is padded, each with an object as large as itself."""
+        size = self.recipe.image_size
+        sizes = [(size, size if number else -(-size // 2)) for number in range(images)]
+        boxes = [torch.tensor([[0.0, 0.0, width, height]], device=device) for height, width in sizes]
+        label = torch.ones(1, dtype=torch.int64, device=device)
+        losses = model(
+            [torch.rand(3, *each, device=device) for each in sizes],
+            [
+                {"boxes": box, "labels": label, "masks": torch.ones(1, *each, dtype=torch.uint8, device=device)}
+                for box, each in zip(boxes, sizes, strict=True)
+            ],
+        )
+        return torch.stack(list(losses.values())).sum()
+
+    def _made_up(self, model: Any, images: int) -> Tensor:
+        """The sum of what backbone, pyramid and heads compute, the latter for made-up regions: what is found where
+        depends on numbers, which the meta device has not."""
+        size, stride = self.recipe.image_size, model.backbone.strides[-1]
+        side = -(-size // stride) * stride
+        padded = [(size, size if number else max(1, size // 2)) for number in range(images)]
+        maps = list(model.backbone(torch.empty(images, 3, side, side), padded).values())
+        logits, offsets = model.rpn.head(maps)
+        regions, channels = images * self.recipe.sampled_regions, self.recipe.pyramid_channels
+        heads = model.roi_heads
+        boxes = heads.box_predictor(heads.box_head(torch.empty(regions, channels, 7, 7)))
+        masks = heads.mask_predictor(heads.mask_head(torch.empty(-(-regions // 4), channels, 14, 14)))
+        return torch.stack([each.sum() for each in (*logits, *offsets, *boxes, masks)]).sum()
+
+    @property
+    def size(self) -> str:
+        return f"{self.recipe.image_size} x {self.recipe.image_size}"
