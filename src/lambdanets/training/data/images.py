@@ -42,10 +42,10 @@ def read_image(
     """Read the first frame of an image as 8 bits, upright: mode "L" where the source is grey, else "RGB".
 
     `source` is a path or a binary file, `name` what to call it in an error (by default its path).
-    Transparency is composed onto white and the EXIF orientation applied, but where the stored pixels have the
-    `known_size` (width, height) and the upright image has not: whoever measured it saw them as they are stored.
-    `to_grey_or_rgb` says how deeper pixels become 8 bits. The pixels are loaded fully, so the file may be closed. Raises UnreadableImage for anything that
-    is missing, damaged, empty, too large (Pillow's limit against decompression bombs) or not an image.
+    Transparency is composed onto white and the EXIF orientation applied; not where the stored pixels alone have the
+    `known_size` (width, height), as whoever measured it saw them. `to_grey_or_rgb` says how deeper pixels become
+    8 bits. The pixels are loaded fully, so the file may be closed. Raises UnreadableImage for anything that is missing,
+    damaged, empty, too large (Pillow's limit against decompression bombs) or not an image.
     """
     if name is None:
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else str(getattr(source, "name", "memory"))

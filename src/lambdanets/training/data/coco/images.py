@@ -13,7 +13,7 @@ from PIL import Image
 
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes
-from lambdanets.training.data.coco.annotations import AnnotatedImage, Annotations, read_annotations
+from lambdanets.training.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
 from lambdanets.training.data.coco.findings import Findings, first
 from lambdanets.training.data.images import UnreadableImage, images_under, read_image
 from lambdanets.training.data.labelled_images import ImageFiles
@@ -31,6 +31,11 @@ class AnnotatedImages:
 
     def __len__(self) -> int:
         return len(self.annotations.images)
+
+    @property
+    def categories(self) -> tuple[Category, ...]:
+        """The classes of objects; an object's category is the number of one of them."""
+        return self.annotations.categories
 
     @property
     def findings(self) -> Findings:
@@ -60,7 +65,7 @@ class AnnotatedImages:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of categories, file names, sizes and objects, in hexadecimal digits; not of the images' pixels."""
+        """The SHA-256 of categories, file names, sizes and objects in hexadecimal digits; no pixels are read."""
         digest = hashlib.sha256()
         for piece in _pieces(self.annotations):
             digest.update(len(piece).to_bytes(8, "little"))

@@ -10,6 +10,7 @@ from PIL import Image
 
 from lambdanets.errors import InputError
 from lambdanets.files import write_whole
+from lambdanets.training.data.coco.segmentations import run_string
 
 CATEGORY_IDS = tuple(3 * digit + 1 for digit in range(10))  # with holes, as COCO's own
 DARKEST = 80  # a digit's pixels are at least so bright, the ground is darker
@@ -23,8 +24,9 @@ def write_scattered_digits(folder: Path, training: int, validation: int, seed: i
 
     Grey images 64 to 96 pixels high and 64 to 128 wide, never square; digits 16 to 32 pixels high that do not overlap;
     ten categories, "0" to "9". Every tenth image has no digits, one in ten a crowd region, of small digits in a row.
-    Masks are polygons, a part for each stroke in each row of the scan, or RLE of either kind. The parts share no scans.
-    The same seed gives the same files. Raises InputError for counts below 1 and where files cannot be written.
+    Masks are polygons, a part for each run of pixels in each row of the scan, or RLE of either kind. Training and
+    validation share no scans. The same seed gives the same files. Raises InputError for counts below 1 and where files
+    cannot be written.
     """
     for name, count in (("training", training), ("validation", validation)):
         if count < 1:
@@ -71,16 +73,17 @@ class _Writer:
         width += width == height
         canvas = random.integers(0, DARKEST // 2, (height, width), np.uint8)
         free = np.ones((height, width), bool)
-        image = {"id": place + 1, "file_name": f"{place:05}.png", "height": height, "width": width}
-        if place % 10 != 9:
+        number = place + 1
+        name = f"{self._folder.name}_{number:05}.png"
+        self.content["images"].append({"id": number, "file_name": name, "height": height, "width": width})
+        if number % 10:
             for _ in range(random.integers(1, 7)):
-                self._paste(canvas, free, image["id"], crowd=False)
+                self._paste(canvas, free, number, crowd=False)
             if random.random() < 0.1:
-                self._paste(canvas, free, image["id"], crowd=True)
-        self.content["images"].append(image)
+                self._paste(canvas, free, number, crowd=True)
         file = io.BytesIO()
         Image.fromarray(canvas).save(file, "PNG")
-        write_whole(self._folder / image["file_name"], file.getvalue())
+        write_whole(self._folder / name, file.getvalue())
 
     def _paste(self, canvas: np.ndarray, free: np.ndarray, image: int, *, crowd: bool) -> None:
         """Paste a digit, or a row of one in several hands, where there is room, if there is."""
@@ -93,9 +96,8 @@ class _Writer:
             scan, scale = self._scans[random.choice(of_digit)], int(random.integers(2, 5))
         pixels = scan.repeat(scale, 0).repeat(scale, 1)
         for _ in range(_TRIES):
-            top, left = (
-                int(random.integers(all_ - own + 1)) for all_, own in zip(canvas.shape, pixels.shape, strict=True)
-            )
+            top = int(random.integers(canvas.shape[0] - pixels.shape[0] + 1))
+            left = int(random.integers(canvas.shape[1] - pixels.shape[1] + 1))
             where = slice(top, top + pixels.shape[0]), slice(left, left + pixels.shape[1])
             if free[where].all():
                 break
@@ -105,8 +107,13 @@ class _Writer:
         np.copyto(canvas[where], pixels, where=pixels > 0)
         mask = np.zeros(canvas.shape, bool)
         mask[where] = pixels > 0
-        kind = "runs" if crowd else random.choice(["polygons", "runs", "string"])
-        self._annotate(image, digit, mask, _segmentation(str(kind), mask, scan, scale, (left, top)), crowd)
+        kind = "runs" if crowd else str(random.choice(["polygons", "runs", "string"]))
+        if kind == "polygons":
+            segmentation: Any = _rectangles(scan > 0, scale, (left, top))
+        else:
+            counts = _runs(mask) if kind == "runs" else run_string(mask)
+            segmentation = {"size": list(mask.shape), "counts": counts}
+        self._annotate(image, digit, mask, segmentation, crowd)
 
     def _annotate(self, image: int, digit: int, mask: np.ndarray, segmentation: Any, crowd: bool) -> None:
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -124,19 +131,12 @@ class _Writer:
         )
 
 
-def _segmentation(kind: str, mask: np.ndarray, scan: np.ndarray, scale: int, corner: tuple[int, int]) -> Any:
-    """The mask as polygons, as a list of runs, or as a string of them."""
-    if kind == "polygons":
-        return _rectangles(scan > 0, scale, corner)
-    size = list(mask.shape)
-    if kind == "string":
-        import pycocotools.mask
-
-        return {"size": size, "counts": pycocotools.mask.encode(np.asfortranarray(mask, np.uint8))["counts"].decode()}
-    column_major = mask.ravel(order="F")
-    changes = np.flatnonzero(np.diff(column_major)) + 1
-    edges = np.concatenate([[0] * (1 + column_major[0]), changes, [mask.size]])
-    return {"size": size, "counts": np.diff(edges).tolist()}
+def _runs(mask: np.ndarray) -> list[int]:
+    """The lengths of runs down the columns, of zeros first."""
+    pixels = mask.ravel(order="F")
+    starts = np.flatnonzero(np.diff(pixels)) + 1
+    edges = [0] * (1 + int(pixels[0])) + starts.tolist() + [len(pixels)]
+    return np.diff(edges).tolist()
 
 
 def _rectangles(scan: np.ndarray, scale: int, corner: tuple[int, int]) -> list[list[int]]:

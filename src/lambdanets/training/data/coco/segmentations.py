@@ -1,11 +1,12 @@
 """Masks as COCO writes them: polygons, or the lengths of runs down the columns (RLE).
 
-They are checked here before pycocotools gets them, whose C code trusts them: runs of another sum than the image's pixels
-would be written beyond the mask, a string cut off within a number read beyond its end, polygons far outside the image
-traced pixel by pixel.
+They are checked here before pycocotools gets them, whose C code trusts them: runs of another sum than the image's
+pixels would be written beyond the mask, a string cut off within a number read beyond its end, polygons far outside the
+image traced pixel by pixel.
 """
 
 from array import array
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -25,10 +26,8 @@ def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
     """An object of JSON, whose polygons become arrays of float64, a quarter of the lists' memory; for json's hook."""
     parts = entry.get("segmentation")
     if type(parts) is list:
-        try:
+        with suppress(TypeError, OverflowError):  # read_segmentation refuses what is left a list
             entry["segmentation"] = tuple([array("d", part) for part in parts])
-        except (TypeError, OverflowError):  # read_segmentation refuses what is left a list
-            pass
     return entry
 
 
@@ -114,6 +113,11 @@ def area_of(segmentation: Segmentation, height: int, width: int) -> float:
     return float(_pycocotools().area(_encoded(segmentation, height, width)))
 
 
+def run_string(mask: np.ndarray) -> str:
+    """A mask, bool (height, width), as COCO's string of runs."""
+    return _pycocotools().encode(np.asfortranarray(mask, np.uint8))["counts"].decode()
+
+
 def _encoded(segmentation: Segmentation, height: int, width: int) -> dict[str, Any]:
     masks = _pycocotools()
     if isinstance(segmentation, tuple):
@@ -126,7 +130,5 @@ def _pycocotools() -> ModuleType:
     try:
         import pycocotools.mask
     except ModuleNotFoundError as error:
-        raise InputError(
-            "masks need pycocotools, but it is not installed; pip install 'lambdanets[detection]'"
-        ) from error
+        raise InputError("masks need pycocotools, which pip install 'lambdanets[detection]' brings") from error
     return pycocotools.mask
