@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,13 +36,16 @@ class UnreadableImage(InputError):  # noqa: N818 - it names what was found, as t
         return type(self), (self.path, self.reason)  # an exception is otherwise rebuilt from its message alone
 
 
-def read_image(source: str | os.PathLike[str] | BinaryIO, name: str | None = None) -> Image.Image:
+def read_image(
+    source: str | os.PathLike[str] | BinaryIO, name: str | None = None, *, known_size: tuple[int, int] | None = None
+) -> Image.Image:
     """Read the first frame of an image as 8 bits, upright: mode "L" where the source is grey, else "RGB".
 
     `source` is a path or a binary file, `name` what to call it in an error (by default its path).
-    Transparency is composed onto white and the EXIF orientation applied; `to_grey_or_rgb` says how deeper pixels
-    become 8 bits. The pixels are loaded fully, so the file may be closed. Raises UnreadableImage for anything that
-    is missing, damaged, empty, too large (Pillow's limit against decompression bombs) or not an image.
+    Transparency is composed onto white and the EXIF orientation applied; not where the stored pixels alone have the
+    `known_size` (width, height), as whoever measured it saw them. `to_grey_or_rgb` says how deeper pixels become
+    8 bits. The pixels are loaded fully, so the file may be closed. Raises UnreadableImage for anything that is missing,
+    damaged, empty, too large (Pillow's limit against decompression bombs) or not an image.
     """
     if name is None:
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else str(getattr(source, "name", "memory"))
@@ -51,17 +54,21 @@ def read_image(source: str | os.PathLike[str] | BinaryIO, name: str | None = Non
             if image.width == 0 or image.height == 0:
                 raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
             image.load()
-            return to_grey_or_rgb(ImageOps.exif_transpose(image))
+            upright = ImageOps.exif_transpose(image)
+            as_stored = image.size == known_size and upright.size != known_size
+            return to_grey_or_rgb(image if as_stored else upright)
     except UnreadableImage:
         raise
     except Exception as error:  # Pillow's decoders let many kinds of exception out of a damaged file
         raise UnreadableImage(name, _reason(error, source)) from error
 
 
-def read_file(path: Path) -> bytes:
-    """The content of an image file as it is. Raises UnreadableImage where it cannot be opened."""
+def read_file(path: Path, start: int = 0, length: int = -1) -> bytes:
+    """The bytes of an image file, or of one inside a larger file. Raises UnreadableImage where it cannot be read."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
     except OSError as error:
         raise UnreadableImage(str(path), _reason(error, path)) from error
 
@@ -104,12 +111,20 @@ def _reason(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-def images_under(folder: Path) -> list[Path]:
-    """All image files (by suffix) in a folder and its sub-folders, sorted by path; hidden ones are skipped."""
-    return sorted(_walk(folder))
+def is_image_name(name: str) -> bool:
+    """Whether a file name is visible and ends in one of IMAGE_SUFFIXES, in whatever case."""
+    return not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def images_under(folder: Path, is_wanted: Callable[[str], bool] = is_image_name) -> list[Path]:
+    """All files of wanted names (by default images by suffix) in a folder and its sub-folders, sorted by path.
+
+    Hidden sub-folders are skipped. Raises InputError for a folder that cannot be read.
+    """
+    return sorted(_walk(folder, is_wanted))
+
+
+def _walk(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[Path]:
     seen: set[str] = set()
 
     def refuse(error: OSError) -> None:
@@ -122,12 +137,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place, name) for name in files if is_image_name(name))
-
-
-def is_image_name(name: str) -> bool:
-    """Whether a file name is visible and ends in one of IMAGE_SUFFIXES, in whatever case."""
-    return not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
+        yield from (Path(place, name) for name in files if is_wanted(name))
 
 
 def find_images(inputs: Sequence[str]) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.data.images import read_image
+from lambdanets.training.data.images import read_file, read_image
 from lambdanets.training.data.timm_sets import class_names, create_timm_dataset, whole_labels
 
 _VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
@@ -33,9 +33,7 @@ class TarImages:
 
     def file(self, index: int) -> tuple[bytes, str]:
         name, start, length = self.members[index]
-        with self.path.open("rb") as file:
-            file.seek(start)
-            return file.read(length), Path(name).suffix.lower()
+        return read_file(self.path, start, length), Path(name).suffix.lower()
 
     def name(self, index: int) -> str:
         return f"{self.path}/{self.members[index][0]}"

@@ -4,7 +4,7 @@ import io
 import os
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -47,25 +47,32 @@ def read_tar_samples(file: BinaryIO) -> TarSamples:
     places: list[tuple[int, int, int, int]] = []
     last_key = ""
     label, image_here = (0, 0), False  # of the sample with that key
+    for member in tar_members(file):
+        key, suffix = split_name(member.name)
+        if not key:
+            continue
+        if key != last_key:
+            last_key, label, image_here = key, (0, 0), False
+        if suffix == "cls":
+            label = (member.offset_data, member.size)
+            if image_here:
+                places[-1] = (*places[-1][:2], *label)
+        elif f".{suffix}" in IMAGE_SUFFIXES and not image_here:
+            names.append(member.name)
+            places.append((member.offset_data, member.size, *label))
+            image_here = True
+    return TarSamples(names, np.array(places, np.int64).reshape(-1, 4))
+
+
+def tar_members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """The regular files of an uncompressed tar, from its headers. Raises tarfile.TarError for anything else."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
-            key, suffix = split_name(member.name)
-            if not member.isreg() or not key:
-                continue
-            if key != last_key:
-                last_key, label, image_here = key, (0, 0), False
-            if suffix == "cls":
-                label = (member.offset_data, member.size)
-                if image_here:
-                    places[-1] = (*places[-1][:2], *label)
-            elif f".{suffix}" in IMAGE_SUFFIXES and not image_here:
-                names.append(member.name)
-                places.append((member.offset_data, member.size, *label))
-                image_here = True
+            if member.isreg():
+                yield member
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a cut header for the end
             raise tarfile.ReadError("the tar is cut off")
-    return TarSamples(names, np.array(places, np.int64).reshape(-1, 4))
 
 
 def split_name(name: str) -> tuple[str, str]:

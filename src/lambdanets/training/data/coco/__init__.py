@@ -1,0 +1,1 @@
+"""Images with boxes and masks in the format of COCO's instances."""

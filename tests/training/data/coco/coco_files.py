@@ -1,0 +1,57 @@
+"""Small files of COCO instances, and images for them, for tests."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+SQUARE = [2, 3, 8, 3, 8, 9, 2, 9]  # the polygon of the box of every `annotation`
+BOX = [2, 3, 6, 6]
+
+
+def image(number: int, name: str | None = None, height: int = 20, width: int = 30) -> dict[str, Any]:
+    return {"id": number, "file_name": name or f"{number}.png", "height": height, "width": width}
+
+
+def annotation(number: int, image_id: int = 1, **fields: Any) -> dict[str, Any]:
+    usual = {"id": number, "image_id": image_id, "category_id": 7, "bbox": BOX, "area": 36, "iscrowd": 0}
+    return usual | {"segmentation": [SQUARE]} | fields
+
+
+def content(*annotations: dict[str, Any], images: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {
+        "images": [image(1), image(2)] if images is None else images,
+        "annotations": list(annotations),
+        "categories": [{"id": 7, "name": "seven"}, {"id": 3, "name": "three"}],
+    }
+
+
+def write(path: Path, what: Any) -> Path:
+    path.write_text(json.dumps(what), encoding="utf-8")
+    return path
+
+
+def png(height: int = 20, width: int = 30, value: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((height, width), value, np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def write_tar(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
