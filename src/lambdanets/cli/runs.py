@@ -9,10 +9,10 @@ from typing import Any
 
 from lambdanets.arguments import parse
 from lambdanets.errors import InputError
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.recipe import TrainingRecipe
 
 
-def parse_with_recipe(options: type[Any], recipe: Recipe, arguments: list[str], **more: str) -> Any:
+def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **more: str) -> Any:
     """Options that hold a recipe, beginning from one; options of the model are added to its own, or replace them."""
     # tyro makes an option of each key that a dictionary holds already, and then takes no others
     default = options(recipe=dataclasses.replace(recipe, model_options={}))

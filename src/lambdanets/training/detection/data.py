@@ -1,15 +1,12 @@
 """The sets that a recipe of detection trains and validates on."""
 
-import io
 import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lambdanets.errors import InputError
-from lambdanets.training.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.training.data.coco.annotations import parse_annotations
+from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
+from lambdanets.training.data.coco.scattered_digits import scattered_digits
 from lambdanets.training.data.order import permuted
 from lambdanets.training.detection.evaluation import check_categories
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -53,18 +50,13 @@ def tell_findings(training: AnnotatedImages, validation: AnnotatedImages) -> Non
             print(f"{part}: {line}", file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class _FilesInMemory:
-    """The files of images, and their names."""
+def _scattered_digits() -> tuple[AnnotatedImages, AnnotatedImages]:
+    parts = scattered_digits(DIGITS_TRAINING, DIGITS_VALIDATION, 0)
+    training, validation = (_in_memory(part, *parts[part]) for part in ("train", "val"))
+    return training, validation
 
-    contents: Sequence[bytes]
-    names: Sequence[str]
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def name(self, index: int) -> str:
-        return self.names[index]
-
-    def file(self, index: int) -> tuple[bytes, str]:
-        return self.contents[index], ".png"
+def _in_memory(part: str, content: bytes, files: dict[str, bytes]) -> AnnotatedImages:
+    annotations = parse_annotations(content, Path("digits"))
+    names = [image.name for image in annotations.images]
+    return AnnotatedImages(annotations, FilesInMemory(files, names, f"digits/{part}"), range(len(names)))

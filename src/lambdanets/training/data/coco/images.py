@@ -4,10 +4,11 @@ import hashlib
 import io
 import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from PIL import Image
 
@@ -22,12 +23,41 @@ from lambdanets.training.data.tar_files import TarImages
 from lambdanets.training.data.timm_sets import one_line
 
 
+class Files(Protocol):
+    """Where images lie, by number."""
+
+    def file(self, index: int) -> tuple[bytes, str]:
+        """The content of one, and its suffix. Raises UnreadableImage."""
+
+    def name(self, index: int) -> str:
+        """What a person would call it."""
+
+
+@dataclass(frozen=True)
+class FilesInMemory:
+    """Files by name, those of a set called `source`."""
+
+    contents: Mapping[str, bytes]
+    names: Sequence[str]
+    source: str
+
+    def file(self, index: int) -> tuple[bytes, str]:
+        return self.contents[self.names[index]], PurePosixPath(self.names[index]).suffix
+
+    def name(self, index: int) -> str:
+        return f"{self.source}/{self.names[index]}"
+
+
 @dataclass(frozen=True)
 class AnnotatedImages:
-    """Images with their objects, in order of the images' ids; `annotations` are theirs, `files` where they lie."""
+    """Images with their objects, in order of the images' ids; `annotations` are theirs.
+
+    places: the number of each among `files`.
+    """
 
     annotations: Annotations
-    files: ImageFiles | TarImages
+    files: Files
+    places: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.annotations.images)
@@ -44,7 +74,7 @@ class AnnotatedImages:
 
     def name(self, index: int) -> str:
         """What a person would call the image: its path, or the tar's and its name in it."""
-        return self.files.name(index)
+        return self.files.name(self.places[index])
 
     def load(self, index: int) -> tuple[Image.Image, AnnotatedImage]:
         """Decode an image, in mode "L" or "RGB", turned as it was when annotated, and give its objects.
@@ -52,7 +82,7 @@ class AnnotatedImages:
         Raises UnreadableImage, also where it has another size than was annotated.
         """
         known = self.annotations.images[index]
-        content = io.BytesIO(self.files.file(index)[0])
+        content = io.BytesIO(self.files.file(self.places[index])[0])
         image = read_image(content, self.name(index), known_size=(known.width, known.height))
         if image.size != (known.width, known.height):
             sizes = f"it is {image.width} x {image.height} pixels and was annotated as {known.width} x {known.height}"
@@ -61,7 +91,9 @@ class AnnotatedImages:
 
     def selected(self, indices: Iterable[int]) -> "AnnotatedImages":
         """Some of the images, by their numbers, in that order."""
-        return _select(self.annotations, self.files, list(indices))
+        numbers = list(indices)
+        chosen = replace(self.annotations, images=tuple(self.annotations.images[number] for number in numbers))
+        return AnnotatedImages(chosen, self.files, [self.places[number] for number in numbers])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -103,20 +135,13 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
         "of_missing_file": [each.id for image in missing for each in image.objects],
     }
     found = [place for place in places if place is not None]
-    files: ImageFiles | TarImages
+    files: Files
     if members:
         files = TarImages(images, [(place, *members[place]) for place in found], ())
     else:
         files = ImageFiles([images / place for place in found], ())
     kept = tuple(read.images[number] for number in there)
-    return AnnotatedImages(replace(read, images=kept, findings=findings), files)
-
-
-def _select(annotations: Annotations, files: ImageFiles | TarImages, numbers: Sequence[int]) -> AnnotatedImages:
-    chosen = replace(annotations, images=tuple(annotations.images[number] for number in numbers))
-    if isinstance(files, TarImages):
-        return AnnotatedImages(chosen, replace(files, members=[files.members[number] for number in numbers]))
-    return AnnotatedImages(chosen, replace(files, paths=[files.paths[number] for number in numbers]))
+    return AnnotatedImages(replace(read, images=kept, findings=findings), files, range(len(kept)))
 
 
 def _index(path: Path) -> dict[str, tuple[int, int]]:

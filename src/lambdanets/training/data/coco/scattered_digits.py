@@ -20,29 +20,42 @@ _TRIES = 40
 
 
 def write_scattered_digits(folder: Path, training: int, validation: int, seed: int) -> None:
-    """Write so many images with 1 to 6 digits each, as train.json, val.json and PNG files in train/ and val/.
+    """Write the set as train.json, val.json and PNG files in train/ and val/.
+
+    Raises InputError as `scattered_digits` does, and where files cannot be written.
+    """
+    parts = scattered_digits(training, validation, seed)
+    try:
+        for part, (content, files) in parts.items():
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            for name, file in files.items():
+                write_whole(folder / part / name, file)
+            write_whole(folder / f"{part}.json", content)
+    except OSError as error:
+        raise InputError(f"expected to write into '{folder}', but: {error.strerror or error}") from error
+
+
+def scattered_digits(training: int, validation: int, seed: int) -> dict[str, tuple[bytes, dict[str, bytes]]]:
+    """For "train" and "val", instances in COCO's format and PNG files by name: so many images with 1 to 6 digits each.
 
     Grey images 64 to 96 pixels high and 64 to 128 wide, never square; digits 16 to 32 pixels high that do not overlap;
     ten categories, "0" to "9". Every tenth image has no digits, one in ten a crowd region, of small digits in a row.
     Masks are polygons, a part for each run of pixels in each row of the scan, or RLE of either kind. Training and
-    validation share no scans. The same seed gives the same files. Raises InputError for counts below 1 and where files
-    cannot be written.
+    validation share no scans. The same seed gives the same files. Raises InputError for counts below 1.
     """
     for name, count in (("training", training), ("validation", validation)):
         if count < 1:
             raise InputError(f"{name} must be at least 1, got {count}")
     scans, digits = _scans()
     split = len(scans) * 4 // 5
-    try:
-        for number, (part, count) in enumerate((("train", training), ("val", validation))):
-            chosen = slice(0, split) if part == "train" else slice(split, None)
-            (folder / part).mkdir(parents=True, exist_ok=True)
-            writer = _Writer(folder / part, scans[chosen], digits[chosen], np.random.default_rng([seed, number]))
-            for place in range(count):
-                writer.add(place)
-            write_whole(folder / f"{part}.json", json.dumps(writer.content).encode())
-    except OSError as error:
-        raise InputError(f"expected to write into '{folder}', but: {error.strerror or error}") from error
+    parts = {}
+    for number, (part, count) in enumerate((("train", training), ("val", validation))):
+        chosen = slice(0, split) if part == "train" else slice(split, None)
+        scatter = _Scatter(part, scans[chosen], digits[chosen], np.random.default_rng([seed, number]))
+        for place in range(count):
+            scatter.add(place)
+        parts[part] = json.dumps(scatter.content).encode(), scatter.files
+    return parts
 
 
 def _scans() -> tuple[np.ndarray, np.ndarray]:
@@ -54,11 +67,12 @@ def _scans() -> tuple[np.ndarray, np.ndarray]:
     return np.where(bunch.images >= _FAINTEST, np.rint(brightness), 0).astype(np.uint8), bunch.target
 
 
-class _Writer:
-    """Makes the images of a part, writes them, and gathers what train.json or val.json says of them."""
+class _Scatter:
+    """Makes the images of a part, and gathers what train.json or val.json says of them."""
 
-    def __init__(self, folder: Path, scans: np.ndarray, digits: np.ndarray, random: np.random.Generator) -> None:
-        self._folder, self._scans, self._digits, self._random = folder, scans, digits, random
+    def __init__(self, part: str, scans: np.ndarray, digits: np.ndarray, random: np.random.Generator) -> None:
+        self._part, self._scans, self._digits, self._random = part, scans, digits, random
+        self.files: dict[str, bytes] = {}
         self.content: dict[str, Any] = {
             "info": {"description": "scikit-learn's scanned digits, scattered"},
             "images": [],
@@ -74,7 +88,7 @@ class _Writer:
         canvas = random.integers(0, DARKEST // 2, (height, width), np.uint8)
         free = np.ones((height, width), bool)
         number = place + 1
-        name = f"{self._folder.name}_{number:05}.png"
+        name = f"{self._part}_{number:05}.png"
         self.content["images"].append({"id": number, "file_name": name, "height": height, "width": width})
         if number % 10:
             for _ in range(random.integers(1, 7)):
@@ -83,7 +97,7 @@ class _Writer:
                 self._paste(canvas, free, number, crowd=True)
         file = io.BytesIO()
         Image.fromarray(canvas).save(file, "PNG")
-        write_whole(self._folder / name, file.getvalue())
+        self.files[name] = file.getvalue()
 
     def _paste(self, canvas: np.ndarray, free: np.ndarray, image: int, *, crowd: bool) -> None:
         """Paste a digit, or a row of one in several hands, where there is room, if there is."""

@@ -1,0 +1,99 @@
+"""What `lambdanets train` and `lambdanets detect train` share: which folder, how many processes, the run itself."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from lambdanets.cli.runs import explained
+from lambdanets.errors import InputError
+from lambdanets.training.recipe import TrainingRecipe
+
+
+class Options(Protocol):
+    """The options that both commands have."""
+
+    @property
+    def recipe(self) -> Any:
+        """The recipe with what was given changed."""
+
+    @property
+    def run(self) -> Path | None: ...
+    @property
+    def devices(self) -> int | None: ...
+    @property
+    def quicktest(self) -> bool: ...
+    @property
+    def resume(self) -> Path | None: ...
+
+
+def train(
+    options: Options,
+    command: list[str],
+    arguments: list[str],
+    *,
+    name: str,
+    changed: bool,
+    small: Callable[[Any, Path], TrainingRecipe],
+) -> tuple[dict[str, Any], Path] | int:
+    """Train as the options of a command say; the result, which only the first process has, and the run's folder.
+
+    An exit code where the command was started in processes of its own. command: its words, which the arguments follow;
+    name: of the recipe; changed: whether it was named, or a field of it given. small: makes a quicktest's recipe.
+    """
+    from lambdanets.training import run
+    from lambdanets.training.processes import processes
+
+    if options.resume is not None:
+        if changed or options.run is not None:
+            raise InputError("--resume goes on by the run's own recipe; give no recipe, field or --run beside it")
+        folder = options.resume
+        _check_task(folder, options.recipe.task)
+    else:
+        folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if processes().count > 1 and options.resume is None and options.run is None:
+        raise InputError("several processes need --run DIR, the same for all of them")
+    if options.devices is not None:
+        return _launch(options.devices, command, arguments, folder)
+    recipe = options.recipe
+    if options.quicktest:
+        beside = folder.with_name(f"{folder.name}-data")
+        if processes().count > 1 or options.resume is not None:
+            raise InputError("--quicktest is for one process, and for a new run; leave it out")
+        if folder.exists() and not beside.exists():
+            raise InputError(f"{folder} exists and is no quicktest's; name another folder")
+        recipe = small(recipe, beside)
+    with explained(f"lambdanets {' '.join(command)} --resume {folder}", folder / run.RECIPE):
+        result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
+    return result, folder
+
+
+def _check_task(folder: Path, task: str) -> None:
+    from lambdanets.training.run import RECIPE
+    from lambdanets.training.task import read_recipe
+
+    if (folder / RECIPE).is_file() and (there := read_recipe(folder / RECIPE).task) != task:
+        commands = {"classification": "lambdanets train", "detection": "lambdanets detect train"}
+        raise InputError(f"{folder} is the folder of a run of {there}; go on with: {commands[there]} --resume {folder}")
+
+
+def _launch(devices: int, command: list[str], arguments: list[str], folder: Path) -> int:
+    """The same command in so many processes."""
+    from lambdanets.training import launching
+    from lambdanets.training.processes import processes
+
+    if devices < 1:
+        raise InputError(f"devices must be at least 1, got {devices}")
+    if processes().count > 1:
+        raise InputError("--devices starts processes, and torchrun has started these; give one or the other")
+    import torch
+
+    if torch.cuda.is_available() and devices > torch.cuda.device_count():
+        raise InputError(f"devices must be at most {torch.cuda.device_count()}, the GPUs that there are, got {devices}")
+    place = arguments.index("--devices") if "--devices" in arguments else None
+    if place is None:
+        raise InputError("--devices must stand apart from its number, as in --devices 2")
+    same = arguments[:place] + arguments[place + 2 :]
+    if not {"--run", "--resume"} & set(same):
+        same += ["--run", str(folder)]
+    return launching.launch(devices, [*command, *same])

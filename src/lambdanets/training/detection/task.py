@@ -1,0 +1,101 @@
+"""Detection, as a task to be trained."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lightning.pytorch import seed_everything
+
+from lambdanets.device import best_device
+from lambdanets.models.mask_rcnn import MaskRCNN
+from lambdanets.training.batch_norm import prepare_batch_norm
+from lambdanets.training.curves import Panels
+from lambdanets.training.data.batches import Batches
+from lambdanets.training.data.coco.images import AnnotatedImages
+from lambdanets.training.data.order import Share
+from lambdanets.training.detection.data import open_sets, tell_findings
+from lambdanets.training.detection.detector import Detector, build_detector
+from lambdanets.training.detection.evaluation import judge
+from lambdanets.training.detection.feeding import DetectionBatch, make_batches
+from lambdanets.training.detection.module import LOSSES, VALIDATED, Detection
+from lambdanets.training.detection.pictured import draw_judgement
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.trial import DetectionTrial
+from lambdanets.training.history import History
+from lambdanets.training.processes import Processes
+from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.task import Task
+from lambdanets.training.weight_files import describe
+
+
+@dataclass
+class DetectionTask(Task):
+    """Objects in images, with a box, a category and a mask each."""
+
+    RECIPE: ClassVar[type[TrainingRecipe]] = DetectionRecipe
+    METRICS: ClassVar[tuple[str, ...]] = (*Detection.SUMS, *VALIDATED)
+    PANELS: ClassVar[Panels] = (
+        ("loss", ("loss",)),
+        ("parts of the loss", tuple(LOSSES.values())),
+        ("average precision on the validation images", tuple(VALIDATED)),
+    )
+    BEST: ClassVar[str] = "segm_AP"
+    RESULT: ClassVar[dict[str, Any]] = {"bbox": dict, "segm": dict}
+
+    recipe: DetectionRecipe
+    training: AnnotatedImages
+    validation: AnnotatedImages
+    source: str
+    model: MaskRCNN
+
+    def __post_init__(self) -> None:
+        categories = self.training.annotations.categories
+        self.classes = tuple(category.name for category in categories)
+        self.category_ids = tuple(category.id for category in categories)
+        self.training_images, self.validation_images = len(self.training), len(self.validation)
+        both = self.training.fingerprint + self.validation.fingerprint
+        self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
+
+    @classmethod
+    def opened(cls, recipe: DetectionRecipe, these: Processes, begun: bool) -> "DetectionTask":
+        training, validation, source = open_sets(recipe)
+        if these.first:
+            tell_findings(training, validation)
+        seed_everything(recipe.seed, verbose=False)
+        classes = len(training.annotations.categories)
+        model = build_detector(replace(recipe, weights=None) if begun else recipe, classes)
+        prepare_batch_norm(model, recipe, these.count)
+        return cls(recipe, training, validation, source, model)
+
+    def trial(self) -> DetectionTrial:
+        return DetectionTrial(self.recipe, len(self.classes))
+
+    def batches(
+        self, recipe: DetectionRecipe, share: Share
+    ) -> tuple[Batches[DetectionBatch], Batches[DetectionBatch]]:
+        training = make_batches(recipe, self.training, training=True, share=share)
+        return training, make_batches(recipe, self.validation, training=False, share=share)
+
+    def description(self, recipe: DetectionRecipe) -> str:
+        return describe(recipe, self.classes, category_ids=self.category_ids)
+
+    def module(self, recipe: DetectionRecipe, steps_per_epoch: int, share: Share) -> Detection:
+        return Detection(self.model, recipe, self.validation, steps_per_epoch, self.description(recipe), share=share)
+
+    def conclude(self, recipe: DetectionRecipe, folder: Path, history: History) -> dict[str, Any]:
+        # Lightning leaves the model on the processor
+        model: Any = self.model.to(best_device()).eval()
+        detector = Detector(model, recipe, self.classes, self.category_ids)
+        judgement = judge(detector, self.validation)
+        draw_judgement(detector, self.validation, judgement, folder)
+        return {
+            **judgement.scores.summary(),
+            "images": len(judgement.read),
+            "dropped": {
+                "training": self.training.findings.counts(),
+                "validation": self.validation.findings.counts(),
+            },
+            "recipe": {"model": recipe.model, "model_options": recipe.model_options, "seed": recipe.seed},
+            "unreadable": judgement.unreadable,
+        }

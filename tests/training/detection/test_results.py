@@ -1,0 +1,84 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from pycocotools import mask as masks
+
+from lambdanets.errors import InputError
+from lambdanets.training.detection.results import coco_results, read_results, write_results
+
+
+def found_in_an_image(count=3, height=7, width=5):
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.rand(count, 4, generator=generator)
+    return {
+        "boxes": torch.cat([corners[:, :2], corners[:, :2] + corners[:, 2:]], 1),
+        "labels": torch.tensor([2, 1, 2])[:count],
+        "scores": torch.rand(count, generator=generator),
+        "masks": torch.rand(count, 1, height, width, generator=generator),
+    }
+
+
+def test_a_mask_is_encoded_from_the_pixels_above_one_half():
+    found = found_in_an_image()
+    found["masks"][0, 0, 0] = torch.tensor([0.5, 0.50001, 0.49999, 0, 1])
+    for result, mask in zip(coco_results(found, 11, [4, 9]), found["masks"], strict=True):
+        assert result["segmentation"]["size"] == [7, 5]
+        assert isinstance(result["segmentation"]["counts"], str)
+        assert np.array_equal(masks.decode([result["segmentation"]])[..., 0], (mask[0] > 0.5).numpy())
+
+
+def test_boxes_labels_and_scores_become_those_of_coco_in_full_precision():
+    found = found_in_an_image()
+    results = coco_results(found, 11, [4, 9])
+    assert [result["category_id"] for result in results] == [9, 4, 9]
+    assert {result["image_id"] for result in results} == {11}
+    assert torch.equal(torch.tensor([result["score"] for result in results]), found["scores"])
+    boxes = torch.tensor([result["bbox"] for result in results])
+    assert torch.equal(boxes[:, :2], found["boxes"][:, :2])
+    assert torch.equal(boxes[:, 2:], found["boxes"][:, 2:] - found["boxes"][:, :2])
+
+
+def test_an_image_in_which_nothing_was_found_has_no_results():
+    assert coco_results(found_in_an_image(0), 11, [4, 9]) == []
+
+
+def test_results_are_read_as_they_were_written(tmp_path):
+    results = coco_results(found_in_an_image(), 11, [4, 9])
+    write_results(results, tmp_path / "results.json")
+    assert read_results(tmp_path / "results.json") == results
+
+
+def test_numbers_that_json_has_not_are_not_written(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_results([{"score": float("nan")}], tmp_path / "results.json")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[{", "results.json holds no results of detection: it is no whole JSON"),
+        ("{}", "results.json holds no results of detection: it must hold a list"),
+        ("[3]", "result 0 must be an object of JSON, got 3"),
+        ('[{"image_id": true}]', "result 0 must have a whole number as image_id, got True"),
+        ('[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}]', "must have a finite number as score, got None"),
+    ],
+)
+def test_a_file_without_results_is_refused(tmp_path, content, message):
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_results(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"none\.json: No such file"):
+        read_results(tmp_path / "none.json")
+
+
+def test_a_file_holds_the_format_of_coco(tmp_path):
+    write_results(coco_results(found_in_an_image(1), 11, [4, 9]), tmp_path / "results.json")
+    (result,) = json.loads((tmp_path / "results.json").read_text())
+    assert sorted(result) == ["bbox", "category_id", "image_id", "score", "segmentation"]
