@@ -5,7 +5,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from test_run import assert_same_end, broken_off
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
@@ -14,6 +13,7 @@ from lambdanets.training.data.datasets import fewer, open_splits
 from lambdanets.training.data.shards.writing import write_shards
 from lambdanets.training.quicktest import small
 from lambdanets.training.recipe import Recipe
+from training.runs import assert_same_end, broken_off
 from training.teaching import write_selection
 
 DIGITS = tuple("0123456789")
