@@ -157,6 +157,6 @@ def test_a_quicktest_that_was_stopped_goes_on(together, tmp_path, monkeypatch):
     def recipe():
         return small(replace(together, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
 
-    broken_off(recipe(), tmp_path / "run", monkeypatch, 3)
+    broken_off(recipe(), tmp_path / "run", monkeypatch, 5)
     result = run.start(recipe(), tmp_path / "run")
     assert (result["epochs"], result["training_images"]) == (2, 24)
