@@ -201,7 +201,8 @@ def test_every_batch_norm_goes_by_that_momentum():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*list_recipes(), "imagenet_350_350_288"])
+# every recipe, and of the variants one that stops early by held-out images and one without lambda layers
+@pytest.mark.parametrize("name", [*list_recipes(), "imagenet_350_350_288", "cifar10_convolution"])
 def test_a_quicktest_takes_the_recipes_path_in_less_than_a_minute(name, tmp_path, capsys):
     begun = time.process_time()
     assert main(["train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0

@@ -1,20 +1,11 @@
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/plan.py"
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("benchmark_of_the_plan", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import load_script
 
 
 def test_the_script_compares_predicted_with_measured_times_and_names_the_choice(monkeypatch, tmp_path, capsys):
-    script = load()
+    script = load_script("benchmarks/plan.py")
     monkeypatch.setattr(script, "SHAPES", [((6, 5), (5, 5), 2, 4), ((9,), (5,), 1, 4)])
     monkeypatch.setattr(sys, "argv", ["plan.py", "--out", str(tmp_path / "plan.json")])
     script.main()
@@ -30,4 +21,4 @@ def test_the_script_compares_predicted_with_measured_times_and_names_the_choice(
 
 def test_the_loss_is_the_time_of_the_choice_over_the_fastest():
     row = {"chosen": "a", "seconds": {"a": {"measured": 3.0}, "b": {"measured": 2.0}}}
-    assert load().loss(row) == 1.5
+    assert load_script("benchmarks/plan.py").loss(row) == 1.5

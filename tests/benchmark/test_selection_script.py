@@ -1,22 +1,15 @@
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from lambdanets.training.pseudo.selection import select
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks/selection.py"
+from scripts import load_script
 
 
 @pytest.fixture
-def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("benchmark_of_the_selection", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look
-    spec.loader.exec_module(module)
-    return module
+def script():
+    return load_script("benchmarks/selection.py")
 
 
 @pytest.mark.slow

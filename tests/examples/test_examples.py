@@ -1,21 +1,15 @@
 """The examples run from end to end, and show what they say they show."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "examples"
+from scripts import load_script
 
 
 def load(name):
-    """The example as a module: examples/ is no package."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(f"examples/{name}.py")
 
 
 @pytest.mark.slow

@@ -1,13 +1,13 @@
 from dataclasses import replace
 
 import torch
-from test_run import assert_same_end, broken_off, quick  # noqa: F401 - a fixture
 from torch import nn
 
 from lambdanets.training import run
+from training.runs import assert_same_end, broken_off
 
 
-def test_a_compiled_model_trains_is_averaged_and_goes_on_under_the_same_names(quick, tmp_path, monkeypatch):  # noqa: F811
+def test_a_compiled_model_trains_is_averaged_and_goes_on_under_the_same_names(quick, tmp_path, monkeypatch):
     compiled = []
     compile_module = nn.Module.compile
 

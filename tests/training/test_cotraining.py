@@ -5,7 +5,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from test_run import assert_same_end, broken_off
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
@@ -14,6 +13,7 @@ from lambdanets.training.classification.quicktest import small
 from lambdanets.training.data.datasets import fewer, open_splits
 from lambdanets.training.data.shards.writing import write_shards
 from lambdanets.training.recipe import Recipe
+from training.runs import assert_same_end, broken_off
 from training.teaching import write_selection
 
 DIGITS = tuple("0123456789")
@@ -157,6 +157,6 @@ def test_a_quicktest_that_was_stopped_goes_on(together, tmp_path, monkeypatch):
     def recipe():
         return small(replace(together, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
 
-    broken_off(recipe(), tmp_path / "run", monkeypatch, 3)
+    broken_off(recipe(), tmp_path / "run", monkeypatch, 5)
     result = run.start(recipe(), tmp_path / "run")
     assert (result["epochs"], result["training_images"]) == (2, 24)

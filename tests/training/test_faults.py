@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_run import CrashError, assert_same_end, at_step, broken_off, crash
 from torch import nn
 
 from lambdanets.cli import main
@@ -17,6 +16,7 @@ from lambdanets.training import division, run
 from lambdanets.training.classification import task
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
+from training.runs import CrashError, assert_same_end, at_step, broken_off, crash
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_run import assert_same_end, broken_off
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
@@ -14,6 +13,7 @@ from lambdanets.recipes import find_recipe
 from lambdanets.training import run
 from lambdanets.training.classification.classifier import build_model, load_classifier, with_model_of_weights
 from lambdanets.training.recipe import Recipe
+from training.runs import assert_same_end, broken_off
 from training.teaching import write_teacher
 
 BASE = Recipe(

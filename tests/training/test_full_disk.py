@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run import assert_same_end, at_step
 
 from lambdanets.cli import main
+from training.runs import assert_same_end, at_step
 
 FIELDS = {"channels": 3, "image-size": 8, "epochs": 2, "batch-size": 6, "drop-path": 0.2, "checkpoint-every": 1}
 

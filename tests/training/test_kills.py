@@ -1,24 +1,17 @@
 """Runs that are killed by SIGKILL, through the functions of benchmarks/kills.py, which kills fifty times."""
 
-import importlib.util
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/kills.py"
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("benchmark_of_kills", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load_script("benchmarks/kills.py")
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from test_run import assert_same_end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,6 +23,7 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.order import Share
 from lambdanets.training.recipe import Recipe
+from training.runs import assert_same_end
 
 # one worker of pytest-xdist, so that the unbroken run is trained once
 pytestmark = pytest.mark.xdist_group("processes")

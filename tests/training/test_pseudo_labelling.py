@@ -186,6 +186,16 @@ def test_a_folder_of_other_labels_is_refused_and_left_as_it_is(teacher, shards, 
     assert tables_in(tmp_path / "out") == {name: before[name] for name in SHARDS[1:]}
 
 
+def test_a_damaged_teacher_is_refused_before_a_folder_is_made(shards, tmp_path):
+    weights = write_teacher(tmp_path / "teacher") / "weights.safetensors"
+    whole = weights.read_bytes()
+    for content in (whole[:-1], whole[:100], b""):
+        weights.write_bytes(content)
+        with pytest.raises(InputError, match=r"weights.safetensors is no safetensors file that can be read"):
+            label_shards(tmp_path / "teacher", str(shards), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_of_labels_for_other_images_is_refused(teacher, shards, two_classes, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "more", images_per_shard=5)

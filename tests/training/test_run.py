@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from lambdanets.errors import InputError
 from lambdanets.training import run
@@ -20,40 +19,8 @@ from lambdanets.training.classification.classifier import load_classifier
 from lambdanets.training.classification.evaluation import evaluate
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.interruption import Interrupted
-from lambdanets.training.recipe import Recipe
 from lambdanets.training.schedules import warmup_then_cosine
-
-
-@pytest.fixture
-def quick(two_classes):
-    """A recipe that trains in about a second: 9 steps, 3 an epoch, with everything random in it."""
-    return Recipe(
-        data=str(two_classes),
-        channels=3,
-        image_size=8,
-        epochs=3,
-        batch_size=6,
-        warmup_epochs=0.5,
-        drop_path=0.2,
-        dropout=0.1,
-        flip=0.5,
-        rand_augment="rand-m5-n1",
-        checkpoint_every=2,
-    )
-
-
-def weights_of(folder):
-    return load_file(folder / "weights.safetensors")
-
-
-def assert_same_end(one, other):
-    """Two runs ended with the same bits and told the same story."""
-    first, second = weights_of(one), weights_of(other)
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
-    assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
-    results = [json.loads((folder / "result.json").read_text()) for folder in (one, other)]
-    assert results[0]["top1"] == results[1]["top1"]
+from training.runs import CrashError, assert_same_end, at_step, broken_off, crash, weights_of
 
 
 def test_a_run_leaves_what_it_promises(quick, tmp_path):
@@ -97,26 +64,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(quick, tmp_path)
         run.start(replace(quick, seed=seed), tmp_path / name)
     assert_same_end(tmp_path / "one", tmp_path / "same")
     assert not torch.equal(weights_of(tmp_path / "one")["fc.weight"], weights_of(tmp_path / "other")["fc.weight"])
-
-
-def at_step(monkeypatch, step, action):
-    """Do something when training reaches a step."""
-    original = Classification.training_step
-
-    def training_step(self, batch, batch_idx):
-        if self.global_step == step:
-            action()
-        return original(self, batch, batch_idx)
-
-    monkeypatch.setattr(Classification, "training_step", training_step)
-
-
-class CrashError(Exception):
-    pass
-
-
-def crash():
-    raise CrashError
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 6, 8])
@@ -333,15 +280,6 @@ def test_the_schedule_rises_to_the_peak_and_falls_to_zero():
     assert scale[12] == pytest.approx(0.5)
     assert all(a >= b for a, b in itertools.pairwise(scale[4:]))
     assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
-
-
-def broken_off(recipe, folder, monkeypatch, step=5):
-    """A run that crashed at a step, with a checkpoint in mid-epoch."""
-    with monkeypatch.context() as patch:
-        at_step(patch, step, crash)
-        with pytest.raises(CrashError):
-            run.start(recipe, folder)
-    return folder
 
 
 @pytest.mark.parametrize("change", ["renamed class", "another image", "an image less", "another class"])

@@ -14,13 +14,14 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.labelled_images import ImageArray
-from lambdanets.training.data.loader import Batch, ImageBatches
+from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.data.order import Share
 from lambdanets.training.data.shards.images import open_shards
 from lambdanets.training.division import divided
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo.student_images import open_student_images
 from lambdanets.training.recipe import Recipe
+from training.data.same_batches import assert_same
 from training.teaching import CLASSES, write_selection
 
 SHARES = [Share(), Share(parts=3), Share(0, 2), Share(1, 2, 2)]
@@ -71,14 +72,6 @@ def loader(transform=exact, *, count=11, beside=None, size=6, batch_size=4, **op
 
 def numbers(batch):
     return batch.images[:, 0, 0, 0].int().tolist()
-
-
-def assert_same(one, other):
-    assert len(one) == len(other) > 0
-    for a, b in zip(one, other, strict=True):
-        for name in Batch._fields:
-            mine, theirs = getattr(a, name), getattr(b, name)
-            assert torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
 
 
 def test_every_step_has_so_many_of_each_set():

@@ -10,7 +10,7 @@ import re
 import runpy
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from lambdanets.errors import InputError, nearest
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -30,11 +30,17 @@ def list_variants(name: str, kind: type[TrainingRecipe] = Recipe) -> list[str]:
     return [f"{name}_{suffix}" for suffix in getattr(_modules(kind)[name], "recipes", {})]
 
 
-def find_recipe(name: str, kind: type[AnyRecipe] = Recipe) -> AnyRecipe:  # type: ignore[assignment]
+@overload
+def find_recipe(name: str) -> Recipe: ...
+@overload
+def find_recipe(name: str, kind: type[AnyRecipe]) -> AnyRecipe: ...
+def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecipe:
     """The recipe of that name, or the one in a Python file that assigns `recipe`."""
     if name.endswith(".py"):
         if not Path(name).is_file():
-            raise InputError(f"{name} does not exist; expected a Python file that assigns recipe = {kind.__name__}(...)")
+            raise InputError(
+                f"{name} does not exist; expected a Python file that assigns recipe = {kind.__name__}(...)"
+            )
         try:
             recipe = runpy.run_path(name).get("recipe")
         except (Exception, SystemExit) as error:  # whatever the person's file raises

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from lambdanets.errors import AnotherRefused, InputError
 
 Decision = TypeVar("Decision")
+Item = TypeVar("Item")
 _ANSWER = timedelta(minutes=10)
 # Others wait while the first measures the trained model or writes; one that was lost is known by its closed connection.
 _UNTIL_GIVEN_UP = timedelta(days=1)
@@ -141,7 +142,7 @@ def least(number: int) -> int:
     return int(smallest)
 
 
-def together(items: list[str]) -> list[str]:
+def together(items: list[Item]) -> list[Item]:
     """The lists of all processes, joined in their order."""
     if not dist.is_initialized():
         return items

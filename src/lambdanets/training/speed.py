@@ -21,11 +21,13 @@ class Speed(Callback):
     """Measures images a second over all processes, the share of the time this one waits for data, and its memory.
 
     Writes a row to speed.csv every STEPS_PER_ROW steps, in the first process. A run that goes on appends to it.
+    latest: what was measured last, by its column; measured_at: the step of it.
     """
 
     def __init__(self, folder: Path, these: Processes) -> None:
         self.path = folder / "speed.csv"
         self.latest: dict[str, float] = {}
+        self.measured_at = 0
         self._these = these
         self._process = psutil.Process()
         self._begun = self._ended = 0.0
@@ -63,6 +65,7 @@ class Speed(Callback):
     def _measure(self, step: int) -> None:
         seconds = max(self._ended - self._begun, 1e-9)
         self._seconds_a_step = seconds / self._steps
+        self.measured_at = step
         self.latest = {
             "images_per_second": round(self._images / seconds, 1),
             "waiting_share": round(self._waited / seconds, 4),

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from lambdanets.arguments import parse
+from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.training.data.shards.command import Shard, run
 
@@ -51,3 +52,31 @@ def test_options_that_do_not_fit_together_are_refused(two_classes: Path, tmp_pat
         shard(two_classes, tmp_path / "out", "--processes", 0)
     with pytest.raises(InputError, match="a folder of images with --unlabelled"):
         shard("digits", tmp_path / "out", "--unlabelled")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--verify", "--classes", "names"), "--classes does nothing when shards are verified"),
+        (("--verify", "--unlabelled"), "--unlabelled does nothing when shards are verified"),
+        (("--verify", "--no-check-images"), "--no-check-images does nothing when shards are verified"),
+        (("--index", "--unlabelled"), "--unlabelled does nothing when shards are listed"),
+        (("--index", "--processes", "1"), "--processes does nothing when shards are listed"),
+        (("--index", "--images-per-shard", "5"), "--images-per-shard does nothing when shards are listed"),
+        (("OUT", "--classes", "names"), "--classes does nothing when shards are written"),
+        (("OUT", "--unlabelled", "--data-root", "x"), "--data-root does nothing when images without classes"),
+        (("OUT", "--unlabelled", "--validation-share", "0.5"), "--validation-share does nothing when images without"),
+        (("--unlabelled",), "name a folder for the shards"),
+        (("--classes", "names"), "name a folder for the shards"),
+        (("--index", "--verify"), "name a folder for the shards after the data set, or one of --verify and --index"),
+        (("--index", "--classes", "names"), "expected class names in names, but it cannot be read"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    arguments: tuple[str, ...], sentence: str, two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert main(["shard", str(two_classes), *(out if word == "OUT" else word for word in arguments)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert sentence in said
+    assert not (tmp_path / "out").exists()

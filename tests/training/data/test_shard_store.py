@@ -1,5 +1,7 @@
+import hashlib
 import os
 import pickle
+import random
 import re
 import shutil
 import socket
@@ -11,10 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import aiohttp
 import fsspec
+import psutil
 import pytest
 import torch
 
@@ -23,9 +27,10 @@ from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.shards.checks import verify_shards
 from lambdanets.training.data.shards.images import ShardedImages, open_shards
-from lambdanets.training.data.shards.listing import UnreadableShard
+from lambdanets.training.data.shards.listing import Shard, UnreadableShard
 from lambdanets.training.data.shards.store import CACHE, CACHE_BYTES, ShardStore, is_url
-from training.data.test_shards import assert_same, batches
+from training.data.same_batches import assert_same
+from training.data.test_shards import batches
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
@@ -36,6 +41,7 @@ class Served(NamedTuple):
     secure: str
     certificate: Path
     log: Path
+    master: int
 
     def requests(self) -> Counter[str]:
         return Counter(re.findall(r'"GET /(\S+)', self.log.read_text()))
@@ -43,7 +49,7 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def nginx(shards: Path, tmp_path: Path) -> Iterator[Served]:
-    """The shards served by nginx, by http and, with a certificate of its own, by https."""
+    """The shards served by nginx, by http and, with a certificate of its own, by https; below slow/ 200 kB a second."""
     home = tmp_path / "nginx"
     home.mkdir()
     ports = _free_ports(2)
@@ -55,6 +61,7 @@ def nginx(shards: Path, tmp_path: Path) -> Iterator[Served]:
         f"daemon off; pid {home}/pid; error_log {home}/error.log; {user} worker_processes 1;\n"
         f"events {{}}\nhttp {{ access_log {home}/access.log; {places}\n"
         f"server {{ listen 127.0.0.1:{ports[0]}; listen 127.0.0.1:{ports[1]} ssl; root {shards};\n"
+        f"location /slow/ {{ alias {shards}/; limit_rate 200k; }}\n"
         f"ssl_certificate {certificate}; ssl_certificate_key {home}/key.pem; }} }}\n"
     )
     assert NGINX is not None
@@ -62,7 +69,8 @@ def nginx(shards: Path, tmp_path: Path) -> Iterator[Served]:
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         _wait_for(ports[0])
-        yield Served(f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}", certificate, home / "access.log")
+        urls = (f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}")
+        yield Served(*urls, certificate, home / "access.log", process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -211,6 +219,37 @@ def test_every_shard_at_a_url_is_verified_anew(nginx: Served, shards: Path) -> N
         patch.setattr(time, "sleep", lambda seconds: None)
         (sentence,) = verify_shards(nginx.url).bad
     assert sentence.startswith(f"{nginx.url}/train-00001.tar: it came as ")
+
+
+@needs_nginx
+@pytest.mark.slow
+def test_a_server_process_that_is_killed_in_mid_shard_is_no_loss(
+    nginx: Served, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = random.Random(0).randbytes(300_000)
+    (shards / "large.tar").write_bytes(content)
+    shard = Shard("large.tar", images=1, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    pauses: list[float] = []
+    sleep = time.sleep
+    monkeypatch.setattr("lambdanets.training.data.shards.store.time", SimpleNamespace(sleep=pauses.append))
+    fetched: list[bytes] = []
+
+    def fetch() -> None:
+        with ShardStore(f"{nginx.url}/slow", cache=tmp_path / "cache").open(shard) as file:
+            fetched.append(file.read())
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not any(path.stat().st_size for path in (tmp_path / "cache").glob(".*.unfinished")):
+        assert time.monotonic() < deadline
+        sleep(0.01)
+    (worker,) = psutil.Process(nginx.master).children()
+    worker.kill()
+    thread.join(20)
+    assert pauses == [2.0]
+    assert hashlib.sha256(fetched[0]).hexdigest() == shard.sha256
+    assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".lock", ".tar"]
 
 
 @pytest.mark.parametrize("fault", ["drop", "503", "429", "damage"])

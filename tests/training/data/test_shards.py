@@ -13,10 +13,11 @@ from lambdanets.errors import InputError
 from lambdanets.training.checkpoints import fingerprint
 from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
 from lambdanets.training.data.images import UnreadableImage
-from lambdanets.training.data.loader import Batch, ImageBatches
+from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.training.data.shards.writing import write_shards
 from noise_images import write_images
+from training.data.same_batches import assert_same
 
 
 def as_tensor(image: Image.Image) -> torch.Tensor:
@@ -25,14 +26,6 @@ def as_tensor(image: Image.Image) -> torch.Tensor:
 
 def batches(images: ShardedImages, *, workers: int = 0, training: bool = True) -> ImageBatches:
     return ImageBatches(images, as_tensor, channels=1, batch_size=4, seed=3, training=training, workers=workers)
-
-
-def assert_same(one: list[Batch], other: list[Batch]) -> None:
-    assert len(one) == len(other) > 0
-    for a, b in zip(one, other, strict=True):
-        assert torch.equal(a.images, b.images)
-        assert torch.equal(a.labels, b.labels)
-        assert torch.equal(a.indices, b.indices)
 
 
 def test_a_set_comes_back_with_its_images_classes_and_parts(two_classes: Path, shards: Path) -> None:

@@ -8,8 +8,6 @@ Run: lambdanets detect train coco --data instances_train2017.json --images train
 instances_val2017.json --validation-images val2017 --devices 8 --run DIR
 """
 
-from dataclasses import replace
-
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 IMAGES, BATCH, STEPS = 118_287, 256, 130_000

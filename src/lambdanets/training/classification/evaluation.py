@@ -1,18 +1,21 @@
 """What a classifier makes of images: of a labelled set, and of files."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lambdanets.device import free_memory
 from lambdanets.errors import InputError
 from lambdanets.training.classification.classifier import Classifier
 from lambdanets.training.classification.feeding import make_batches, make_transform
 from lambdanets.training.data.datasets import LabelledImages, open_splits, renumber
 from lambdanets.training.data.images import UnreadableImage, read_image
+from lambdanets.training.processes import processes
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,10 @@ def judge(classifier: Classifier, images: LabelledImages) -> Judgement:
 
 
 def evaluate(classifier: Classifier, data: str | None = None, data_root: str | None = None) -> Judgement:
-    """Classify the validation part of the classifier's own data set, or of another with classes it knows."""
+    """Classify the validation part of the classifier's own data set, or of another with classes it knows.
+
+    As many images at a time as `fitting` says.
+    """
     recipe = classifier.recipe
     splits = open_splits(
         data or recipe.data,
@@ -64,7 +70,34 @@ def evaluate(classifier: Classifier, data: str | None = None, data_root: str | N
         validation_share=recipe.validation_share,
         seed=recipe.seed,
     )
-    return judge(classifier, renumber(splits.validation, splits.classes, classifier.classes, splits.source))
+    images = renumber(splits.validation, splits.classes, classifier.classes, splits.source)
+    return judge(fitting(classifier), images)
+
+
+def fitting(classifier: Classifier) -> Classifier:
+    """The classifier with as many images at a time as it was trained with at a time, but no more than fit here.
+
+    An image is taken to need what all layers make of it together, which is more than a forward pass holds at once.
+    """
+    recipe, model = classifier.recipe, classifier.model
+    device = next(model.parameters()).device
+    made = 0
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal made
+        made += output.nbytes if isinstance(output, Tensor) else 0
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    try:
+        probabilities_of(classifier, torch.zeros(1, recipe.channels, recipe.image_size, recipe.image_size))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    free = free_memory(device)
+    if device.type == "cpu":
+        free //= processes().local_count
+    images = max(2, min(recipe.micro_batch or recipe.batch_size, free // made))
+    return replace(classifier, recipe=replace(recipe, micro_batch=images))
 
 
 def predict(classifier: Classifier, paths: Iterable[Path], top: int, unreadable: list[str]) -> Iterator[Prediction]:

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -10,10 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.order import Order, Share, mixed
+
+_PATIENCE = 3.0  # seconds that workers have to end
 
 
 class NamedImages(Protocol):
@@ -154,11 +158,23 @@ class Batches(Generic[Made]):
             raise InputError(_own_words(error)) from error
 
     def close(self) -> None:
-        """End the workers. They leave signals to their parent, so that nothing but this and its end do."""
+        """End the workers, by SIGKILL where they hang in an image for more than a few seconds.
+
+        They leave other signals to their parent, so that nothing but this and its end do.
+        """
         running: Any = self._loader._iterator
-        if running is not None:
+        if running is None:
+            return
+        self._loader._iterator = None
+        # before PyTorch ends them: it waits for one after the other, and takes a killed one for an error if it knows it
+        _remove_worker_pids(id(running))
+        running._worker_pids_set = False
+        late = threading.Timer(_PATIENCE, lambda: [worker.kill() for worker in running._workers])
+        late.start()
+        try:
             running._shutdown_workers()
-            self._loader._iterator = None
+        finally:
+            late.cancel()
 
     def state_dict(self) -> dict[str, int]:
         """Say how many steps were handed out since training began (always 0 for validation)."""

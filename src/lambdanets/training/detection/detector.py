@@ -69,7 +69,7 @@ def build_detector(recipe: DetectionRecipe, classes: int) -> MaskRCNN:
     model.transform._skip_resize = True  # in training: the images come as they are to be seen
     if recipe.weights is not None:
         _load(model, Path(recipe.weights))
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+    return model.to(memory_format=torch.channels_last)
 
 
 def _load(model: MaskRCNN, path: Path) -> None:

@@ -93,7 +93,7 @@ def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -
     boxes = boxes - torch.tensor([left, top, left, top])
     sample: Any = {
         "image": tv_tensors.Image(as_tensor(cut)),
-        "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),  # type: ignore[call-overload]
+        "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),
         "masks": tv_tensors.Mask(torch.from_numpy(masks)),
     }
     sample["boxes"] = transforms.clamp_bounding_boxes(sample["boxes"])

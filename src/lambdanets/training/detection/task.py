@@ -71,9 +71,7 @@ class DetectionTask(Task):
     def trial(self) -> DetectionTrial:
         return DetectionTrial(self.recipe, len(self.classes))
 
-    def batches(
-        self, recipe: DetectionRecipe, share: Share
-    ) -> tuple[Batches[DetectionBatch], Batches[DetectionBatch]]:
+    def batches(self, recipe: DetectionRecipe, share: Share) -> tuple[Batches[DetectionBatch], Batches[DetectionBatch]]:
         training = make_batches(recipe, self.training, training=True, share=share)
         return training, make_batches(recipe, self.validation, training=False, share=share)
 

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from lambdanets.errors import InputError
 from lambdanets.files import sha256_of
 from lambdanets.training.classification.classifier import Classifier, load_classifier
-from lambdanets.training.classification.evaluation import probabilities_of
+from lambdanets.training.classification.evaluation import fitting, probabilities_of
 from lambdanets.training.classification.feeding import make_batches
 from lambdanets.training.data.shards.images import ShardedImages, open_shards
 from lambdanets.training.processes import processes, take_device
@@ -48,19 +48,22 @@ def label_shards(
     that another process has locked: so any number of processes that share the folder work on one set, each with a GPU
     of its own where torchrun starts them, none labels a shard twice, and what was killed is done by the next.
 
-    tell: called with a shard's name, its images and the seconds it took. Raises InputError for a folder begun with
-    another teacher, set or top, and where more than max_unreadable images cannot be read.
+    batch_size: images at a time; as many as `fitting` says if None. workers: processes that decode images. tell: called
+    with a shard's name, its images and the seconds it took. Raises InputError for a folder begun with another teacher,
+    set or top, and where more than max_unreadable images cannot be read.
     """
     take_device(processes())
-    for name, value, least in (("top", top, 1), ("max_unreadable", max_unreadable, 0)):
-        if value < least:
+    for name, value, least in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
+        if value is not None and value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
     classifier = load_classifier(teacher)
-    size = classifier.recipe.batch_size if batch_size is None else batch_size
-    recipe = replace(classifier.recipe, workers=workers, batch_size=size)
-    classifier = replace(classifier, recipe=recipe)
+    classifier = replace(classifier, recipe=replace(classifier.recipe, workers=workers))
     parts, _ = open_shards(location)
     images = parts["train"].unlabelled()
+    if batch_size is None:
+        classifier = fitting(classifier)
+    else:
+        classifier = replace(classifier, recipe=replace(classifier.recipe, micro_batch=batch_size))
     top = min(top, len(classifier.classes))
     origin = Origin(classifier.classes, _description(classifier, teacher, images), top)
     _begin(out, origin, images)

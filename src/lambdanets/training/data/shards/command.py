@@ -41,6 +41,9 @@ class Shard:
     """Images that may be left out before the command stops."""
 
 
+_WRITING = {"out", "verify", "images_per_shard", "processes", "seed", "check_images", "max_unreadable"}
+
+
 def run(options: Shard) -> int:
     """Do what the options ask and tell of it; the exit code, 2 where shards are bad. Raises InputError."""
     processes = len(os.sched_getaffinity(0)) if options.processes is None else options.processes
@@ -49,10 +52,27 @@ def run(options: Shard) -> int:
     if options.out is None:
         if options.verify == options.index:
             raise InputError("name a folder for the shards after the data set, or one of --verify and --index")
-        return _verify(options.folder, processes) if options.verify else _index(options)
+        if options.verify:
+            _refuse_idle(options, "shards are verified", {"verify", "processes"})
+            return _verify(options.folder, processes)
+        _refuse_idle(options, "shards are listed", {"index", "classes"})
+        return _index(options)
     if options.index:
         raise InputError("--index writes a list beside the shards and takes no second folder")
+    if options.unlabelled:
+        _refuse_idle(options, "images without classes are written", _WRITING | {"unlabelled"})
+    else:
+        _refuse_idle(options, "shards are written", _WRITING | {"data_root", "validation_share"})
     return _write(options, options.out, processes)
+
+
+def _refuse_idle(options: Shard, when: str, used: set[str]) -> None:
+    """Raise InputError for an option that is given and not among those used."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name not in used | {"folder"} and value != field.default:
+            flag = f"{'no-' if value is False else ''}{field.name.replace('_', '-')}"
+            raise InputError(f"--{flag} does nothing when {when}; leave it out")
 
 
 def _write(options: Shard, out: Path, processes: int) -> int:
@@ -105,7 +125,10 @@ def _index(options: Shard) -> int:
     folder = Path(options.folder)
     names = None
     if options.classes is not None:
-        names = options.classes.read_text(encoding="utf-8").splitlines()
+        try:
+            names = options.classes.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"expected class names in {options.classes}, but it cannot be read: {error}") from error
     listed = index_shards(folder, names)
     for name, shards in listed.parts.items():
         print(f"{name}: {sum(shard.images for shard in shards):,} images in {len(shards):,} shards")

@@ -1,0 +1,19 @@
+"""Scripts of the repository that belong to no package, as modules."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_script(path: str) -> ModuleType:
+    """The script at a path from the root, anew at each call."""
+    name = f"script {path}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module

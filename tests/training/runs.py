@@ -1,0 +1,53 @@
+"""Runs of tests: broken off at a step, and compared where they ended."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lambdanets.training import run
+from lambdanets.training.classification import Classification
+
+
+def weights_of(folder):
+    return load_file(folder / "weights.safetensors")
+
+
+def assert_same_end(one, other):
+    """Two runs ended with the same bits and told the same story."""
+    first, second = weights_of(one), weights_of(other)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
+    results = [json.loads((folder / "result.json").read_text()) for folder in (one, other)]
+    assert results[0]["top1"] == results[1]["top1"]
+
+
+def at_step(monkeypatch, step, action):
+    """Do something when training reaches a step."""
+    original = Classification.training_step
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == step:
+            action()
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(Classification, "training_step", training_step)
+
+
+class CrashError(Exception):
+    pass
+
+
+def crash():
+    raise CrashError
+
+
+def broken_off(recipe, folder, monkeypatch, step=5):
+    """A run that crashed at a step, with a checkpoint in mid-epoch."""
+    with monkeypatch.context() as patch:
+        at_step(patch, step, crash)
+        with pytest.raises(CrashError):
+            run.start(recipe, folder)
+    return folder

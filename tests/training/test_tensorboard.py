@@ -1,0 +1,89 @@
+"""What tensorboard/ holds, as TensorBoard itself reads it."""
+
+import csv
+import multiprocessing
+import os
+import signal
+import time
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lambdanets.training import history, run, speed
+from training.runs import assert_same_end, at_step
+
+
+@pytest.fixture(autouse=True)
+def rows_every_second_step(monkeypatch):
+    for module in (history, speed):
+        monkeypatch.setattr(module, "STEPS_PER_ROW", 2)
+
+
+def curves(folder):
+    """For each tag, its values by step; a step that is there twice fails."""
+    events = EventAccumulator(str(folder / "tensorboard"), {"scalars": 0}).Reload()
+    found = {}
+    for tag in events.Tags()["scalars"]:
+        scalars = events.Scalars(tag)
+        steps = [scalar.step for scalar in scalars]
+        assert steps == sorted({*steps}), tag
+        found[tag] = {scalar.step: scalar.value for scalar in scalars}
+    return found
+
+
+def rows_of(path, names, prefix=""):
+    """The columns of a .csv file in the same form, in the float32 of events."""
+    found = defaultdict(dict)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            suffix = f"/{row['split']}" if "split" in row else ""
+            for name in names:
+                found[f"{prefix}{name}{suffix}"][int(row["step"])] = float(np.float32(row[name]))
+    return found
+
+
+def killed_at(recipe, folder, step, monkeypatch):
+    """A run of the recipe in a process that is killed at a step."""
+
+    def work():
+        torch.set_num_threads(1)
+        at_step(monkeypatch, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        run.start(recipe, folder)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(100)
+    assert process.exitcode == -signal.SIGKILL
+    time.sleep(1)  # files are read in the order of the seconds they were made in
+
+
+def test_the_curves_are_those_of_the_tables(quick, tmp_path):
+    run.start(replace(quick, warmup_epochs=1.0), tmp_path / "run")
+    found = curves(tmp_path / "run")
+    rates = found.pop("learning_rate")
+    assert [*rates] == [2, 3, 4, 6, 8, 9]
+    assert found == {
+        **rows_of(tmp_path / "run/metrics.csv", ("loss", "top1")),
+        **rows_of(tmp_path / "run/speed.csv", speed.COLUMNS[1:], "speed/"),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "every"), [(2, 200), (8, 200), (8, 4)])
+def test_a_killed_run_that_went_on_has_each_step_once(quick, step, every, tmp_path, monkeypatch):
+    # killed after rows that no checkpoint has, in the first epoch and later, and after a checkpoint at a row
+    recipe = replace(quick, checkpoint_every=every)
+    run.start(recipe, tmp_path / "whole")
+    killed_at(recipe, tmp_path / "broken", step, monkeypatch)
+    run.resume(tmp_path / "broken")
+    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+    whole, broken = (
+        {tag: [*values.items()] for tag, values in curves(tmp_path / name).items() if not tag.startswith("speed/")}
+        for name in ("whole", "broken")
+    )
+    assert whole.keys() == {"learning_rate", "loss/train", "loss/val", "top1/train", "top1/val"}
+    assert whole == broken
