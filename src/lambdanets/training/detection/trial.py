@@ -45,12 +45,12 @@ class DetectionTrial(Trial):
         size, stride = self.recipe.image_size, model.backbone.strides[-1]
         side = -(-size // stride) * stride
         padded = [(size, size if number else max(1, size // 2)) for number in range(images)]
-        maps = list(model.backbone(torch.empty(images, 3, side, side), padded).values())
+        maps = list(model.backbone(torch.empty(images, 3, side, side, device="meta"), padded).values())
         logits, offsets = model.rpn.head(maps)
         regions, channels = images * self.recipe.sampled_regions, self.recipe.pyramid_channels
         heads = model.roi_heads
-        boxes = heads.box_predictor(heads.box_head(torch.empty(regions, channels, 7, 7)))
-        masks = heads.mask_predictor(heads.mask_head(torch.empty(-(-regions // 4), channels, 14, 14)))
+        boxes = heads.box_predictor(heads.box_head(torch.empty(regions, channels, 7, 7, device="meta")))
+        masks = heads.mask_predictor(heads.mask_head(torch.empty(-(-regions // 4), channels, 14, 14, device="meta")))
         return torch.stack([each.sum() for each in (*logits, *offsets, *boxes, masks)]).sum()
 
     @property
