@@ -175,3 +175,24 @@ def test_another_number_of_images_than_of_sizes_is_refused():
     padding.begins_at([(4, 4), (8, 8)], (8, 8))
     with pytest.raises(InputError, match="maps of 2 images, whose sizes were given, got 3"):
         padding.mask(torch.zeros(3, 1, 8, 8))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm_over_real_positions_has_the_gradients_of_plain_rows_in_the_memory_format_that_came(layout):
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(6).double()
+    norm.weight.data.uniform_(0.5, 2)
+    sizes = [(7, 9), (12, 5), (12, 12)]
+    maps = torch.randn(3, 6, 12, 12, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+    gradient = torch.randn_like(maps)
+    rows = torch.cat([one[:, :height, :width].flatten(1).T for one, (height, width) in zip(maps, sizes, strict=True)])
+    gradients = torch.cat([real(one, (12, 12), size).flatten(1).T for one, size in zip(gradient, sizes, strict=True)])
+    inputs = [maps, norm.weight, norm.bias]
+    expected = torch.autograd.grad(nn.functional.batch_norm(rows, None, None, *inputs[1:], True), inputs, gradients)
+    padding = hidden(norm)
+    padding.begins_at(sizes, (12, 12))
+    output = norm(maps)
+    assert output.is_contiguous(memory_format=layout)
+    assert not output[0, :, 7:].any()
+    for one, other in zip(torch.autograd.grad(output, inputs, gradient), expected, strict=True):
+        assert_same(one, other)

@@ -35,6 +35,8 @@ _ONE_BY_ONE = (  # of these, each output position has one of the input
 )
 _ACTIVATIONS = ("torch.nn.modules.activation", "timm.layers.activations", "timm.layers.activations_me")
 
+Ends = tuple[tuple[int, int], ...]  # height and width of the real part of each image's maps
+
 
 class Padding:
     """Where the images of a batch end, for networks that hide what lies beyond.
@@ -46,17 +48,17 @@ class Padding:
     def __init__(self) -> None:
         self._batch = (0, 0)
         self._sizes: Sequence[tuple[int, int]] | None = None
+        self._ends: dict[tuple[int, int], Ends] = {}
         self._masks: dict[tuple[int, int], Tensor] = {}
-        self._rows: dict[tuple[int, int], Tensor] = {}
 
     def begins_at(self, sizes: Sequence[tuple[int, int]] | None, batch: tuple[int, int]) -> None:
         """Height and width of each image, and of the batch. None, or images as large as the batch: nothing to hide."""
         whole = sizes is None or all(tuple(size) == tuple(batch) for size in sizes)
         self._batch, self._sizes = batch, None if whole else sizes
-        self._masks, self._rows = {}, {}
+        self._ends, self._masks = {}, {}
 
-    def mask(self, maps: Tensor) -> Tensor | None:
-        """(b, h, w) bool for maps (b, ..., h, w), True at real positions; None where no image is padded.
+    def ends(self, maps: Tensor) -> "Ends | None":
+        """Height and width of the real part of each of some maps (b, ..., h, w); None where no image is padded.
 
         The sides of maps are those of the batch, and those of the real part those of the image, both divided by a power
         of two and rounded up.
@@ -64,28 +66,36 @@ class Padding:
         if self._sizes is None:
             return None
         grid = (maps.shape[-2], maps.shape[-1])
-        if grid not in self._masks:
+        if grid not in self._ends:
             if len(self._sizes) != len(maps):
                 raise InputError(f"expected maps of {len(self._sizes)} images, whose sizes were given, got {len(maps)}")
-            strides = [_stride(side, small) for side, small in zip(self._batch, grid, strict=True)]
-            ends = torch.tensor([[_halved(size[i], strides[i]) for i in (0, 1)] for size in self._sizes])
-            rows, columns = (torch.arange(side) < ends[:, i, None] for i, side in enumerate(grid))
+            down, right = (_stride(side, small) for side, small in zip(self._batch, grid, strict=True))
+            self._ends[grid] = tuple((_halved(height, down), _halved(width, right)) for height, width in self._sizes)
+        return self._ends[grid]
+
+    def mask(self, maps: Tensor) -> Tensor | None:
+        """(b, h, w) bool for maps (b, ..., h, w), True at real positions; None where no image is padded."""
+        ends = self.ends(maps)
+        if ends is None:
+            return None
+        grid = (maps.shape[-2], maps.shape[-1])
+        if grid not in self._masks:
+            rows, columns = (torch.arange(side) < torch.tensor(ends)[:, i, None] for i, side in enumerate(grid))
             self._masks[grid] = (rows[:, :, None] & columns[:, None, :]).to(maps.device)
         return self._masks[grid]
 
     def without(self, maps: Tensor, value: float = 0.0) -> Tensor:
         """The maps (b, c, h, w), with a value in the padding."""
-        mask = self.mask(maps)
-        return maps if mask is None else maps.masked_fill(~mask.unsqueeze(1), value)
+        ends = self.ends(maps)
+        return maps if ends is None else _Filled.apply(maps, ends, value)
 
     def extended(self, maps: Tensor) -> Tensor:
         """The maps (b, c, h, w), with the last real row and column repeated in the padding."""
-        mask = self.mask(maps)
-        if mask is None:
+        ends = self.ends(maps)
+        if ends is None:
             return maps
-        counts = torch.stack([mask[:, :, 0].sum(1), mask[:, 0].sum(1)], 1).tolist()
         parts = []
-        for one, (height, width) in zip(maps, counts, strict=True):
+        for one, (height, width) in zip(maps, ends, strict=True):
             beyond = (0, maps.shape[-1] - width, 0, maps.shape[-2] - height)
             parts.append(F.pad(one[None, :, :height, :width], beyond, mode="replicate"))
         return torch.cat(parts)
@@ -126,7 +136,7 @@ class Padding:
             if not module.count_include_pad:
                 module.register_forward_hook(self._average_of_real)
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-            _RowsOfRealPositions(self, module)
+            _NormOfRealPositions(self, module)
         elif type(module) in _EXCITATIONS and not getattr(module, "add_maxpool", False):
             _MeanOfRealPositions(self, module)
         else:
@@ -163,27 +173,25 @@ class Padding:
         return self.without(output / share.clamp(min=torch.finfo(share.dtype).tiny))
 
 
-class _RowsOfRealPositions:
-    """Gives a batch norm in training the real positions, as rows, and puts its rows back into maps."""
+class _NormOfRealPositions:
+    """Gives a batch norm in training the real positions one after the other, and puts them back into maps."""
 
     def __init__(self, padding: Padding, norm: nn.Module) -> None:
         self._padding = padding
-        self._mask: Tensor | None = None
+        self._ends: Ends | None = None
+        self._grid = (0, 0)
         norm.register_forward_pre_hook(self._before)
         norm.register_forward_hook(self._after)
 
     def _before(self, norm: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        self._mask = self._padding.mask(inputs[0]) if norm.training else None
-        if self._mask is None:
+        self._ends = self._padding.ends(inputs[0]) if norm.training else None
+        if self._ends is None:
             return inputs
-        return (inputs[0].movedim(1, -1)[self._mask][:, :, None, None],)
+        self._grid = (inputs[0].shape[-2], inputs[0].shape[-1])
+        return (_Gathered.apply(inputs[0], self._ends, _layout(inputs[0])),)
 
     def _after(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        if self._mask is None:
-            return output
-        rows = output.flatten(1)
-        maps = rows.new_zeros(*self._mask.shape, rows.shape[1]).index_put((self._mask,), rows)
-        return maps.movedim(-1, 1)
+        return output if self._ends is None else _Scattered.apply(output, self._ends, self._grid)
 
 
 class _MeanOfRealPositions:
@@ -204,6 +212,75 @@ class _MeanOfRealPositions:
             return inputs
         counted = self._mask.flatten(1).to(inputs[0].dtype).mean(1)
         return (inputs[0] / counted[:, None, None, None],)
+
+
+class _Gathered(torch.autograd.Function):
+    """Maps (b, c, h, w) to their real positions (1, c, positions of all, 1), in a memory format."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, ends: Ends, layout: torch.memory_format) -> Tensor:
+        ctx.ends, ctx.grid = ends, maps.shape[-2:]
+        count = sum(height * width for height, width in ends)
+        gathered = torch.empty(
+            1, maps.shape[1], count, 1, dtype=maps.dtype, device=maps.device, memory_format=layout
+        )
+        for one, part, (height, width) in zip(maps, _parts(gathered, ends), ends, strict=True):
+            part.copy_(one[:, :height, :width])
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Scattered.apply(gradient, ctx.ends, ctx.grid), None, None
+
+
+class _Scattered(torch.autograd.Function):
+    """The way back, with zeros in the padding."""
+
+    @staticmethod
+    def forward(ctx: Any, gathered: Tensor, ends: Ends, grid: tuple[int, int]) -> Tensor:
+        ctx.ends, ctx.layout = ends, _layout(gathered)
+        maps = torch.empty(
+            len(ends), gathered.shape[1], *grid, dtype=gathered.dtype, device=gathered.device, memory_format=ctx.layout
+        )
+        for one, part, (height, width) in zip(maps, _parts(gathered, ends), ends, strict=True):
+            one[:, :height, :width] = part
+        return _fill(maps, ends, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Gathered.apply(gradient, ctx.ends, ctx.layout), None, None
+
+
+class _Filled(torch.autograd.Function):
+    """Maps with a value in the padding, where the gradient is then 0."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, ends: Ends, value: float) -> Tensor:
+        ctx.ends = ends
+        return _fill(maps.clone(), ends, value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Filled.apply(gradient, ctx.ends, 0.0), None, None
+
+
+def _parts(gathered: Tensor, ends: Ends) -> list[Tensor]:
+    """Of each image (c, h, w), in the memory of what was gathered, (1, c, positions of all, 1)."""
+    parts = gathered[0, :, :, 0].split([height * width for height, width in ends], dim=1)
+    return [part.unflatten(1, end) for part, end in zip(parts, ends, strict=True)]
+
+
+def _layout(maps: Tensor) -> torch.memory_format:
+    last = not maps.is_contiguous() and maps.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _fill(maps: Tensor, ends: Ends, value: float) -> Tensor:
+    """Put a value into the padding, in place."""
+    for one, (height, width) in zip(maps, ends, strict=True):
+        one[:, height:].fill_(value)
+        one[:, :height, width:].fill_(value)
+    return maps
 
 
 def _is_empty(module: nn.Module) -> bool:
