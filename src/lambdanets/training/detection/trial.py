@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as meta_device
 
 from lambdanets.training.detection.detector import build_detector
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -45,7 +46,8 @@ class DetectionTrial(Trial):
         size, stride = self.recipe.image_size, model.backbone.strides[-1]
         side = -(-size // stride) * stride
         padded = [(size, size if number else max(1, size // 2)) for number in range(images)]
-        maps = list(model.backbone(torch.empty(images, 3, side, side, device="meta"), padded).values())
+        with meta_device.patch(meta_nonzero_assume_all_nonzero=True):  # layers select the positions that are no padding
+            maps = list(model.backbone(torch.empty(images, 3, side, side, device="meta"), padded).values())
         logits, offsets = model.rpn.head(maps)
         regions, channels = images * self.recipe.sampled_regions, self.recipe.pyramid_channels
         heads = model.roi_heads
