@@ -89,9 +89,10 @@ def _read(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} is damaged: it is no whole JSON") from error
     if isinstance(result, dict) and "top1" in result:
         raise InputError(f"{folder} must be a run of detection, got one of classification")
-    for content, kinds in ((result, _SHOWN), (isinstance(result, dict) and result.get("recipe"), _OF_RECIPE)):
-        for name, kind in kinds.items():
-            if not isinstance(content, dict) or not fits(content.get(name), kind):
+    recipe = result.get("recipe") if isinstance(result, dict) else None
+    for content, expected in ((result, _SHOWN), (recipe, _OF_RECIPE)):
+        for name, its_type in expected.items():
+            if not isinstance(content, dict) or not fits(content.get(name), its_type):
                 raise InputError(f"{path} is damaged: it has no {name} of a run of detection")
     for kind, words in _KINDS.items():
         for name in _NAMES:
