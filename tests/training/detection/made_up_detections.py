@@ -42,7 +42,7 @@ def annotation(number, image_id, category_id, mask, **more):
 
 
 def made_up_truth(seed):
-    """7 images, the last without objects; no owl; objects of all sizes, as runs and as polygons; a crowd in 3 images."""
+    """7 images, the last without objects; no owl; objects of all sizes, as runs and as polygons; a crowd in three."""
     generator = np.random.default_rng(seed)
     images, annotations = [], []
     for number in range(7):

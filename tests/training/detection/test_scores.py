@@ -19,8 +19,6 @@ from pycocotools import mask as masks
 from lambdanets.errors import InputError
 from lambdanets.training.detection.scores import RECALLS, evaluate
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
-
 
 def assert_same(ours, theirs):
     assert ours.keys() == theirs.keys()

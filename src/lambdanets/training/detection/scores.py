@@ -28,8 +28,8 @@ class Scores:
     """How precise detections are.
 
     categories: names in order of the ids.
-    precision: for "bbox" and "segm" the precision at (10 IoUs, 101 recalls, categories, 4 sizes), with -1 where there is
-        no object of a category and size.
+    precision: for "bbox" and "segm" the precision at (10 IoUs, 101 recalls, categories, 4 sizes), -1 where there is no
+        object of a category and size.
     """
 
     categories: tuple[str, ...]

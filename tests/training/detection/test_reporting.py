@@ -1,0 +1,121 @@
+import json
+
+import pytest
+
+from lambdanets.errors import InputError
+from lambdanets.training.detection.reporting import report
+
+NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name, boxes, masks, *, seed=0, model="resnet50", options=None, changes=(), **more):
+        folder = tmp_path / name
+        folder.mkdir()
+        content = {
+            "recipe": {"model": model, "model_options": options or {}, "epochs": 3, "seed": seed, **dict(changes)},
+            "bbox": dict(zip(NAMES, boxes, strict=True)),
+            "segm": dict(zip(NAMES, masks, strict=True)),
+            "data": "nuclei",
+            "images": 98,
+            "parameters": 44_123_456,
+            **more,
+        }
+        (folder / "result.json").write_text(json.dumps(content))
+        return folder
+
+    return make
+
+
+BOXES = (0.482, 0.60, 0.50, 0.299, 0.509, 0.649)
+MASKS = (0.426, 0.55, 0.45, 0.242, 0.456, None)
+
+
+def test_rows_are_in_percent_with_gains_over_the_first(make_run):
+    plain = make_run("plain", BOXES, MASKS)
+    ours = make_run("ours", (0.494, 0.5996, 0.51, 0.317, 0.522, 0.65), MASKS, model="l", options={"scope": 7})
+    header, _, first, second, _, closing = report([plain, ours], "markdown").splitlines()
+    assert header == (
+        "| model | params (M) | seeds | box AP | box AP50 | box AP75 | box APs | box APm | box APl "
+        "| mask AP | mask AP50 | mask AP75 | mask APs | mask APm | mask APl |"
+    )
+    assert first == (
+        "| resnet50 | 44.1 | 1 | 48.2 | 60.0 | 50.0 | 29.9 | 50.9 | 64.9 | 42.6 | 55.0 | 45.0 | 24.2 | 45.6 | - |"
+    )
+    assert second.startswith("| l scope=7 | 44.1 | 1 | 49.4 (+1.2) | 60.0 (+0.0) | 51.0 (+1.0) | 31.7 (+1.8) |")
+    assert second.endswith("| 45.6 (+0.0) | - |")
+    assert closing == "Average precision in percent on nuclei, 98 images. In brackets: gain over the first row."
+
+
+def test_a_loss_has_its_sign(make_run):
+    runs = [make_run("plain", BOXES, MASKS), make_run("ours", (0.47, *BOXES[1:]), MASKS, model="l")]
+    assert "47.0 (-1.2)" in report(runs, "markdown")
+
+
+def test_seeds_share_a_row_with_their_mean_and_deviation(make_run):
+    runs = [make_run(f"seed{seed}", (ap, *BOXES[1:]), MASKS, seed=seed) for seed, ap in enumerate((0.4, 0.42, 0.47))]
+    runs.append(make_run("other", BOXES, MASKS, model="l"))
+    _, _, first, second, _, closing = report(runs, "markdown").splitlines()
+    assert first.startswith("| resnet50 | 44.1 | 3 | 43.0 ± 3.6 | 60.0 ± 0.0 |")
+    assert second.startswith("| l | 44.1 | 1 | 48.2 (+5.2) | 60.0 (+0.0) |")
+    assert closing.endswith("After ±: standard deviation over seeds.")
+
+
+def test_runs_of_one_model_that_differ_otherwise_have_rows_that_tell_by_what(make_run):
+    runs = [make_run("a", BOXES, MASKS), make_run("b", BOXES, MASKS, changes={"epochs": 9})]
+    text = report(runs, "text")
+    assert "resnet50 epochs=3" in text
+    assert "resnet50 epochs=9" in text
+
+
+def test_for_the_terminal_boxes_and_masks_are_tables_below_each_other(make_run):
+    lines = report([make_run("a", BOXES, MASKS)], "text").splitlines()
+    assert lines[0].split()[:4] == ["model", "params", "(M)", "seeds"]
+    assert lines[0].split()[4:] == " ".join(f"box {name}" for name in NAMES).split()
+    assert lines[1].split() == ["resnet50", "44.1", "1", "48.2", "60.0", "50.0", "29.9", "50.9", "64.9"]
+    assert lines[3].split()[-1] == "APl"
+    assert lines[4].split()[-1] == "-"
+    assert len(lines[0]) == len(lines[1])
+    assert lines[-1] == "Average precision in percent on nuclei, 98 images."
+
+
+def test_a_sign_of_markdown_in_an_option_does_not_end_its_cell(make_run):
+    text = report([make_run("a", BOXES, MASKS, options={"pattern": "L|L"})], "markdown")
+    assert "| resnet50 pattern=L\\|L |" in text
+
+
+def test_runs_that_cannot_be_reported_are_refused(make_run, tmp_path):
+    good = make_run("good", BOXES, MASKS)
+    with pytest.raises(InputError, match="at least one folder of a run, got none"):
+        report([], "text")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty has no result\.json to report: No such file or directory"):
+        report([good, tmp_path / "empty"], "text")
+    with pytest.raises(InputError, match="classified must be a run of detection, got one of classification"):
+        report([good, make_run("classified", BOXES, MASKS, top1=0.9)], "text")
+    with pytest.raises(InputError, match=r"got nuclei, 98 images \(.*good\), and others, 98 images \(.*elsewhere\)"):
+        report([good, make_run("elsewhere", BOXES, MASKS, data="others")], "text")
+    with pytest.raises(InputError, match=r"got .*good and .*again of one recipe and seed"):
+        report([good, make_run("again", BOXES, MASKS)], "text")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bbox": {"AP": 0.3}}, "it has no box AP50"),
+        ({"segm": {"AP": "high"}}, "it has no segm of a run of detection"),
+        ({"recipe": {"model": "resnet50", "model_options": {}}}, "it has no seed of a run of detection"),
+        ({"recipe": None}, "it has no recipe of a run of detection"),
+    ],
+)
+def test_a_damaged_result_is_refused(make_run, change, message):
+    with pytest.raises(InputError, match=rf"result\.json is damaged: {message}"):
+        report([make_run("a", BOXES, MASKS, **change)], "text")
+
+
+@pytest.mark.parametrize("content", ["{", "3"])
+def test_a_result_that_is_no_whole_json_is_refused(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(InputError, match=r"result\.json is damaged"):
+        report([tmp_path], "text")
