@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from lambdanets.training import run
-from lambdanets.training.classification import Classification
+from lambdanets.training.classification.module import Classification
 
 
 def weights_of(folder):

@@ -14,6 +14,7 @@ from lambdanets.benchmark.model import PLAIN
 from lambdanets.benchmark.options import Common
 from lambdanets.benchmark.race import Row
 from lambdanets.benchmark.timing import fit_exponent, geometric_mean, summarize
+from lambdanets.columns import columns
 from lambdanets.files import printable_bytes, write_whole
 from lambdanets.provenance import commit, hardware, versions
 
@@ -167,20 +168,6 @@ def figures_table(found: Sequence[dict[str, Any]]) -> str:
     header = [name.replace("_", " ") for name in found[0]]
     lines = [[f"{value:.2f}" if isinstance(value, float) else str(value) for value in line.values()] for line in found]
     return f"\n{columns([header, *lines])}"
-
-
-def columns(lines: Sequence[Sequence[str]]) -> str:
-    """Cells under each other, the first column to the left; a line of two cells where others have more runs on."""
-    count = max(len(line) for line in lines)
-    whole = [line for line in lines if len(line) == count]
-    widths = [max(len(line[i]) for line in whole) for i in range(count)]
-    widths[0] = max(len(line[0]) for line in lines)
-    texts = []
-    for line in lines:
-        rest = zip(line[1:], widths[1:], strict=False)
-        padded = [f"{cell:>{width}}" for cell, width in rest] if len(line) == count else list(line[1:])
-        texts.append("  ".join([f"  {line[0]:<{widths[0]}}", *padded]).rstrip())
-    return "\n".join(texts)
 
 
 def _statistics(row: Row) -> dict[str, float]:

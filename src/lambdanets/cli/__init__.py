@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lambdanets import __version__
-from lambdanets.cli import benchmark, calibrate, compare, evaluate, predict, pseudo_label, shard, tables, train
+from lambdanets.cli import benchmark, calibrate, compare, detect, evaluate, predict, pseudo_label, shard, tables, train
 from lambdanets.errors import AnotherRefused, InputError, nearest
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.main,
     "evaluate": evaluate.main,
     "predict": predict.main,
+    "detect": detect.main,
     "shard": shard.main,
     "pseudo-label": pseudo_label.main,
     "compare": compare.main,

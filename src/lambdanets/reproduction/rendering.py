@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lambdanets.benchmark.report import columns
+from lambdanets.columns import columns
 from lambdanets.reproduction.measured import Measured
 from lambdanets.reproduction.texts import PARAGRAPHS, TITLES
 from lambdanets.reproduction.verdicts import (

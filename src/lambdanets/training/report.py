@@ -25,11 +25,11 @@ _SHOWN = {
 }
 
 
-def write_result(folder: Path, *, seconds: float, images: int, model: nn.Module, **more: Any) -> None:
-    """Write result.json: seconds of training, images it took in, and the provenance of both."""
+def write_result(folder: Path, *, seconds: float, seen: int, model: nn.Module, **more: Any) -> None:
+    """Write result.json: seconds of training, images seen in them, and the provenance of both."""
     result = {
         "seconds": round(seconds, 2),
-        "images_per_second": round(images / seconds, 1) if seconds else 0.0,
+        "images_per_second": round(seen / seconds, 1) if seconds else 0.0,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         **more,
         "commit": commit(),

@@ -218,7 +218,7 @@ def _conclude(prepared: _Prepared, folder: Path, history: History, timer: Timer)
     write_result(
         folder,
         seconds=timer.time_elapsed("train"),
-        images=history.images,
+        seen=history.images,
         model=task.model,
         model_name=recipe.model,
         data=task.source,

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.training.checkpoints import fingerprint
+from lambdanets.training.classification.task import fingerprint
 from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.loader import ImageBatches

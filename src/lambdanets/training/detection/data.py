@@ -35,7 +35,7 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
         if recipe.training_images > len(training):
             raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
         drawn = permuted(len(training), recipe.seed, 0)[: recipe.training_images]
-        source = f"{source}, {len(drawn)} of {len(training)} training images drawn with seed {recipe.seed}"
+        source = f"{source}, {len(drawn)} of {len(training)} training images"
         training = training.selected(sorted(drawn.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):
         if all(each.crowd for image in images.annotations.images for each in image.objects):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lambdanets.benchmark.report import columns
+from lambdanets.columns import columns
 from lambdanets.errors import InputError
 from lambdanets.training.recipe import fits
 from lambdanets.training.report import RESULT

@@ -1,6 +1,7 @@
 """Detection, as a task to be trained."""
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,6 +95,6 @@ class DetectionTask(Task):
                 "training": self.training.findings.counts(),
                 "validation": self.validation.findings.counts(),
             },
-            "recipe": {"model": recipe.model, "model_options": recipe.model_options, "seed": recipe.seed},
+            "recipe": json.loads(recipe.what_counts().to_json()),
             "unreadable": judgement.unreadable,
         }

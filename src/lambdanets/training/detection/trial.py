@@ -46,7 +46,7 @@ class DetectionTrial(Trial):
         size, stride = self.recipe.image_size, model.backbone.strides[-1]
         side = -(-size // stride) * stride
         padded = [(size, size if number else max(1, size // 2)) for number in range(images)]
-        with meta_device.patch(meta_nonzero_assume_all_nonzero=True):  # layers select the positions that are no padding
+        with meta_device.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]  # layers select the positions that are no padding
             maps = list(model.backbone(torch.empty(images, 3, side, side, device="meta"), padded).values())
         logits, offsets = model.rpn.head(maps)
         regions, channels = images * self.recipe.sampled_regions, self.recipe.pyramid_channels

@@ -1,0 +1,244 @@
+"""`lambdanets detect`."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from lambdanets.arguments import parse
+from lambdanets.cli.runs import parse_with_recipe, tell_unreadable
+from lambdanets.cli.training import train
+from lambdanets.errors import InputError, nearest
+from lambdanets.training.detection.recipe import DetectionRecipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """A recipe's fields, and where the run goes."""
+
+    recipe: tyro.conf.OmitArgPrefixes[DetectionRecipe]
+    run: Path | None = None
+    """Folder the run leaves: new, empty, or of an unfinished run of the same recipe, which goes on. By default
+    runs/RECIPE-DATE-TIME."""
+    devices: int | None = None
+    """Processes to train with on this machine, each with a GPU of its own where there are some; torchrun starts more
+    machines."""
+    quicktest: bool = False
+    """Train the recipe made small, on scattered digits, in less than a minute on two cores."""
+    resume: Path | None = None
+    """Folder of an unfinished run to go on with, by the recipe it was started with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """What to evaluate, and on what."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Folder of a run, weights.safetensors, or a .ckpt file."""
+    data: Path | None = None
+    """Instances in COCO's format, with the categories of the training; by default those the run validated on."""
+    images: Path | None = None
+    """Their images, a folder or an uncompressed tar."""
+    out: Path | None = None
+    """Folder for results.json, in COCO's format, and pictures; nothing is written if none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Predict:
+    """Where to look for objects, and where to write what is found."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Folder of a run, weights.safetensors, or a .ckpt file."""
+    images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
+    """Files, folders of images, and globs."""
+    out: Path = Path("detections")
+    """New folder for results.json, in COCO's format, images.json, which says the image of each id, and a picture of
+    each image."""
+    score: float = 0.5
+    """Least score of what is drawn; results.json has all that is found."""
+    pictures: bool = True
+    """Draw a picture of each image."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Which runs to compare."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...")] = ()
+    """Folders of finished runs; the first row is the one that gains are over. Those that differ in the seed alone share
+    a row."""
+    format: Literal["text", "markdown"] = "text"
+    """As a terminal or a page shows it."""
+
+
+def main(arguments: list[str]) -> int:
+    """Find objects and their masks, by Mask R-CNN: lambdanets detect train | evaluate | predict | report."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {name:<10}{(action.__doc__ or '').splitlines()[0]}" for name, action in ACTIONS.items()]
+        print("\n".join(["usage: lambdanets detect ACTION ...", "", *lines]))
+        return 0
+    if arguments[0] not in ACTIONS:
+        raise InputError(
+            f"lambdanets detect has no action {arguments[0]!r}, only {', '.join(ACTIONS)}"
+            f"{nearest(arguments[0], ACTIONS)}"
+        )
+    _need_extra()
+    return ACTIONS[arguments[0]](arguments[1:])
+
+
+def _need_extra() -> None:
+    import importlib.util
+
+    for package in ("faster_coco_eval", "pycocotools"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"detection needs {package}; install it with: pip install 'lambdanets[detection]'")
+
+
+def _train(arguments: list[str]) -> int:
+    """Train by a recipe: lambdanets detect train [RECIPE] [--run DIR] [--FIELD VALUE ...], or --resume DIR."""
+    from lambdanets.recipes import find_recipe, list_recipes
+
+    named = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments[0] if named else "digits"
+    recipe = find_recipe(name, DetectionRecipe)
+    recipes = "\n".join(f"  {name}: {promise}" for name, promise in list_recipes(DetectionRecipe).items())
+    options = parse_with_recipe(
+        Train,
+        recipe,
+        arguments[1:] if named else arguments,
+        prog=f"lambdanets detect train {name}",
+        description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
+    )
+    from lambdanets.training.detection.quicktest import small
+
+    changed = named or options.recipe != recipe
+    done = train(options, ["detect", "train"], arguments, name=name, changed=changed, small=small)
+    if isinstance(done, int):
+        return done
+    result, folder = done
+    if result:  # the first process's
+        tell_unreadable(result["unreadable"])
+        print(f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}")
+        speed = f"{result['images_per_second']:.1f} images/s"
+        print(f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {speed}")
+        print(f"truth beside prediction: {folder / 'predictions.png'}")
+        print(f"precision over recall:   {folder / 'precision_recall.png'}")
+        print(f"curves:                  {folder / 'curves.png'}")
+        print(f"weights:                 {folder / 'weights.safetensors'}")
+        _print_scores(result)
+    return 0
+
+
+def _evaluate(arguments: list[str]) -> int:
+    """Score a trained detector: lambdanets detect evaluate CHECKPOINT [--data FILE --images DIR]."""
+    options = parse(
+        Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
+    )
+    from lambdanets.training.detection.data import open_sets
+    from lambdanets.training.detection.detector import load_detector
+    from lambdanets.training.detection.evaluation import judge, open_for_evaluation
+    from lambdanets.training.detection.pictured import draw_judgement
+    from lambdanets.training.detection.results import write_results
+
+    if (options.data is None) != (options.images is None):
+        raise InputError("data and images must be given together, got one without the other")
+    _refuse_full(options.out)
+    detector = load_detector(options.checkpoint)
+    if options.data is None or options.images is None:
+        images = open_sets(detector.recipe)[1]
+    else:
+        images = open_for_evaluation(detector, options.data, options.images)
+    judgement = judge(detector, images)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        draw_judgement(detector, images, judgement, options.out)
+        write_results(judgement.results, options.out / "results.json")
+    tell_unreadable(judgement.unreadable)
+    print(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
+    _print_scores(judgement.scores.summary())
+    return 0
+
+
+def _predict(arguments: list[str]) -> int:
+    """Find objects in image files: lambdanets detect predict CHECKPOINT IMAGES... takes files, folders and globs."""
+    options = parse(
+        Predict,
+        arguments,
+        prog="lambdanets detect predict",
+        description="Find objects in images; write COCO's results, and a picture of each image.",
+    )
+    from lambdanets.files import printable_bytes, whole_file, write_whole
+    from lambdanets.training.data.images import find_images
+    from lambdanets.training.detection.detector import load_detector
+    from lambdanets.training.detection.evaluation import find_in_files
+    from lambdanets.training.detection.pictured import draw_found
+    from lambdanets.training.detection.results import Result, coco_results, write_results
+
+    if not options.images:
+        raise InputError("no images given; expected files, folders or globs after the checkpoint")
+    if not 0 <= options.score <= 1:
+        raise InputError(f"score must be between 0 and 1, got {options.score}")
+    _refuse_full(options.out)
+    paths = find_images(options.images)
+    detector = load_detector(options.checkpoint)
+    options.out.mkdir(parents=True, exist_ok=True)
+    unreadable: list[str] = []
+    results: list[Result] = []
+    images: list[dict[str, Any]] = []
+    for number, (path, image, found) in enumerate(find_in_files(detector, paths, unreadable), 1):
+        images.append({"id": number, "file_name": str(path), "height": image.height, "width": image.width})
+        results += coco_results(found, number, detector.category_ids)
+        sure = int((found["scores"] >= options.score).sum())
+        print(f"{path}  {sure} objects")
+        if options.pictures:
+            with whole_file(options.out / f"{number:05}-{path.stem}.png") as file:
+                draw_found(image, found, detector.classes, options.score).save(file, "PNG")
+    tell_unreadable(unreadable)
+    if not images:
+        raise InputError(f"none of the {len(paths)} images could be read")
+    categories = [
+        {"id": number, "name": name} for number, name in zip(detector.category_ids, detector.classes, strict=True)
+    ]
+    known = {"images": images, "categories": categories}
+    write_whole(options.out / "images.json", printable_bytes(json.dumps(known, indent=1, ensure_ascii=False) + "\n"))
+    write_results(results, options.out / "results.json")
+    print(f"{len(results)} objects in {len(images)} images, written to {options.out}")
+    return 0
+
+
+def _report(arguments: list[str]) -> int:
+    """Compare finished runs as the paper's Table 14 does: lambdanets detect report RUN..."""
+    options = parse(
+        Report,
+        arguments,
+        prog="lambdanets detect report",
+        description="Average precision of boxes and masks, in percent, and gains over the first run.",
+    )
+    from lambdanets.training.detection.reporting import report
+
+    if not options.runs:
+        raise InputError("no runs given; expected folders of finished runs")
+    print(report(options.runs, options.format))
+    return 0
+
+
+ACTIONS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "report": _report,
+}
+
+
+def _refuse_full(folder: Path | None) -> None:
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} holds something already; name a new folder with --out")
+
+
+def _print_scores(summary: dict[str, Any]) -> None:
+    for kind, words in (("bbox", "boxes"), ("segm", "masks")):
+        scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in summary[kind].items()]
+        print(f"{words}  {'  '.join(scores)}")

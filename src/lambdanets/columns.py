@@ -1,0 +1,17 @@
+"""Text in columns, for a terminal."""
+
+from collections.abc import Sequence
+
+
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    """Cells under each other, the first column to the left; a line of two cells where others have more runs on."""
+    count = max(len(line) for line in lines)
+    whole = [line for line in lines if len(line) == count]
+    widths = [max(len(line[i]) for line in whole) for i in range(count)]
+    widths[0] = max(len(line[0]) for line in lines)
+    texts = []
+    for line in lines:
+        rest = zip(line[1:], widths[1:], strict=False)
+        padded = [f"{cell:>{width}}" for cell, width in rest] if len(line) == count else list(line[1:])
+        texts.append("  ".join([f"  {line[0]:<{widths[0]}}", *padded]).rstrip())
+    return "\n".join(texts)
