@@ -140,7 +140,7 @@ def _evaluate(arguments: list[str]) -> int:
     from lambdanets.training.detection.data import open_sets
     from lambdanets.training.detection.detector import load_detector
     from lambdanets.training.detection.evaluation import judge, open_for_evaluation
-    from lambdanets.training.detection.pictured import draw_judgement
+    from lambdanets.training.detection.showing import draw_judgement
     from lambdanets.training.detection.results import write_results
 
     if (options.data is None) != (options.images is None):
@@ -174,7 +174,7 @@ def _predict(arguments: list[str]) -> int:
     from lambdanets.training.data.images import find_images
     from lambdanets.training.detection.detector import load_detector
     from lambdanets.training.detection.evaluation import find_in_files
-    from lambdanets.training.detection.pictured import draw_found
+    from lambdanets.training.detection.showing import draw_found
     from lambdanets.training.detection.results import Result, coco_results, write_results
 
     if not options.images:

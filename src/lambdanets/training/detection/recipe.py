@@ -59,7 +59,7 @@ class DetectionRecipe(TrainingRecipe):
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     """Divides them then."""
 
-    levels: tuple[int, ...] = (1, 2, 3)
+    levels: tuple[int, ...] = (2, 3, 4)
     """Maps of the backbone that the pyramid takes, numbered from 0, the finest first."""
     pyramid_channels: int = 64
     """Of each level."""
