@@ -221,9 +221,7 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, maps: Tensor, ends: Ends, layout: torch.memory_format) -> Tensor:
         ctx.ends, ctx.grid = ends, maps.shape[-2:]
         count = sum(height * width for height, width in ends)
-        gathered = torch.empty(
-            1, maps.shape[1], count, 1, dtype=maps.dtype, device=maps.device, memory_format=layout
-        )
+        gathered = torch.empty(1, maps.shape[1], count, 1, dtype=maps.dtype, device=maps.device, memory_format=layout)
         for one, part, (height, width) in zip(maps, _parts(gathered, ends), ends, strict=True):
             part.copy_(one[:, :height, :width])
         return gathered
