@@ -123,9 +123,10 @@ class Backbones:
             hook.remove()
         return met
 
-    @functools.cache  # noqa: B019 - as long as a case
-    def expected(self, path: str) -> Expected:
-        return expected_of(plain_copy(self.ours.get_submodule(path)), *self.met[path])
+    @functools.cached_property
+    def expected(self) -> dict[str, Expected]:
+        """What a lambda layer must give in each place."""
+        return {path: expected_of(plain_copy(self.ours.get_submodule(path)), *self.met[path]) for path in self.places}
 
     def prepare(self, name: str) -> Prepared:
         if name.startswith("global-attention"):
@@ -142,7 +143,7 @@ class Backbones:
             for path, (x, gradient) in self.met.items():
                 layer = model.get_submodule(path)
                 same = name in (OURS, "lambda-networks")
-                expected = self.expected(path) if same else expected_of(plain_copy(layer), x, gradient)
+                expected = self.expected[path] if same else expected_of(plain_copy(layer), x, gradient)
                 alone = prepare_module(layer, x, gradient, functools.partial(lambda found: found, expected))
                 alone.work()
                 for what, error in alone.errors().items():
@@ -276,7 +277,7 @@ def tables(results: dict[str, Any]) -> str:
         where = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
         text = f"""LambdaResNet-50 as a backbone of one image of {size} x {size} pixels, with maps of strides 4 to 32,
 and with rivals in the place of its lambda layers; float32, batch norm with fixed statistics. Medians of
-{min(runs)} to {max(runs)} runs in turns, on {where}.
+{" to ".join(map(str, sorted({min(runs), max(runs)})))} runs in turns, on {where}.
 The peak is the most that PyTorch's allocator held beyond weights and images.
 
 {chr(10).join(lines)}
