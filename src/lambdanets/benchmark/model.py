@@ -48,7 +48,7 @@ def _case(options: Model, device: torch.device, name: str) -> Case:
         made |= {} if pattern is None else overrides | {"pattern": pattern}
         model = create_model(PLAIN if pattern is None else "resnet50_lambda", **made).to(device)
         if not training:
-            _calibrate(model, inputs()[0].float())
+            calibrate(model, inputs()[0].float())
         return model.to(dtype).train(training)
 
     @functools.cache
@@ -126,7 +126,7 @@ def _met_by_layers(
     return met
 
 
-def _calibrate(model: nn.Module, images: Tensor) -> None:
+def calibrate(model: nn.Module, images: Tensor) -> None:
     """Give batch norms the statistics of these images: with those of a fresh network activations leave all ranges."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
