@@ -10,7 +10,7 @@ import pytest
 from lambdanets import calibration, cli
 from lambdanets.arguments import parse
 from lambdanets.benchmark import command as benchmark
-from lambdanets.cli import evaluate, predict, pseudo_label
+from lambdanets.cli import detect, evaluate, predict, pseudo_label
 from lambdanets.comparison import command as comparison
 from lambdanets.comparison import summary
 from lambdanets.ops.position.rates import built_in
@@ -41,6 +41,7 @@ def test_the_python_examples_run_and_print_the_shapes_they_say(capsys):
 def test_every_command_is_taken(command, monkeypatch):
     done = []
     result = {"model_name": "m", "parameters": 1, "data": "d", "epochs": 1, "seconds": 1.0, "images_per_second": 1.0}
+    result |= {"bbox": {"AP": 1.0}, "segm": {"AP": None}}
     monkeypatch.setattr(
         run, "start", lambda recipe, folder: done.append(recipe) or result | {"top1": 1.0, "unreadable": []}
     )
@@ -63,6 +64,12 @@ def test_every_command_is_taken(command, monkeypatch):
             cli.COMMANDS,
             name,
             lambda arguments, name=name: done.append(parse(OPTIONS[name], arguments, description="", prog="")) or 0,
+        )
+    for name, options in (("evaluate", detect.Evaluate), ("predict", detect.Predict), ("report", detect.Report)):
+        monkeypatch.setitem(
+            detect.ACTIONS,
+            name,
+            lambda arguments, options=options: done.append(parse(options, arguments, description="", prog="")) or 0,
         )
     arguments = shlex.split(command, comments=True)[1:]
     if "--help" in arguments:

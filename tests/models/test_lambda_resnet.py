@@ -3,6 +3,7 @@ import timm
 import torch
 
 from lambdanets import LambdaLayer2d, create_model, list_models
+from lambdanets.models import plain_resnetrs
 from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
 
 
@@ -153,7 +154,7 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
 
 def test_every_model_is_listed_and_known_to_timm():
     names = list_models()
-    assert len(names) == 2 * len(LAMBDA_RESNETS) + 5
+    assert len(names) == 2 * len(LAMBDA_RESNETS) + 5 + len(plain_resnetrs.DEPTHS)
     assert set(names) <= set(timm.list_models())
 
 

@@ -140,8 +140,8 @@ def _evaluate(arguments: list[str]) -> int:
     from lambdanets.training.detection.data import open_sets
     from lambdanets.training.detection.detector import load_detector
     from lambdanets.training.detection.evaluation import judge, open_for_evaluation
-    from lambdanets.training.detection.showing import draw_judgement
     from lambdanets.training.detection.results import write_results
+    from lambdanets.training.detection.showing import draw_judgement
 
     if (options.data is None) != (options.images is None):
         raise InputError("data and images must be given together, got one without the other")
@@ -174,8 +174,8 @@ def _predict(arguments: list[str]) -> int:
     from lambdanets.training.data.images import find_images
     from lambdanets.training.detection.detector import load_detector
     from lambdanets.training.detection.evaluation import find_in_files
-    from lambdanets.training.detection.showing import draw_found
     from lambdanets.training.detection.results import Result, coco_results, write_results
+    from lambdanets.training.detection.showing import draw_found
 
     if not options.images:
         raise InputError("no images given; expected files, folders or globs after the checkpoint")

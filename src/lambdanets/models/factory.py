@@ -8,13 +8,14 @@ import timm
 from torch import nn
 
 from lambdanets.errors import InputError, nearest
-from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda
+from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, plain_resnetrs
 from lambdanets.models.weights import load_weights
 
 
 def list_models() -> list[str]:
     """Names of the models of this package, sorted; timm.list_models has them too, among its own."""
-    others = (lambda_resnet.resnet50_lambda, mobilenetv2_lambda.mobilenetv2_lambda, *mixer_resnet.MODELS)
+    singles = (lambda_resnet.resnet50_lambda, mobilenetv2_lambda.mobilenetv2_lambda)
+    others = (*singles, *mixer_resnet.MODELS, *plain_resnetrs.MODELS)
     return sorted([*lambda_resnet.FAMILY, *(model.__name__ for model in others)])
 
 

@@ -52,8 +52,6 @@ def _depths_and_sizes() -> dict[str, Build]:
     }
 
 
-_WITHOUT_SE: dict[str, Any] = {"block_args": {}}
-
 ROWS: dict[str, dict[str, Build]] = {
     "3": {
         "conv (He et al. 2016, author run)": Build("resnet50"),
@@ -109,11 +107,11 @@ ROWS: dict[str, dict[str, Build]] = {
         for pattern in ("CCCC", "LCCC", "LLCC", "LLLC", "LLLL", "CLLL", "CCLL", "CCCL")
     },
     "13": {
-        "ResNet-101 wo/ SE": Build("resnetrs101", _WITHOUT_SE),
+        "ResNet-101 wo/ SE": Build("resnetrs101_plain"),
         "ResNet-101 w/ SE": Build("resnetrs101"),
         "LambdaResNet-101": Build("lambda_resnet101"),
         "LambdaResNet-101-C4": Build("lambda_resnet101_c4"),
-        "ResNet-152 wo/ SE": Build("resnetrs152", _WITHOUT_SE, 256),
+        "ResNet-152 wo/ SE": Build("resnetrs152_plain", image_size=256),
         "ResNet-152 w/ SE": Build("resnetrs152", image_size=256),
         "LambdaResNet-152": Build("lambda_resnet152", image_size=256),
         "LambdaResNet-152-C4": Build("lambda_resnet152_c4", image_size=256),

@@ -17,7 +17,7 @@ def small(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
     """
     recipe = replace(
         recipe,
-        model=re.sub(r"^(lambda_resnet|resnetrs)\d+$", r"\g<1>50", recipe.model),
+        model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),
         epochs=EPOCHS,
         batch_size=BATCH,
         warmup_epochs=min(recipe.warmup_epochs, 0.5),

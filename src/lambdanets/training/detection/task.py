@@ -20,8 +20,8 @@ from lambdanets.training.detection.detector import Detector, build_detector
 from lambdanets.training.detection.evaluation import judge
 from lambdanets.training.detection.feeding import DetectionBatch, make_batches
 from lambdanets.training.detection.module import LOSSES, VALIDATED, Detection
-from lambdanets.training.detection.showing import draw_judgement
 from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.showing import draw_judgement
 from lambdanets.training.detection.trial import DetectionTrial
 from lambdanets.training.history import History
 from lambdanets.training.processes import Processes
