@@ -102,7 +102,7 @@ def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -
         sample[name] = transforms.horizontal_flip(resized) if flipped else resized
     image_tensor, boxes, masks_tensor = (sample[name].as_subclass(Tensor) for name in ("image", "boxes", "masks"))
     labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
-    there = (boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1) & masks_tensor.flatten(1).any(1)
+    there = (boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1) & (masks_tensor > 0).flatten(1).any(1)
     return image_tensor, {"boxes": boxes[there], "labels": labels[there], "masks": masks_tensor[there]}
 
 
