@@ -61,9 +61,9 @@ def test_data_of_ones_own_needs_images_and_something_to_validate_on(missing):
 
 def test_what_a_recipe_leaves_to_be_given_is_asked_for_by_name():
     open_ended = DetectionRecipe(data="", images="", validation_data="")
-    with pytest.raises(InputError, match="^data must be given"):
+    with pytest.raises(InputError, match=r"^data must be given"):
         given(open_ended)
-    with pytest.raises(InputError, match="^images must be given"):
+    with pytest.raises(InputError, match=r"^images must be given"):
         given(replace(open_ended, data="train.json"))
 
 
