@@ -137,7 +137,7 @@ def _evaluate(arguments: list[str]) -> int:
     options = parse(
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
-    from lambdanets.training.detection.data import open_sets
+    from lambdanets.training.detection.data import open_validation
     from lambdanets.training.detection.detector import load_detector
     from lambdanets.training.detection.evaluation import judge, open_for_evaluation
     from lambdanets.training.detection.results import write_results
@@ -148,7 +148,7 @@ def _evaluate(arguments: list[str]) -> int:
     _refuse_full(options.out)
     detector = load_detector(options.checkpoint)
     if options.data is None or options.images is None:
-        images = open_sets(detector.recipe)[1]
+        images = open_validation(detector.recipe, detector.categories)
     else:
         images = open_for_evaluation(detector, options.data, options.images)
     judgement = judge(detector, images)
@@ -184,11 +184,11 @@ def _predict(arguments: list[str]) -> int:
     _refuse_full(options.out)
     paths = find_images(options.images)
     detector = load_detector(options.checkpoint)
-    options.out.mkdir(parents=True, exist_ok=True)
     unreadable: list[str] = []
     results: list[Result] = []
     images: list[dict[str, Any]] = []
     for number, (path, image, found) in enumerate(find_in_files(detector, paths, unreadable), 1):
+        options.out.mkdir(parents=True, exist_ok=True)
         images.append({"id": number, "file_name": str(path), "height": image.height, "width": image.width})
         results += coco_results(found, number, detector.category_ids)
         sure = int((found["scores"] >= options.score).sum())

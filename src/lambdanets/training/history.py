@@ -83,7 +83,9 @@ class History(Callback):
         assert isinstance(module, TrainingModule)
         self._end_row(trainer, module)
         if not self.rows:
-            raise InputError(f"no training batch had two readable images; a bad one: {min(self.unreadable)}")
+            bad = min(self.unreadable, default="all came out too small")
+            least = "two readable images" if module.recipe.LEAST_PART > 1 else "a readable image"
+            raise InputError(f"no training batch had {least}; a bad one: {bad}")
 
     def on_validation_batch_end(
         self,

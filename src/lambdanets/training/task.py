@@ -11,12 +11,14 @@ from lambdanets.errors import InputError
 from lambdanets.training.curves import Panels
 from lambdanets.training.data.batches import Batches
 from lambdanets.training.data.order import Share
+from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.history import History
 from lambdanets.training.memory import Trial
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes
-from lambdanets.training.recipe import TrainingRecipe, read_fields
+from lambdanets.training.recipe import Recipe, TrainingRecipe, read_fields
 
+_RECIPES: dict[str, type[TrainingRecipe]] = {recipe.task: recipe for recipe in (Recipe, DetectionRecipe)}
 # Imported on first use: a classifier needs nothing that reads annotations.
 _TASKS = {
     "classification": "lambdanets.training.classification.task:ClassificationTask",
@@ -30,7 +32,6 @@ class Task(ABC):
     recipe: what `opened` was given; methods that take one are given it with the parts of a step filled in.
     """
 
-    RECIPE: ClassVar[type[TrainingRecipe]]
     METRICS: ClassVar[tuple[str, ...]]  # columns of metrics.csv
     PANELS: ClassVar[Panels]  # of curves.png
     BEST: ClassVar[str]  # the metric by which best.ckpt is the best
@@ -89,6 +90,6 @@ def read_recipe(path: Path) -> TrainingRecipe:
     """The recipe of any task in a file that `TrainingRecipe.to_json` wrote. Raises InputError for anything else."""
     fields = read_fields(path.read_bytes(), str(path))
     name = fields.get("task", "classification")
-    if name not in _TASKS:
-        raise InputError(f"{path} must have a task that is one of {', '.join(_TASKS)}, got {name!r}")
-    return task_of(name).RECIPE.from_fields(fields, str(path))
+    if not isinstance(name, str) or name not in _RECIPES:
+        raise InputError(f"{path} must have a task that is one of {', '.join(_RECIPES)}, got {name!r}")
+    return _RECIPES[name].from_fields(fields, str(path))

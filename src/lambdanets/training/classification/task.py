@@ -24,7 +24,7 @@ from lambdanets.training.data.shards.images import ShardedImages
 from lambdanets.training.history import History
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo.student_images import PseudoLabelledImages, open_student_images
-from lambdanets.training.recipe import Recipe, TrainingRecipe
+from lambdanets.training.recipe import Recipe
 from lambdanets.training.task import Task
 from lambdanets.training.weight_files import describe
 
@@ -33,7 +33,6 @@ from lambdanets.training.weight_files import describe
 class ClassificationTask(Task):
     """Images with one class each."""
 
-    RECIPE: ClassVar[type[TrainingRecipe]] = Recipe
     METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
     PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
     BEST: ClassVar[str] = "top1"

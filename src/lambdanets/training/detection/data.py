@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from lambdanets.errors import InputError
-from lambdanets.training.data.coco.annotations import parse_annotations
+from lambdanets.training.data.coco.annotations import Category, parse_annotations
 from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
 from lambdanets.training.data.coco.scattered_digits import scattered_digits
 from lambdanets.training.data.order import permuted
@@ -24,12 +24,8 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
         source = "scikit-learn's digits, scattered"
     else:
         assert recipe.images is not None
-        assert recipe.validation_data is not None
         training = open_annotated(Path(recipe.data), Path(recipe.images))
-        others = Path(recipe.validation_images or recipe.images)
-        validation = open_annotated(Path(recipe.validation_data), others)
-        categories = (validation.annotations.categories, training.annotations.categories)
-        check_categories(*categories, recipe.validation_data)
+        validation = open_validation(recipe, training.annotations.categories)
         source = f"{recipe.data} and {recipe.validation_data}"
     if recipe.training_images is not None:
         if recipe.training_images > len(training):
@@ -41,6 +37,18 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
         if all(each.crowd for image in images.annotations.images for each in image.objects):
             raise InputError(f"{name} must have objects that are no crowds, and has none: {source}")
     return training, validation, source
+
+
+def open_validation(recipe: DetectionRecipe, categories: tuple[Category, ...]) -> AnnotatedImages:
+    """The recipe's images to validate on, without those to train on. Raises InputError for other categories."""
+    if recipe.data == "digits":
+        validation = _scattered_digits()[1]
+    else:
+        assert recipe.images is not None
+        assert recipe.validation_data is not None
+        validation = open_annotated(Path(recipe.validation_data), Path(recipe.validation_images or recipe.images))
+    check_categories(validation.annotations.categories, categories, recipe.validation_data or recipe.data)
+    return validation
 
 
 def tell_findings(training: AnnotatedImages, validation: AnnotatedImages) -> None:

@@ -12,6 +12,7 @@ from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.models.weights import load_tensors, read_weights
+from lambdanets.training.data.coco.annotations import Category
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import fits
 from lambdanets.training.weight_files import read_described, resize_tables, weights_in
@@ -25,6 +26,11 @@ class Detector:
     recipe: DetectionRecipe
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
+
+    @property
+    def categories(self) -> tuple[Category, ...]:
+        """What it tells apart, in order of the ids."""
+        return tuple(map(Category, self.category_ids, self.classes))
 
     @torch.inference_mode()
     def find(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
@@ -95,7 +101,8 @@ def load_detector(path: str | Path) -> Detector:
     """
     tensors, content = read_described(Path(path))
     recipe = DetectionRecipe.from_fields(content["recipe"], str(path))
-    ids = tuple(content.get("category_ids", ()))
+    given = content.get("category_ids")
+    ids = tuple(given) if isinstance(given, list) else ()
     if not fits(ids, tuple[int, ...]) or len(ids) != len(content["classes"]):
         raise InputError(f"{path} does not say which ids its categories have; expected a file that a run left")
     built = build_detector(replace(recipe, weights=None), len(content["classes"]))

@@ -51,8 +51,7 @@ def judge(detector: Detector, images: AnnotatedImages) -> Judgement:
 def open_for_evaluation(detector: Detector, data: Path, images: Path) -> AnnotatedImages:
     """A set annotated with the detector's categories. Raises InputError for other ones."""
     opened = open_annotated(data, images)
-    known = tuple(map(Category, detector.category_ids, detector.classes))
-    check_categories(opened.annotations.categories, known, str(data))
+    check_categories(opened.annotations.categories, detector.categories, str(data))
     return opened
 
 

@@ -57,7 +57,16 @@ class Detection(TrainingModule):
         self._read: list[int] = []
 
     def count(self, batch: DetectionBatch) -> int:
-        return len(batch.images)
+        """How many images of a batch could be read; 0 where they come to one position of the coarsest map.
+
+        Batch norm has no statistics of a single number. Over several processes it is not alone.
+        """
+        if self.recipe.sync_batch_norm and self.share.processes > 1:
+            return len(batch.images)
+        backbone: Any = self.model.backbone
+        stride = backbone.strides[-2]
+        sizes = [image.shape[-2:] for image in batch.images]
+        return len(sizes) if sum(-(-height // stride) * -(-width // stride) for height, width in sizes) > 1 else 0
 
     def inputs(self, batch: DetectionBatch) -> tuple[Any, ...]:
         return batch.images, batch.targets

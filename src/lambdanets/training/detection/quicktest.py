@@ -15,6 +15,7 @@ def small(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
 
     The images are scattered digits, in a folder. All else stays: jitter, schedule, averaging, precision.
     """
+    folder.mkdir(parents=True, exist_ok=True)  # by which the same command knows the run for a quicktest's
     recipe = replace(
         recipe,
         model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),

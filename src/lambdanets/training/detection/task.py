@@ -25,7 +25,6 @@ from lambdanets.training.detection.showing import draw_judgement
 from lambdanets.training.detection.trial import DetectionTrial
 from lambdanets.training.history import History
 from lambdanets.training.processes import Processes
-from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.task import Task
 from lambdanets.training.weight_files import describe
 
@@ -34,7 +33,6 @@ from lambdanets.training.weight_files import describe
 class DetectionTask(Task):
     """Objects in images, with a box, a category and a mask each."""
 
-    RECIPE: ClassVar[type[TrainingRecipe]] = DetectionRecipe
     METRICS: ClassVar[tuple[str, ...]] = (*Detection.SUMS, *VALIDATED)
     PANELS: ClassVar[Panels] = (
         ("loss", ("loss",)),

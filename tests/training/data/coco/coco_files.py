@@ -30,8 +30,12 @@ def content(*annotations: dict[str, Any], images: list[dict[str, Any]] | None = 
     }
 
 
+def write_json(what: Any) -> bytes:
+    return json.dumps(what).encode()
+
+
 def write(path: Path, what: Any) -> Path:
-    path.write_text(json.dumps(what), encoding="utf-8")
+    path.write_bytes(write_json(what))
     return path
 
 

@@ -1,0 +1,235 @@
+import io
+import random
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+
+from lambdanets.training.data.coco.annotations import parse_annotations
+from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory
+from lambdanets.training.data.order import Share
+from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.feeding import for_training, make_batches
+from lambdanets.training.detection.recipe import DetectionRecipe
+from training.data.coco import coco_files
+from training.data.same_batches import assert_same
+from training.detection.tiny_detection import tiny_recipe
+
+RECIPE = DetectionRecipe(image_size=48, jitter=(0.1, 2.0), flip=0.5)
+
+
+def known_image(*annotations, height=20, width=30):
+    """What is known of an image with such annotations."""
+    image = coco_files.image(1, height=height, width=width)
+    content = coco_files.write_json(coco_files.content(*annotations, images=[image]))
+    return parse_annotations(content, Path("here")).images[0]
+
+
+def disc(number, height, width, y, x, radius, **fields):
+    """An annotation of a disc."""
+    angles = np.linspace(0, 2 * np.pi, 60, endpoint=False)
+    points = np.stack([x + radius * np.cos(angles), y + radius * np.sin(angles)], 1).clip(0, (width, height))
+    (left, top), (right, bottom) = points.min(0).tolist(), points.max(0).tolist()
+    box = [left, top, right - left, bottom - top]
+    return coco_files.annotation(number, bbox=box, area=1.0, segmentation=[points.ravel().tolist()], **fields)
+
+
+def grown(mask):
+    """A mask (h, w) with the pixels beside it."""
+    return F.max_pool2d(mask[None].float(), 3, 1, 1)[0] > 0
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """An image with a bright disc on dark ground, and what is known of it, which is the disc."""
+    height, width, y, x, radius = 61, 97, 34.0, 60.0, 21.0
+    image = Image.new("L", (width, height), 10)
+    ImageDraw.Draw(image).ellipse([x - radius, y - radius, x + radius, y + radius], fill=250)
+    return image, known_image(disc(1, height, width, y, x, radius), height=height, width=width)
+
+
+def test_masks_are_where_the_image_shows_the_object_after_the_same_scale_crop_and_flip(drawn):
+    flipped = cropped = 0
+    for seed in range(60):
+        random.seed(seed)
+        image, target = for_training(*drawn, RECIPE)
+        assert max(image.shape[1:]) <= 48
+        cropped += image.shape[1:] == (48, 48)
+        if not len(target["masks"]):
+            continue
+        mask, shown = target["masks"][0] > 0, image[0] > 0.5
+        assert target["masks"].dtype == torch.uint8
+        assert not (mask & ~grown(shown)).any()
+        assert not (shown & ~grown(mask)).any()
+        flipped += bool(mask[:, : mask.shape[1] // 2].sum() > mask[:, mask.shape[1] // 2 :].sum())
+    assert flipped > 5  # the disc is to the right of the middle
+    assert cropped > 5
+
+
+def test_boxes_enclose_their_masks_and_are_no_larger_than_the_whole_object(drawn):
+    whole = 0
+    for seed in range(60):
+        random.seed(seed)
+        image, target = for_training(*drawn, RECIPE)
+        for (left, top, right, bottom), mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
+            rows, columns = (mask.any(axis).nonzero().flatten() for axis in (1, 0))
+            assert left - 1 <= columns[0]
+            assert columns[-1] + 1 <= right + 1
+            assert top - 1 <= rows[0]
+            assert rows[-1] + 1 <= bottom + 1
+            assert 0 <= left < right <= image.shape[2]
+            assert 0 <= top < bottom <= image.shape[1]
+            if left > 0 and top > 0 and right < image.shape[2] and bottom < image.shape[1]:
+                whole += 1
+                assert right - left < len(columns) + 2
+                assert bottom - top < len(rows) + 2
+    assert whole > 10
+
+
+def test_at_scale_one_without_a_flip_an_image_that_fits_stays_as_it_is(drawn):
+    image, known = drawn
+    recipe = replace(RECIPE, image_size=97, jitter=(1.0, 1.0), flip=0.0)
+    same, target = for_training(image, known, recipe)
+    assert torch.equal((same * 255).round().to(torch.uint8), torch.from_numpy(np.array(image))[None].expand(3, -1, -1))
+    assert target["boxes"].tolist() == [pytest.approx(known.objects[0].box, abs=1e-4)]
+
+
+def test_a_category_is_a_label_from_one_in_the_order_of_the_ids():
+    known = known_image(coco_files.annotation(1, category_id=7), coco_files.annotation(2, category_id=3))
+    _, target = for_training(Image.new("L", (30, 20)), known, replace(RECIPE, jitter=(1.0, 1.0)))
+    assert target["labels"].tolist() == [2, 1]
+
+
+def test_crowds_are_not_learnt_from():
+    runs = {"size": [20, 30], "counts": [0, 600]}
+    crowd = coco_files.annotation(2, iscrowd=1, segmentation=runs, bbox=[0, 0, 30, 20], area=600, category_id=3)
+    known = known_image(coco_files.annotation(1), crowd)
+    assert len(known.objects) == 2
+    _, target = for_training(Image.new("L", (30, 20)), known, replace(RECIPE, jitter=(1.0, 1.0)))
+    assert target["labels"].tolist() == [2]
+
+
+def test_an_image_without_objects_has_empty_targets_of_its_size():
+    image, target = for_training(Image.new("RGB", (30, 20)), known_image(), RECIPE)
+    assert target["boxes"].shape == (0, 4)
+    assert target["labels"].shape == (0,)
+    assert target["labels"].dtype == torch.int64
+    assert target["masks"].shape == (0, *image.shape[1:])
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 5000), (5000, 1)])
+def test_a_strip_keeps_a_row_and_its_object(height, width):
+    long = max(height, width)
+    box = [0, 0, width, height]
+    strip = coco_files.annotation(1, bbox=box, segmentation=[[0, 0, width, 0, width, height, 0, height]], area=long)
+    known = known_image(strip, height=height, width=width)
+    for seed in range(10):
+        random.seed(seed)
+        image, target = for_training(Image.new("L", (width, height), 255), known, RECIPE)
+        assert min(image.shape[1:]) == 1
+        assert target["masks"].all()
+        assert target["boxes"].tolist() == [pytest.approx([0, 0, image.shape[2], image.shape[1]], abs=1e-4)]
+
+
+def test_an_object_of_which_a_crop_or_a_scale_leaves_nothing_is_left_out():
+    speck = coco_files.annotation(1, bbox=[2, 3, 1, 1], segmentation=[[2, 3, 3, 3, 3, 4, 2, 4]], area=1)
+    known = known_image(speck, coco_files.annotation(2))
+    _, target = for_training(Image.new("L", (30, 20)), known, replace(RECIPE, image_size=15, jitter=(1.0, 1.0)))
+    assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 1
+
+
+def test_of_more_objects_than_max_objects_so_many_are_drawn_anew_each_time():
+    known = known_image(*(coco_files.annotation(number, bbox=[number, 3, 6, 6]) for number in range(1, 13)))
+    recipe = replace(RECIPE, image_size=30, jitter=(1.0, 1.0), flip=0.0, max_objects=3)
+    drawn = []
+    for seed in (0, 1, 2, 0):
+        random.seed(seed)
+        _, target = for_training(Image.new("L", (30, 20)), known, recipe)
+        drawn.append(target["boxes"][:, 0].tolist())
+    assert all(len(set(each)) == 3 for each in drawn)
+    assert drawn[0] == drawn[3]
+    assert drawn[0] != drawn[1] != drawn[2]
+
+
+def as_png(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_images_of_any_mode_come_in_three_colours_from_zero_to_one():
+    grey = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30).astype(np.uint8))
+    files = {f"{mode}.png": as_png(grey.convert(mode)) for mode in ("L", "RGBA", "P", "1")}
+    images = [coco_files.image(number, name) for number, name in enumerate(files, 1)]
+    objects = [coco_files.annotation(number, number) for number in range(1, 5)]
+    annotations = parse_annotations(coco_files.write_json(coco_files.content(*objects, images=images)), Path("here"))
+    some = AnnotatedImages(annotations, FilesInMemory(files, list(files), "memory"), range(4))
+    for training in (True, False):
+        (batch,) = make_batches(replace(RECIPE, batch_size=4), some, training=training)
+        assert len(batch.images) == 4
+        for image in batch.images:
+            assert image.shape[0] == 3
+            assert image.dtype == torch.float32
+            assert image.min() >= 0
+            assert image.max() <= 1
+        assert [len(target) for target in batch.targets] == [3 if training else 0] * 4
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """Of a set of 7 images, of which one has no objects any more."""
+    return tiny_recipe(tmp_path_factory.mktemp("feeding"), batch_size=3, jitter=(0.1, 2.0))
+
+
+def batches_of(recipe, **more):
+    return make_batches(recipe, open_sets(recipe)[0], training=True, **more)
+
+
+def test_batches_are_the_same_for_any_number_of_workers(recipe):
+    alone = list(islice(batches_of(recipe), 2))
+    made = batches_of(replace(recipe, workers=2))
+    assert_same(alone, list(made))
+    made.close()
+
+
+def test_batches_are_the_same_after_a_resumption(recipe):
+    whole = batches_of(recipe)
+    first, second = list(whole), list(whole)
+    assert not torch.equal(first[0].images[0], second[0].images[0])
+    resumed = batches_of(recipe)
+    resumed.load_state_dict({"steps": 1, "steps_per_epoch": whole.steps})
+    assert_same([*first[1:], *second], [*resumed, *resumed])
+
+
+def test_the_parts_of_processes_are_the_images_of_a_step(recipe):
+    step = next(iter(batches_of(recipe)))
+    parts = [next(iter(batches_of(recipe, share=Share(rank, 3)))) for rank in range(3)]
+    assert [len(part.images) for part in parts] == [1, 1, 1]
+    assert {part.step_images for part in parts} == {3}
+    for image, part in zip(step.images, parts, strict=True):
+        assert torch.equal(image, part.images[0])
+
+
+def test_what_is_validated_on_comes_in_order_and_as_it_is(recipe):
+    validation = open_sets(recipe)[1]
+    batches = list(make_batches(replace(recipe, batch_size=1), validation, training=False))
+    assert [batch.indices.tolist() for batch in batches] == [[0], [1]]
+    for number, batch in enumerate(batches):
+        image, known = validation.load(number)
+        assert batch.images[0].shape == (3, known.height, known.width)
+        assert torch.equal((batch.images[0][0] * 255).round().to(torch.uint8), torch.from_numpy(np.array(image)))
+
+
+def test_an_image_that_cannot_be_read_is_left_out_of_its_batch_and_named(tmp_path):
+    recipe = tiny_recipe(tmp_path, batch_size=4)
+    (tmp_path / "train/train_00002.png").write_bytes(b"no image")
+    (batch,) = batches_of(recipe)
+    assert len(batch.images) == len(batch.targets) == len(batch.indices) == 3
+    assert 1 not in batch.indices.tolist()
+    assert batch.step_images == 4
+    assert [sentence for sentence in batch.unreadable if "train_00002.png: it is not an image" in sentence]

@@ -1,0 +1,102 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from lambdanets.errors import InputError
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.recipe import Recipe
+from lambdanets.training.run import given
+from lambdanets.training.task import read_recipe
+
+WRONG = [
+    ("epochs", 0),
+    ("batch_size", 0),
+    ("micro_batch", 0),
+    ("image_size", 0),
+    ("training_images", 0),
+    ("max_objects", 0),
+    ("pyramid_channels", 0),
+    ("mask_layers", -1),
+    ("proposals", 0),
+    ("sampled_regions", 0),
+    ("detections", 0),
+    ("anchor_scale", 0.0),
+    ("flip", 1.5),
+    ("drop_path", -0.1),
+    ("compile", True),
+    ("jitter", (0.0, 1.0)),
+    ("jitter", (2.0, 1.0)),
+    ("jitter", (1.0,)),
+    ("mean", (0.5,)),
+    ("std", (0.2, 0.2)),
+    ("std", (0.2, 0.0, 0.2)),
+    ("levels", ()),
+    ("levels", (1.5,)),
+    ("aspect_ratios", ()),
+    ("aspect_ratios", (1.0, -1.0)),
+    ("box_layers", (-1, 8)),
+    ("box_layers", (0, 0)),
+    ("clip_gradient", 0.0),
+    ("images", "there"),
+    ("validation_data", "there.json"),
+    ("validation_images", "there"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_field_of_detection_out_of_range_is_named(field, value):
+    with pytest.raises(InputError, match=rf"^{field} must be"):
+        replace(DetectionRecipe(), **{field: value})
+
+
+@pytest.mark.parametrize("missing", ["images", "validation_data"])
+def test_data_of_ones_own_needs_images_and_something_to_validate_on(missing):
+    fields = {"data": "train.json", "images": "train", "validation_data": "val.json"}
+    DetectionRecipe(**fields)
+    del fields[missing]
+    with pytest.raises(InputError, match=rf"^{missing} must be given with data 'train.json'"):
+        DetectionRecipe(**fields)
+
+
+def test_what_a_recipe_leaves_to_be_given_is_asked_for_by_name():
+    open_ended = DetectionRecipe(data="", images="", validation_data="")
+    with pytest.raises(InputError, match=r"^data must be given"):
+        given(open_ended)
+    with pytest.raises(InputError, match=r"^images must be given"):
+        given(replace(open_ended, data="train.json"))
+
+
+def test_a_recipe_of_detection_survives_json():
+    recipe = replace(DetectionRecipe(), model_options={"scope": 7}, levels=(1, 2), clip_gradient=None)
+    text = recipe.to_json()
+    assert json.loads(text)["task"] == "detection"
+    assert DetectionRecipe.from_json(text.encode(), "here") == recipe
+
+
+@pytest.mark.parametrize(("mine", "other"), [(DetectionRecipe(), Recipe), (Recipe(), DetectionRecipe)])
+def test_the_recipe_of_another_task_is_refused_by_name(mine, other):
+    with pytest.raises(InputError, match=f"here is of a run of {mine.task}, not of {other.task}"):
+        other.from_json(mine.to_json().encode(), "here")
+
+
+@pytest.mark.parametrize("recipe", [DetectionRecipe(epochs=7), Recipe(epochs=7)], ids=lambda recipe: recipe.task)
+def test_a_recipe_is_read_as_that_of_its_task(recipe, tmp_path):
+    path = tmp_path / "recipe.json"
+    path.write_text(recipe.to_json())
+    assert read_recipe(path) == recipe
+
+
+def test_a_recipe_without_a_task_is_a_classifiers(tmp_path):
+    # as they were written before there was another task
+    fields = json.loads(Recipe().to_json())
+    del fields["task"]
+    (tmp_path / "recipe.json").write_text(json.dumps(fields))
+    assert read_recipe(tmp_path / "recipe.json") == Recipe()
+
+
+@pytest.mark.parametrize("task", ["segmentation", ["detection"], None])
+def test_the_recipe_of_an_unknown_task_is_refused(task, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps({"task": task}))
+    with pytest.raises(InputError, match="must have a task that is one of classification, detection, got"):
+        read_recipe(tmp_path / "recipe.json")

@@ -1,0 +1,49 @@
+"""A recipe of detection for tests, which trains in about a second, and annotations changed for them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.training.detection.recipe import DetectionRecipe
+
+IMAGES, VALIDATION = 4, 2
+
+
+def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
+    """4 steps, 2 an epoch, with everything random in it, on scattered digits written into a folder."""
+    if not (folder / "train.json").exists():
+        write_scattered_digits(folder, IMAGES, VALIDATION, 0)
+    fields = {
+        "data": str(folder / "train.json"),
+        "images": str(folder / "train"),
+        "validation_data": str(folder / "val.json"),
+        "validation_images": str(folder / "val"),
+        "image_size": 32,
+        "flip": 0.5,
+        "levels": (2, 3),
+        "pyramid_channels": 8,
+        "box_layers": (1, 16),
+        "mask_layers": 1,
+        "proposals": 10,
+        "sampled_regions": 8,
+        "detections": 5,
+        "drop_path": 0.1,
+        "epochs": 2,
+        "batch_size": 2,
+        "warmup_epochs": 0.5,
+        "checkpoint_every": 1,
+    }
+    return DetectionRecipe(**fields | changes)
+
+
+def change(path: Path, **sections: Any) -> None:
+    """Put other sections into a file of annotations; a section may be a function of what is there."""
+    content = json.loads(path.read_bytes())
+    for name, section in sections.items():
+        content[name] = section(content[name]) if callable(section) else section
+    path.write_text(json.dumps(content))
+
+
+def without_objects(path: Path) -> None:
+    change(path, annotations=[])
