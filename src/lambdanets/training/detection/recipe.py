@@ -33,13 +33,13 @@ class DetectionRecipe(TrainingRecipe):
     training_images: int | None = None
     """Train on so many of the images, drawn with the seed; on all if none."""
 
-    epochs: int = 30
+    epochs: int = 12
     """Passes over the training images."""
     batch_size: int = 8
     """Images a step, over all processes."""
-    learning_rate: float = 0.04
+    learning_rate: float = 0.02
     """Peak, reached after the warm-up."""
-    schedule: Schedule = "late_steps"
+    schedule: Schedule = "cosine"
     weight_decay: float = 4e-5
     """Not on norms, biases and embedding tables."""
     clip_gradient: float | None = 10.0

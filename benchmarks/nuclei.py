@@ -1,0 +1,112 @@
+"""Cell nuclei by Mask R-CNN: a small LambdaResNet and its convolution twin, the same recipe, some seeds each.
+
+    python benchmarks/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2]    train, two runs a seed
+    python benchmarks/nuclei.py [--page docs/detection.md]              write the page's table from the results
+
+NUCLEI holds instances_train.json, train.tar, instances_val.json and val.tar. Every run is the command that the page
+shows; FOLDER keeps what they leave, and a script that was stopped goes on.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambdanets.provenance import commit, hardware, versions
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results/epyc-2-cores/nuclei.json"
+BEGIN, END = "<!-- written by benchmarks/nuclei.py -->\n", "<!-- end of nuclei -->\n"
+RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
+COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+KINDS = {"bbox": "boxes", "segm": "masks"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
+    options = parser.parse_args()
+    if options.data is not None:
+        if options.work is None:
+            parser.error("--work must name a folder for the runs")
+        measure(options)
+    page = options.page.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    options.page.write_text(before + BEGIN + section(json.loads(options.out.read_text())) + END + after, "utf-8")
+
+
+def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
+    """The command of a run, after "lambdanets"."""
+    return [
+        *("detect", "train", recipe, "--seed", str(seed), "--run", str(run)),
+        *("--data", str(data / "instances_train.json"), "--images", str(data / "train.tar")),
+        *("--validation-data", str(data / "instances_val.json"), "--validation-images", str(data / "val.tar")),
+    ]
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Train everything, seed by seed, and write the results after each."""
+    runs: list[dict[str, Any]] = []
+    for seed in options.seeds:
+        for recipe in RECIPES:
+            run = options.work / f"{recipe}-seed{seed}"
+            arguments = command(recipe, seed, options.data, run)
+            subprocess.run([sys.executable, "-m", "lambdanets", *arguments], check=True)
+            result = json.loads((run / "result.json").read_text())
+            kept = ("seconds", "images_per_second", "parameters", "epochs", "training_images", "images", *KINDS)
+            runs.append({"recipe": recipe, "seed": seed} | {name: result[name] for name in kept})
+            content = {
+                "runs": runs,
+                "command": " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei"))),
+                "threads": torch.get_num_threads(),
+                "commit": commit(),
+                "versions": versions(),
+                "hardware": hardware(),
+            }
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def section(results: dict[str, Any]) -> str:
+    """The page's part, in Markdown."""
+    runs = results["runs"]
+    seeds = sorted({run["seed"] for run in runs})
+    minutes = [run["seconds"] / 60 for run in runs]
+    lines = [
+        f"{runs[0]['training_images']} images to train on, {runs[0]['images']} to validate on, "
+        f"{runs[0]['epochs']} epochs from fresh weights, {min(minutes):.0f} to {max(minutes):.0f} minutes a run on "
+        f"{results['hardware']['processor']} with {results['threads']} threads; "
+        + (f"means of {len(seeds)} seeds and their standard deviations, " if len(seeds) > 1 else "one seed, ")
+        + "in percent, of the last epoch's averaged weights.",
+        "",
+        f"    lambdanets {results['command']}",
+        "",
+        "| |" + "".join(f" {column} |" for column in COLUMNS),
+        "|---|" + "---|" * len(COLUMNS),
+    ]
+    for kind, words in KINDS.items():
+        for recipe, layers in RECIPES.items():
+            chosen = [run[kind] for run in runs if run["recipe"] == recipe]
+            cells = [_spread([100 * run[column] for run in chosen if run[column] is not None]) for column in COLUMNS]
+            lines.append(f"| {words}, {layers} |" + "".join(f" {cell} |" for cell in cells))
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    main()
