@@ -118,11 +118,13 @@ def test_tables_of_a_classifier_are_interpolated_to_the_scope_that_is_asked_for(
     assert all(table.shape[:2] == (7, 7) for table in tables)
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [({"model": "resnet10t"}, r"only in the model, .* of another shape"), ({"channels": 1}, r"conv1\.weight")],
-    ids=str,
-)
+OTHERS = [
+    ({"model": "resnet10t"}, r"\) only in the model, .* of another shape"),
+    ({"channels": 1}, r"conv1\.weight"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), OTHERS, ids=str)
 def test_weights_of_another_network_are_refused_with_what_differs(fields, named, tmp_path):
     write_classifier(tmp_path / "weights.safetensors", **fields)
     with pytest.raises(InputError, match=rf"weights\.safetensors .*{named}"):
