@@ -11,6 +11,7 @@ os.environ["LAMBDANETS_CACHE"] = os.devnull
 # No test may reach for the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -39,3 +40,20 @@ def _shards_of_two_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shards(_shards_of_two_classes: Path, tmp_path: Path) -> Path:
     """The images of `two_classes` in 8 shards for training and 2 for validation, of 2 images each."""
     return shutil.copytree(_shards_of_two_classes, tmp_path / "shards")
+
+
+@pytest.fixture(scope="session")
+def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of detection, run/, and its images, digits/. Not to be changed.
+
+    It finds a little: it learnt two categories, and is validated on the images it learnt from.
+    """
+    from lambdanets.training import run
+    from training.detection.tiny_detection import in_two_categories, tiny_recipe
+
+    folder = tmp_path_factory.mktemp("detector")
+    recipe = tiny_recipe(folder / "digits", epochs=10)
+    in_two_categories(folder / "digits/train.json")
+    itself = {"validation_data": recipe.data, "validation_images": recipe.images}
+    run.start(dataclasses.replace(recipe, **itself), folder / "run")
+    return folder

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.training.data.coco.scattered_digits import CATEGORY_IDS, write_scattered_digits
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 IMAGES, VALIDATION = 4, 2
+TWO = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
 
 
 def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
@@ -43,6 +44,18 @@ def change(path: Path, **sections: Any) -> None:
     for name, section in sections.items():
         content[name] = section(content[name]) if callable(section) else section
     path.write_text(json.dumps(content))
+
+
+def in_two_categories(path: Path) -> None:
+    """Digits drawn with a loop (0, 6, 8, 9), and others."""
+    with_loop = {CATEGORY_IDS[digit] for digit in (0, 6, 8, 9)}
+    change(
+        path,
+        categories=TWO,
+        annotations=lambda those: [
+            {**each, "category_id": 7 if each["category_id"] in with_loop else 4} for each in those
+        ],
+    )
 
 
 def without_objects(path: Path) -> None:

@@ -83,8 +83,8 @@ def _load(model: MaskRCNN, path: Path) -> None:
     into: nn.Module = model
     if not any(name.startswith("backbone.network.") for name in tensors):  # a classifier's
         into = model.backbone.network
-        known = into.state_dict()
-        tensors = {name: tensor for name, tensor in tensors.items() if name in known}
+        plain = {_plain(name): tensor for name, tensor in tensors.items()}
+        tensors = {name: plain[_plain(name)] for name in into.state_dict() if _plain(name) in plain}
     own = into.state_dict()
     for part in ("roi_heads.box_predictor.", "roi_heads.mask_predictor."):
         for name in own:
@@ -92,6 +92,11 @@ def _load(model: MaskRCNN, path: Path) -> None:
                 tensors[name] = own[name]
     resize_tables(into, tensors)
     load_tensors(into, tensors, str(path))
+
+
+def _plain(name: str) -> str:
+    """A tensor's name without what timm changes of it where a network gives maps."""
+    return name.removeprefix("model.").replace("_", ".")
 
 
 def load_detector(path: str | Path) -> Detector:

@@ -1,0 +1,90 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lambdanets.errors import InputError
+from lambdanets.training import division, run
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.trial import DetectionTrial
+from lambdanets.training.memory import images_that_fit, training_memory
+
+SMALL = DetectionRecipe(levels=(2, 3, 4))
+RECIPES = {
+    "as for digits": SMALL,
+    "a LambdaResNet with the heads of COCO": DetectionRecipe(
+        model="lambda_resnet50",
+        image_size=128,
+        levels=(1, 2, 3, 4),
+        pyramid_channels=64,
+        box_layers=(4, 256),
+        mask_layers=4,
+        proposals=200,
+        sampled_regions=64,
+    ),
+}
+
+
+def kept_by_autograd(recipe, images=2):
+    """Bytes that the backward pass of a step needs for each image, all of full size, with as many objects as learnt."""
+    torch.manual_seed(0)
+    model = DetectionTrial(recipe, 10).build().train()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    size, objects = recipe.image_size, recipe.sampled_regions // 4
+    corners = torch.randint(0, size // 2, (images, objects, 2))
+    boxes = torch.cat([corners, corners + torch.randint(8, size // 2, (images, objects, 2))], 2)
+    masks = torch.zeros(images, objects, size, size, dtype=torch.uint8)
+    for image in range(images):
+        for mask, (left, top, right, bottom) in zip(masks[image], boxes[image].tolist(), strict=True):
+            mask[top:bottom, left:right] = 1
+    labels = torch.ones(objects, dtype=torch.int64)
+    targets = [{"boxes": boxes[i].float(), "labels": labels, "masks": masks[i]} for i in range(images)]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = model(list(torch.rand(images, 3, size, size)), targets)
+        loss = torch.stack(list(losses.values())).sum()  # which keeps the graph
+    assert loss.isfinite()
+    return sum(storage.nbytes() for place, storage in kept.items() if place not in own) / images
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_predicted_is_near_what_autograd_keeps(name):
+    predicted = training_memory(DetectionTrial(RECIPES[name], 10))[1]
+    assert 1 / 1.5 < predicted / kept_by_autograd(RECIPES[name]) < 1.5
+
+
+def test_weights_gradients_and_the_optimizers_states_are_counted():
+    parameters = sum(parameter.numel() for parameter in DetectionTrial(SMALL, 10).build().parameters())
+    assert training_memory(DetectionTrial(SMALL, 10))[0] == 4 * parameters * 3
+    assert training_memory(DetectionTrial(replace(SMALL, average_decay=0.99), 10))[0] == 4 * parameters * 4
+
+
+def test_images_of_detection_that_do_not_fit_are_halved_down_to_one():
+    trial = DetectionTrial(SMALL, 10)
+    fixed, per_image = training_memory(trial)
+    assert images_that_fit(trial, 8, fixed + 8 * per_image) == 8
+    assert images_that_fit(trial, 8, fixed + 7 * per_image) == 4
+    assert images_that_fit(trial, 8, fixed + per_image) == 1
+    with pytest.raises(
+        InputError, match=r"on images of 128 x 128 with one image at a time needs about .* GiB, and .* choose a smaller"
+    ):
+        images_that_fit(trial, 8, fixed + per_image - 1)
+
+
+def test_a_run_computes_as_many_images_at_a_time_as_fit_and_says_so(tiny, tmp_path, monkeypatch, capsys):
+    fixed, per_image = training_memory(DetectionTrial(tiny, 10))
+    monkeypatch.setattr(division, "free_memory", lambda device: fixed + int(1.5 * per_image))
+    assert run.start(tiny, tmp_path / "run")["micro_batch"] == 1
+    assert "2 images at a time do not fit into memory: computing 1 at a time" in capsys.readouterr().err
+
+
+def test_a_detector_too_large_for_one_image_is_refused_before_there_is_a_folder(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(division, "free_memory", lambda device: 2**20)
+    with pytest.raises(InputError, match="with one image at a time needs about"):
+        run.start(tiny, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,247 @@
+"""Runs of detection, from end to end. What every run does is tested with classifiers, in training/test_run.py."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from lambdanets.errors import InputError
+from lambdanets.training import run
+from lambdanets.training.detection import task
+from lambdanets.training.detection.module import LOSSES
+from training.detection.tiny_detection import IMAGES, change, tiny_recipe, without_objects
+from training.runs import assert_same_end, broken_off, weights_of
+
+
+def rows_of(folder, split):
+    with (folder / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["split"] == split]
+
+
+def assert_finite(folder):
+    assert [name for name, tensor in weights_of(folder).items() if not tensor.isfinite().all()] == []
+
+
+def test_a_run_of_detection_leaves_what_it_promises(trained_detector):
+    folder = trained_detector / "run"
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        "recipe.json",
+        "metrics.csv",
+        "speed.csv",
+        "curves.png",
+        "predictions.png",
+        "precision_recall.png",
+        "weights.safetensors",
+        "result.json",
+        "checkpoints/last.ckpt",
+        "checkpoints/before.ckpt",
+        "checkpoints/best.ckpt",
+        *(name for name in files if name.startswith("tensorboard/events")),
+    }
+    for name in ("curves.png", "predictions.png", "precision_recall.png"):
+        with Image.open(folder / name) as picture:
+            assert picture.width > 200
+            assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
+    result = json.loads((folder / "result.json").read_text())
+    for kind in ("bbox", "segm"):
+        assert set(result[kind]) == {"AP", "AP50", "AP75", "APs", "APm", "APl"}
+        assert 0 <= result[kind]["AP"] <= 1
+    assert result["images"] == IMAGES
+    assert result["dropped"] == {"training": {}, "validation": {}}
+    assert result["unreadable"] == []
+
+
+def test_metrics_have_the_losses_of_training_and_the_precision_of_validation(trained_detector):
+    training, validation = (rows_of(trained_detector / "run", split) for split in ("train", "val"))
+    assert len(validation) == 10
+    precisions = ["bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50"]
+    assert list(training[0]) == ["step", "epoch", "split", "loss", *LOSSES.values(), *precisions]
+    for row in training:
+        assert float(row["loss"]) == pytest.approx(sum(float(row[name]) for name in LOSSES.values()), abs=1e-5)
+        assert all(float(row[name]) > 0 for name in LOSSES.values())
+        assert {row[name] for name in precisions} == {""}
+    for row in validation:
+        assert all(0 <= float(row[name]) <= 1 for name in precisions)
+        assert row["loss"] == ""
+    result = json.loads((trained_detector / "run/result.json").read_text())
+    assert float(validation[-1]["segm_AP50"]) == pytest.approx(result["segm"]["AP50"], abs=1e-6)
+
+
+def test_the_loss_goes_down(trained_detector):
+    losses = [float(row["loss"]) for row in rows_of(trained_detector / "run", "train")]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+# All that a checkpoint must keep, and both ways to go through a step.
+WAYS = {"whole steps": {}, "parts and an average": {"micro_batch": 1, "average_decay": 0.9, "workers": 1}}
+
+
+@pytest.fixture(scope="module", params=list(WAYS))
+def whole(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    recipe = tiny_recipe(folder / "digits", **WAYS[request.param])
+    run.start(recipe, folder / "run")
+    return recipe, folder / "run"
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_run_of_detection_that_broke_off_ends_with_the_same_bits(whole, step, tmp_path, monkeypatch):
+    # 2 steps an epoch, a checkpoint after each: in mid-epoch, and at the beginning of the second
+    recipe, unbroken = whole
+    broken_off(recipe, tmp_path / "run", monkeypatch, step)
+    run.resume(tmp_path / "run")
+    assert_same_end(unbroken, tmp_path / "run")
+
+
+@pytest.mark.parametrize("whole", ["parts and an average"], indirect=True)
+def test_the_average_is_what_is_kept(whole, tmp_path):
+    recipe, folder = whole
+    run.start(replace(recipe, average_decay=None), tmp_path / "run")
+    name = "roi_heads.box_predictor.cls_score.weight"
+    assert not torch.equal(weights_of(folder)[name], weights_of(tmp_path / "run")[name])
+
+
+def renamed(categories):
+    return [{**category, "name": f"digit {category['name']}"} for category in categories]
+
+
+def renumbered(categories):
+    return [{**category, "id": category["id"] + 1} for category in categories]
+
+
+def moved(annotations):
+    x, y, width, height = annotations[0]["bbox"]
+    return [{**annotations[0], "bbox": [x, y, width + 1, height]}, *annotations[1:]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "sections", "sentence"),
+    [
+        (["train", "val"], {"categories": renamed}, "the data has other classes than when the run began"),
+        (["train"], {"annotations": moved}, "the data has changed since the run began"),
+        (["val"], {"annotations": moved}, "the data has changed since the run began"),
+        (["train"], {"images": lambda images: images[1:]}, "the data has changed since the run began"),
+    ],
+    ids=["categories", "a box", "a box of validation", "an image less"],
+)
+def test_a_run_does_not_go_on_with_changed_annotations(tiny, parts, sections, sentence, tmp_path, monkeypatch):
+    folder = broken_off(tiny, tmp_path / "run", monkeypatch, 1)
+    for part in parts:
+        change(tmp_path / f"digits/{part}.json", **sections)
+    with pytest.raises(InputError, match=sentence):
+        run.resume(folder)
+
+
+@pytest.mark.parametrize("whole", ["whole steps"], indirect=True)
+def test_a_run_goes_on_where_its_annotated_images_have_moved(whole, tmp_path, monkeypatch):
+    recipe, unbroken = whole
+    tiny_recipe(tmp_path / "digits")
+    here = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in recipe.FREE[:4]}
+    broken_off(replace(recipe, **here), tmp_path / "run", monkeypatch, 1)
+    (tmp_path / "digits").rename(tmp_path / "elsewhere")
+    there = {name: place.replace("digits", "elsewhere") for name, place in here.items()}
+    run.start(replace(recipe, **there), tmp_path / "run")
+    assert_same_end(unbroken, tmp_path / "run")
+
+
+def test_unreadable_images_of_detection_are_skipped_named_and_counted(tiny, tmp_path):
+    for name in ("train/train_00002.png", "val/val_00001.png"):
+        (tmp_path / "digits" / name).write_bytes(b"no image")
+    result = run.start(tiny, tmp_path / "run")
+    assert len(result["unreadable"]) == 2
+    assert all("it is not an image" in sentence for sentence in result["unreadable"])
+    assert result["images"] == 1
+    assert_finite(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("part", "said"), [("train", "no training batch had a readable image"), ("val", "none of")])
+def test_a_part_of_a_set_of_which_no_image_can_be_read_ends_the_run(tiny, part, said, tmp_path):
+    for path in (tmp_path / "digits" / part).iterdir():
+        path.write_bytes(b"no image")
+    with pytest.raises(InputError, match=said):
+        run.start(tiny, tmp_path / "run")
+
+
+def test_where_the_objects_of_validation_cannot_be_seen_there_is_no_precision_and_the_run_ends_well(tiny, tmp_path):
+    change(tmp_path / "digits/val.json", annotations=lambda those: [each for each in those if each["image_id"] == 1])
+    (tmp_path / "digits/val/val_00001.png").write_bytes(b"no image")
+    result = run.start(tiny, tmp_path / "run")
+    assert result["segm"]["AP"] is None
+    assert {row["segm_AP"] for row in rows_of(tmp_path / "run", "val")} == {"nan"}
+
+
+@pytest.mark.parametrize("change_categories", [renamed, renumbered, lambda them: them[1:]])
+def test_validation_with_other_categories_is_refused(tiny, change_categories, tmp_path):
+    change(tmp_path / "digits/val.json", categories=change_categories)
+    with pytest.raises(InputError, match=r"expected in '.*val\.json' the 10 categories that are known .* but came"):
+        run.start(tiny, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
+def test_a_set_without_objects_is_refused(tiny, part, name, tmp_path):
+    without_objects(tmp_path / f"digits/{part}.json")
+    with pytest.raises(InputError, match=f"^{name} must have objects that are no crowds, and has none"):
+        run.start(tiny, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_training_images_than_there_are_is_refused(tiny, tmp_path):
+    with pytest.raises(InputError, match="training_images must be at most 4, got 5"):
+        run.start(replace(tiny, training_images=5), tmp_path / "run")
+
+
+def test_dropped_annotations_are_said_and_counted_in_the_result(tiny, tmp_path, capsys):
+    stray = {"id": 900, "image_id": 1, "category_id": 999, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
+    change(tmp_path / "digits/train.json", annotations=lambda those: [*those, stray])
+    change(tmp_path / "digits/val.json", annotations=lambda those: [*those, {**stray, "image_id": 77}])
+    result = run.start(replace(tiny, epochs=1), tmp_path / "run")
+    assert result["dropped"] == {"training": {"unknown_category": 1}, "validation": {"unknown_image": 1}}
+    said = capsys.readouterr().err
+    assert "training: 1 annotations dropped: no category has their category_id (id 900)" in said
+    assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in said
+
+
+def test_steps_without_any_object_are_trained_on(tiny, tmp_path):
+    change(tmp_path / "digits/train.json", annotations=lambda those: [each for each in those if each["image_id"] == 1])
+    run.start(replace(tiny, batch_size=1), tmp_path / "run")
+    assert_finite(tmp_path / "run")
+
+
+def test_images_that_come_out_too_small_for_batch_norm_are_passed_over(tiny, tmp_path):
+    # a position of the coarsest map is 4 pixels
+    run.start(replace(tiny, image_size=6, jitter=(0.3, 2.0), micro_batch=1), tmp_path / "run")
+    assert_finite(tmp_path / "run")
+    with pytest.raises(InputError, match=r"no training batch had .*; a bad one: all came out too small"):
+        run.start(replace(tiny, image_size=4, jitter=(1.0, 1.0), batch_size=1), tmp_path / "smaller")
+
+
+def test_bfloat16_trains_to_finite_weights(tiny, tmp_path):
+    run.start(replace(tiny, precision="bf16-mixed", epochs=1), tmp_path / "run")
+    assert_finite(tmp_path / "run")
+
+
+class NaN(nn.Module):
+    def forward(self, x):
+        return x * float("nan")
+
+
+def test_the_layer_of_a_detector_whose_output_is_not_finite_is_named(tiny, tmp_path, monkeypatch):
+    build = task.build_detector
+
+    def build_detector(*given):
+        model = build(*given)
+        model.backbone.network.layer2[0].act2 = NaN()
+        return model
+
+    monkeypatch.setattr(task, "build_detector", build_detector)
+    sentence = (
+        r"loss became nan at step 0; the first layer whose output is not finite is backbone.network.layer2\.0\.act2;"
+    )
+    with pytest.raises(InputError, match=sentence):
+        run.start(tiny, tmp_path / "run")

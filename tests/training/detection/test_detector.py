@@ -1,0 +1,160 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lambdanets.errors import InputError
+from lambdanets.layers import RelativeEmbedding
+from lambdanets.training import run
+from lambdanets.training.classification.classifier import build_model
+from lambdanets.training.data.coco.annotations import Category
+from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.detector import build_detector, load_detector
+from lambdanets.training.detection.evaluation import judge
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.recipe import Recipe
+from lambdanets.training.weight_files import describe, save_weights
+from training.detection.tiny_detection import TWO, in_two_categories, tiny_recipe
+from training.runs import weights_of
+
+LAST = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    random = np.random.default_rng(0)
+    return [torch.from_numpy(random.random((3, *size), np.float32)) for size in ((40, 60), (33, 20))]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "checkpoints/last.ckpt"])
+def test_the_folder_the_weights_and_the_checkpoint_find_the_same(name, trained_detector, pixels):
+    whole, part = (load_detector(trained_detector / "run" / place) for place in ("", name))
+    assert part.categories == whole.categories == tuple(Category(**each) for each in TWO)
+    assert part.recipe == whole.recipe
+    for one, other in zip(whole.find(pixels), part.find(pixels), strict=True):
+        assert len(one["boxes"]) > 0
+        assert all(torch.equal(one[key], other[key]) for key in ("boxes", "labels", "scores", "masks"))
+
+
+def test_a_detector_that_is_loaded_scores_as_the_run_did(trained_detector):
+    detector = load_detector(trained_detector / "run")
+    scores = judge(detector, open_sets(detector.recipe)[1]).scores.summary()
+    result = json.loads((trained_detector / "run/result.json").read_text())
+    assert scores == {kind: result[kind] for kind in ("bbox", "segm")}
+    assert scores["bbox"]["AP50"] > 0.05
+
+
+def test_what_is_found_does_not_depend_on_how_many_images_come_at_a_time(trained_detector):
+    detector = load_detector(trained_detector / "run")
+    validation = open_sets(detector.recipe)[1]
+    one, two = (
+        judge(replace(detector, recipe=replace(detector.recipe, micro_batch=images)), validation) for images in (1, 2)
+    )
+    assert len(one.results) == len(two.results) > 0
+    for mine, theirs in zip(one.results, two.results, strict=True):
+        assert mine["category_id"] == theirs["category_id"]
+        assert mine["bbox"] == pytest.approx(theirs["bbox"], abs=1e-3)
+
+
+def test_weights_for_other_categories_give_all_but_the_last_layers(trained_detector):
+    recipe = load_detector(trained_detector / "run").recipe
+    torch.manual_seed(1)
+    model = build_detector(replace(recipe, weights=str(trained_detector / "run")), 3).state_dict()
+    torch.manual_seed(1)
+    fresh = build_detector(recipe, 3).state_dict()
+    theirs = weights_of(trained_detector / "run")
+    assert model["roi_heads.box_predictor.cls_score.weight"].shape[0] == 4
+    for name, tensor in model.items():
+        assert torch.equal(tensor, (fresh if name.startswith(LAST) else theirs)[name]), name
+
+
+def test_a_run_begins_from_the_weights_of_another(trained_detector, tmp_path):
+    recipe = tiny_recipe(tmp_path / "digits", weights=str(trained_detector / "run"), learning_rate=0.0, epochs=1)
+    for part in ("train", "val"):
+        in_two_categories(tmp_path / f"digits/{part}.json")
+    run.start(recipe, tmp_path / "run")
+    first, second = weights_of(trained_detector / "run"), weights_of(tmp_path / "run")
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items() if not name.endswith(statistics))
+
+
+def write_classifier(path, **fields):
+    """Weights of an untrained classifier."""
+    recipe = Recipe(**{"channels": 3, "model": "lambda_resnet20_small"} | fields)
+    torch.manual_seed(5)
+    model = build_model(recipe, 6)
+    save_weights(path, model, describe(recipe, tuple("abcdef")))
+    return model
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet20_small", "mobilenetv2_lambda"])  # timm names their maps otherwise
+def test_weights_of_a_classifier_give_the_backbone_its_own(name, tmp_path):
+    theirs = {
+        name.replace(".", "_"): tensor
+        for name, tensor in write_classifier(tmp_path / "weights.safetensors", model=name).state_dict().items()
+    }
+    recipe = DetectionRecipe(model=name, weights=str(tmp_path / "weights.safetensors"), pyramid_channels=8)
+    torch.manual_seed(1)
+    model = build_detector(recipe, 3)
+    torch.manual_seed(1)
+    fresh = build_detector(replace(recipe, weights=None), 3).state_dict()
+    network = model.backbone.network.state_dict()
+    assert len(network) > 50
+    for name, tensor in network.items():
+        assert torch.equal(tensor, theirs[name.removeprefix("model.").replace(".", "_")]), name
+    rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.network.")}
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in rest.items())
+
+
+def test_tables_of_a_classifier_are_interpolated_to_the_scope_that_is_asked_for(tmp_path):
+    write_classifier(tmp_path / "weights.safetensors")
+    options = {"model_options": {"scope": 7}, "levels": (3, 4), "pyramid_channels": 8}
+    model = build_detector(DetectionRecipe(weights=str(tmp_path / "weights.safetensors"), **options), 3)
+    tables = [module.table for module in model.modules() if isinstance(module, RelativeEmbedding)]
+    assert tables
+    assert all(table.shape[:2] == (7, 7) for table in tables)
+
+
+OTHERS = [
+    ({"model": "resnet10t"}, r"\) only in the model, .* of another shape"),
+    ({"channels": 1}, r"conv1\.weight"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), OTHERS, ids=str)
+def test_weights_of_another_network_are_refused_with_what_differs(fields, named, tmp_path):
+    write_classifier(tmp_path / "weights.safetensors", **fields)
+    with pytest.raises(InputError, match=rf"weights\.safetensors .*{named}"):
+        build_detector(DetectionRecipe(weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
+
+
+def test_weights_of_a_detector_of_another_shape_are_refused_with_what_differs(trained_detector):
+    recipe = load_detector(trained_detector / "run").recipe
+    wider = replace(recipe, weights=str(trained_detector / "run"), pyramid_channels=16)
+    with pytest.raises(InputError, match=r"run.* backbone\.pyramid\."):
+        build_detector(wider, 2)
+
+
+def test_an_option_of_the_model_that_the_recipe_decides_is_refused():
+    with pytest.raises(InputError, match="model_options must leave in_chans, num_classes to the data and the recipe"):
+        build_detector(DetectionRecipe(model_options={"num_classes": 3, "in_chans": 1}), 3)
+
+
+@pytest.mark.parametrize("ids", [None, 5, "47", [4], [4, "7"]], ids=str)
+def test_weights_that_do_not_say_the_ids_of_their_categories_are_refused(ids, trained_detector, tmp_path):
+    recipe = load_detector(trained_detector / "run").recipe
+    more = {} if ids is None else {"category_ids": ids}
+    path = tmp_path / "weights.safetensors"
+    description = describe(recipe, ("others", "with a loop"), **more)
+    save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
+    with pytest.raises(InputError, match="does not say which ids its categories have"):
+        load_detector(path)
+
+
+def test_the_weights_of_a_classifier_are_no_detector(tmp_path):
+    write_classifier(tmp_path / "weights.safetensors")
+    with pytest.raises(InputError, match="is of a run of classification, not of detection"):
+        load_detector(tmp_path / "weights.safetensors")
