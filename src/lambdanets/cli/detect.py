@@ -194,7 +194,7 @@ def _predict(arguments: list[str]) -> int:
         sure = int((found["scores"] >= options.score).sum())
         print(f"{path}  {sure} objects")
         if options.pictures:
-            with whole_file(options.out / f"{number:05}-{path.stem}.png") as file:
+            with whole_file(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
                 draw_found(image, found, detector.classes, options.score).save(file, "PNG")
     tell_unreadable(unreadable)
     if not images:
@@ -225,6 +225,7 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+LONGEST_STEM = 50  # of a picture's name: with all around it, 255 bytes in any script
 ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,

@@ -94,7 +94,7 @@ def given(recipe: AnyRecipe) -> AnyRecipe:
     """The recipe with whole paths and a model. Raises InputError for what it leaves to be given, and is not."""
     for name in recipe.TO_GIVE:
         if getattr(recipe, name) == "":
-            raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} FOLDER; the recipe names none")
+            raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} PATH; the recipe names none")
     if not recipe.model and recipe.weights is None:
         raise InputError(
             "model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights"

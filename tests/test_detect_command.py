@@ -1,0 +1,265 @@
+"""`lambdanets detect` as a person meets it: what it prints and writes, its exit code, and no traceback."""
+
+import importlib.util
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from lambdanets.cli import main
+from lambdanets.training.detection.results import read_results
+from lambdanets.training.recipe import Recipe
+from lambdanets.training.task import read_recipe
+from training.detection.tiny_detection import TWO, tiny_recipe
+
+
+def does(*arguments):
+    """Run a command that must succeed."""
+    assert main(["detect", *map(str, arguments)]) == 0
+
+
+def fails(capsys, *arguments):
+    """Run a command that must fail by exit code 2 with one sentence on standard error, and return the sentence."""
+    assert main(["detect", *map(str, arguments)]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback" not in "".join(said)
+    assert said[-1].startswith("lambdanets: ")
+    return said[-1]
+
+
+def scores_of(result):
+    """The last two lines of a command that scores."""
+    lines = []
+    for kind, words in (("bbox", "boxes"), ("segm", "masks")):
+        scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in result[kind].items()]
+        lines.append("  ".join([words, *scores]))
+    return lines
+
+
+def test_help_names_the_actions_and_each_tells_its_options(capsys):
+    assert main(["detect", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {action} " in said for action in ("train", "evaluate", "predict", "report"))
+    options = {"train": "--pyramid-channels", "evaluate": "--data", "predict": "--score", "report": "--format"}
+    for action, option in options.items():
+        with pytest.raises(SystemExit) as ended:
+            main(["detect", action, "--help"])
+        assert ended.value.code == 0
+        assert option in capsys.readouterr().out
+
+
+def test_detect_alone_tells_its_actions(capsys):
+    assert main(["detect"]) == 0
+    assert "usage: lambdanets detect ACTION" in capsys.readouterr().out
+
+
+def test_a_quicktest_ends_with_the_scores_and_the_same_command_shows_them_again(tmp_path, capsys):
+    command = ["train", "digits", "--quicktest", "--run", tmp_path / "run"]
+    does(*command)
+    said = capsys.readouterr().out.splitlines()
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert said[-2:] == scores_of(result)
+    assert f"truth beside prediction: {tmp_path / 'run/predictions.png'}" in said
+    does(*command)
+    assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
+
+
+def test_evaluate_gives_the_scores_of_the_run(trained_detector, capsys):
+    does("evaluate", trained_detector / "run")
+    result = json.loads((trained_detector / "run/result.json").read_text())
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("4 images, ")
+    assert said[-2:] == scores_of(result)
+
+
+def test_evaluate_needs_no_more_than_what_is_validated_on(trained_detector, tmp_path, capsys):
+    recipe = json.loads((trained_detector / "run/recipe.json").read_text())
+    fields = recipe | {"data": str(tmp_path / "gone.json"), "images": str(tmp_path / "gone")}
+    description = json.dumps({"recipe": fields, "classes": [each["name"] for each in TWO], "category_ids": [4, 7]})
+    path = tmp_path / "weights.safetensors"
+    save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
+    does("evaluate", path)
+    result = json.loads((trained_detector / "run/result.json").read_text())
+    assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
+
+
+def test_evaluate_on_other_data_writes_results_and_pictures(trained_detector, tmp_path, capsys):
+    out = tmp_path / "out"
+    data = ["--data", trained_detector / "digits/train.json", "--images", trained_detector / "digits"]
+    does("evaluate", trained_detector / "run", *data, "--out", out)
+    assert sorted(path.name for path in out.iterdir()) == ["precision_recall.png", "predictions.png", "results.json"]
+    results = read_results(out / "results.json")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"4 images, {len(results)} objects found"
+    assert {result["category_id"] for result in results} <= {4, 7}
+    assert said[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+
+
+def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsys):
+    run, digits = trained_detector / "run", trained_detector / "digits"
+    other = ["--data", digits / "val.json", "--images", digits / "val"]
+    assert "expected in" in fails(capsys, "evaluate", run, *other)
+    assert "data and images must be given together" in fails(capsys, "evaluate", run, *other[:2])
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert "holds something already" in fails(capsys, "evaluate", run, "--out", tmp_path)
+    assert "is no folder of a run" in fails(capsys, "evaluate", digits)
+    assert "nowhere" in fails(capsys, "evaluate", tmp_path / "nowhere")
+
+
+def test_a_detector_is_no_classifier(trained_detector, capsys):
+    assert main(["evaluate", str(trained_detector / "run")]) == 2
+    assert "is of a run of detection, not of classification" in capsys.readouterr().err
+
+
+@pytest.fixture
+def photos(trained_detector, tmp_path):
+    """Images with names in several scripts, and one that is none, beside one that cannot be read."""
+    source = trained_detector / "digits/train"
+    folder = tmp_path / "photos"
+    (folder / "below").mkdir(parents=True)
+    names = ["日本 猫.png", f"{'ї' * 120}.png", os.fsdecode(b"\xff\xfe.png"), "below/日本 猫.png"]
+    for name, path in zip(names, sorted(source.iterdir()), strict=True):
+        shutil.copy(path, folder / name)
+    (folder / "text.png").write_text("no image")
+    return folder
+
+
+def test_predict_writes_results_a_picture_of_each_image_and_which_is_which(trained_detector, photos, tmp_path, capsys):
+    out = tmp_path / "out"
+    does("predict", trained_detector / "run", photos, "--out", out, "--score", "0")
+    said = capsys.readouterr()
+    known = json.loads((out / "images.json").read_bytes())
+    results = read_results(out / "results.json")
+    assert known["categories"] == list(TWO)
+    assert [image["id"] for image in known["images"]] == [1, 2, 3, 4]
+    assert {"日本 猫.png", f"{'ї' * 120}.png"} < {Path(image["file_name"]).name for image in known["images"]}
+    assert results
+    assert {result["image_id"] for result in results} <= {1, 2, 3, 4}
+    pictures = sorted(path.name for path in out.glob("*.png"))
+    assert len(pictures) == 4
+    assert sum(name.endswith("-日本 猫.png") for name in pictures) == 2
+    for image, name in zip(known["images"], pictures, strict=True):
+        with Image.open(out / name) as picture:
+            assert picture.width / image["width"] == picture.height / image["height"] >= 1
+    assert said.out.splitlines()[-1] == f"{len(results)} objects in 4 images, written to {out}"
+    assert "skipped 1 images that could not be read" in said.err
+    assert "text.png" in said.err
+
+
+def test_predict_draws_what_is_above_the_score_and_writes_everything(trained_detector, tmp_path):
+    image = sorted((trained_detector / "digits/train").iterdir())[1]
+    for score in ("0", "1"):
+        does("predict", trained_detector / "run", image, "--out", tmp_path / score, "--score", score)
+    low, high = (tmp_path / score for score in ("0", "1"))
+    assert (low / "results.json").read_bytes() == (high / "results.json").read_bytes()
+    drawn, plain = (np.asarray(Image.open(next(folder.glob("*.png"))).convert("RGB")) for folder in (low, high))
+    assert (plain.min(2) == plain.max(2)).all()  # as grey as the image
+    assert (drawn.min(2) != drawn.max(2)).any()
+
+
+def test_predict_without_pictures_draws_none(trained_detector, tmp_path):
+    image = sorted((trained_detector / "digits/train").iterdir())[0]
+    does("predict", trained_detector / "run", image, "--no-pictures", "--out", tmp_path / "x")
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["images.json", "results.json"]
+
+
+def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
+    trained_detector, photos, tmp_path, capsys
+):
+    run = trained_detector / "run"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/results.json").write_text("kept")
+    assert "holds something already" in fails(capsys, "predict", run, photos, "--out", tmp_path / "full")
+    assert (tmp_path / "full/results.json").read_text() == "kept"
+    assert "none of the 1 images" in fails(capsys, "predict", run, photos / "text.png", "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, capsys):
+    run = trained_detector / "run"
+    assert "no images given" in fails(capsys, "predict", run)
+    assert "score must be between 0 and 1, got 2" in fails(capsys, "predict", run, photos, "--score", "2")
+    assert "nowhere.png" in fails(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
+
+
+def test_report_compares_finished_runs(trained_detector, capsys):
+    does("report", trained_detector / "run", "--format", "markdown")
+    assert "| lambda_resnet20_small" in capsys.readouterr().out
+    assert "no runs given" in fails(capsys, "report")
+    assert "result.json" in fails(capsys, "report", trained_detector / "digits")
+
+
+def test_what_is_mistyped_is_named_with_the_nearest(tmp_path, capsys):
+    assert "has no action 'trian', only train, evaluate, predict, report; the nearest is train" in fails(
+        capsys, "trian"
+    )
+    assert "no option --proposal; the nearest is --proposals" in fails(capsys, "train", "--proposal", "7")
+    assert "no recipe named 'digit', only coco, digits; the nearest is digits" in fails(capsys, "train", "digit")
+    said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
+    assert "no model named 'lamda_resnet50'" in said
+    assert "detections must be at least 1, got 0" in fails(capsys, "train", "--detections", "0")
+
+
+def test_a_recipe_that_leaves_its_data_open_asks_for_it(tmp_path, capsys):
+    assert "data must be given" in fails(capsys, "train", "coco", "--run", tmp_path / "run")
+
+
+def test_a_network_in_which_padding_cannot_be_hidden_is_refused(tmp_path, capsys):
+    command = ["train", "--model", "vit_tiny_patch16_224", "--levels", "1", "2", "--run", tmp_path / "run"]
+    assert "padding cannot be hidden in network.model.blocks" in fails(capsys, *command)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_of_a_classifier_is_none_of_a_detector(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
+    assert "must assign recipe = DetectionRecipe(...)" in fails(capsys, "train", path)
+
+
+def test_training_by_options_leaves_a_run_that_resume_shows(tmp_path, capsys):
+    recipe = tiny_recipe(tmp_path / "digits")
+    given = ["--data", recipe.data, "--images", recipe.images, "--validation-data", recipe.validation_data]
+    given += ["--validation-images", recipe.validation_images, "--image-size", "32", "--levels", "2", "3"]
+    given += ["--epochs", "1", "--jitter", "1.0", "1.5", "--pyramid-channels", "8", "--batch-size", "2"]
+    does("train", *given, "--run", tmp_path / "run")
+    written = read_recipe(tmp_path / "run/recipe.json")
+    assert (written.levels, written.jitter, written.data) == ((2, 3), (1.0, 1.5), recipe.data)
+    first = capsys.readouterr().out
+    does("train", "--resume", tmp_path / "run")
+    assert capsys.readouterr().out.splitlines()[-2:] == first.splitlines()[-2:]
+    assert "give no recipe, field or --run" in fails(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
+
+
+def test_going_on_with_the_run_of_another_task_names_the_right_command(trained_detector, tmp_path, capsys):
+    run = trained_detector / "run"
+    assert main(["train", "--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"is the folder of a run of detection; go on with: lambdanets detect train --resume {run}" in said
+    (tmp_path / "recipe.json").write_text(Recipe().to_json())
+    said = fails(capsys, "train", "--resume", tmp_path)
+    assert said.endswith(f"is the folder of a run of classification; go on with: lambdanets train --resume {tmp_path}")
+
+
+def test_a_run_of_another_task_is_not_trained_over(trained_detector, two_classes, capsys):
+    command = ["train", "--data", str(two_classes), "--channels", "3", "--run", str(trained_detector / "run")]
+    assert main(command) == 2
+    assert "holds a run of detection, not of classification; name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["faster_coco_eval", "pycocotools"])
+def test_a_package_that_is_missing_is_said_with_what_to_install(package, trained_detector, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    for arguments in (
+        ["train", "digits"],
+        ["evaluate", trained_detector / "run"],
+        ["report", trained_detector / "run"],
+    ):
+        said = fails(capsys, *arguments)
+        assert said == f"lambdanets: detection needs {package}; install it with: pip install 'lambdanets[detection]'"
+    assert main(["detect", "--help"]) == 0

@@ -1,0 +1,118 @@
+"""The recipes of detection that come with the package: the paper's figures, promises, commands, and quicktests."""
+
+import importlib
+import json
+import re
+import shlex
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from lambdanets.cli import main
+from lambdanets.errors import InputError
+from lambdanets.recipes import find_recipe, list_recipes, list_variants
+from lambdanets.training import launching, run
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.trial import DetectionTrial
+from lambdanets.training.schedules import schedule_of
+from lambdanets.training.task import read_recipe
+
+RECIPES = list(list_recipes(DetectionRecipe))
+VARIANTS = [variant for name in RECIPES for variant in list_variants(name, DetectionRecipe)]
+
+
+def recipe_of(name):
+    return find_recipe(name, DetectionRecipe)
+
+
+def promise_of(name):
+    return importlib.import_module(f"lambdanets.recipes.detection.{name}").__doc__
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *VARIANTS])
+def test_every_recipe_of_detection_has_a_detector_that_can_be_built(name):
+    with torch.device("meta"):
+        model = DetectionTrial(recipe_of(name), 80).build()
+    assert sum(parameter.numel() for parameter in model.parameters()) > 1e5
+    assert len(model.backbone.strides) == len(recipe_of(name).levels) + 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_promise_of_detection_begins_with_a_line_that_help_can_show(name):
+    first = list_recipes(DetectionRecipe)[name]
+    assert 20 < len(first) <= 120
+    assert first.endswith(".")
+    assert re.search(r"\d{2}%|AP|[Nn]ot measured|Not run", promise_of(name))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_command_in_a_promise_of_detection_is_understood(name, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(run, "start", lambda recipe, folder: begun.append((recipe, folder)) or {})
+    monkeypatch.setattr(launching, "launch", lambda count, arguments: main(arguments))
+    monkeypatch.chdir(tmp_path)
+    (command,) = [line for line in promise_of(name).splitlines() if line.startswith("Run: ")]
+    words = shlex.split(command)
+    assert words[1:4] == ["lambdanets", "detect", "train"]
+    assert words[4].startswith(name)
+    assert main(words[2:]) == 0
+    ((recipe, _),) = begun
+    given = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
+    for field in DetectionRecipe.PLACES:
+        assert getattr(recipe, field) != ""
+        assert getattr(recipe, field) == given.get(field, getattr(recipe_of(words[4]), field))
+
+
+def test_coco_is_the_papers():
+    recipe = recipe_of("coco")
+    assert (recipe.batch_size, recipe.learning_rate, recipe.weight_decay, recipe.momentum) == (256, 0.32, 4e-5, 0.9)
+    assert (recipe.image_size, recipe.jitter, recipe.sync_batch_norm) == (1024, (0.1, 2.0), True)
+    steps = recipe.epochs * (118_287 // 256)
+    assert steps == pytest.approx(130_000, rel=0.005)
+    scale = schedule_of(recipe, 118_287 // 256)
+    assert scale(999) == pytest.approx(1, abs=2e-3)
+    assert scale(500) == pytest.approx(0.5, abs=2e-3)
+    shares = (0.899, 0.901, 0.951, 0.976)
+    assert [scale(round(share * steps)) for share in shares] == pytest.approx([1, 0.1, 0.01, 0.001])
+
+
+def test_the_rows_of_table_14_differ_in_the_backbone_alone():
+    models = {name.removeprefix("coco_"): recipe_of(name).model for name in list_variants("coco", DetectionRecipe)}
+    assert models == {
+        f"{name}{depth}": model.format(depth)
+        for name, model in (("lambda", "lambda_resnet{}"), ("plain", "resnetrs{}_plain"), ("se", "resnetrs{}"))
+        for depth in (101, 152)
+    }
+    for name in list_variants("coco", DetectionRecipe):
+        assert replace(recipe_of(name), model=recipe_of("coco").model) == recipe_of("coco")
+    assert recipe_of("coco") == recipe_of("coco_lambda152")
+
+
+def test_the_twin_of_nuclei_differs_in_the_network_alone():
+    recipe, twin = recipe_of("nuclei"), recipe_of("nuclei_convolution")
+    assert replace(twin, model=recipe.model, model_options=recipe.model_options) == recipe
+    assert twin.model_options == recipe.model_options | {"mixer": "convolution"}
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])
+def test_a_recipe_without_data_asks_for_annotations(name, tmp_path):
+    with pytest.raises(InputError, match=r"data must be given, such as --data PATH"):
+        run.start(recipe_of(name), tmp_path / "run")
+
+
+@pytest.mark.slow
+# every recipe but digits, whose quicktest is in test_detect_command.py, and variants without lambda layers
+@pytest.mark.parametrize("name", [*(name for name in RECIPES if name != "digits"), "coco_se101", "nuclei_convolution"])
+def test_a_quicktest_of_detection_takes_the_recipes_path_in_less_than_a_minute(name, tmp_path, capsys):
+    begun = time.process_time()
+    assert main(["detect", "train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
+    assert time.process_time() - begun < 50
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["epochs"] == 2
+    assert "masks  AP " in capsys.readouterr().out.splitlines()[-1]
+    recipe, small = recipe_of(name), read_recipe(tmp_path / "run/recipe.json")
+    for field in ("jitter", "flip", "schedule", "average_decay", "clip_gradient", "levels", "aspect_ratios", "mean"):
+        assert getattr(small, field) == getattr(recipe, field)
