@@ -1,0 +1,62 @@
+"""Detection on photographs of COCO, where there are some."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lambdanets.cli import main
+from lambdanets.training import run
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.results import read_results
+
+VARIABLE = "LAMBDANETS_COCO_MINI"
+
+
+@pytest.fixture
+def coco():
+    if VARIABLE not in os.environ:
+        pytest.skip(f"{VARIABLE} names no folder with instances_train2017.json and train2017.tar")
+    return Path(os.environ[VARIABLE])
+
+
+@pytest.mark.slow
+def test_photographs_of_coco_are_trained_on_and_scored(coco, tmp_path, capsys):
+    # persons alone: of 80 categories none would be likely enough to be found after two steps
+    known = json.loads((coco / "instances_train2017.json").read_bytes())
+    known["categories"] = [each for each in known["categories"] if each["name"] == "person"]
+    known["annotations"] = [each for each in known["annotations"] if each["category_id"] == 1]
+    (tmp_path / "persons.json").write_text(json.dumps(known))
+    places = {"data": str(tmp_path / "persons.json"), "images": str(coco / "train2017.tar")}
+    recipe = DetectionRecipe(
+        **places,
+        validation_data=places["data"],
+        model_options={"small_images": False},
+        image_size=128,
+        jitter=(0.5, 1.5),
+        flip=0.5,
+        levels=(2, 3, 4),
+        pyramid_channels=16,
+        box_layers=(0, 32),
+        mask_layers=1,
+        proposals=50,
+        sampled_regions=32,
+        detections=10,
+        training_images=8,
+        batch_size=4,
+        epochs=1,
+        workers=1,
+    )
+    result = run.start(recipe, tmp_path / "run")
+    assert result["images"] == 57
+    assert result["unreadable"] == []
+    assert 0 <= result["segm"]["AP"] <= 1
+    assert (tmp_path / "run/metrics.csv").read_text().splitlines()[-1].startswith("2,1,val,")
+    command = ["detect", "evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    assert main([*command, "--data", places["data"], "--images", places["images"]]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"masks  AP {result['segm']['AP']:.4f}")
+    found = read_results(tmp_path / "out/results.json")
+    assert found
+    assert {each["category_id"] for each in found} == {1}
+    assert {each["image_id"] for each in found} <= {each["id"] for each in known["images"]}

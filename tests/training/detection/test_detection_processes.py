@@ -1,0 +1,138 @@
+"""Detection trained by two processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lambdanets.training import run
+from lambdanets.training.data.order import Share
+from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.detector import build_detector
+from lambdanets.training.detection.feeding import DetectionBatch
+from lambdanets.training.detection.module import Detection
+from lambdanets.training.detection.recipe import DetectionRecipe
+from training.detection.tiny_detection import tiny_recipe
+from training.runs import assert_same_end, at_step
+
+IMAGES = 2
+
+
+def batch_of(images: int) -> DetectionBatch:
+    """So many times the same image with two objects, of a step of IMAGES."""
+    image = torch.rand(3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
+    masks[0, 2:9, 3:10] = masks[1, 7:15, 1:6] = 1
+    boxes = torch.tensor([[3.0, 2.0, 10.0, 9.0], [1.0, 7.0, 6.0, 15.0]], dtype=torch.float64)
+    target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": masks}
+    return DetectionBatch([image] * images, [target] * images, torch.arange(images), [], IMAGES)
+
+
+def gradients(recipe: DetectionRecipe, share: Share) -> list[torch.Tensor]:
+    """Of this share of a step in float64, batch norm in eval mode."""
+    torch.manual_seed(0)
+    model = build_detector(recipe, 10).double()
+    module = Detection(model, recipe, open_sets(recipe)[1], 1, "", share=share)
+    module.log = lambda *_, **__: None  # Lightning's needs a trainer
+    model.train()
+    for norm in model.modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            norm.eval()
+    caller = DistributedDataParallel(_Step(module)) if share.processes > 1 else _Step(module)
+    for _ in range(share.parts):
+        (caller(batch_of(IMAGES // share.processes // share.parts)) / share.parts).backward()  # as Lightning does
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+class _Step(nn.Module):
+    def __init__(self, module: Detection) -> None:
+        super().__init__()
+        self.model = module.model
+        self._training_step = module.training_step
+
+    def forward(self, batch: DetectionBatch) -> torch.Tensor:
+        return self._training_step(batch, 0)["loss"]
+
+
+def _process(rank: int, recipe: DetectionRecipe, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    result = gradients(recipe, Share(rank, 2))
+    if rank == 0:
+        torch.save(result, f"{folder}/gradients.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", ["two processes", "two parts"])
+def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_are_divided(way, tmp_path):
+    """Only of images that are alike: each loss is a mean over the regions sampled in a part, of which other images have
+    another number, so that a region's share depends on who is in its part. Here all regions are sampled: there are 252
+    anchors, of which at most 256 are taken, and 12 proposals, of which a quarter of 64 may be objects."""
+    plain = {"image_size": 16, "proposals": 10, "sampled_regions": 64, "drop_path": 0.0}
+    recipe = tiny_recipe(tmp_path / "digits", **plain)
+    alone = gradients(recipe, Share())
+    if way == "two processes":
+        multiprocessing.start_processes(_process, (recipe, str(tmp_path)), nprocs=2, start_method="fork")
+        divided = torch.load(tmp_path / "gradients.pt")
+    else:
+        divided = gradients(recipe, Share(parts=2))
+    largest = max(gradient.abs().max() for gradient in alone)
+    assert largest > 0
+    for one, other in zip(alone, divided, strict=True):
+        assert (one - other).abs().max() < 1e-12 * largest
+
+
+def _train(recipe: DetectionRecipe, folder: Path, rank: int, port: int, last_step: int | None) -> None:
+    """As one of two processes that torchrun started; a SIGKILL meets them when they have done so many steps."""
+    torch.set_num_threads(1)
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if last_step is not None:
+        at_step(pytest.MonkeyPatch(), last_step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    run.start(recipe, folder)
+
+
+def train_in_two(recipe: DetectionRecipe, folder: Path, last_step: int | None = None) -> list[int | None]:
+    """Exit codes of two processes, forked to spare them the imports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = multiprocessing.get_context("fork").Process
+    both = [start(target=_train, args=(recipe, folder, rank, port, last_step)) for rank in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(timeout=120)
+    return [process.exitcode for process in both]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="forks a process that knows torch")
+def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
+    recipe = tiny_recipe(tmp_path / "digits", epochs=3)
+    assert train_in_two(recipe, tmp_path / "whole") == [0, 0]
+    assert -signal.SIGKILL in train_in_two(recipe, tmp_path / "killed", 3)
+    assert not (tmp_path / "killed/result.json").exists()
+    command = [sys.executable, "-m", "lambdanets", "detect", "train", "--devices", "2"]
+    ended = subprocess.run(
+        [*command, "--resume", str(tmp_path / "killed")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.splitlines()[-1].startswith("masks  AP ")
+    assert_same_end(tmp_path / "whole", tmp_path / "killed")
+    assert json.loads((tmp_path / "killed/result.json").read_text())["processes"] == 2
