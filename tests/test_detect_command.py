@@ -199,7 +199,9 @@ def test_what_is_mistyped_is_named_with_the_nearest(tmp_path, capsys):
         capsys, "trian"
     )
     assert "no option --proposal; the nearest is --proposals" in fails(capsys, "train", "--proposal", "7")
-    assert "no recipe named 'digit', only coco, digits; the nearest is digits" in fails(capsys, "train", "digit")
+    said = fails(capsys, "train", "digit")
+    assert "no recipe named 'digit', only coco, digits" in said
+    assert said.endswith("; the nearest is digits")
     said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
     assert "no model named 'lamda_resnet50'" in said
     assert "detections must be at least 1, got 0" in fails(capsys, "train", "--detections", "0")

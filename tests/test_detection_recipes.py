@@ -104,8 +104,8 @@ def test_a_recipe_without_data_asks_for_annotations(name, tmp_path):
 
 
 @pytest.mark.slow
-# every recipe but digits, whose quicktest is in test_detect_command.py, and variants without lambda layers
-@pytest.mark.parametrize("name", [*(name for name in RECIPES if name != "digits"), "coco_se101", "nuclei_convolution"])
+# every recipe but digits, whose quicktest is in test_detect_command.py, and a variant without lambda layers
+@pytest.mark.parametrize("name", [*(name for name in RECIPES if name != "digits"), "nuclei_convolution"])
 def test_a_quicktest_of_detection_takes_the_recipes_path_in_less_than_a_minute(name, tmp_path, capsys):
     begun = time.process_time()
     assert main(["detect", "train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0

@@ -138,7 +138,8 @@ def test_a_strip_keeps_a_row_and_its_object(height, width):
 
 def test_an_object_of_which_a_crop_or_a_scale_leaves_nothing_is_left_out():
     speck = coco_files.annotation(1, bbox=[2, 3, 1, 1], segmentation=[[2, 3, 3, 3, 3, 4, 2, 4]], area=1)
-    known = known_image(speck, coco_files.annotation(2))
+    hair = coco_files.annotation(3, bbox=[0, 0, 30, 20], segmentation=[[5, 0, 6, 0, 6, 20, 5, 20]], area=20)
+    known = known_image(speck, coco_files.annotation(2), hair)
     _, target = for_training(Image.new("L", (30, 20)), known, replace(RECIPE, image_size=15, jitter=(1.0, 1.0)))
     assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 1
 

@@ -22,6 +22,7 @@ RECIPES = {
         proposals=200,
         sampled_regions=64,
     ),
+    "wide heads on many regions": replace(SMALL, image_size=32, sampled_regions=256, proposals=400, mask_layers=4),
 }
 
 

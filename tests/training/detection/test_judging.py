@@ -1,0 +1,96 @@
+"""Whether what is found in a set comes to its scores: a model that knows the truth has an average precision of 1."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lambdanets.training.data.coco.annotations import decoded
+from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.detector import Detector
+from lambdanets.training.detection.evaluation import judge
+from lambdanets.training.detection.feeding import make_batches
+from lambdanets.training.detection.module import VALIDATED, Detection
+from training.detection.tiny_detection import tiny_recipe
+
+
+class Oracle(nn.Module):
+    """Finds the annotated objects of a set's images, which come in order; of some images none."""
+
+    def __init__(self, images, blind=()):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self._coming = iter(range(len(images)))
+        self._known = images.annotations.images
+        self._blind = blind
+
+    def forward(self, images):
+        return [self._find(next(self._coming)) for _ in images]
+
+    def _find(self, number):
+        known = self._known[number]
+        objects = [each for each in known.objects if not each.crowd and number not in self._blind]
+        masks = np.zeros((len(objects), 1, known.height, known.width), np.float32)
+        for place, each in zip(masks, objects, strict=True):
+            place[0] = decoded(each, known.height, known.width)
+        return {
+            "boxes": torch.tensor([each.box for each in objects]).reshape(-1, 4),
+            "labels": torch.tensor([each.category + 1 for each in objects], dtype=torch.int64),
+            "scores": torch.full((len(objects),), 0.9),
+            "masks": torch.from_numpy(masks),
+        }
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A recipe that counts all that is found, and the larger of its sets."""
+    recipe = tiny_recipe(tmp_path_factory.mktemp("judging"), detections=100, batch_size=3)
+    return recipe, open_sets(recipe)[0]
+
+
+def detector_of(recipe, images, **more):
+    categories = images.annotations.categories
+    names, ids = tuple(each.name for each in categories), tuple(each.id for each in categories)
+    return Detector(Oracle(images, **more), recipe, names, ids)
+
+
+def test_the_truth_is_judged_to_be_the_truth(opened):
+    recipe, images = opened
+    judgement = judge(detector_of(recipe, images), images)
+    assert judgement.read == [0, 1, 2, 3]
+    assert len(judgement.results) == sum(
+        not each.crowd for known in images.annotations.images for each in known.objects
+    )
+    for scores in judgement.scores.summary().values():
+        assert scores["AP"] == scores["AP50"] == scores["AP75"] == 1
+
+
+def test_what_is_not_found_counts(opened):
+    recipe, images = opened
+    scores = judge(detector_of(recipe, images, blind=(0, 1)), images).scores.summary()
+    assert 0 < scores["segm"]["AP"] < 1
+    assert scores["segm"]["AP"] == pytest.approx(scores["bbox"]["AP"])
+
+
+@pytest.mark.parametrize("blind", [(), (0, 1)])
+def test_validation_measures_what_judging_does(opened, blind):
+    recipe, images = opened
+    module = Detection(Oracle(images, blind), recipe, images, 1, "")
+    module.log = lambda *_, **__: None  # Lightning's needs a trainer
+    module.on_validation_epoch_start()
+    for number, batch in enumerate(make_batches(replace(recipe, batch_size=1), images, training=False)):
+        module.validation_step(batch, number)
+    module.on_validation_epoch_end()
+    summary = judge(detector_of(recipe, images, blind=blind), images).scores.summary()
+    assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
+    assert f"mask AP {summary['segm']['AP']:.4f}" in module.words()
+
+
+def test_a_validation_of_which_nothing_could_be_read_measures_nothing(opened):
+    recipe, images = opened
+    module = Detection(Oracle(images), recipe, images, 1, "")
+    module.on_validation_epoch_start()
+    module.on_validation_epoch_end()
+    assert module.validated == {}
