@@ -176,3 +176,21 @@ def test_what_cannot_be_built_is_refused(options, sentence):
 def test_training_without_targets_is_refused():
     with pytest.raises(InputError, match="targets must be given in training"):
         small().train()(images())
+
+
+def test_masks_above_a_threshold_are_those_whose_probability_is(trained):
+    model = small(box_score_thresh=0.0, box_detections_per_img=20, mask_threshold=0.3).double()
+    model.load_state_dict(trained.state_dict())
+    with torch.no_grad():
+        found, probable = model.eval()(images(dtype=torch.float64)), trained(images(dtype=torch.float64))
+    for one, other in zip(found, probable, strict=True):
+        assert one["masks"].dtype == torch.bool
+        assert torch.equal(one["masks"], other["masks"] > 0.3)
+    assert any(one["masks"].any() for one in found)
+
+
+def test_an_image_in_which_nothing_is_found_has_no_masks():
+    model = small(box_score_thresh=1.1, mask_threshold=0.5).eval()
+    (found,) = model(images(SIZES[:1]))
+    assert found["masks"].shape == (0, 1, *SIZES[0])
+    assert found["masks"].dtype == torch.bool

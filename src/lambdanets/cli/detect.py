@@ -147,6 +147,8 @@ def _evaluate(arguments: list[str]) -> int:
         raise InputError("data and images must be given together, got one without the other")
     _refuse_full(options.out)
     detector = load_detector(options.checkpoint)
+    one_by_one = dataclasses.replace(detector.recipe, micro_batch=1)  # where it was trained may have more memory
+    detector = dataclasses.replace(detector, recipe=one_by_one)
     if options.data is None or options.images is None:
         images = open_validation(detector.recipe, detector.categories)
     else:

@@ -9,11 +9,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.rpn import AnchorGenerator, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
@@ -63,7 +65,7 @@ class MaskRCNN(TorchvisionMaskRCNN):
 
     In training it takes targets too, a dictionary for each image: boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64
     from 1, masks (n, H, W) uint8; n may be 0; and gives the losses by name. Else it gives for each image boxes, labels,
-    scores and masks (n, 1, H, W) float32, probabilities, at the size that the image came in.
+    scores and masks (n, 1, H, W), probabilities or bool, at the size that the image came in.
     """
 
     def forward(
@@ -82,7 +84,29 @@ class MaskRCNN(TorchvisionMaskRCNN):
 
 
 class FitImages(GeneralizedRCNNTransform):
-    """torchvision's normalization and batching; a resized image keeps a row and a column at least."""
+    """torchvision's normalization and batching; a resized image keeps a row and a column at least.
+
+    mask_threshold: masks are bool, True above it; if None float32 as they come. Either way they are made one by one.
+    """
+
+    mask_threshold: float | None = None
+
+    def postprocess(
+        self,
+        result: list[dict[str, Tensor]],
+        image_shapes: list[tuple[int, int]],
+        original_image_sizes: list[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        for found, shape, size in zip(result, image_shapes, original_image_sizes, strict=True):
+            found["boxes"] = resize_boxes(found["boxes"], list(shape), list(size))
+            masks = [self._pasted(*each, size) for each in zip(found["masks"], found["boxes"], strict=True)]
+            none = found["masks"].new_zeros(0, 1, *size, dtype=None if self.mask_threshold is None else torch.bool)
+            found["masks"] = torch.stack(masks) if masks else none
+        return result
+
+    def _pasted(self, mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
+        pasted = paste_masks_in_image(mask[None], box[None], size)[0]
+        return pasted if self.mask_threshold is None else pasted > self.mask_threshold
 
     def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
         height, width = image.shape[-2:]
@@ -135,6 +159,7 @@ def mask_rcnn(
     image_mean: Sequence[float] = (0.485, 0.456, 0.406),
     image_std: Sequence[float] = (0.229, 0.224, 0.225),
     hide_padding: bool = True,
+    mask_threshold: float | None = None,
     backbone_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> MaskRCNN:
@@ -149,6 +174,8 @@ def mask_rcnn(
     anchor_scale: side of a level's anchors in its strides; aspect_ratios: height over width.
     image_mean, image_std: of images in [0, 1].
     hide_padding: so that an image's maps, and what is found in it, do not depend on what else is in its batch.
+    mask_threshold: to give masks as bool, a byte a pixel, True above it; at 12 megapixels 100 masks take 1.2 GB so, and
+        4.8 GB as probabilities.
     options: what torchvision's MaskRCNN takes, such as box_detections_per_img.
 
     Batch norm in the pyramid and in both heads. Raises ValueError for a network that gives no maps, for strides that
@@ -187,4 +214,5 @@ def mask_rcnn(
     )
     # sides of every map are then those of the batch divided by its stride
     model.transform = FitImages(shortest, longest, list(image_mean), list(image_std), size_divisible=strides[-1])
+    model.transform.mask_threshold = mask_threshold
     return model

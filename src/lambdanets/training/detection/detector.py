@@ -17,6 +17,8 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import fits
 from lambdanets.training.weight_files import read_described, resize_tables, weights_in
 
+MASK_THRESHOLD = 0.5  # of a pixel's probability
+
 
 @dataclass(frozen=True)
 class Detector:
@@ -64,6 +66,8 @@ def build_detector(recipe: DetectionRecipe, classes: int) -> MaskRCNN:
         aspect_ratios=recipe.aspect_ratios,
         image_mean=recipe.mean,
         image_std=recipe.std,
+        hide_padding=recipe.hide_padding,
+        mask_threshold=MASK_THRESHOLD,
         backbone_options=options,
         rpn_pre_nms_top_n_train=2 * recipe.proposals,
         rpn_pre_nms_top_n_test=2 * recipe.proposals,

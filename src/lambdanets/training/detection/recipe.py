@@ -79,6 +79,9 @@ class DetectionRecipe(TrainingRecipe):
     """Objects to find in an image at most; average precision counts so many."""
     drop_path: float = 0.0
     """Largest stochastic depth rate of the backbone."""
+    hide_padding: bool = True
+    """Keep what an image's batch is padded with from changing what is found in it; False for networks, such as those
+    with attention, in which that cannot be."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
