@@ -15,8 +15,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from noise_images import write_two_classes
+
+# Where autograd's engine first runs in a compilation, PyTorch refuses backward passes in processes forked later.
+torch.zeros(1, requires_grad=True).sum().backward()
 
 
 @pytest.fixture

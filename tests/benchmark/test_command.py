@@ -15,7 +15,8 @@ COMMANDS = {
     "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK, "--contestants", *NAMES],
     "memory": ["--shapes", "4x5x8", "--scopes", "3", "--device", "cpu", "--contestants", *NAMES],
     "model": ["--image-size", "64", "--batch-size", "2", "--patterns", "CCCL", "--scope", "3", *QUICK],
-    "scaling": ["--sides", "3", "4", "--lengths", "8", "12", *QUICK],
+    # a run of a millisecond may take ten times that on a busy machine
+    "scaling": ["--sides", "3", "4", "--lengths", "8", "12", "--repeats", "3", "--seconds", "1", "--device", "cpu"],
 }
 ROWS = {
     "layer": 2 * len(NAMES),
