@@ -32,7 +32,7 @@ def test_each_row_names_one_test():
 
 
 def test_the_kills_on_the_page_are_those_in_the_file():
-    result = json.loads((ROOT / "benchmarks/results/xeon-2-cores/kills.json").read_text(encoding="utf-8"))
+    result = json.loads((ROOT / "benchmarks/results/epyc-2-cores/kills.json").read_text(encoding="utf-8"))
     assert result["kills"] == sum(result["by_phase"].values()) == len(result["each"]) == 50
     assert f"After {result['left_an_unfinished_file']} an unfinished file lay in the folder" in PAGE
     table = dict(re.findall(r"^\| ([^|]+) \| (\d+) \|$", PAGE, flags=re.MULTILINE))
