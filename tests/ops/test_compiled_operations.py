@@ -26,7 +26,6 @@ def assert_equal_with_gradients(compiled, function, inputs):
 OPTIONS = {
     "global": {},
     "causal": {"causal": True},
-    "causal l2": {"causal": True, "normalize_keys": "l2"},
     "mask": {"mask": True},
     "multi-head": {"multi_head": True},
 }

@@ -1,6 +1,10 @@
 """Runs of tests: broken off at a step, and compared where they ended."""
 
 import json
+import multiprocessing
+import os
+import signal
+import socket
 
 import pytest
 import torch
@@ -53,3 +57,30 @@ def broken_off(recipe, folder, monkeypatch, step=5):
         with pytest.raises(CrashError):
             run.start(recipe, folder)
     return folder
+
+
+def train_together(recipe, folder, count, last_step=None):
+    """Exit codes of processes that train a recipe together, forked to spare them the imports.
+
+    last_step: SIGKILL meets all of them when they have done so many.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = multiprocessing.get_context("fork").Process
+    these = [start(target=_train, args=(recipe, folder, rank, count, port, last_step)) for rank in range(count)]
+    for process in these:
+        process.start()
+    for process in these:
+        process.join(timeout=120)
+    return [process.exitcode for process in these]
+
+
+def _train(recipe, folder, rank, count, port, last_step):
+    """As one of the processes that torchrun started."""
+    torch.set_num_threads(1)
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if last_step is not None:
+        at_step(pytest.MonkeyPatch(), last_step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    run.start(recipe, folder)

@@ -3,10 +3,8 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambdanets.training import run
 from lambdanets.training.data.order import Share
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.detector import build_detector
@@ -23,7 +20,7 @@ from lambdanets.training.detection.feeding import DetectionBatch
 from lambdanets.training.detection.module import Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import tiny_recipe
-from training.runs import assert_same_end, at_step
+from training.runs import assert_same_end, train_together
 
 IMAGES = 2
 
@@ -92,36 +89,12 @@ def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_ar
         assert (one - other).abs().max() < 1e-12 * largest
 
 
-def _train(recipe: DetectionRecipe, folder: Path, rank: int, port: int, last_step: int | None) -> None:
-    """As one of two processes that torchrun started; a SIGKILL meets them when they have done so many steps."""
-    torch.set_num_threads(1)
-    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if last_step is not None:
-        at_step(pytest.MonkeyPatch(), last_step, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    run.start(recipe, folder)
-
-
-def train_in_two(recipe: DetectionRecipe, folder: Path, last_step: int | None = None) -> list[int | None]:
-    """Exit codes of two processes, forked to spare them the imports."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    start = multiprocessing.get_context("fork").Process
-    both = [start(target=_train, args=(recipe, folder, rank, port, last_step)) for rank in range(2)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(timeout=120)
-    return [process.exitcode for process in both]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="forks a process that knows torch")
 def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
     recipe = tiny_recipe(tmp_path / "digits", epochs=3)
-    assert train_in_two(recipe, tmp_path / "whole") == [0, 0]
-    assert -signal.SIGKILL in train_in_two(recipe, tmp_path / "killed", 3)
+    assert train_together(recipe, tmp_path / "whole", 2) == [0, 0]
+    assert -signal.SIGKILL in train_together(recipe, tmp_path / "killed", 2, last_step=3)
     assert not (tmp_path / "killed/result.json").exists()
     command = [sys.executable, "-m", "lambdanets", "detect", "train", "--devices", "2"]
     ended = subprocess.run(
