@@ -1,7 +1,7 @@
 """Cell nuclei in microscope images (483 of the Data Science Bowl 2018), small LambdaResNet. Not measured by us.
 
-Two CPU cores; how long is not measured. The convolution twin is nuclei_convolution: the same network with 3x3 convolutions in place of
-lambda layers. The data is read from COCO-format files.
+Two CPU cores, in a time that is not measured. The convolution twin is nuclei_convolution: the same network with 3x3
+convolutions in place of lambda layers. The data is read from COCO-format files.
 Run: lambdanets detect train nuclei --data TRAIN --images TAR --validation-data VALIDATION --validation-images TAR
 """
 
