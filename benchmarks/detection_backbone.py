@@ -268,7 +268,8 @@ def tables(results: dict[str, Any]) -> str:
             elif row["left_out"]:
                 cells += [row["left_out"], ""]
             else:
-                cells += [f"{row['median_seconds']:.2f}", f"{row['peak_bytes'] / 2**30:.2f}"]
+                spread = f"{min(row['seconds']):.2f} to {max(row['seconds']):.2f}"
+                cells += [f"{row['median_seconds']:.2f} ({spread})", f"{row['peak_bytes'] / 2**30:.2f}"]
         if any(cell not in ("not run", "") for cell in cells):
             lines.append(f"| {words} | {' | '.join(cells)} |")
     runs = [len(row["seconds"]) for row in results["rows"] if row["seconds"]]
@@ -277,7 +278,7 @@ def tables(results: dict[str, Any]) -> str:
         where = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
         text = f"""LambdaResNet-50 as a backbone of one image of {size} x {size} pixels, with maps of strides 4 to 32,
 and with rivals in the place of its lambda layers; float32, batch norm with fixed statistics. Medians of
-{" to ".join(map(str, sorted({min(runs), max(runs)})))} runs in turns, on {where}.
+{" to ".join(map(str, sorted({min(runs), max(runs)})))} runs in turns, fastest and slowest beside them, on {where}.
 The peak is the most that PyTorch's allocator held beyond weights and images.
 
 {chr(10).join(lines)}

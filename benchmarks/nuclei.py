@@ -1,17 +1,20 @@
 """Cell nuclei by Mask R-CNN: a small LambdaResNet and its convolution twin, the same recipe, some seeds each.
 
-    python benchmarks/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2]    train, two runs a seed
-    python benchmarks/nuclei.py [--page docs/detection.md]              write the page's table from the results
+    python benchmarks/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--at-once 2]    train, two runs a seed
+    python benchmarks/nuclei.py [--page docs/detection.md]                            write the page from the results
 
 NUCLEI holds instances_train.json, train.tar, instances_val.json and val.tar. Every run is the command that the page
-shows; FOLDER keeps what they leave, and a script that was stopped goes on.
+shows; FOLDER keeps what they leave, and a script that was stopped goes on. With --at-once set OMP_NUM_THREADS to each
+run's share of the cores.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
 import sys
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--at-once", type=int, default=1, help="runs beside each other, of one seed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
     options = parser.parse_args()
@@ -58,10 +62,12 @@ def measure(options: argparse.Namespace) -> None:
     """Train everything, seed by seed, and write the results after each."""
     runs: list[dict[str, Any]] = []
     for seed in options.seeds:
-        for recipe in RECIPES:
-            run = options.work / f"{recipe}-seed{seed}"
-            arguments = command(recipe, seed, options.data, run)
-            subprocess.run([sys.executable, "-m", "lambdanets", *arguments], check=True)
+        folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
+        lambdanets = [sys.executable, "-m", "lambdanets"]
+        commands = [[*lambdanets, *command(recipe, seed, options.data, run)] for recipe, run in folders.items()]
+        with ThreadPool(options.at_once) as pool:
+            pool.map(functools.partial(subprocess.run, check=True), commands)
+        for recipe, run in folders.items():
             result = json.loads((run / "result.json").read_text())
             kept = ("seconds", "images_per_second", "parameters", "epochs", "training_images", "images", *KINDS)
             runs.append({"recipe": recipe, "seed": seed} | {name: result[name] for name in kept})
@@ -69,6 +75,7 @@ def measure(options: argparse.Namespace) -> None:
                 "runs": runs,
                 "command": " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei"))),
                 "threads": torch.get_num_threads(),
+                "at_once": options.at_once,
                 "commit": commit(),
                 "versions": versions(),
                 "hardware": hardware(),
@@ -85,7 +92,9 @@ def section(results: dict[str, Any]) -> str:
     lines = [
         f"{runs[0]['training_images']} images to train on, {runs[0]['images']} to validate on, "
         f"{runs[0]['epochs']} epochs from fresh weights, {min(minutes):.0f} to {max(minutes):.0f} minutes a run on "
-        f"{results['hardware']['processor']} with {results['threads']} threads; "
+        f"{results['hardware']['processor']}"
+        + (f", {results['at_once']} at a time" if results["at_once"] > 1 else "")
+        + f" with {results['threads']} thread{'s' * (results['threads'] > 1)} each; "
         + (f"means of {len(seeds)} seeds and their standard deviations, " if len(seeds) > 1 else "one seed, ")
         + "in percent, of the last epoch's averaged weights.",
         "",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -185,6 +186,13 @@ def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, c
     assert "no images given" in fails(capsys, "predict", run)
     assert "score must be between 0 and 1, got 2" in fails(capsys, "predict", run, photos, "--score", "2")
     assert "nowhere.png" in fails(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
+
+
+def test_memory_that_runs_out_ends_the_command_with_a_sentence(trained_detector, photos, monkeypatch, capsys):
+    monkeypatch.setattr("lambdanets.training.detection.detector.load_detector", lambda path: torch.empty(1 << 50))
+    for given in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
+        said = fails(capsys, *given)
+        assert said == "lambdanets: out of memory; free some, or choose a smaller model or smaller images"
 
 
 def test_report_compares_finished_runs(trained_detector, capsys):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lambdanets import __version__
 from lambdanets.cli import benchmark, calibrate, compare, detect, evaluate, predict, pseudo_label, shard, tables, train
+from lambdanets.cli.runs import is_out_of_memory
 from lambdanets.errors import AnotherRefused, InputError, nearest
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -43,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _refuse("out of memory; free some, or choose a smaller model or smaller images")
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 

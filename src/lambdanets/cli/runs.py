@@ -24,8 +24,6 @@ def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: lis
 @contextlib.contextmanager
 def explained(command: str, begun: Path) -> Iterator[None]:
     """Say in a sentence what ends training early, and the command to go on with once the file `begun` is there."""
-    import torch
-
     from lambdanets.training.interruption import Interrupted
     from lambdanets.training.processes import processes
 
@@ -40,11 +38,18 @@ def explained(command: str, begun: Path) -> Iterator[None]:
         advice = f"; once mended, go on with: {command}" if begun.is_file() else ""
         raise InputError(f"{error.filename or 'the run'}: {error.strerror or error}{kept}{advice}") from error
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise InputError(
             "out of memory; give the same command with a smaller --micro-batch, or choose a smaller model"
         ) from error
+
+
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether it says that memory ran out, Python's, a GPU's, or PyTorch's on a processor, which has no type for it."""
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def tell_unreadable(unreadable: list[str]) -> None:

@@ -30,6 +30,7 @@ recipe = DetectionRecipe(
     learning_rate=0.02,
     warmup_epochs=0.5,
     schedule="cosine",
+    batch_norm_momentum=0.01,
     average_decay=0.995,
 )
 
