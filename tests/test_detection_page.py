@@ -1,0 +1,33 @@
+"""What docs/detection.md tells people to type in Python."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+PAGE = Path(__file__).parents[1] / "docs/detection.md"
+
+
+def test_the_python_of_the_page_finds_objects_and_exports_the_pyramid(trained_detector, tmp_path, monkeypatch, capsys):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/objects").symlink_to(trained_detector / "run")
+    image = sorted((trained_detector / "digits/train").iterdir())[1]
+    Image.open(image).save(tmp_path / "photo.png")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    done: dict = {}
+    exec(code, done)
+    assert all(len(done["found"][what]) for what in ("boxes", "labels", "scores", "masks"))
+    assert sum(line.endswith("]") for line in capsys.readouterr().out.splitlines()) >= len(done["found"]["boxes"])
+    session = runtime.InferenceSession("pyramid.onnx", providers=["CPUExecutionProvider"])
+    others = torch.rand_like(done["images"])  # not those it was traced with
+    with torch.no_grad():
+        maps = done["pyramid"](others)
+    found = session.run(None, {session.get_inputs()[0].name: others.numpy()})
+    assert len(found) == len(maps) == 3
+    for one, other in zip(found, maps.values(), strict=True):
+        torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-3, atol=1e-4)
