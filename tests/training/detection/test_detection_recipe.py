@@ -38,9 +38,6 @@ WRONG = [
     ("box_layers", (-1, 8)),
     ("box_layers", (0, 0)),
     ("clip_gradient", 0.0),
-    ("images", "there"),
-    ("validation_data", "there.json"),
-    ("validation_images", "there"),
 ]
 
 
@@ -48,6 +45,12 @@ WRONG = [
 def test_a_field_of_detection_out_of_range_is_named(field, value):
     with pytest.raises(InputError, match=rf"^{field} must be"):
         replace(DetectionRecipe(), **{field: value})
+
+
+@pytest.mark.parametrize("field", ["images", "validation_data", "validation_images"])
+def test_digits_bring_images_of_their_own(field):
+    with pytest.raises(InputError, match=f"^data must be a JSON file of instances where {field} is 'there'; got 'digits'"):
+        replace(DetectionRecipe(), **{field: "there"})
 
 
 @pytest.mark.parametrize("missing", ["images", "validation_data"])

@@ -109,4 +109,7 @@ class DetectionRecipe(TrainingRecipe):
             raise InputError(f"{missing} must be given with data {self.data!r}, got none")
         given = [name for name in ("images", "validation_data", "validation_images") if getattr(self, name) is not None]
         if self.data == "digits" and given:
-            raise InputError(f"{given[0]} must be left out with data 'digits', got {getattr(self, given[0])!r}")
+            raise InputError(
+                f"data must be a JSON file of instances where {given[0]} is {getattr(self, given[0])!r}; got 'digits', "
+                "which brings its own images"
+            )
