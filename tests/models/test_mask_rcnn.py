@@ -4,7 +4,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import mask_rcnn
-from models.perturbed import perturbed
+from lambdanets.models.padding_check import as_trained
 
 SMALL = {
     "pyramid_channels": 16,
@@ -48,7 +48,7 @@ TARGETS = [
 def trained():
     """A small one in float64 that finds things: with statistics of random images, and objectness spread out."""
     model = small(box_score_thresh=0.0, box_detections_per_img=20).double()
-    perturbed(model.backbone)
+    as_trained(model.backbone)
     torch.manual_seed(2)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
     nn.init.normal_(model.roi_heads.box_predictor.cls_score.weight, std=0.5)
@@ -127,6 +127,33 @@ def test_autocast_to_bfloat16_is_finite():
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_under_autocast_boxes_are_those_of_float32_but_for_what_the_network_rounds():
+    model = small(image_size=1024, box_score_thresh=0.0).eval()
+    for layer in (model.rpn.head.bbox_pred, model.roi_heads.box_predictor.bbox_pred):
+        nn.init.zeros_(layer.weight)  # nothing is left of boxes but the anchors, and of anchors the arithmetic
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        (found,) = model([torch.rand(3, 1024, 1024)])
+    assert found["boxes"].dtype == found["masks"].dtype == torch.float32
+    inside = found["boxes"][(found["boxes"] < 1024) & (found["boxes"] > 512)]
+    assert len(inside)
+    assert (inside % 4).any()  # bfloat16 has every fourth number there
+
+
+def test_an_anchor_in_the_padding_is_nothing_to_learn_from():
+    model = small().train()
+    batch, targets = model.transform(images(), TARGETS)
+    maps = list(model.backbone(batch.tensors, batch.image_sizes).values())
+    anchors = model.rpn.anchor_generator(batch, maps)
+    model.rpn(batch, dict(enumerate(maps)), targets)
+    labels, _ = model.rpn.assign_targets_to_anchors(anchors, targets)
+    logits, _ = model.rpn.head(maps)
+    for number, label in enumerate(labels):
+        padded = torch.cat([level[number].permute(1, 2, 0).flatten() for level in logits]) == -100
+        assert (label[padded] == -1).all()
+        assert (label[~padded] == 0).any()
+        assert padded.any() == (batch.image_sizes[number] != tuple(batch.tensors.shape[-2:]))
+
+
 def test_targets_are_not_changed():
     model = small().train()
     before = [{name: tensor.clone() for name, tensor in each.items()} for each in TARGETS]
@@ -164,13 +191,22 @@ def test_levels_have_the_strides_of_their_maps_whatever_image_comes_first():
     [
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
         ({"levels": (1, 3)}, "levels must have strides that double"),
+        ({"levels": (2, 9)}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(2, 9\)"),
+        ({"levels": (-1, 2)}, "levels must be between 0 and 4"),
+        ({"anchor_scale": 0.01}, "anchor_scale must give anchors of a pixel or more at stride 1, got 0.01"),
         ({"backbone": "vit_tiny_patch16_224", "levels": (0,)}, "padding cannot be hidden"),
+        ({"backbone": "skresnet18"}, "padding cannot be hidden in skresnet18: its maps differ"),
         ({"backbone": "lambda_resnet51"}, "there is no model named 'lambda_resnet51'"),
     ],
 )
 def test_what_cannot_be_built_is_refused(options, sentence):
     with pytest.raises(InputError, match=sentence):
         small(**options)
+
+
+@pytest.mark.parametrize("backbone", ["ese_vovnet19b_dw", "legacy_seresnet18", "densenet121"])
+def test_padding_is_hidden_in_networks_of_timm_or_they_are_refused(backbone):
+    assert small(backbone).backbone.strides == (4, 8, 16, 32, 64)
 
 
 def test_training_without_targets_is_refused():

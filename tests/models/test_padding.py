@@ -6,7 +6,7 @@ from torch import nn
 from lambdanets import LambdaLayer2d, create_model
 from lambdanets.errors import InputError
 from lambdanets.models.padding import Padding
-from models.perturbed import perturbed
+from lambdanets.models.padding_check import as_trained
 
 # with squeeze-and-excitation and pooled shortcuts, lambda layers that stride, max pooling, depthwise convolutions
 NETWORKS = {
@@ -22,7 +22,7 @@ SIZES = [(37, 70), (64, 33), (50, 5)]
 @pytest.fixture(scope="module", params=NETWORKS)
 def network(request):
     torch.manual_seed(0)
-    network = perturbed(create_model(request.param, features_only=True, **NETWORKS[request.param]))
+    network = as_trained(create_model(request.param, features_only=True, **NETWORKS[request.param]))
     return network, hidden(network)
 
 
@@ -103,7 +103,7 @@ def test_a_step_of_training_does_not_depend_on_how_far_images_are_padded(name):
     ends = []
     for side in (96, 128):
         torch.manual_seed(0)
-        network = perturbed(create_model(name, features_only=True)).train()
+        network = as_trained(create_model(name, features_only=True)).train()
         padding = hidden(network)
         padding.begins_at(SIZES, (side, side))
         maps = network(padded(images(), (side, side)))[-1]
@@ -127,7 +127,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_mask():
     gradients = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        network = perturbed(create_model("lambda_resnet50", scope=5, features_only=True))
+        network = as_trained(create_model("lambda_resnet50", scope=5, features_only=True))
         network.set_grad_checkpointing(checkpointing)
         padding = hidden(network)
         padding.begins_at(SIZES, (96, 96))

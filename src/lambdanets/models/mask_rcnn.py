@@ -1,7 +1,8 @@
 """Mask R-CNN (He et al. 2017) on a feature pyramid (Lin et al. 2017) over any backbone of this package or of timm.
 
-torchvision's, but for three things: images may be as small and as narrow as they come, what padding holds changes
-nothing (`padding.py`), and the levels of the pyramid are known by their strides and not guessed from the first batch.
+torchvision's, but for four things: images may be as small and as narrow as they come, what padding holds changes
+nothing (`padding.py`), the levels of the pyramid are known by their strides and not guessed from the first batch, and
+boxes are float32 under autocast too: bfloat16 has every fourth pixel beyond 512.
 """
 
 import math
@@ -16,15 +17,16 @@ from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
-from torchvision.models.detection.rpn import AnchorGenerator, RPNHead
+from torchvision.models.detection.rpn import AnchorGenerator, ImageList, RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.ops.poolers import initLevelMapper
 
 from lambdanets.errors import InputError
-from lambdanets.models.factory import create_model
+from lambdanets.models.factory import create_model, list_models
 from lambdanets.models.padding import Padding
+from lambdanets.models.padding_check import check_padding
 
 Target = dict[str, Tensor]
 _IN_PADDING = -100.0  # objectness, whose probability of 4e-44 no real anchor has
@@ -99,9 +101,10 @@ class FitImages(GeneralizedRCNNTransform):
     ) -> list[dict[str, Tensor]]:
         for found, shape, size in zip(result, image_shapes, original_image_sizes, strict=True):
             found["boxes"] = resize_boxes(found["boxes"], list(shape), list(size))
-            masks = [self._pasted(*each, size) for each in zip(found["masks"], found["boxes"], strict=True)]
-            none = found["masks"].new_zeros(0, 1, *size, dtype=None if self.mask_threshold is None else torch.bool)
-            found["masks"] = torch.stack(masks) if masks else none
+            small, dtype = found["masks"], None if self.mask_threshold is None else torch.bool
+            found["masks"] = small.new_empty(len(small), 1, *size, dtype=dtype)
+            for into, mask, box in zip(found["masks"], small, found["boxes"], strict=True):
+                into.copy_(self._pasted(mask, box, size))
         return result
 
     def _pasted(self, mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
@@ -125,8 +128,35 @@ class FitImages(GeneralizedRCNNTransform):
         return image, target
 
 
+class _Anchors(AnchorGenerator):
+    """torchvision's, in float32 at least; its own have the type of the maps."""
+
+    def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
+        like = [torch.empty((), dtype=_precise(each.dtype), device=each.device).expand(each.shape) for each in maps]
+        return super().forward(images, like)
+
+
+class _Proposals(RegionProposalNetwork):
+    """torchvision's, that learns nothing from anchors in the padding: those whose middle lies beyond the image."""
+
+    def forward(
+        self, images: ImageList, features: dict[str, Tensor], targets: list[Target] | None = None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        self._sizes = images.image_sizes
+        return super().forward(images, features, targets)
+
+    def assign_targets_to_anchors(
+        self, anchors: list[Tensor], targets: list[Target]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        labels, boxes = super().assign_targets_to_anchors(anchors, targets)
+        for label, each, (height, width) in zip(labels, anchors, self._sizes, strict=True):
+            middles = (each[:, :2] + each[:, 2:]) / 2
+            label[(middles >= middles.new_tensor([width, height])).any(1)] = -1.0
+        return labels, boxes
+
+
 class _RPNHead(RPNHead):
-    """torchvision's, to which an anchor in the padding is no object, and nothing to learn from."""
+    """torchvision's, to which an anchor in the padding is no object."""
 
     def __init__(self, channels: int, anchors: int, padding: Padding) -> None:
         super().__init__(channels, anchors)
@@ -137,12 +167,38 @@ class _RPNHead(RPNHead):
         return [self._padding.without(each, _IN_PADDING) for each in logits], offsets
 
 
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _in_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """A forward hook: what boxes and masks are computed from leaves autocast."""
+    if isinstance(outputs, Tensor):
+        return outputs.to(_precise(outputs.dtype))
+    return type(outputs)(_in_float32(head, inputs, each) for each in outputs)
+
+
 def _pool(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
     pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], side, sampling_ratio=2)
     # else guessed from the first images that come, wrongly for small ones
     pool.scales = [1 / stride for stride in strides]
     pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
     return pool
+
+
+def _network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -> Any:
+    """A network that gives those of its maps."""
+    try:
+        if min(levels) < 0:
+            raise IndexError
+        return create_model(name, features_only=True, out_indices=levels, **options)
+    except (IndexError, InputError) as error:
+        if not isinstance(error.__cause__ or error, IndexError):
+            raise
+        with torch.device("meta"):
+            whole: Any = create_model(name, features_only=True, **options)
+        last = len(whole.feature_info.channels()) - 1
+        raise InputError(f"levels must be between 0 and {last}, the maps of {name}, got {levels}") from error
 
 
 def mask_rcnn(
@@ -183,14 +239,19 @@ def mask_rcnn(
     """
     if num_classes < 1:
         raise InputError(f"num_classes must be at least 1, got {num_classes}")
-    network: Any = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
+    network = _network(backbone, tuple(levels), backbone_options or {})
     body = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
+    if hide_padding and backbone not in list_models() and not any(each.is_meta for each in body.parameters()):
+        check_padding(body, body.strides[-1], backbone)
     strides = body.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
-    anchors = AnchorGenerator(
-        tuple((round(anchor_scale * stride),) for stride in strides), (tuple(aspect_ratios),) * len(strides)
-    )
+    sides = [round(anchor_scale * stride) for stride in strides]
+    if sides[0] < 1:
+        raise InputError(
+            f"anchor_scale must give anchors of a pixel or more at stride {strides[0]}, got {anchor_scale}"
+        )
+    anchors = _Anchors(tuple((side,) for side in sides), (tuple(aspect_ratios),) * len(strides))
     head = _RPNHead(pyramid_channels, len(aspect_ratios), body.padding)
     if hide_padding:
         body.padding.hide_in(head)
@@ -212,6 +273,9 @@ def mask_rcnn(
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
         **options,
     )
+    model.rpn.__class__ = _Proposals  # torchvision builds its own, with all of its options
+    for part in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):
+        part.register_forward_hook(_in_float32)
     # sides of every map are then those of the batch divided by its stride
     model.transform = FitImages(shortest, longest, list(image_mean), list(image_std), size_divisible=strides[-1])
     model.transform.mask_threshold = mask_threshold

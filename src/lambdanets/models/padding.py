@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, FrozenBatchNormAct2d, LayerNorm2d, SEModule
+from timm.layers import DropPath, EffectiveSEModule, FrozenBatchNormAct2d, LayerNorm2d, SEModule
 from timm.models._efficientnet_blocks import SqueezeExcite
+from timm.models.senet import SEModule as LegacySEModule
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
@@ -21,6 +22,8 @@ from lambdanets.layers import LambdaLayer2d
 
 _EXCITATIONS: dict[type[nn.Module], str] = {  # with the layer behind the mean
     SEModule: "fc1",
+    LegacySEModule: "fc1",
+    EffectiveSEModule: "fc",
     SqueezeExcite: "conv_reduce",
 }
 _ONE_BY_ONE = (  # of these, each output position has one of the input

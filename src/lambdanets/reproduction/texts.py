@@ -64,7 +64,8 @@ PARAGRAPHS = {
     "(C4) saves parameters instead. ResNets are on the same ResNet-RS skeleton, with and without "
     "squeeze-and-excitation. The 83.4 of LambdaResNet-152 here and the 83.8 of Table 18 are the same network "
     "at the same size, and cannot be reconciled.",
-    "14": "Lambda layers in the backbone help small objects most. Detection is not in this package yet.",
+    "14": "Lambda layers in the backbone help small objects most. `lambdanets detect train coco` is the recipe; "
+    "what it gives has not been measured here.",
     "15": "LambdaResNets with lambda layers in all of c4 and c5 need fewer parameters than EfficientNet-B6, on "
     "smaller images.",
     "16": "With a scope of 7 a LambdaResNet-270 needs fewer operations than EfficientNet-B6. The 34 G come out with "

@@ -26,15 +26,16 @@ class DetectionTrial(Trial):
         return self._made_up(model, images) if device.type == "meta" else self._loss(model, images, device)
 
     def _loss(self, model: Any, images: int, device: torch.device) -> Tensor:
-        """Of images of which one is padded, each with an object as large as itself."""
+        """Of images of which one is padded, each with as many objects, as large as itself, as the mask head takes."""
         size = self.recipe.image_size
         sizes = [(size, size if number else -(-size // 2)) for number in range(images)]
-        boxes = [torch.tensor([[0.0, 0.0, width, height]], device=device) for height, width in sizes]
-        label = torch.ones(1, dtype=torch.int64, device=device)
+        objects = max(1, self.recipe.sampled_regions // 4)
+        boxes = [torch.tensor([[0.0, 0.0, *each[::-1]]], device=device).expand(objects, 4) for each in sizes]
+        labels = torch.ones(objects, dtype=torch.int64, device=device)
         losses = model(
             [torch.rand(3, *each, device=device) for each in sizes],
             [
-                {"boxes": box, "labels": label, "masks": torch.ones(1, *each, dtype=torch.uint8, device=device)}
+                {"boxes": box, "labels": labels, "masks": torch.ones(objects, *each, dtype=torch.uint8, device=device)}
                 for box, each in zip(boxes, sizes, strict=True)
             ],
         )

@@ -37,7 +37,7 @@ class Object:
 
     id: the annotation's; category: number of the category, from 0, in order of the ids; box: x1, y1, x2, y2 in pixels,
     within the image; area: in pixels, as in the file, or that of the mask where the file has none; crowd: whether it is
-    a region of many objects, which is neither learnt nor counted against a detection in it.
+    a region of many objects, which is no target to learn, and counts against no detection in it.
     """
 
     id: int
