@@ -5,7 +5,8 @@
 
 Batch 1, on a processor, four maps of strides 4 to 32. Contestants run in rounds in one process, each checked layer by
 layer against float64 before; what would not fit into free memory is not started. "mask-rcnn" is a training step of a
-Mask R-CNN on LambdaResNet-50 with two images, in a process of its own.
+Mask R-CNN on LambdaResNet-50 with two images, in a process of its own. "stride-8" is the memory of one layer where maps
+are 128 x 128.
 """
 
 import argparse
@@ -45,7 +46,8 @@ BEGIN, END = "<!-- written by benchmarks/detection_backbone.py -->\n", "<!-- end
 CPU = torch.device("cpu")
 HEADS = 8
 PASSES = ("forward", "forward and backward")
-OURS, STEP = "lambdanets", "mask-rcnn"
+OURS, STEP, FINE = "lambdanets", "mask-rcnn", "stride-8"
+FINE_STRIDE, FINE_CHANNELS = 8, 128  # of ResNet-50's c3
 ROWS = {  # contestants, as the page calls them
     OURS: "lambda layer",
     "lambda-networks": "lambda layer of lambda-networks",
@@ -130,13 +132,12 @@ class Backbones:
 
     def prepare(self, name: str) -> Prepared:
         if name.startswith("global-attention"):
-            needed, free = self.attention_bytes(kept=name.endswith("maps")), free_memory(CPU)
-            if needed > free:
-                raise LeftOut(f"does not fit: needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f}")
+            refuse_unfit(self.attention_bytes(kept=name.endswith("maps")))
         torch.manual_seed(2)
         model = copy.deepcopy(self.ours)
         for path in self.places:
-            model.set_submodule(path, self.layer(name, self.ours.get_submodule(path)).requires_grad_(self.backward))
+            layer = rival(name, self.ours.get_submodule(path), self.size // 16)
+            model.set_submodule(path, layer.requires_grad_(self.backward))
 
         def errors() -> dict[str, Error]:
             worst: dict[str, Error] = {}
@@ -154,35 +155,47 @@ class Backbones:
         release = functools.partial(model.zero_grad, set_to_none=True)
         return Prepared(functools.partial(run, model, self.inputs), errors, release)
 
-    def layer(self, name: str, ours: LambdaLayer2d) -> nn.Module:
-        dim, stride = ours.dim, ours.stride
-        if name == OURS:
-            return copy.deepcopy(ours)
-        if name == "convolution":
-            return nn.Conv2d(dim, ours.dim_out, 3, stride, padding=1, bias=False)
-        if name == "lambda-networks":
-            theirs = build_peer(name, ours)
-            for norm in [module for module in theirs.modules() if isinstance(module, nn.BatchNorm2d)]:
-                # PyTorch's batch norm else gives them wrong gradients at batch 1
-                norm.register_forward_hook(lambda module, inputs, output: contiguous_gradient(output))
-            return theirs
-        reach = max(1, self.size // 16 - 1)
-        attention = GlobalAttention(dim, ours.dim_out, stride=stride, heads=HEADS, max_distance=reach).eval()
-        return KeepsMaps(attention) if name.endswith("maps") else attention
-
     def attention_bytes(self, *, kept: bool) -> int:
         """What attention alone will hold, of float32.
 
-        With maps of all pairs: logits and weights in a forward pass; the weights of all layers and three more of the
-        largest with a backward pass. Without: queries, keys and values with their rows and columns, and copies.
+        Logits and weights in a forward pass; the weights of all layers and three more of the largest with a backward
+        pass.
         """
         counts = []
         for path in self.places:
             x, ours = self.met[path][0], self.ours.get_submodule(path)
             height, width = x.shape[2:]
-            depth = ours.dim_out // HEADS + height + width
-            counts.append(4 * HEADS * height * width * (height * width if kept else 6 * depth))
+            counts.append(bytes_of_attention(ours.dim_out, height, width, kept=kept))
         return sum(counts) + 3 * max(counts) if self.backward else 2 * max(counts)
+
+
+def rival(name: str, ours: LambdaLayer2d, side: int) -> nn.Module:
+    """A contestant's layer for a lambda layer's place, on maps of side x side at most."""
+    dim, stride = ours.dim, ours.stride
+    if name == OURS:
+        return copy.deepcopy(ours)
+    if name == "convolution":
+        return nn.Conv2d(dim, ours.dim_out, 3, stride, padding=1, bias=False)
+    if name == "lambda-networks":
+        theirs = build_peer(name, ours)
+        for norm in [module for module in theirs.modules() if isinstance(module, nn.BatchNorm2d)]:
+            # PyTorch's batch norm else gives them wrong gradients at batch 1
+            norm.register_forward_hook(lambda module, inputs, output: contiguous_gradient(output))
+        return theirs
+    attention = GlobalAttention(dim, ours.dim_out, stride=stride, heads=HEADS, max_distance=max(1, side - 1)).eval()
+    return KeepsMaps(attention) if name.endswith("maps") else attention
+
+
+def refuse_unfit(needed: int) -> None:
+    free = free_memory(CPU)
+    if needed > free:
+        raise LeftOut(f"does not fit: needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f}")
+
+
+def bytes_of_attention(dim: int, height: int, width: int, *, kept: bool) -> int:
+    """Float32 that a layer holds of each of its intermediates: the maps of all pairs, or queries, keys and values with
+    their rows and columns, and copies."""
+    return 4 * HEADS * height * width * (height * width if kept else 6 * (dim // HEADS + height + width))
 
 
 def run(model: nn.Module, inputs: Inputs) -> None:
@@ -222,6 +235,26 @@ def training_step(size: int) -> dict[str, Any]:
     return {"seconds": seconds, "peak_resident_bytes": resident, "peak_bytes": peak_bytes(step, CPU)}
 
 
+def memory_of_a_fine_layer(size: int, names: list[str]) -> dict[str, int | str]:
+    """Bytes that a layer at stride 8 holds at its fullest, forward and backward, or why it was left out."""
+    torch.manual_seed(0)
+    side = size // FINE_STRIDE
+    ours = LambdaLayer2d(FINE_CHANNELS, scope=23)
+    x = torch.randn(1, FINE_CHANNELS, side, side, requires_grad=True)
+    found: dict[str, int | str] = {}
+    for name in names:
+        try:
+            if name.startswith("global-attention"):
+                refuse_unfit(4 * bytes_of_attention(FINE_CHANNELS, side, side, kept=name.endswith("maps")))
+            layer = rival(name, ours, side).eval()
+        except LeftOut as reason:
+            found[name] = str(reason)
+            continue
+        found[name] = peak_bytes(lambda layer=layer: layer(x).sum().backward(), CPU)  # type: ignore[misc]
+        x.grad = None
+    return found
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows: list[Row] = []
     names = [name for name in ROWS if name in options.contestants]
@@ -245,6 +278,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for row in rows
         ],
     }
+    if FINE in options.contestants:
+        content["fine"] = memory_of_a_fine_layer(options.size, names)
     if STEP in options.contestants:
         child = [sys.executable, __file__, "--step", "--size", str(options.size)]
         content["step"] = json.loads(subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True).stdout)
@@ -283,6 +318,12 @@ The peak is the most that PyTorch's allocator held beyond weights and images.
 
 {chr(10).join(lines)}
 """
+    if "fine" in results:
+        side = size // FINE_STRIDE
+        text += f"\nOne layer in c3, {FINE_CHANNELS} channels on {side} x {side} positions, forward and backward:\n\n"
+        text += "| layer | peak GiB |\n|---|---|\n"
+        for name, held in results["fine"].items():
+            text += f"| {ROWS[name]} | {held if isinstance(held, str) else f'{held / 2**30:.2f}'} |\n"
     if "step" in results:
         step = results["step"]
         text += (
@@ -301,7 +342,7 @@ def write_page(page: Path, results: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--contestants", nargs="+", choices=[*ROWS, STEP], default=[*ROWS, STEP])
+    parser.add_argument("--contestants", nargs="+", choices=[*ROWS, FINE, STEP], default=[*ROWS, FINE, STEP])
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of each, at most")
     parser.add_argument("--seconds", type=float, default=40, help="for the runs of one contestant; three at least")

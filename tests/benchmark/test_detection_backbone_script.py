@@ -43,6 +43,7 @@ def test_every_contestant_is_right_and_measured_in_both_passes(script, monkeypat
         out,
         "--contestants",
         *script.ROWS,
+        script.FINE,
     )
     results = json.loads(out.read_text())
     assert [(row["contestant"], row["sizes"]["pass"]) for row in results["rows"]] == [
@@ -54,6 +55,8 @@ def test_every_contestant_is_right_and_measured_in_both_passes(script, monkeypat
         assert row["left_out"] is None
         assert max(row["errors"].values()) < 1e-4
         assert row["median_seconds"] > 0 < row["peak_bytes"]
+    assert results["fine"].keys() == script.ROWS.keys()
+    assert 0 < results["fine"]["convolution"] < results["fine"][script.OURS]
     assert {"commit", "versions", "hardware"} <= results.keys()
 
 
