@@ -51,9 +51,9 @@ def open_validation(recipe: DetectionRecipe, categories: tuple[Category, ...]) -
     return validation
 
 
-def tell_findings(training: AnnotatedImages, validation: AnnotatedImages) -> None:
-    """Say on stderr what of the annotations was left out."""
-    for part, images in (("training", training), ("validation", validation)):
+def tell_findings(**parts: AnnotatedImages) -> None:
+    """Say on stderr what of the annotations was left out of each part."""
+    for part, images in parts.items():
         for line in images.findings.lines():
             print(f"{part}: {line}", file=sys.stderr)
 

@@ -60,7 +60,7 @@ class DetectionTask(Task):
     def opened(cls, recipe: DetectionRecipe, these: Processes, begun: bool) -> "DetectionTask":
         training, validation, source = open_sets(recipe)
         if these.first:
-            tell_findings(training, validation)
+            tell_findings(training=training, validation=validation)
         seed_everything(recipe.seed, verbose=False)
         classes = len(training.annotations.categories)
         model = build_detector(replace(recipe, weights=None) if begun else recipe, classes)
