@@ -191,6 +191,17 @@ def test_a_set_without_objects_is_refused(tiny, part, name, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
+def test_a_set_without_objects_says_why_its_annotations_were_dropped(tiny, part, name, tmp_path):
+    def boxes_only(annotations):
+        return [{key: value for key, value in each.items() if key != "segmentation"} for each in annotations]
+
+    change(tmp_path / f"digits/{part}.json", annotations=boxes_only)
+    said = rf"^{name} must have .* has none: .*; \d+ annotations dropped: no segmentation, or an empty one \(id 1, 2, "
+    with pytest.raises(InputError, match=said):
+        run.start(tiny, tmp_path / "run")
+
+
 def test_more_training_images_than_there_are_is_refused(tiny, tmp_path):
     with pytest.raises(InputError, match="training_images must be at most 4, got 5"):
         run.start(replace(tiny, training_images=5), tmp_path / "run")

@@ -35,7 +35,8 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
         training = training.selected(sorted(drawn.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):
         if all(each.crowd for image in images.annotations.images for each in image.objects):
-            raise InputError(f"{name} must have objects that are no crowds, and has none: {source}")
+            why = "".join(f"; {line}" for line in images.findings.lines())
+            raise InputError(f"{name} must have objects that are no crowds, and has none: {source}{why}")
     return training, validation, source
 
 
