@@ -13,11 +13,13 @@ from lambdanets.errors import InputError
 from lambdanets.training.data.coco.findings import Dropped, Findings, first
 from lambdanets.training.data.coco.segmentations import (
     MOST_PIXELS,
+    Patch,
     Segmentation,
     area_of,
     as_in_file,
     mask_of,
     pack_polygons,
+    patch_of,
     read_segmentation,
 )
 from lambdanets.training.data.timm_sets import one_line
@@ -101,6 +103,11 @@ def decoded(each: Object, height: int, width: int) -> np.ndarray:
     It may be empty where a polygon holds no pixel's centre.
     """
     return mask_of(each.segmentation, height, width)
+
+
+def decoded_patch(each: Object, height: int, width: int) -> Patch:
+    """The mask of an object in an image of that size, where there is any of it."""
+    return patch_of(each.segmentation, height, width)
 
 
 def read_annotations(path: Path) -> Annotations:
