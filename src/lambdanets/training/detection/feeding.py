@@ -8,6 +8,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 from torchvision import tv_tensors
+from torchvision.ops import masks_to_boxes
 from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.training.data.batches import Batches, Sample
@@ -77,8 +78,8 @@ def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -
     """An image and its objects at a random scale, flipped or not, cropped to image_size; it may come out smaller.
 
     The scale is jitter's times that at which the image fits into image_size. Crowds are left out, as are objects of
-    which nothing is left; of more than max_objects that are left, so many are drawn. Draws from Python's random
-    numbers.
+    which nothing is left; of more than max_objects that are left, so many are drawn. The box of an object that the crop
+    cuts is that of what is left of its mask. Draws from Python's random numbers.
     """
     scale = random.uniform(*recipe.jitter) * recipe.image_size / max(image.size)
     (top, height, rows), (left, width, columns) = (_cut(side, scale, recipe.image_size) for side in image.size[::-1])
@@ -106,10 +107,13 @@ def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -
         if mask.any():
             masks[len(there)] = mask.flip(-1) if flipped else mask
             there.append(number)
+    of_cut = (whole != clipped.as_subclass(Tensor)).any(1)[there]
+    masks, boxes = masks[: len(there)], boxes[there]
+    boxes[of_cut] = masks_to_boxes(masks[of_cut]) + torch.tensor([0.0, 0.0, 1.0, 1.0])  # from the last pixel to its end
     cut = as_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
     cut = transforms.resize(cut, [rows, columns], antialias=True)
     labels = torch.tensor([objects[number].category + 1 for number in there], dtype=torch.int64)
-    target = {"boxes": boxes[there], "labels": labels, "masks": masks[: len(there)]}
+    target = {"boxes": boxes, "labels": labels, "masks": masks}
     return transforms.horizontal_flip(cut) if flipped else cut, target
 
 
