@@ -81,6 +81,32 @@ def test_a_mask_of_the_whole_image_is_read() -> None:
         assert mask_of(kept, HEIGHT, WIDTH).all()
 
 
+def with_empty_runs(runs: list[int], seed: int) -> list[int]:
+    """The same mask's runs, some of them cut in two by a run of length 0, and one at the end."""
+    random = np.random.default_rng(seed)
+    cut = []
+    for run in runs:
+        first = int(random.integers(0, run + 1))
+        cut += [first, 0, run - first] if random.random() < 0.3 else [run]
+    return [*cut, 0]
+
+
+def string_of(runs: list[int]) -> str:
+    """COCO's string, written by pycocotools, which takes runs as they are."""
+    return pycocotools.mask.frPyObjects({"size": [HEIGHT, WIDTH], "counts": runs}, HEIGHT, WIDTH)["counts"].decode()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_runs_of_length_zero_are_taken_and_left_out_of_what_is_kept(seed: int) -> None:
+    mask = noise(seed)
+    runs = with_empty_runs(runs_of(mask), seed)
+    assert runs.count(0) > 1
+    for counts in (runs, string_of(runs)):
+        kept = read_segmentation({"size": [HEIGHT, WIDTH], "counts": counts}, HEIGHT, WIDTH)
+        assert as_in_file(kept, HEIGHT, WIDTH)["counts"] == runs_of(mask)
+        assert (place(patch_of(kept, HEIGHT, WIDTH)) == mask).all()
+
+
 def test_the_runs_of_a_large_image_are_read_from_a_string() -> None:
     mask = np.zeros((3000, 4000), bool)
     mask[1:2999, 1:3999:7] = True

@@ -189,6 +189,8 @@ class _Reader:
             area = area_of(segmentation, height, width)
             if not area:
                 raise Dropped("no_mask")
+        if isinstance(segmentation, tuple) and len(segmentation) < len(entry["segmentation"]):
+            self.found["shortened_polygon"].append(number)
         if max(-x, -y, x + across - width, y + down - height) > 1:
             self.found["clipped"].append(number)
         return Object(number, category, box, float(area), bool(entry.get("iscrowd")), segmentation)

@@ -43,7 +43,7 @@ def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
 def read_segmentation(value: Any, height: int, width: int) -> Segmentation:
     """The segmentation of an annotation, its polygons packed, if it can be decoded; height times width < 2 * 10**8.
 
-    Raises Dropped.
+    Without parts of fewer than 3 points, where others are left, and without runs of length 0. Raises Dropped.
     """
     if not value:
         raise Dropped("no_mask")
@@ -52,8 +52,11 @@ def read_segmentation(value: Any, height: int, width: int) -> Segmentation:
     if not isinstance(value, tuple):
         raise Dropped("damaged_polygon")
     reach = max(height, width)
+    value = tuple(part for part in value if len(part) >= 6)
+    if not value:
+        raise Dropped("damaged_polygon")
     for part in value:
-        if len(part) < 6 or len(part) % 2 or not (-reach <= min(part) <= max(part) <= 2 * reach):
+        if len(part) % 2 or not (-reach <= min(part) <= max(part) <= 2 * reach):
             raise Dropped("damaged_polygon")
     if sum(map(len, value)) * 3 * reach > 2 * _LONGEST_OUTLINE and sum(map(_outline, value)) > _LONGEST_OUTLINE:
         raise Dropped("damaged_polygon")
@@ -75,12 +78,20 @@ def _read_runs(value: dict[str, Any], height: int, width: int) -> "array[int] | 
     except (TypeError, ValueError, OverflowError):
         raise Dropped("damaged_rle") from None
     pixels = height * width
-    within = len(lengths) > 0 and lengths[0] >= 0 and (lengths[1:] > 0).all() and (lengths <= pixels).all()
+    within = len(lengths) > 0 and (lengths >= 0).all() and (lengths <= pixels).all()
     if not within or lengths.sum() != pixels:
         raise Dropped("damaged_rle")
-    if len(lengths) == 1:
+    if not lengths[1::2].any():
         raise Dropped("no_mask")
-    return kept
+    return kept if lengths[1:].all() else _joined(lengths)
+
+
+def _joined(lengths: np.ndarray) -> "array[int]":
+    """The same runs without those of length 0, in which the C code that compares masks would stop."""
+    there = np.flatnonzero(lengths)
+    inside = there % 2
+    starts = np.flatnonzero(np.diff(inside, prepend=1 - inside[0]))
+    return array("q", [0] * int(inside[0]) + np.add.reduceat(lengths[there], starts).tolist())
 
 
 def _lengths(text: str) -> np.ndarray:
