@@ -218,6 +218,19 @@ def test_dropped_annotations_are_said_and_counted_in_the_result(tiny, tmp_path, 
     assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in said
 
 
+def test_all_ids_of_what_was_dropped_are_in_the_folder_also_of_a_run_that_goes_on(tiny, tmp_path, monkeypatch, capsys):
+    stray = [{"id": 900 + n, "image_id": 77, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
+    change(tmp_path / "digits/train.json", annotations=lambda those: [*those, *stray])
+    expected = {"training": {"unknown_image": list(range(900, 907))}, "validation": {}}
+    folder = broken_off(tiny, tmp_path / "run", monkeypatch, 1)
+    path = folder / "findings.json"
+    assert json.loads(path.read_bytes()) == expected
+    assert f"903, 904, ...)\nall of them: {path}\n" in capsys.readouterr().err
+    path.unlink()
+    run.resume(folder)
+    assert json.loads(path.read_bytes()) == expected
+
+
 def test_steps_without_any_object_are_trained_on(tiny, tmp_path):
     change(tmp_path / "digits/train.json", annotations=lambda those: [each for each in those if each["image_id"] == 1])
     run.start(replace(tiny, batch_size=1), tmp_path / "run")

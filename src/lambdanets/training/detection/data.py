@@ -1,9 +1,11 @@
 """The sets that a recipe of detection trains and validates on."""
 
+import json
 import sys
 from pathlib import Path
 
 from lambdanets.errors import InputError
+from lambdanets.files import write_whole
 from lambdanets.training.data.coco.annotations import Category, parse_annotations
 from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
 from lambdanets.training.data.coco.scattered_digits import scattered_digits
@@ -11,6 +13,7 @@ from lambdanets.training.data.order import permuted
 from lambdanets.training.detection.evaluation import check_categories
 from lambdanets.training.detection.recipe import DetectionRecipe
 
+FINDINGS = "findings.json"
 DIGITS_TRAINING, DIGITS_VALIDATION = 300, 60
 
 
@@ -57,6 +60,17 @@ def tell_findings(**parts: AnnotatedImages) -> None:
     for part, images in parts.items():
         for line in images.findings.lines():
             print(f"{part}: {line}", file=sys.stderr)
+
+
+def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
+    """Write findings.json, all ids by part and kind, and say so on stderr; none is left where nothing was found."""
+    found = {part: images.findings.all_ids() for part, images in parts.items()}
+    path = folder / FINDINGS
+    if any(found.values()):
+        write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
+        print(f"all of them: {path}", file=sys.stderr)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _scattered_digits() -> tuple[AnnotatedImages, AnnotatedImages]:

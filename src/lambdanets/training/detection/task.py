@@ -15,7 +15,7 @@ from lambdanets.training.curves import Panels
 from lambdanets.training.data.batches import Batches
 from lambdanets.training.data.coco.images import AnnotatedImages
 from lambdanets.training.data.order import Share
-from lambdanets.training.detection.data import open_sets, tell_findings
+from lambdanets.training.detection.data import open_sets, tell_findings, write_findings
 from lambdanets.training.detection.detector import Detector, build_detector
 from lambdanets.training.detection.evaluation import judge
 from lambdanets.training.detection.feeding import DetectionBatch, make_batches
@@ -79,6 +79,9 @@ class DetectionTask(Task):
 
     def module(self, recipe: DetectionRecipe, steps_per_epoch: int, share: Share) -> Detection:
         return Detection(self.model, recipe, self.validation, steps_per_epoch, self.description(recipe), share=share)
+
+    def begin(self, folder: Path) -> None:
+        write_findings(folder, training=self.training, validation=self.validation)
 
     def conclude(self, recipe: DetectionRecipe, folder: Path, history: History) -> dict[str, Any]:
         # Lightning leaves the model on the processor

@@ -44,6 +44,10 @@ class Findings:
         """How many there are of each kind that was found, for JSON."""
         return {kind: len(self.ids[kind]) for kind, _ in self._found()}
 
+    def all_ids(self) -> dict[str, list[int]]:
+        """The ids of each kind that was found, for JSON."""
+        return {kind: list(self.ids[kind]) for kind, _ in self._found()}
+
     def __or__(self, more: Mapping[str, Sequence[int]]) -> "Findings":
         """These findings with those of other kinds."""
         return Findings({**self.ids, **{kind: tuple(ids) for kind, ids in more.items()}})
