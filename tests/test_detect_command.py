@@ -16,7 +16,7 @@ from lambdanets.cli import main
 from lambdanets.training.detection.results import read_results
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.task import read_recipe
-from training.detection.tiny_detection import TWO, tiny_recipe
+from training.detection.tiny_detection import TWO, change, tiny_recipe
 
 
 def does(*arguments):
@@ -99,6 +99,19 @@ def test_evaluate_on_other_data_writes_results_and_pictures(trained_detector, tm
     assert said[0] == f"4 images, {len(results)} objects found"
     assert {result["category_id"] for result in results} <= {4, 7}
     assert said[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+
+
+def test_evaluate_says_what_of_the_annotations_was_left_out(trained_detector, tmp_path, capsys):
+    data = tmp_path / "train.json"
+    shutil.copy(trained_detector / "digits/train.json", data)
+    stray = {"id": 900, "image_id": 77, "category_id": 4, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
+    missing = {"id": 50, "file_name": "missing.png", "height": 9, "width": 9}
+    change(data, annotations=lambda those: [*those, stray], images=lambda those: [*those, missing])
+    does("evaluate", trained_detector / "run", "--data", data, "--images", trained_detector / "digits")
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "data: 1 annotations dropped: no image has their image_id (id 900)",
+        "data: 1 images dropped: their files are not there (id 50)",
+    ]
 
 
 def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsys):

@@ -137,7 +137,7 @@ def _evaluate(arguments: list[str]) -> int:
     options = parse(
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
-    from lambdanets.training.detection.data import open_validation
+    from lambdanets.training.detection.data import open_validation, tell_findings
     from lambdanets.training.detection.detector import load_detector
     from lambdanets.training.detection.evaluation import judge, open_for_evaluation
     from lambdanets.training.detection.results import write_results
@@ -151,8 +151,10 @@ def _evaluate(arguments: list[str]) -> int:
     detector = dataclasses.replace(detector, recipe=one_by_one)
     if options.data is None or options.images is None:
         images = open_validation(detector.recipe, detector.categories)
+        tell_findings(validation=images)
     else:
         images = open_for_evaluation(detector, options.data, options.images)
+        tell_findings(data=images)
     judgement = judge(detector, images)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)

@@ -180,6 +180,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
     if these.first:
         for place in (folder, checkpoints):
             remove_unfinished(place)
+        task.begin(folder)
     module = task.module(recipe, prepared.training.steps, prepared.share)
     if recipe.compile:
         model.compile()

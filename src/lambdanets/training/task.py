@@ -72,6 +72,9 @@ class Task(ABC):
     def module(self, recipe: Any, steps_per_epoch: int, share: Share) -> TrainingModule:
         """The model in training."""
 
+    def begin(self, folder: Path) -> None:  # noqa: B027 - most tasks have nothing to write
+        """Write what is known before training into the run's folder, also where the run goes on."""
+
     @abstractmethod
     def conclude(self, recipe: Any, folder: Path, history: History) -> dict[str, Any]:
         """Measure the trained model, draw pictures into the folder, and return the task's part of result.json.

@@ -91,6 +91,30 @@ def test_boxes_enclose_their_masks_and_are_no_larger_than_the_whole_object(drawn
     assert whole > 10
 
 
+def test_the_box_of_an_object_that_the_crop_cuts_is_that_of_what_is_left_of_its_mask():
+    corner = [0, 0, 30, 0, 30, 4, 4, 4, 4, 20, 0, 20]  # an L: of most crops one arm is left, whose box is thin
+    known = known_image(coco_files.annotation(1, bbox=[0, 0, 30, 20], segmentation=[corner], area=184))
+    recipe = replace(RECIPE, image_size=15, jitter=(2.0, 2.0))  # crops of 15 x 15 pixels
+    cut = 0
+    for seed in range(40):
+        random.seed(seed)
+        _, target = for_training(Image.new("L", (30, 20)), known, recipe)
+        for (left, top, right, bottom), mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
+            rows, columns = (mask.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+            assert (left, top, right, bottom) == (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
+            cut += bottom - top < 5
+    assert cut > 5
+
+
+def test_the_box_of_an_object_that_the_crop_does_not_cut_is_the_annotated_one():
+    known = known_image(coco_files.annotation(1, bbox=[12, 8, 5, 4], segmentation=[[13, 9, 16, 9, 16, 11, 13, 11]]))
+    random.seed(0)
+    recipe = replace(RECIPE, image_size=28, jitter=(30 / 28, 30 / 28), flip=0.0)  # at scale one, cropped
+    _, target = for_training(Image.new("L", (30, 20)), known, recipe)
+    ((left, top, right, bottom),) = target["boxes"].tolist()
+    assert (right - left, top, bottom) == (5, 8, 12)
+
+
 def test_at_scale_one_without_a_flip_an_image_that_fits_stays_as_it_is(drawn):
     image, known = drawn
     recipe = replace(RECIPE, image_size=97, jitter=(1.0, 1.0), flip=0.0)

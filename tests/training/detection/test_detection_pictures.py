@@ -6,6 +6,7 @@ import torch
 from made_up_detections import made_up_truth, perturbed
 from PIL import Image
 
+from lambdanets.training.data.coco.segmentations import Patch
 from lambdanets.training.detection.pictures import LEAST_SIDE, contact_sheet, draw_curves_of_precision, overlay
 from lambdanets.training.detection.scores import evaluate
 
@@ -50,6 +51,11 @@ def test_a_large_image_keeps_its_size(objects):
 def test_masks_may_be_probabilities_as_they_come_from_a_detector(objects):
     probabilities = objects["masks"][:, None].float() * 0.9 + 0.05
     assert overlay(GREY, **objects) == overlay(GREY, **objects | {"masks": probabilities})
+
+
+def test_masks_may_be_made_one_at_a_time_each_where_there_is_any_of_it(objects):
+    patches = [Patch(4, 5, np.ones((10, 30), bool)), Patch(18, 5, np.ones((12, 30), bool))]
+    assert overlay(GREY, **objects) == overlay(GREY, **objects | {"masks": patches.__getitem__})
 
 
 def test_names_are_written_and_scores_only_where_there_are_some(objects):

@@ -191,6 +191,17 @@ def test_a_set_without_objects_is_refused(tiny, part, name, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
+def test_a_set_without_objects_says_why_its_annotations_were_dropped(tiny, part, name, tmp_path):
+    def boxes_only(annotations):
+        return [{key: value for key, value in each.items() if key != "segmentation"} for each in annotations]
+
+    change(tmp_path / f"digits/{part}.json", annotations=boxes_only)
+    said = rf"^{name} must have .* has none: .*; \d+ annotations dropped: no segmentation, or an empty one \(id 1, 2, "
+    with pytest.raises(InputError, match=said):
+        run.start(tiny, tmp_path / "run")
+
+
 def test_more_training_images_than_there_are_is_refused(tiny, tmp_path):
     with pytest.raises(InputError, match="training_images must be at most 4, got 5"):
         run.start(replace(tiny, training_images=5), tmp_path / "run")
@@ -205,6 +216,19 @@ def test_dropped_annotations_are_said_and_counted_in_the_result(tiny, tmp_path, 
     said = capsys.readouterr().err
     assert "training: 1 annotations dropped: no category has their category_id (id 900)" in said
     assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in said
+
+
+def test_all_ids_of_what_was_dropped_are_in_the_folder_also_of_a_run_that_goes_on(tiny, tmp_path, monkeypatch, capsys):
+    stray = [{"id": 900 + n, "image_id": 77, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
+    change(tmp_path / "digits/train.json", annotations=lambda those: [*those, *stray])
+    expected = {"training": {"unknown_image": list(range(900, 907))}, "validation": {}}
+    folder = broken_off(tiny, tmp_path / "run", monkeypatch, 1)
+    path = folder / "findings.json"
+    assert json.loads(path.read_bytes()) == expected
+    assert f"903, 904, ...)\nall of them: {path}\n" in capsys.readouterr().err
+    path.unlink()
+    run.resume(folder)
+    assert json.loads(path.read_bytes()) == expected
 
 
 def test_steps_without_any_object_are_trained_on(tiny, tmp_path):

@@ -25,8 +25,10 @@ class Oracle(nn.Module):
         self._coming = iter(range(len(images)))
         self._known = images.annotations.images
         self._blind = blind
+        self.most_at_a_time = 0
 
     def forward(self, images):
+        self.most_at_a_time = max(self.most_at_a_time, len(images))
         return [self._find(next(self._coming)) for _ in images]
 
     def _find(self, number):
@@ -86,6 +88,17 @@ def test_validation_measures_what_judging_does(opened, blind):
     summary = judge(detector_of(recipe, images, blind=blind), images).scores.summary()
     assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
     assert f"mask AP {summary['segm']['AP']:.4f}" in module.words()
+
+
+def test_masks_of_one_image_are_there_at_a_time_however_many_images_a_batch_has(opened):
+    recipe, images = opened
+    detector = detector_of(recipe, images)
+    judge(detector, images)
+    module = Detection(Oracle(images), recipe, images, 1, "")
+    module.on_validation_epoch_start()
+    for number, batch in enumerate(make_batches(recipe, images, training=False)):
+        module.validation_step(batch, number)
+    assert detector.model.most_at_a_time == module.model.most_at_a_time == 1
 
 
 def test_a_validation_of_which_nothing_could_be_read_measures_nothing(opened):

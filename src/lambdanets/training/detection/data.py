@@ -1,9 +1,11 @@
 """The sets that a recipe of detection trains and validates on."""
 
+import json
 import sys
 from pathlib import Path
 
 from lambdanets.errors import InputError
+from lambdanets.files import write_whole
 from lambdanets.training.data.coco.annotations import Category, parse_annotations
 from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
 from lambdanets.training.data.coco.scattered_digits import scattered_digits
@@ -11,6 +13,7 @@ from lambdanets.training.data.order import permuted
 from lambdanets.training.detection.evaluation import check_categories
 from lambdanets.training.detection.recipe import DetectionRecipe
 
+FINDINGS = "findings.json"
 DIGITS_TRAINING, DIGITS_VALIDATION = 300, 60
 
 
@@ -35,7 +38,8 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
         training = training.selected(sorted(drawn.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):
         if all(each.crowd for image in images.annotations.images for each in image.objects):
-            raise InputError(f"{name} must have objects that are no crowds, and has none: {source}")
+            why = "".join(f"; {line}" for line in images.findings.lines())
+            raise InputError(f"{name} must have objects that are no crowds, and has none: {source}{why}")
     return training, validation, source
 
 
@@ -51,11 +55,22 @@ def open_validation(recipe: DetectionRecipe, categories: tuple[Category, ...]) -
     return validation
 
 
-def tell_findings(training: AnnotatedImages, validation: AnnotatedImages) -> None:
-    """Say on stderr what of the annotations was left out."""
-    for part, images in (("training", training), ("validation", validation)):
+def tell_findings(**parts: AnnotatedImages) -> None:
+    """Say on stderr what of the annotations was left out of each part."""
+    for part, images in parts.items():
         for line in images.findings.lines():
             print(f"{part}: {line}", file=sys.stderr)
+
+
+def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
+    """Write findings.json, all ids by part and kind, and say so on stderr; none is left where nothing was found."""
+    found = {part: images.findings.all_ids() for part, images in parts.items()}
+    path = folder / FINDINGS
+    if any(found.values()):
+        write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
+        print(f"all of them: {path}", file=sys.stderr)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _scattered_digits() -> tuple[AnnotatedImages, AnnotatedImages]:

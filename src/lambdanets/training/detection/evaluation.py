@@ -38,10 +38,10 @@ def judge(detector: Detector, images: AnnotatedImages) -> Judgement:
     unreadable: list[str] = []
     for batch in make_batches(detector.recipe, images, training=False):
         unreadable += batch.unreadable
-        if batch.images:
-            numbers = batch.indices.tolist()
-            results += results_of(images, numbers, detector.find(batch.images), detector.category_ids)
-            read += numbers
+        # one by one: their masks are as large as they are
+        for number, image in zip(batch.indices.tolist(), batch.images, strict=True):
+            results += results_of(images, number, detector.find([image])[0], detector.category_ids)
+            read.append(number)
     if not read:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
     truth = images.annotations.to_coco(read)

@@ -1,6 +1,6 @@
 """A detector's losses and its measures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -80,10 +80,10 @@ class Detection(TrainingModule):
         self._results, self._read = [], []
 
     def validation_step(self, batch: DetectionBatch, batch_idx: int) -> None:
-        if batch.images:
-            numbers = batch.indices.tolist()
-            self._read += numbers
-            self._results += results_of(self._validation, numbers, self.model(batch.images), self._ids)
+        # one by one: their masks are as large as they are
+        for number, image in zip(batch.indices.tolist(), batch.images, strict=True):
+            self._read.append(number)
+            self._results += results_of(self._validation, number, self.model([image])[0], self._ids)
 
     def on_validation_epoch_end(self) -> None:
         results, read = together(self._results), together(self._read)
@@ -109,12 +109,7 @@ class Detection(TrainingModule):
 
 
 def results_of(
-    images: AnnotatedImages, numbers: Sequence[int], found: Sequence[dict[str, Tensor]], category_ids: Sequence[int]
+    images: AnnotatedImages, number: int, found: Mapping[str, Tensor], category_ids: Sequence[int]
 ) -> list[Result]:
-    """What was found in images of a set, by their numbers in it, as entries of COCO's results."""
-    known = images.annotations.images
-    return [
-        result
-        for number, each in zip(numbers, found, strict=True)
-        for result in coco_results(each, known[number].id, category_ids)
-    ]
+    """What was found in an image of a set, by its number in it, as entries of COCO's results."""
+    return coco_results(found, images.annotations.images[number].id, category_ids)

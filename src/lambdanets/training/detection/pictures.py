@@ -2,7 +2,7 @@
 
 import colorsys
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from lambdanets.files import printable_bytes, whole_file
+from lambdanets.training.data.coco.segmentations import Patch
 from lambdanets.training.detection.scores import RECALLS, Scores
 
 LEAST_SIDE = 640  # of a picture's longer side: of smaller images the names could not be read
+MOST_NAMES = 1000  # more would find no room; each is held against all objects
 _OPACITY = 0.4
 _GAP, _HEADING = 12, 22
 _MOST_SIDE = 800  # of a picture in a contact sheet
@@ -29,16 +31,17 @@ def overlay(
     boxes: Tensor,
     labels: Tensor,
     scores: Tensor | None,
-    masks: Tensor | None,
+    masks: Tensor | Callable[[int], Patch] | None,
     names: Sequence[str],
 ) -> Image.Image:
     """An image with objects drawn over it, each in a colour of its own; a small image is enlarged.
 
     boxes: (n, 4) as x1, y1, x2, y2 in pixels. labels: (n,) from 1. scores: (n,), or None for truth. masks: (n, H, W) or
-        (n, 1, H, W), inside above 0.5, or None. names: of the classes, that of label 1 first.
+        (n, 1, H, W), inside above 0.5, or what makes that of a number, so that there is one at a time; or None. names:
+        of the classes, that of label 1 first.
 
     Names hide neither each other nor small objects: where there is no room for all, those of the surest, then of the
-    largest objects are written.
+    largest objects are written, of the first MOST_NAMES at most.
     """
     factor = max(1, math.ceil(LEAST_SIDE / max(image.size)))
     sides = (image.width * factor, image.height * factor)
@@ -50,19 +53,24 @@ def overlay(
     by_area = np.argsort(-areas, kind="stable")
     if masks is not None:
         for number in by_area:
-            mask = (masks[number].reshape(masks.shape[-2:]) > 0.5).cpu().numpy()
-            _paint(painted, mask.repeat(factor, 0).repeat(factor, 1), _colour(int(number)), line)
+            top, left, mask = masks(int(number)) if callable(masks) else Patch(0, 0, _inside(masks[number]))
+            window = painted[top * factor :, left * factor :]
+            _paint(window, mask.repeat(factor, 0).repeat(factor, 1), _colour(int(number)), line)
     picture = Image.fromarray(painted)
     draw = ImageDraw.Draw(picture)
     for number in by_area:
         draw.rectangle(tuple(places[number]), outline=_colour(int(number)), width=line)
     sureness = np.zeros(len(areas)) if scores is None else scores.detach().cpu().double().numpy()
     written: list[Box] = []
-    for number in np.lexsort((-areas, -sureness)):
+    for number in np.lexsort((-areas, -sureness))[:MOST_NAMES]:
         text = _printable(names[int(labels[number]) - 1])
         text += "" if scores is None else f" {sureness[number]:.2f}"
         _write(draw, text, tuple(places[number]), _colour(int(number)), places, written)
     return picture
+
+
+def _inside(mask: Tensor) -> np.ndarray:
+    return (mask.reshape(mask.shape[-2:]) > 0.5).cpu().numpy()
 
 
 def _colour(number: int) -> Colour:

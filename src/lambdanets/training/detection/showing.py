@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.files import whole_file
-from lambdanets.training.data.coco.annotations import AnnotatedImage, decoded
+from lambdanets.training.data.coco.annotations import AnnotatedImage, decoded_patch
 from lambdanets.training.data.coco.images import AnnotatedImages
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.detection.detector import Detector
@@ -42,12 +42,11 @@ def draw_judgement(detector: Detector, images: AnnotatedImages, judgement: Judge
 def draw_truth(image: Image.Image, known: AnnotatedImage, classes: Sequence[str]) -> Image.Image:
     """An image with its annotated objects; crowds are left out."""
     objects = [each for each in known.objects if not each.crowd]
-    masks = np.zeros((len(objects), known.height, known.width), np.uint8)
-    for place, each in zip(masks, objects, strict=True):
-        place[:] = decoded(each, known.height, known.width)
     boxes = torch.tensor([each.box for each in objects]).reshape(-1, 4)
     labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
-    return overlay(image, boxes, labels, None, torch.from_numpy(masks), classes)
+    return overlay(
+        image, boxes, labels, None, lambda number: decoded_patch(objects[number], known.height, known.width), classes
+    )
 
 
 def draw_found(

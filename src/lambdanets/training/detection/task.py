@@ -15,7 +15,7 @@ from lambdanets.training.curves import Panels
 from lambdanets.training.data.batches import Batches
 from lambdanets.training.data.coco.images import AnnotatedImages
 from lambdanets.training.data.order import Share
-from lambdanets.training.detection.data import open_sets, tell_findings
+from lambdanets.training.detection.data import open_sets, tell_findings, write_findings
 from lambdanets.training.detection.detector import Detector, build_detector
 from lambdanets.training.detection.evaluation import judge
 from lambdanets.training.detection.feeding import DetectionBatch, make_batches
@@ -60,7 +60,7 @@ class DetectionTask(Task):
     def opened(cls, recipe: DetectionRecipe, these: Processes, begun: bool) -> "DetectionTask":
         training, validation, source = open_sets(recipe)
         if these.first:
-            tell_findings(training, validation)
+            tell_findings(training=training, validation=validation)
         seed_everything(recipe.seed, verbose=False)
         classes = len(training.annotations.categories)
         model = build_detector(replace(recipe, weights=None) if begun else recipe, classes)
@@ -79,6 +79,9 @@ class DetectionTask(Task):
 
     def module(self, recipe: DetectionRecipe, steps_per_epoch: int, share: Share) -> Detection:
         return Detection(self.model, recipe, self.validation, steps_per_epoch, self.description(recipe), share=share)
+
+    def begin(self, folder: Path) -> None:
+        write_findings(folder, training=self.training, validation=self.validation)
 
     def conclude(self, recipe: DetectionRecipe, folder: Path, history: History) -> dict[str, Any]:
         # Lightning leaves the model on the processor

@@ -83,7 +83,8 @@ def test_area_and_iscrowd_may_be_missing(tmp_path: Path, missing: str) -> None:
         ("no_mask", {"segmentation": {"size": [20, 30], "counts": [600]}}),
         ("damaged_polygon", {"segmentation": [[2, 3, 8, 3]]}),
         ("damaged_polygon", {"segmentation": [[2, 3, 8, 3, 8, 9, 2]]}),
-        ("damaged_polygon", {"segmentation": [SQUARE, []]}),
+        ("damaged_polygon", {"segmentation": [[], [2, 3, 8, 3]]}),
+        ("damaged_polygon", {"segmentation": [SQUARE, [2, 3, 8, 3, 8, 1e9]]}),
         ("damaged_polygon", {"segmentation": SQUARE}),
         ("damaged_polygon", {"segmentation": [[2, 3, 8, 3, 8, "9"]]}),
         ("damaged_polygon", {"segmentation": [[2, 3, 8, 3, 8, None]]}),
@@ -98,7 +99,8 @@ def test_area_and_iscrowd_may_be_missing(tmp_path: Path, missing: str) -> None:
         ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": [1, 600]}}),
         ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": [1, 598]}}),
         ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": [-1, 601]}}),
-        ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": [1, 0, 599]}}),
+        ("no_mask", {"segmentation": {"size": [20, 30], "counts": [1, 0, 599]}}),
+        ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": [1, -1, 600]}}),
         ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": [1, 599.0]}}),
         ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": [1, 2**80]}}),
         ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": ["1", "599"]}}),
@@ -116,6 +118,18 @@ def test_an_annotation_that_cannot_be_used_is_dropped_and_counted(
     (line,) = found.findings.lines()
     assert line.startswith("1 ")
     assert line.endswith("(id 44)")
+
+
+@pytest.mark.parametrize("short", [[], [5], [2, 3, 8, 3], [2, 3, 8, 3, 8]])
+def test_parts_of_a_polygon_with_fewer_than_three_points_are_dropped_and_the_others_kept(
+    tmp_path: Path, short: list[float]
+) -> None:
+    found = read(tmp_path, annotation(1), annotation(44, segmentation=[short, SQUARE]))
+    assert found.findings.counts() == {"shortened_polygon": 1}
+    assert found.findings.lines() == ["1 polygons shortened: parts of fewer than 3 points were dropped (id 44)"]
+    whole, shortened = found.images[0].objects
+    assert shortened.segmentation == whole.segmentation
+    assert [each["segmentation"] for each in found.to_coco()["annotations"]] == [[SQUARE], [SQUARE]]
 
 
 def test_an_annotation_without_a_segmentation_is_dropped(tmp_path: Path) -> None:

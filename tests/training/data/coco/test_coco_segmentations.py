@@ -1,4 +1,5 @@
 import sys
+from array import array
 
 import numpy as np
 import pycocotools.mask
@@ -8,10 +9,12 @@ from coco_files import SQUARE
 from lambdanets.errors import InputError
 from lambdanets.training.data.coco.findings import Dropped
 from lambdanets.training.data.coco.segmentations import (
+    Patch,
     area_of,
     as_in_file,
     mask_of,
     pack_polygons,
+    patch_of,
     read_segmentation,
     run_string,
 )
@@ -45,11 +48,63 @@ def test_runs_as_numbers_and_as_a_string_are_the_mask(seed: int) -> None:
         assert as_in_file(kept, HEIGHT, WIDTH) == {"size": [HEIGHT, WIDTH], "counts": counts}
 
 
+def place(patch: Patch) -> np.ndarray:
+    """The mask that a patch is of."""
+    mask = np.zeros((HEIGHT, WIDTH), bool)
+    mask[patch.top :, patch.left :][: patch.mask.shape[0], : patch.mask.shape[1]] = patch.mask
+    return mask
+
+
+@pytest.mark.parametrize("window", [(0, HEIGHT, 0, WIDTH), (3, 9, 2, 21), (39, 40, 22, 23), (5, 6, 0, WIDTH)])
+def test_a_patch_is_the_mask_where_there_is_any_of_it(window: tuple[int, int, int, int]) -> None:
+    top, bottom, left, right = window
+    mask = np.zeros((HEIGHT, WIDTH), bool)
+    mask[top:bottom, left:right] = noise(1)[top:bottom, left:right]
+    mask[[top, bottom - 1], [left, right - 1]] = True
+    polygon = pack_polygons({"segmentation": [[left, top, right, top, right, bottom, left, bottom]]})["segmentation"]
+    for segmentation in (run_string(mask), array("q", runs_of(mask)), polygon):
+        patch = patch_of(segmentation, HEIGHT, WIDTH)
+        assert (place(patch) == mask_of(segmentation, HEIGHT, WIDTH)).all()
+        assert (patch.top, patch.left, patch.mask.shape) == (top, left, (bottom - top, right - left))
+
+
+def test_a_mask_without_a_pixel_has_an_empty_patch() -> None:
+    nothing = pack_polygons({"segmentation": [[2.1, 3.1, 2.2, 3.1, 2.2, 3.2]]})["segmentation"]
+    assert not mask_of(nothing, HEIGHT, WIDTH).any()
+    assert patch_of(nothing, HEIGHT, WIDTH).mask.size == 0
+
+
 def test_a_mask_of_the_whole_image_is_read() -> None:
     whole = np.ones((HEIGHT, WIDTH), bool)
     for counts in ([0, HEIGHT * WIDTH], run_string(whole)):
         kept = read_segmentation({"size": [HEIGHT, WIDTH], "counts": counts}, HEIGHT, WIDTH)
         assert mask_of(kept, HEIGHT, WIDTH).all()
+
+
+def with_empty_runs(runs: list[int], seed: int) -> list[int]:
+    """The same mask's runs, some of them cut in two by a run of length 0, and one at the end."""
+    random = np.random.default_rng(seed)
+    cut = []
+    for run in runs:
+        first = int(random.integers(0, run + 1))
+        cut += [first, 0, run - first] if random.random() < 0.3 else [run]
+    return [*cut, 0]
+
+
+def string_of(runs: list[int]) -> str:
+    """COCO's string, written by pycocotools, which takes runs as they are."""
+    return pycocotools.mask.frPyObjects({"size": [HEIGHT, WIDTH], "counts": runs}, HEIGHT, WIDTH)["counts"].decode()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_runs_of_length_zero_are_taken_and_left_out_of_what_is_kept(seed: int) -> None:
+    mask = noise(seed)
+    runs = with_empty_runs(runs_of(mask), seed)
+    assert runs.count(0) > 1
+    for counts in (runs, string_of(runs)):
+        kept = read_segmentation({"size": [HEIGHT, WIDTH], "counts": counts}, HEIGHT, WIDTH)
+        assert as_in_file(kept, HEIGHT, WIDTH)["counts"] == runs_of(mask)
+        assert (place(patch_of(kept, HEIGHT, WIDTH)) == mask).all()
 
 
 def test_the_runs_of_a_large_image_are_read_from_a_string() -> None:

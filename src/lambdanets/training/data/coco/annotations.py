@@ -13,11 +13,13 @@ from lambdanets.errors import InputError
 from lambdanets.training.data.coco.findings import Dropped, Findings, first
 from lambdanets.training.data.coco.segmentations import (
     MOST_PIXELS,
+    Patch,
     Segmentation,
     area_of,
     as_in_file,
     mask_of,
     pack_polygons,
+    patch_of,
     read_segmentation,
 )
 from lambdanets.training.data.timm_sets import one_line
@@ -103,6 +105,11 @@ def decoded(each: Object, height: int, width: int) -> np.ndarray:
     return mask_of(each.segmentation, height, width)
 
 
+def decoded_patch(each: Object, height: int, width: int) -> Patch:
+    """The mask of an object in an image of that size, where there is any of it."""
+    return patch_of(each.segmentation, height, width)
+
+
 def read_annotations(path: Path) -> Annotations:
     """Read a file of COCO instances: images, annotations and categories; no image file is read.
 
@@ -182,6 +189,8 @@ class _Reader:
             area = area_of(segmentation, height, width)
             if not area:
                 raise Dropped("no_mask")
+        if isinstance(segmentation, tuple) and len(segmentation) < len(entry["segmentation"]):
+            self.found["shortened_polygon"].append(number)
         if max(-x, -y, x + across - width, y + down - height) > 1:
             self.found["clipped"].append(number)
         return Object(number, category, box, float(area), bool(entry.get("iscrowd")), segmentation)

@@ -15,6 +15,7 @@ _KINDS = {
     "damaged_polygon": "annotations dropped: polygons of fewer than 3 points, of an odd number of coordinates, "
     "of other things than numbers, or far outside the image",
     "damaged_rle": "annotations dropped: an RLE that is damaged or of another size than the image",
+    "shortened_polygon": "polygons shortened: parts of fewer than 3 points were dropped",
     "clipped": "boxes clipped: they went beyond the image by more than a pixel",
     "missing_file": "images dropped: their files are not there",
     "of_missing_file": "annotations dropped with the images whose files are not there",
@@ -42,6 +43,10 @@ class Findings:
     def counts(self) -> dict[str, int]:
         """How many there are of each kind that was found, for JSON."""
         return {kind: len(self.ids[kind]) for kind, _ in self._found()}
+
+    def all_ids(self) -> dict[str, list[int]]:
+        """The ids of each kind that was found, for JSON."""
+        return {kind: list(self.ids[kind]) for kind, _ in self._found()}
 
     def __or__(self, more: Mapping[str, Sequence[int]]) -> "Findings":
         """These findings with those of other kinds."""

@@ -8,7 +8,7 @@ image traced pixel by pixel.
 from array import array
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,15 @@ from lambdanets.training.data.coco.findings import Dropped
 
 # parts of a polygon as x, y, x, y, ...; or runs as numbers; or runs as COCO's string
 Segmentation: TypeAlias = "tuple[array[float], ...] | array[int] | str"
+
+
+class Patch(NamedTuple):
+    """The rectangle of an image that an object's mask lies in: its first row and column, and the mask there, bool."""
+
+    top: int
+    left: int
+    mask: np.ndarray
+
 
 MOST_PIXELS = 2 * 10**8  # more than Pillow reads; the C code counts in 32 bits
 _LONGEST_OUTLINE = 4 * 10**6  # pixels, of which 200 bytes are needed each while it is traced
@@ -34,7 +43,7 @@ def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
 def read_segmentation(value: Any, height: int, width: int) -> Segmentation:
     """The segmentation of an annotation, its polygons packed, if it can be decoded; height times width < 2 * 10**8.
 
-    Raises Dropped.
+    Without parts of fewer than 3 points, where others are left, and without runs of length 0. Raises Dropped.
     """
     if not value:
         raise Dropped("no_mask")
@@ -43,8 +52,11 @@ def read_segmentation(value: Any, height: int, width: int) -> Segmentation:
     if not isinstance(value, tuple):
         raise Dropped("damaged_polygon")
     reach = max(height, width)
+    value = tuple(part for part in value if len(part) >= 6)
+    if not value:
+        raise Dropped("damaged_polygon")
     for part in value:
-        if len(part) < 6 or len(part) % 2 or not (-reach <= min(part) <= max(part) <= 2 * reach):
+        if len(part) % 2 or not (-reach <= min(part) <= max(part) <= 2 * reach):
             raise Dropped("damaged_polygon")
     if sum(map(len, value)) * 3 * reach > 2 * _LONGEST_OUTLINE and sum(map(_outline, value)) > _LONGEST_OUTLINE:
         raise Dropped("damaged_polygon")
@@ -66,12 +78,20 @@ def _read_runs(value: dict[str, Any], height: int, width: int) -> "array[int] | 
     except (TypeError, ValueError, OverflowError):
         raise Dropped("damaged_rle") from None
     pixels = height * width
-    within = len(lengths) > 0 and lengths[0] >= 0 and (lengths[1:] > 0).all() and (lengths <= pixels).all()
+    within = len(lengths) > 0 and (lengths >= 0).all() and (lengths <= pixels).all()
     if not within or lengths.sum() != pixels:
         raise Dropped("damaged_rle")
-    if len(lengths) == 1:
+    if not lengths[1::2].any():
         raise Dropped("no_mask")
-    return kept
+    return kept if lengths[1:].all() else _joined(lengths)
+
+
+def _joined(lengths: np.ndarray) -> "array[int]":
+    """The same runs without those of length 0, in which the C code that compares masks would stop."""
+    there = np.flatnonzero(lengths)
+    inside = there % 2
+    starts = np.flatnonzero(np.diff(inside, prepend=1 - inside[0]))
+    return array("q", [0] * int(inside[0]) + np.add.reduceat(lengths[there], starts).tolist())
 
 
 def _lengths(text: str) -> np.ndarray:
@@ -106,6 +126,22 @@ def as_in_file(segmentation: Segmentation, height: int, width: int) -> list[list
 def mask_of(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
     """The mask, uint8 (height, width), 1 inside. It may be empty where a polygon holds no pixel's centre."""
     return np.ascontiguousarray(_pycocotools().decode(_encoded(segmentation, height, width)))
+
+
+def patch_of(segmentation: Segmentation, height: int, width: int) -> Patch:
+    """The mask where there is any of it: of small objects in a large image a small part of its memory and time."""
+    encoded = _encoded(segmentation, height, width)["counts"]
+    ends = np.cumsum(_lengths(encoded if isinstance(encoded, str) else encoded.decode()))
+    starts, ends = ends[:-1:2], ends[1::2]  # of the runs inside, in pixels down the columns
+    if not len(starts):
+        return Patch(0, 0, np.zeros((0, 0), bool))
+    left, right = int(starts[0]) // height, (int(ends[-1]) - 1) // height + 1
+    edges = np.zeros((right - left) * height + 1, np.int8)
+    edges[starts - left * height] += 1
+    edges[ends - left * height] -= 1
+    columns = np.cumsum(edges[:-1], dtype=np.int8).astype(bool).reshape(right - left, height)
+    rows = np.flatnonzero(columns.any(0))
+    return Patch(int(rows[0]), left, columns[:, rows[0] : rows[-1] + 1].T)
 
 
 def area_of(segmentation: Segmentation, height: int, width: int) -> float:

@@ -1,0 +1,110 @@
+"""Many objects in an image: memory does not grow with objects times pixels, nor time beyond seconds."""
+
+import io
+import json
+import random
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from lambdanets.training.data.coco.annotations import parse_annotations
+from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory
+from lambdanets.training.detection.detector import Detector
+from lambdanets.training.detection.evaluation import judge
+from lambdanets.training.detection.feeding import for_training
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.showing import draw_judgement
+
+HEIGHT, WIDTH, COUNT = 750, 1000, 20_000
+BYTES, SECONDS = 400 * 2**20, 30  # the masks of all at once would take 15 GB
+
+
+def square(number, across, scale):
+    x, y, side = 5 * scale * (number % across), 7 * scale * (number // across), 4 * scale
+    return {
+        "id": number + 1,
+        "image_id": 1,
+        "category_id": 1,
+        "bbox": [x, y, side, side],
+        "area": side * side,
+        "iscrowd": 0,
+        "segmentation": [[x, y, x + side, y, x + side, y + side, x, y + side]],
+    }
+
+
+def set_of(height, width, count, across, scale=1):
+    """One grey image with so many squares, 4 pixels wide, 5 pixels apart in a row and 7 between rows, or scaled."""
+    file = io.BytesIO()
+    Image.new("L", (width, height), 90).save(file, "PNG")
+    content = {
+        "images": [{"id": 1, "file_name": "1.png", "height": height, "width": width}],
+        "annotations": [square(number, across, scale) for number in range(count)],
+        "categories": [{"id": 1, "name": "square"}],
+    }
+    annotations = parse_annotations(json.dumps(content).encode(), Path("here"))
+    return AnnotatedImages(annotations, FilesInMemory({"1.png": file.getvalue()}, ["1.png"], "memory"), range(1))
+
+
+@pytest.fixture(scope="module")
+def crowded():
+    return set_of(HEIGHT, WIDTH, COUNT, across=200)
+
+
+def most_memory():
+    """That the process had so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@pytest.fixture
+def bounded(crowded):
+    """Ends the test where more memory or time was taken than is allowed."""
+    before, began = most_memory(), time.process_time()
+    yield
+    assert time.process_time() - began < SECONDS
+    assert most_memory() - before < BYTES
+
+
+class FindsTwo(nn.Module):
+    """Finds the first two objects."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images):
+        masks = torch.zeros(2, 1, HEIGHT, WIDTH, dtype=torch.bool)
+        masks[0, 0, :4, :4] = masks[1, 0, :4, 5:9] = True
+        boxes = torch.tensor([[0.0, 0, 4, 4], [5, 0, 9, 4]])
+        return [{"boxes": boxes, "labels": torch.ones(2, dtype=torch.int64), "scores": torch.ones(2), "masks": masks}]
+
+
+@pytest.mark.usefixtures("bounded")
+def test_a_detector_is_judged_on_an_image_of_twenty_thousand_objects(crowded, tmp_path):
+    detector = Detector(FindsTwo(), DetectionRecipe(), ("square",), (1,))
+    judgement = judge(detector, crowded)
+    draw_judgement(detector, crowded, judgement, tmp_path)
+    assert judgement.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
+    with Image.open(tmp_path / "predictions.png") as sheet:
+        truth = np.asarray(sheet)[-100:-50, 20:780]  # with no names
+    assert (truth.max(2) != truth.min(2)).mean() > 0.5
+
+
+def test_of_what_a_crop_leaves_max_objects_are_learnt_from_and_not_of_all_objects(crowded):
+    random.seed(0)
+    recipe = DetectionRecipe(image_size=300, jitter=(4.0, 4.0), max_objects=150)
+    _, target = for_training(*crowded.load(0), recipe)  # a twelfth of the image
+    assert len(target["masks"]) == 150
+
+
+@pytest.mark.usefixtures("bounded")
+def test_masks_of_a_photograph_are_made_ready_for_training_one_at_a_time():
+    photograph = set_of(3000, 4000, 300, across=30, scale=25)
+    _, target = for_training(*photograph.load(0), DetectionRecipe(image_size=500, jitter=(1.0, 1.0)))
+    assert target["masks"].shape == (300, 375, 500)
