@@ -49,7 +49,9 @@ def test_a_field_of_detection_out_of_range_is_named(field, value):
 
 @pytest.mark.parametrize("field", ["images", "validation_data", "validation_images"])
 def test_digits_bring_images_of_their_own(field):
-    with pytest.raises(InputError, match=f"^data must be a JSON file of instances where {field} is 'there'; got 'digits'"):
+    with pytest.raises(
+        InputError, match=f"^data must be a JSON file of instances where {field} is 'there'; got 'digits'"
+    ):
         replace(DetectionRecipe(), **{field: "there"})
 
 
