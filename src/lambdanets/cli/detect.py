@@ -68,8 +68,8 @@ class Report:
     """Which runs to compare."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...")] = ()
-    """Folders of finished runs; the first row is the one that gains are over. Those that differ in the seed alone share
-    a row."""
+    """Folders of finished runs; the first row is the one that gains are over. Those that differ in the seed alone,
+    by the content of weights and data, share a row."""
     format: Literal["text", "markdown"] = "text"
     """As a terminal or a page shows it."""
 

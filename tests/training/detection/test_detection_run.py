@@ -1,7 +1,9 @@
 """Runs of detection, from end to end. What every run does is tested with classifiers, in training/test_run.py."""
 
 import csv
+import hashlib
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -55,6 +57,7 @@ def test_a_run_of_detection_leaves_what_it_promises(trained_detector):
     assert result["images"] == IMAGES
     assert result["dropped"] == {"training": {}, "validation": {}}
     assert result["unreadable"] == []
+    assert result["first_weights"] is None
 
 
 def test_metrics_have_the_losses_of_training_and_the_precision_of_validation(trained_detector):
@@ -155,6 +158,16 @@ def test_a_run_goes_on_where_its_annotated_images_have_moved(whole, tmp_path, mo
     there = {name: place.replace("digits", "elsewhere") for name, place in here.items()}
     run.start(replace(recipe, **there), tmp_path / "run")
     assert_same_end(unbroken, tmp_path / "run")
+
+
+def test_a_result_tells_which_weights_a_run_began_from_though_they_are_gone(trained_detector, tmp_path, monkeypatch):
+    shutil.copy(trained_detector / "run/weights.safetensors", tmp_path / "first.safetensors")
+    recipe = tiny_recipe(tmp_path / "digits", weights=str(tmp_path / "first.safetensors"))
+    digest = hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
+    broken_off(recipe, tmp_path / "run", monkeypatch, 1)
+    (tmp_path / "first.safetensors").unlink()
+    result = run.resume(tmp_path / "run")
+    assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
 
 
 def test_unreadable_images_of_detection_are_skipped_named_and_counted(tiny, tmp_path):

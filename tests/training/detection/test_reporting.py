@@ -69,6 +69,31 @@ def test_runs_of_one_model_that_differ_otherwise_have_rows_that_tell_by_what(mak
     assert "resnet50 epochs=9" in text
 
 
+def weights(name, content):
+    return {"name": name, "sha256": content * 64}
+
+
+def test_runs_that_began_from_other_weights_do_not_share_a_row_which_says_from_which(make_run):
+    runs = [
+        make_run("fresh", BOXES, MASKS),
+        make_run("old", BOXES, MASKS, seed=1, first_weights=None),
+        make_run("tuned", BOXES, MASKS, seed=1, first_weights=weights("coco.safetensors", "a")),
+        make_run("moved", BOXES, MASKS, seed=2, first_weights=weights("elsewhere.safetensors", "a")),
+    ]
+    fresh, tuned = report(runs, "markdown").splitlines()[2:4]
+    assert fresh.startswith("| resnet50 | 44.1 | 2 |")
+    assert tuned.startswith("| resnet50 from coco.safetensors | 44.1 | 2 |")
+
+
+def test_weights_of_one_name_are_told_apart(make_run):
+    runs = [make_run(of, BOXES, MASKS, first_weights=weights("best.safetensors", of)) for of in "ab"]
+    lines = report(runs, "markdown").splitlines()[2:4]
+    assert [line.split(" | ")[0] for line in lines] == [
+        "| resnet50 from best.safetensors (aaaaaaaa)",
+        "| resnet50 from best.safetensors (bbbbbbbb)",
+    ]
+
+
 def test_for_the_terminal_boxes_and_masks_are_tables_below_each_other(make_run):
     lines = report([make_run("a", BOXES, MASKS)], "text").splitlines()
     assert lines[0].split()[:4] == ["model", "params", "(M)", "seeds"]
@@ -106,6 +131,7 @@ def test_runs_that_cannot_be_reported_are_refused(make_run, tmp_path):
         ({"bbox": {"AP": 0.3}}, "it has no box AP50"),
         ({"segm": {"AP": "high"}}, "it has no segm of a run of detection"),
         ({"recipe": {"model": "resnet50", "model_options": {}}}, "it has no seed of a run of detection"),
+        ({"first_weights": {"name": "best.safetensors"}}, "its first_weights has no name and sha256"),
         ({"recipe": None}, "it has no recipe of a run of detection"),
     ],
 )
