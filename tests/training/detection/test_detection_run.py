@@ -15,6 +15,7 @@ from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets.training.detection import task
 from lambdanets.training.detection.module import LOSSES
+from lambdanets.training.detection.reporting import report
 from lambdanets.training.task import read_recipe
 from training.detection.tiny_detection import IMAGES, change, tiny_recipe, without_objects
 from training.runs import assert_same_end, broken_off, weights_of
@@ -168,6 +169,22 @@ def test_a_result_tells_which_weights_a_run_began_from_though_they_are_gone(trai
     (tmp_path / "first.safetensors").unlink()
     result = run.resume(tmp_path / "run")
     assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
+
+
+def test_results_of_a_set_tell_its_content_wherever_it_lies_and_however_few_images_are_drawn(tiny, tmp_path):
+    first = run.start(replace(tiny, epochs=1), tmp_path / "first")
+    shutil.copytree(tmp_path / "digits", tmp_path / "copy")
+    there = tiny_recipe(tmp_path / "copy", epochs=1, training_images=2, seed=1)
+    second = run.start(there, tmp_path / "second")
+    for part in ("training_data", "validation_data"):
+        assert first[part]["sha256"] == second[part]["sha256"] != ""
+    assert first["training_data"]["name"] == str(tmp_path / "digits/train.json")
+    assert first["validation_data"]["name"] == str(tmp_path / "digits/val.json")
+    assert first["training_data"]["sha256"] != first["validation_data"]["sha256"]
+    labels = [
+        line.split(" | ")[0] for line in report([tmp_path / "first", tmp_path / "second"], "markdown").splitlines()
+    ]
+    assert labels[2:4] == ["| lambda_resnet20_small training_images=None", "| lambda_resnet20_small training_images=2"]
 
 
 def test_unreadable_images_of_detection_are_skipped_named_and_counted(tiny, tmp_path):

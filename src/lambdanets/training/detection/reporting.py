@@ -26,7 +26,7 @@ _SHOWN = {
     "parameters": int,
 }
 # Of which there is none in older ones.
-_IDENTIFIED = ("first_weights",)
+_IDENTIFIED = ("first_weights", "training_data", "validation_data")
 _OF_RECIPE = {"model": str, "model_options": dict, "seed": int}
 
 
@@ -38,14 +38,13 @@ class _Row:
     results: list[dict[str, Any]]
 
     def takes(self, result: dict[str, Any]) -> bool:
-        """Whether a run is of the row's recipe, and began from the same weights."""
-        return self.recipe == _but_seed(result["recipe"]) and self.sha256("first_weights") == _sha256(
-            result, "first_weights"
+        """Whether a run is of the row's recipe, began from the same weights and learnt from the same data."""
+        one = self.results[0]
+        return (
+            self.recipe == _but_seed(result["recipe"])
+            and _sha256(one, "first_weights") == _sha256(result, "first_weights")
+            and _same_data(one, result, "training_data")
         )
-
-    def sha256(self, what: str) -> str | None:
-        """Of a file that all its runs took."""
-        return _sha256(self.results[0], what)
 
     def values(self, kind: str, name: str) -> list[float]:
         """In percent, a value a seed; none where a run has none."""
@@ -60,7 +59,8 @@ def report(runs: Sequence[Path], format: Format) -> str:
     the standard deviation over seeds. A dash stands where there is no object of a size. As text, boxes and masks are a
     table each.
 
-    Runs that began from other weights, by their content, do not share one; the row says from which.
+    Runs that began from other weights or learnt from other data, by their content, do not share one; the row says from
+    which.
 
     Raises InputError for no folder, a folder without result.json, a damaged one or a classification run's, runs on
     different data, and two runs of one set-up and seed.
@@ -72,12 +72,14 @@ def report(runs: Sequence[Path], format: Format) -> str:
     rows: list[_Row] = []
     seen: dict[tuple[int, int], Path] = {}
     for folder, result in results.items():
-        for key in ("data", "images"):
-            if result[key] != of_first[key]:
-                raise InputError(
-                    f"runs must be measured on the same data, got {of_first['data']}, {of_first['images']:,} images "
-                    f"({first}), and {result['data']}, {result['images']:,} images ({folder})"
-                )
+        same = _same_data(of_first, result, "validation_data")
+        if not same or result["images"] != of_first["images"]:
+            changed = not same and result["data"] == of_first["data"]
+            raise InputError(
+                f"runs must be measured on the same data, got {of_first['data']}, {of_first['images']:,} images "
+                f"({first}), and {result['data']}, {result['images']:,} images ({folder})"
+                + (", whose annotations differ" if changed else "")
+            )
         place = next((place for place, row in enumerate(rows) if row.takes(result)), len(rows))
         if place == len(rows):
             rows.append(_Row(_but_seed(result["recipe"]), []))
@@ -85,7 +87,9 @@ def report(runs: Sequence[Path], format: Format) -> str:
         other = seen.setdefault((place, result["recipe"]["seed"]), folder)
         if other != folder:
             raise InputError(f"runs must differ, got {other} and {folder} of one recipe and seed")
-    closing = _closing(rows, f"{of_first['data']}, {of_first['images']:,} images")
+    alike = all(result["data"] == of_first["data"] for result in results.values())
+    data = of_first["data"] if alike else of_first["validation_data"]["name"]
+    closing = _closing(rows, f"{data}, {of_first['images']:,} images")
     if format == "markdown":
         header, *body = _cells(rows, list(_KINDS))
         lines = [_markdown(line) for line in (header, ["---"] + ["---:"] * (len(header) - 1), *body)]
@@ -100,6 +104,12 @@ def _but_seed(recipe: dict[str, Any]) -> dict[str, Any]:
 def _sha256(result: dict[str, Any], what: str) -> str | None:
     identified = result.get(what)
     return None if identified is None else identified["sha256"]
+
+
+def _same_data(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
+    """By content; by the path, as older results have no more, where one does not tell."""
+    hashes = [_sha256(result, what) for result in (one, other)]
+    return one["data"] == other["data"] if None in hashes else hashes[0] == hashes[1]
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -153,14 +163,19 @@ def _figure(row: _Row, baseline: _Row, kind: str, name: str) -> str:
 
 
 def _labels(rows: Sequence[_Row]) -> list[str]:
-    """Model, its options and the weights it began from; where two rows have the same, also what else of their recipes
-    differs."""
+    """Model, its options, the weights it began from and, where rows differ in it, the data it learnt from; where two
+    rows have the same, also what else of their recipes differs."""
     recipes = [row.recipe for row in rows]
-    weights = _named(rows, "first_weights")
+    short = [" ".join([recipe["model"], *_written(recipe["model_options"])]) for recipe in recipes]
     short = [
-        " ".join([recipe["model"], *_written(recipe["model_options"]), *([f"from {name}"] if name else [])])
-        for recipe, name in zip(recipes, weights, strict=True)
+        f"{label} from {name}" if name else label
+        for label, name in zip(short, _named(rows, "first_weights"), strict=True)
     ]
+    if len({_sha256(row.results[0], "training_data") for row in rows} - {None}) > 1:
+        short = [
+            f"{label} trained on {name}" if name else label
+            for label, name in zip(short, _named(rows, "training_data"), strict=True)
+        ]
     labels = []
     for recipe, label in zip(recipes, short, strict=True):
         alike = [other for other, its in zip(recipes, short, strict=True) if its == label]

@@ -100,6 +100,15 @@ class DetectionTask(Task):
                 "validation": self.validation.findings.counts(),
             },
             "recipe": json.loads(recipe.what_counts().to_json()),
+            "training_data": {
+                "name": recipe.data,
+                # those drawn from a set depend on the seed
+                "sha256": self.training.drawn_from or self.training.fingerprint,
+            },
+            "validation_data": {
+                "name": recipe.validation_data or recipe.data,
+                "sha256": self.validation.fingerprint,
+            },
             "first_weights": self._module.first_weights,
             "unreadable": judgement.unreadable,
         }
