@@ -93,7 +93,7 @@ class DetectionTask(Task):
         judgement = judge(detector, self.validation)
         draw_judgement(detector, self.validation, judgement, folder)
         return {
-            **judgement.scores.summary(),
+            **judgement.scores.told(),
             "images": len(judgement.read),
             "dropped": {
                 "training": self.training.findings.counts(),
