@@ -49,16 +49,19 @@ def shards(_shards_of_two_classes: Path, tmp_path: Path) -> Path:
 def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run of detection, run/, and its images, digits/. Not to be changed.
 
-    It finds a little: it learnt two categories, and is validated on the images it learnt from.
+    It finds some of ten large digits in two categories: it is validated on the images it learnt from.
     """
     from lambdanets.training import run
-    from training.detection.tiny_detection import in_two_categories, tiny_recipe
+    from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
+    from training.detection.tiny_detection import IMAGES, VALIDATION, in_two_categories, tiny_recipe
 
     folder = tmp_path_factory.mktemp("detector")
     places = {"validation_data": str(folder / "digits/train.json"), "validation_images": str(folder / "digits/train")}
     steady = {"jitter": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0, "batch_norm_momentum": 0.3}
-    fast = {"optimizer": "adamw", "learning_rate": 0.003, "weight_decay": 0.01, "epochs": 6}
-    recipe = tiny_recipe(folder / "digits", **places, **steady, **fast)
+    fast = {"optimizer": "adamw", "learning_rate": 0.006, "weight_decay": 0.01, "epochs": 28, "checkpoint_every": 100}
+    seen = {"image_size": 96, "proposals": 50, "sampled_regions": 64, "detections": 20}
+    write_scattered_digits(folder / "digits", IMAGES, VALIDATION, seed=42)
+    recipe = tiny_recipe(folder / "digits", **places, **steady, **fast, **seen)
     in_two_categories(folder / "digits/train.json")
     run.start(recipe, folder / "run")
     return folder

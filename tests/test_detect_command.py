@@ -93,7 +93,12 @@ def test_evaluate_on_other_data_writes_results_and_pictures(trained_detector, tm
     out = tmp_path / "out"
     data = ["--data", trained_detector / "digits/train.json", "--images", trained_detector / "digits"]
     does("evaluate", trained_detector / "run", *data, "--out", out)
-    assert sorted(path.name for path in out.iterdir()) == ["precision_recall.png", "predictions.png", "results.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "precision_recall.png",
+        "predictions.png",
+        "results.json",
+        "scores.json",
+    ]
     results = read_results(out / "results.json")
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"4 images, {len(results)} objects found"
@@ -112,6 +117,16 @@ def test_evaluate_says_what_of_the_annotations_was_left_out(trained_detector, tm
         "data: 1 annotations dropped: no image has their image_id (id 900)",
         "data: 1 images dropped: their files are not there (id 50)",
     ]
+
+
+def test_evaluate_writes_the_scores_that_result_json_has_also_by_category(trained_detector, tmp_path):
+    does("evaluate", trained_detector / "run", "--out", tmp_path / "out")
+    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    result = json.loads((trained_detector / "run/result.json").read_text())
+    assert scores == {name: result[name] for name in ("bbox", "segm", "AP_by_category", "images")}
+    for kind, by_category in scores["AP_by_category"].items():
+        assert list(by_category) == [each["name"] for each in TWO]
+        assert sum(by_category.values()) / 2 == pytest.approx(scores[kind]["AP"])
 
 
 def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsys):

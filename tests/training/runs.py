@@ -8,7 +8,9 @@ import socket
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.multiprocessing import start_processes
 
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
@@ -74,6 +76,19 @@ def train_together(recipe, folder, count, last_step=None):
     for process in these:
         process.join(timeout=120)
     return [process.exitcode for process in these]
+
+
+def by_two_processes(work, folder):
+    """What each of two processes, forked and joined by gloo, makes of work(rank). They meet in a file of the folder."""
+    start_processes(_meet, (work, str(folder)), nprocs=2, start_method="fork")
+    return [torch.load(f"{folder}/made by {rank}.pt") for rank in range(2)]
+
+
+def _meet(rank, work, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    torch.save(work(rank), f"{folder}/made by {rank}.pt")
+    dist.destroy_process_group()
 
 
 def _train(recipe, folder, rank, count, port, last_step):

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,7 +21,7 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.order import Share
 from lambdanets.training.recipe import Recipe
-from training.runs import assert_same_end, train_together
+from training.runs import assert_same_end, by_two_processes, train_together
 
 # one worker of pytest-xdist, so that the unbroken run is trained once
 pytestmark = pytest.mark.xdist_group("processes")
@@ -58,20 +56,10 @@ class _Step(nn.Module):
         return self._training_step(batch, 0)["loss"]
 
 
-def _process(rank: int, count: int, parts: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
-    result = gradients(Share(rank, count, parts))
-    if rank == 0:
-        torch.save(result, f"{folder}/gradients.pt")
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("parts", [1, 2])
 def test_two_processes_give_the_gradients_of_one_with_twice_the_batch(parts, tmp_path):
-    multiprocessing.start_processes(_process, (2, parts, str(tmp_path)), nprocs=2, start_method="fork")
+    together, _ = by_two_processes(lambda rank: gradients(Share(rank, 2, parts)), tmp_path)
     alone = gradients(Share())
-    together = torch.load(tmp_path / "gradients.pt")
     largest = max(gradient.abs().max() for gradient in alone)
     for one, other in zip(alone, together, strict=True):
         assert (one - other).abs().max() < 1e-12 * largest

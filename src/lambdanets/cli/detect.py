@@ -43,7 +43,7 @@ class Evaluate:
     images: Path | None = None
     """Their images, a folder or an uncompressed tar."""
     out: Path | None = None
-    """Folder for results.json, in COCO's format, and pictures; nothing is written if none."""
+    """Folder for scores.json, results.json, in COCO's format, and pictures; nothing is written if none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Report:
     """Which runs to compare."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...")] = ()
-    """Folders of finished runs; the first row is the one that gains are over. Those that differ in the seed alone share
-    a row."""
+    """Folders of finished runs; the first row is the one that gains are over. Those that differ in the seed alone,
+    by the content of weights and data, share a row."""
     format: Literal["text", "markdown"] = "text"
     """As a terminal or a page shows it."""
 
@@ -137,6 +137,7 @@ def _evaluate(arguments: list[str]) -> int:
     options = parse(
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
+    from lambdanets.files import printable_bytes, write_whole
     from lambdanets.training.detection.data import open_validation, tell_findings
     from lambdanets.training.detection.detector import load_detector
     from lambdanets.training.detection.evaluation import judge, open_for_evaluation
@@ -160,6 +161,10 @@ def _evaluate(arguments: list[str]) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         draw_judgement(detector, images, judgement, options.out)
         write_results(judgement.results, options.out / "results.json")
+        scores = {**judgement.scores.told(), "images": len(judgement.read)}
+        write_whole(
+            options.out / "scores.json", printable_bytes(json.dumps(scores, indent=2, ensure_ascii=False) + "\n")
+        )
     tell_unreadable(judgement.unreadable)
     print(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
     _print_scores(judgement.scores.summary())

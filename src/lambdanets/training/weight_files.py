@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.files import write_whole
+from lambdanets.files import sha256_of, write_whole
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import read_weights
 from lambdanets.ops.geometry import resize_table
@@ -55,6 +55,14 @@ def weights_in(path: Path) -> Path:
         if candidate.is_file():
             return candidate
     raise InputError(f"{path} is no folder of a run: it has neither {WEIGHTS} nor checkpoints/{LAST}")
+
+
+def identified(path: Path) -> dict[str, str]:
+    """What tells a file of weights, or that of a run's folder, from others wherever it lies: name and SHA-256."""
+    file = weights_in(path)
+    name = path.name if file == path else f"{path.name}/{file.relative_to(path)}"
+    with file.open("rb") as content:
+        return {"name": name, "sha256": sha256_of(content)}
 
 
 def read_described(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -8,19 +8,20 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.training.data.order import Share
+from lambdanets.training.detection import module as detection
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.detector import build_detector
-from lambdanets.training.detection.feeding import DetectionBatch
-from lambdanets.training.detection.module import Detection
+from lambdanets.training.detection.feeding import DetectionBatch, make_batches
+from lambdanets.training.detection.module import VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
-from training.detection.tiny_detection import tiny_recipe
-from training.runs import assert_same_end, train_together
+from training.detection.oracle import Oracle
+from training.detection.tiny_detection import tiny_recipe, tuning_recipe
+from training.runs import assert_same_end, by_two_processes, train_together
 
 IMAGES = 2
 
@@ -61,15 +62,6 @@ class _Step(nn.Module):
         return self._training_step(batch, 0)["loss"]
 
 
-def _process(rank: int, recipe: DetectionRecipe, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    result = gradients(recipe, Share(rank, 2))
-    if rank == 0:
-        torch.save(result, f"{folder}/gradients.pt")
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("way", ["two processes", "two parts"])
 def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_are_divided(way, tmp_path):
     """Only of images that are alike: each loss is a mean over the regions sampled in a part, of which other images have
@@ -79,8 +71,7 @@ def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_ar
     recipe = tiny_recipe(tmp_path / "digits", **plain)
     alone = gradients(recipe, Share())
     if way == "two processes":
-        multiprocessing.start_processes(_process, (recipe, str(tmp_path)), nprocs=2, start_method="fork")
-        divided = torch.load(tmp_path / "gradients.pt")
+        divided, _ = by_two_processes(lambda rank: gradients(recipe, Share(rank, 2)), tmp_path)
     else:
         divided = gradients(recipe, Share(parts=2))
     largest = max(gradient.abs().max() for gradient in alone)
@@ -89,10 +80,43 @@ def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_ar
         assert (one - other).abs().max() < 1e-12 * largest
 
 
+def validated(recipe: DetectionRecipe, share: Share) -> tuple[dict[str, float], list[list[int]]]:
+    """What this share of a validation, blind in the last image, measures, and of which images the truth was."""
+    images = open_sets(recipe)[1]
+    module = Detection(Oracle(images, blind=[len(images) - 1]), recipe, images, 1, "", share=share)
+    module.log = lambda *_, **__: None  # Lightning's needs a trainer
+    scored = []
+
+    def evaluate(truth, *given, **more):
+        scored.append([image["id"] for image in truth["images"]])
+        return score(truth, *given, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        score = detection.evaluate
+        patch.setattr(detection, "evaluate", evaluate)
+        module.on_validation_epoch_start()
+        for number, batch in enumerate(make_batches(recipe, images, training=False, share=share)):
+            module.validation_step(batch, number)
+        module.on_validation_epoch_end()
+    return module.validated, scored
+
+
+def test_two_processes_measure_all_images_of_validation_though_each_sees_some(tmp_path):
+    write_scattered_digits(tmp_path / "digits", 1, 3, 0)
+    recipe = tiny_recipe(tmp_path / "digits", detections=100)
+    alone = validated(recipe, Share())
+    assert alone[0].keys() == VALIDATED.keys()
+    assert all(0.1 < score < 0.9 for score in alone[0].values())
+    assert alone[1] == [[1, 2, 3]]
+    first, second = by_two_processes(lambda rank: validated(recipe, Share(rank, 2)), tmp_path)
+    assert first == alone
+    assert second == (alone[0], [])  # as the first has told it
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="forks a process that knows torch")
-def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
-    recipe = tiny_recipe(tmp_path / "digits", epochs=3)
+def test_two_processes_that_are_killed_go_on_to_the_same_bits(trained_detector, tmp_path):
+    recipe = tuning_recipe(trained_detector, epochs=3)
     assert train_together(recipe, tmp_path / "whole", 2) == [0, 0]
     assert -signal.SIGKILL in train_together(recipe, tmp_path / "killed", 2, last_step=3)
     assert not (tmp_path / "killed/result.json").exists()
@@ -108,4 +132,6 @@ def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout.splitlines()[-1].startswith("masks  AP ")
     assert_same_end(tmp_path / "whole", tmp_path / "killed")
-    assert json.loads((tmp_path / "killed/result.json").read_text())["processes"] == 2
+    result = json.loads((tmp_path / "killed/result.json").read_text())
+    assert result["processes"] == 2
+    assert result["segm"]["AP50"] > 0.1  # so that equal scores tell something

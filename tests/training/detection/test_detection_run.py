@@ -1,7 +1,9 @@
 """Runs of detection, from end to end. What every run does is tested with classifiers, in training/test_run.py."""
 
 import csv
+import hashlib
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,9 @@ from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets.training.detection import task
 from lambdanets.training.detection.module import LOSSES
-from training.detection.tiny_detection import IMAGES, change, tiny_recipe, without_objects
+from lambdanets.training.detection.reporting import report
+from lambdanets.training.task import read_recipe
+from training.detection.tiny_detection import IMAGES, change, tiny_recipe, tuning_recipe, without_objects
 from training.runs import assert_same_end, broken_off, weights_of
 
 
@@ -54,11 +58,12 @@ def test_a_run_of_detection_leaves_what_it_promises(trained_detector):
     assert result["images"] == IMAGES
     assert result["dropped"] == {"training": {}, "validation": {}}
     assert result["unreadable"] == []
+    assert result["first_weights"] is None
 
 
 def test_metrics_have_the_losses_of_training_and_the_precision_of_validation(trained_detector):
     training, validation = (rows_of(trained_detector / "run", split) for split in ("train", "val"))
-    assert len(validation) == 6
+    assert len(validation) == read_recipe(trained_detector / "run/recipe.json").epochs
     precisions = ["bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50"]
     assert list(training[0]) == ["step", "epoch", "split", "loss", *LOSSES.values(), *precisions]
     for row in training:
@@ -72,6 +77,13 @@ def test_metrics_have_the_losses_of_training_and_the_precision_of_validation(tra
     assert float(validation[-1]["segm_AP50"]) == pytest.approx(result["segm"]["AP50"], abs=1e-6)
 
 
+def test_a_detector_finds_what_it_learnt(trained_detector):
+    # else the tests that compare its scores would compare 0 with 0
+    result = json.loads((trained_detector / "run/result.json").read_text())
+    assert result["bbox"]["AP50"] > 0.1
+    assert result["segm"]["AP50"] > 0.1
+
+
 def test_the_loss_goes_down(trained_detector):
     losses = [float(row["loss"]) for row in rows_of(trained_detector / "run", "train")]
     assert losses[-1] < 0.8 * losses[0]
@@ -82,10 +94,11 @@ WAYS = {"whole steps": {}, "parts and an average": {"micro_batch": 1, "average_d
 
 
 @pytest.fixture(scope="module", params=list(WAYS))
-def whole(request, tmp_path_factory):
+def whole(request, trained_detector, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    recipe = tiny_recipe(folder / "digits", **WAYS[request.param])
-    run.start(recipe, folder / "run")
+    recipe = tuning_recipe(trained_detector, **WAYS[request.param])
+    result = run.start(recipe, folder / "run")
+    assert min(result[kind]["AP50"] for kind in ("bbox", "segm")) > 0.1  # so that equal scores tell something
     return recipe, folder / "run"
 
 
@@ -138,15 +151,41 @@ def test_a_run_does_not_go_on_with_changed_annotations(tiny, parts, sections, se
 
 
 @pytest.mark.parametrize("whole", ["whole steps"], indirect=True)
-def test_a_run_goes_on_where_its_annotated_images_have_moved(whole, tmp_path, monkeypatch):
+def test_a_run_goes_on_where_its_annotated_images_have_moved(trained_detector, whole, tmp_path, monkeypatch):
     recipe, unbroken = whole
-    tiny_recipe(tmp_path / "digits")
+    shutil.copytree(trained_detector / "digits", tmp_path / "digits")
     here = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in recipe.FREE[:4]}
     broken_off(replace(recipe, **here), tmp_path / "run", monkeypatch, 1)
     (tmp_path / "digits").rename(tmp_path / "elsewhere")
     there = {name: place.replace("digits", "elsewhere") for name, place in here.items()}
     run.start(replace(recipe, **there), tmp_path / "run")
     assert_same_end(unbroken, tmp_path / "run")
+
+
+def test_a_result_tells_which_weights_a_run_began_from_though_they_are_gone(trained_detector, tmp_path, monkeypatch):
+    shutil.copy(trained_detector / "run/weights.safetensors", tmp_path / "first.safetensors")
+    recipe = tiny_recipe(tmp_path / "digits", weights=str(tmp_path / "first.safetensors"))
+    digest = hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
+    broken_off(recipe, tmp_path / "run", monkeypatch, 1)
+    (tmp_path / "first.safetensors").unlink()
+    result = run.resume(tmp_path / "run")
+    assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
+
+
+def test_results_of_a_set_tell_its_content_wherever_it_lies_and_however_few_images_are_drawn(tiny, tmp_path):
+    first = run.start(replace(tiny, epochs=1), tmp_path / "first")
+    shutil.copytree(tmp_path / "digits", tmp_path / "copy")
+    there = tiny_recipe(tmp_path / "copy", epochs=1, training_images=2, seed=1)
+    second = run.start(there, tmp_path / "second")
+    for part in ("training_data", "validation_data"):
+        assert first[part]["sha256"] == second[part]["sha256"] != ""
+    assert first["training_data"]["name"] == str(tmp_path / "digits/train.json")
+    assert first["validation_data"]["name"] == str(tmp_path / "digits/val.json")
+    assert first["training_data"]["sha256"] != first["validation_data"]["sha256"]
+    labels = [
+        line.split(" | ")[0] for line in report([tmp_path / "first", tmp_path / "second"], "markdown").splitlines()
+    ]
+    assert labels[2:4] == ["| lambda_resnet20_small training_images=None", "| lambda_resnet20_small training_images=2"]
 
 
 def test_unreadable_images_of_detection_are_skipped_named_and_counted(tiny, tmp_path):

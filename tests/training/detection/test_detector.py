@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -107,6 +108,20 @@ def test_weights_of_a_classifier_give_the_backbone_its_own(name, tmp_path):
         assert torch.equal(tensor, theirs[name.removeprefix("model.").replace(".", "_")]), name
     rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.network.")}
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in rest.items())
+
+
+def test_pretrained_is_refused_with_what_to_give_instead_and_that_gives_the_backbone_its_own(tmp_path):
+    recipe = DetectionRecipe(model="resnet10t", pyramid_channels=8)
+    with pytest.raises(
+        InputError, match=r"save the network's state dict as a \.safetensors file and give that as weights"
+    ):
+        build_detector(replace(recipe, model_options={"pretrained": True}), 3)
+    theirs = timm.create_model("resnet10t").state_dict()
+    save_file(theirs, tmp_path / "resnet10t.safetensors")
+    model = build_detector(replace(recipe, weights=str(tmp_path / "resnet10t.safetensors")), 3)
+    network = model.backbone.network.state_dict()
+    assert theirs.keys() - network.keys() == {"fc.weight", "fc.bias"}
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in network.items())
 
 
 def test_tables_of_a_classifier_are_interpolated_to_the_scope_that_is_asked_for(tmp_path):

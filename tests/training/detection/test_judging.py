@@ -2,47 +2,15 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from lambdanets.training.data.coco.annotations import decoded
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.detector import Detector
 from lambdanets.training.detection.evaluation import judge
 from lambdanets.training.detection.feeding import make_batches
 from lambdanets.training.detection.module import VALIDATED, Detection
+from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-
-
-class Oracle(nn.Module):
-    """Finds the annotated objects of a set's images, which come in order; of some images none."""
-
-    def __init__(self, images, blind=()):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-        self._coming = iter(range(len(images)))
-        self._known = images.annotations.images
-        self._blind = blind
-        self.most_at_a_time = 0
-
-    def forward(self, images):
-        self.most_at_a_time = max(self.most_at_a_time, len(images))
-        return [self._find(next(self._coming)) for _ in images]
-
-    def _find(self, number):
-        known = self._known[number]
-        objects = [each for each in known.objects if not each.crowd and number not in self._blind]
-        masks = np.zeros((len(objects), 1, known.height, known.width), np.float32)
-        for place, each in zip(masks, objects, strict=True):
-            place[0] = decoded(each, known.height, known.width)
-        return {
-            "boxes": torch.tensor([each.box for each in objects]).reshape(-1, 4),
-            "labels": torch.tensor([each.category + 1 for each in objects], dtype=torch.int64),
-            "scores": torch.full((len(objects),), 0.9),
-            "masks": torch.from_numpy(masks),
-        }
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,81 @@ def test_runs_of_one_model_that_differ_otherwise_have_rows_that_tell_by_what(mak
     assert "resnet50 epochs=9" in text
 
 
+def of_file(name, content):
+    return {"name": name, "sha256": content * 64}
+
+
+def test_runs_that_began_from_other_weights_do_not_share_a_row_which_says_from_which(make_run):
+    runs = [
+        make_run("fresh", BOXES, MASKS),
+        make_run("old", BOXES, MASKS, seed=1, first_weights=None),
+        make_run("tuned", BOXES, MASKS, seed=1, first_weights=of_file("coco.safetensors", "a")),
+        make_run("moved", BOXES, MASKS, seed=2, first_weights=of_file("elsewhere.safetensors", "a")),
+    ]
+    fresh, tuned = report(runs, "markdown").splitlines()[2:4]
+    assert fresh.startswith("| resnet50 | 44.1 | 2 |")
+    assert tuned.startswith("| resnet50 from coco.safetensors | 44.1 | 2 |")
+
+
+def test_weights_of_one_name_are_told_apart(make_run):
+    runs = [make_run(of, BOXES, MASKS, first_weights=of_file("best.safetensors", of)) for of in "ab"]
+    lines = report(runs, "markdown").splitlines()[2:4]
+    assert [line.split(" | ")[0] for line in lines] == [
+        "| resnet50 from best.safetensors (aaaaaaaa)",
+        "| resnet50 from best.safetensors (bbbbbbbb)",
+    ]
+
+
+def test_sets_of_one_content_are_the_same_wherever_they_lie(make_run):
+    runs = [
+        make_run(
+            place,
+            BOXES,
+            MASKS,
+            seed=seed,
+            data=f"{place}/train.json and {place}/val.json",
+            training_data=of_file(f"{place}/train.json", "a"),
+            validation_data=of_file(f"{place}/val.json", "b"),
+        )
+        for seed, place in enumerate(("here", "there"))
+    ]
+    _, _, row, _, closing = report(runs, "markdown").splitlines()
+    assert row.startswith("| resnet50 | 44.1 | 2 |")
+    assert closing.startswith("Average precision in percent on here/val.json, 98 images.")
+
+
+def test_runs_that_learnt_from_other_data_have_rows_that_tell_from_which(make_run):
+    validation = {"validation_data": of_file("val.json", "b")}
+    runs = [
+        make_run("a", BOXES, MASKS, training_data=of_file("train.json", "a"), **validation),
+        make_run("b", BOXES, MASKS, seed=1, training_data=of_file("train.json", "c"), **validation),
+        make_run("c", BOXES, MASKS, seed=2, training_data=of_file("more.json", "d"), data="others", **validation),
+    ]
+    *lines, _, closing = report(runs, "markdown").splitlines()[2:]
+    assert [line.split(" | ")[0] for line in lines] == [
+        "| resnet50 trained on train.json (aaaaaaaa)",
+        "| resnet50 trained on train.json (cccccccc)",
+        "| resnet50 trained on more.json",
+    ]
+    assert closing.startswith("Average precision in percent on val.json, 98 images.")
+
+
+def test_annotations_changed_at_the_same_path_are_other_data(make_run):
+    runs = [make_run(of, BOXES, MASKS, validation_data=of_file("val.json", of)) for of in "ab"]
+    with pytest.raises(
+        InputError, match=r"measured on the same data, got .*, 98 images \(.*b\), whose annotations differ"
+    ):
+        report(runs, "text")
+
+
+def test_an_older_result_without_hashes_is_of_the_data_of_its_path(make_run):
+    hashes = {"training_data": of_file("train.json", "a"), "validation_data": of_file("val.json", "b")}
+    runs = [make_run("old", BOXES, MASKS), make_run("new", BOXES, MASKS, seed=1, **hashes)]
+    assert report(runs, "markdown").splitlines()[2].startswith("| resnet50 | 44.1 | 2 |")
+    with pytest.raises(InputError, match="measured on the same data"):
+        report([*runs, make_run("elsewhere", BOXES, MASKS, seed=2, data="others")], "text")
+
+
 def test_for_the_terminal_boxes_and_masks_are_tables_below_each_other(make_run):
     lines = report([make_run("a", BOXES, MASKS)], "text").splitlines()
     assert lines[0].split()[:4] == ["model", "params", "(M)", "seeds"]
@@ -106,6 +181,7 @@ def test_runs_that_cannot_be_reported_are_refused(make_run, tmp_path):
         ({"bbox": {"AP": 0.3}}, "it has no box AP50"),
         ({"segm": {"AP": "high"}}, "it has no segm of a run of detection"),
         ({"recipe": {"model": "resnet50", "model_options": {}}}, "it has no seed of a run of detection"),
+        ({"first_weights": {"name": "best.safetensors"}}, "its first_weights has no name and sha256"),
         ({"recipe": None}, "it has no recipe of a run of detection"),
     ],
 )

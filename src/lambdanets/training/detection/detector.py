@@ -51,7 +51,14 @@ def build_detector(recipe: DetectionRecipe, classes: int) -> MaskRCNN:
     options: dict[str, Any] = dict(recipe.model_options)
     fixed = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & options.keys()
     if fixed:
-        raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe")
+        instead = (
+            "; to begin from timm's pretrained weights, save the network's state dict as a .safetensors file and give "
+            "that as weights"
+        )
+        raise InputError(
+            f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe"
+            + (instead if "pretrained" in fixed else "")
+        )
     if recipe.drop_path:
         options["drop_path_rate"] = recipe.drop_path
     model = mask_rcnn(

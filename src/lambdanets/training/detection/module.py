@@ -36,6 +36,8 @@ class Detection(TrainingModule):
     """Trains a Mask R-CNN by a recipe; validation: the images validated on, whose annotations the first process scores.
 
     Each loss is a mean over what was sampled in a part of a step, whose parts count by their images.
+    first_weights: the file that training began from (`weight_files.identified`), kept in every checkpoint, as the file
+    itself may be gone at the end.
     """
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", *LOSSES.values())
@@ -49,8 +51,10 @@ class Detection(TrainingModule):
         steps_per_epoch: int,
         description: str,
         share: Share | None = None,
+        first_weights: dict[str, str] | None = None,
     ) -> None:
         super().__init__(model, recipe, steps_per_epoch, description, share)
+        self.first_weights = first_weights
         self._validation = validation
         self._ids = [category.id for category in validation.annotations.categories]
         self._results: list[Result] = []
@@ -75,6 +79,13 @@ class Detection(TrainingModule):
         losses = self.model(batch.images, batch.targets)
         sums = {ours: losses[theirs].float() * len(batch.images) for theirs, ours in LOSSES.items()}
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["first_weights"] = self.first_weights
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.first_weights = checkpoint.get("first_weights")
 
     def on_validation_epoch_start(self) -> None:
         self._results, self._read = [], []

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ _SHOWN = {
     "images": int,
     "parameters": int,
 }
+# Of which there is none in older ones.
+_IDENTIFIED = ("first_weights", "training_data", "validation_data")
 _OF_RECIPE = {"model": str, "model_options": dict, "seed": int}
 
 
@@ -33,6 +36,15 @@ class _Row:
 
     recipe: dict[str, Any]
     results: list[dict[str, Any]]
+
+    def takes(self, result: dict[str, Any]) -> bool:
+        """Whether a run is of the row's recipe, began from the same weights and learnt from the same data."""
+        one = self.results[0]
+        return (
+            self.recipe == _but_seed(result["recipe"])
+            and _sha256(one, "first_weights") == _sha256(result, "first_weights")
+            and _same_data(one, result, "training_data")
+        )
 
     def values(self, kind: str, name: str) -> list[float]:
         """In percent, a value a seed; none where a run has none."""
@@ -47,6 +59,9 @@ def report(runs: Sequence[Path], format: Format) -> str:
     the standard deviation over seeds. A dash stands where there is no object of a size. As text, boxes and masks are a
     table each.
 
+    Runs that began from other weights or learnt from other data, by their content, do not share one; the row says from
+    which.
+
     Raises InputError for no folder, a folder without result.json, a damaged one or a classification run's, runs on
     different data, and two runs of one set-up and seed.
     """
@@ -57,26 +72,44 @@ def report(runs: Sequence[Path], format: Format) -> str:
     rows: list[_Row] = []
     seen: dict[tuple[int, int], Path] = {}
     for folder, result in results.items():
-        for key in ("data", "images"):
-            if result[key] != of_first[key]:
-                raise InputError(
-                    f"runs must be measured on the same data, got {of_first['data']}, {of_first['images']:,} images "
-                    f"({first}), and {result['data']}, {result['images']:,} images ({folder})"
-                )
-        recipe = {name: value for name, value in result["recipe"].items() if name != "seed"}
-        place = next((place for place, row in enumerate(rows) if row.recipe == recipe), len(rows))
+        same = _same_data(of_first, result, "validation_data")
+        if not same or result["images"] != of_first["images"]:
+            changed = not same and result["data"] == of_first["data"]
+            raise InputError(
+                f"runs must be measured on the same data, got {of_first['data']}, {of_first['images']:,} images "
+                f"({first}), and {result['data']}, {result['images']:,} images ({folder})"
+                + (", whose annotations differ" if changed else "")
+            )
+        place = next((place for place, row in enumerate(rows) if row.takes(result)), len(rows))
         if place == len(rows):
-            rows.append(_Row(recipe, []))
+            rows.append(_Row(_but_seed(result["recipe"]), []))
         rows[place].results.append(result)
         other = seen.setdefault((place, result["recipe"]["seed"]), folder)
         if other != folder:
             raise InputError(f"runs must differ, got {other} and {folder} of one recipe and seed")
-    closing = _closing(rows, f"{of_first['data']}, {of_first['images']:,} images")
+    alike = all(result["data"] == of_first["data"] for result in results.values())
+    data = of_first["data"] if alike else of_first["validation_data"]["name"]
+    closing = _closing(rows, f"{data}, {of_first['images']:,} images")
     if format == "markdown":
         header, *body = _cells(rows, list(_KINDS))
         lines = [_markdown(line) for line in (header, ["---"] + ["---:"] * (len(header) - 1), *body)]
         return "\n".join([*lines, "", closing]) + "\n"
     return "\n".join(columns(_cells(rows, [kind])) + "\n" for kind in _KINDS) + f"\n{closing}\n"
+
+
+def _but_seed(recipe: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in recipe.items() if name != "seed"}
+
+
+def _sha256(result: dict[str, Any], what: str) -> str | None:
+    identified = result.get(what)
+    return None if identified is None else identified["sha256"]
+
+
+def _same_data(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
+    """By content; by the path, as older results have no more, where one does not tell."""
+    hashes = [_sha256(result, what) for result in (one, other)]
+    return one["data"] == other["data"] if None in hashes else hashes[0] == hashes[1]
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -94,6 +127,12 @@ def _read(folder: Path) -> dict[str, Any]:
         for name, its_type in expected.items():
             if not isinstance(content, dict) or not fits(content.get(name), its_type):
                 raise InputError(f"{path} is damaged: it has no {name} of a run of detection")
+    for name in _IDENTIFIED:
+        identified = result.get(name)
+        if identified is not None and not (
+            fits(identified, dict[str, str]) and {"name", "sha256"} <= identified.keys()
+        ):
+            raise InputError(f"{path} is damaged: its {name} has no name and sha256")
     for kind, words in _KINDS.items():
         for name in _NAMES:
             if name not in result[kind]:
@@ -124,15 +163,35 @@ def _figure(row: _Row, baseline: _Row, kind: str, name: str) -> str:
 
 
 def _labels(rows: Sequence[_Row]) -> list[str]:
-    """Model and its options; where two rows have the same, also what else of their recipes differs."""
+    """Model, its options, the weights it began from and, where rows differ in it, the data it learnt from; where two
+    rows have the same, also what else of their recipes differs."""
     recipes = [row.recipe for row in rows]
     short = [" ".join([recipe["model"], *_written(recipe["model_options"])]) for recipe in recipes]
+    short = [
+        f"{label} from {name}" if name else label
+        for label, name in zip(short, _named(rows, "first_weights"), strict=True)
+    ]
+    if len({_sha256(row.results[0], "training_data") for row in rows} - {None}) > 1:
+        short = [
+            f"{label} trained on {name}" if name else label
+            for label, name in zip(short, _named(rows, "training_data"), strict=True)
+        ]
     labels = []
     for recipe, label in zip(recipes, short, strict=True):
         alike = [other for other, its in zip(recipes, short, strict=True) if its == label]
         differing = {name: value for name, value in recipe.items() if any(other.get(name) != value for other in alike)}
         labels.append(" ".join([label, *_written(differing)]))
     return labels
+
+
+def _named(rows: Sequence[_Row], what: str) -> list[str | None]:
+    """The name of a file that each row took; where others have the same name, the beginning of its SHA-256 beside."""
+    files = [row.results[0].get(what) for row in rows]
+    hashes = defaultdict(set)
+    for file in filter(None, files):
+        hashes[file["name"]].add(file["sha256"])
+    several = {name for name, its in hashes.items() if len(its) > 1}
+    return [file and file["name"] + (f" ({file['sha256'][:8]})" if file["name"] in several else "") for file in files]
 
 
 def _written(options: Mapping[str, Any]) -> list[str]:

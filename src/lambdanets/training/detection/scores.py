@@ -48,6 +48,10 @@ class Scores:
         """AP by the name of the category, None for one without objects."""
         return {name: _mean(self.precision[kind][:, :, k, 0]) for k, name in enumerate(self.categories)}
 
+    def told(self) -> dict[str, Any]:
+        """The summary, and AP by the names of the categories: a part of result.json, and of scores.json."""
+        return {**self.summary(), "AP_by_category": {kind: self.per_category(kind) for kind in KINDS}}
+
     def curve(self, kind: str, iou: float | None = None) -> np.ndarray | None:
         """Precision at the 101 recalls in RECALLS, (101,): its mean over the categories that have objects.
 

@@ -26,7 +26,7 @@ from lambdanets.training.detection.trial import DetectionTrial
 from lambdanets.training.history import History
 from lambdanets.training.processes import Processes
 from lambdanets.training.task import Task
-from lambdanets.training.weight_files import describe
+from lambdanets.training.weight_files import describe, identified
 
 
 @dataclass
@@ -47,6 +47,7 @@ class DetectionTask(Task):
     validation: AnnotatedImages
     source: str
     model: MaskRCNN
+    first_weights: dict[str, str] | None = None  # of a run that has not begun before
 
     def __post_init__(self) -> None:
         categories = self.training.annotations.categories
@@ -65,7 +66,8 @@ class DetectionTask(Task):
         classes = len(training.annotations.categories)
         model = build_detector(replace(recipe, weights=None) if begun else recipe, classes)
         prepare_batch_norm(model, recipe, these.count)
-        return cls(recipe, training, validation, source, model)
+        first_weights = None if begun or recipe.weights is None else identified(Path(recipe.weights))
+        return cls(recipe, training, validation, source, model, first_weights)
 
     def trial(self) -> DetectionTrial:
         return DetectionTrial(self.recipe, len(self.classes))
@@ -78,7 +80,11 @@ class DetectionTask(Task):
         return describe(recipe, self.classes, category_ids=self.category_ids)
 
     def module(self, recipe: DetectionRecipe, steps_per_epoch: int, share: Share) -> Detection:
-        return Detection(self.model, recipe, self.validation, steps_per_epoch, self.description(recipe), share=share)
+        description = self.description(recipe)
+        self._module = Detection(
+            self.model, recipe, self.validation, steps_per_epoch, description, share, self.first_weights
+        )
+        return self._module
 
     def begin(self, folder: Path) -> None:
         write_findings(folder, training=self.training, validation=self.validation)
@@ -90,12 +96,22 @@ class DetectionTask(Task):
         judgement = judge(detector, self.validation)
         draw_judgement(detector, self.validation, judgement, folder)
         return {
-            **judgement.scores.summary(),
+            **judgement.scores.told(),
             "images": len(judgement.read),
             "dropped": {
                 "training": self.training.findings.counts(),
                 "validation": self.validation.findings.counts(),
             },
             "recipe": json.loads(recipe.what_counts().to_json()),
+            "training_data": {
+                "name": recipe.data,
+                # those drawn from a set depend on the seed
+                "sha256": self.training.drawn_from or self.training.fingerprint,
+            },
+            "validation_data": {
+                "name": recipe.validation_data or recipe.data,
+                "sha256": self.validation.fingerprint,
+            },
+            "first_weights": self._module.first_weights,
             "unreadable": judgement.unreadable,
         }

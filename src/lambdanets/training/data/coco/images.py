@@ -52,12 +52,13 @@ class FilesInMemory:
 class AnnotatedImages:
     """Images with their objects, in order of the images' ids; `annotations` are theirs.
 
-    places: the number of each among `files`.
+    places: the number of each among `files`. drawn_from: of images selected from a set, its fingerprint.
     """
 
     annotations: Annotations
     files: Files
     places: Sequence[int]
+    drawn_from: str | None = None
 
     def __len__(self) -> int:
         return len(self.annotations.images)
@@ -93,7 +94,8 @@ class AnnotatedImages:
         """Some of the images, by their numbers, in that order."""
         numbers = list(indices)
         chosen = replace(self.annotations, images=tuple(self.annotations.images[number] for number in numbers))
-        return AnnotatedImages(chosen, self.files, [self.places[number] for number in numbers])
+        places = [self.places[number] for number in numbers]
+        return AnnotatedImages(chosen, self.files, places, self.drawn_from or self.fingerprint)
 
     @cached_property
     def fingerprint(self) -> str:
