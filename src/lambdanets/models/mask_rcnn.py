@@ -1,4 +1,4 @@
-"""Mask R-CNN (He et al. 2017) on a feature pyramid (Lin et al. 2017) over any backbone of this package or of timm.
+"""Mask R-CNN (He et al. 2017) on a feature pyramid (Lin et al. 2017) over a backbone of this package or of timm.
 
 torchvision's, but for four things: images may be as small and as narrow as they come, what padding holds changes
 nothing (`padding.py`), the levels of the pyramid are known by their strides and not guessed from the first batch, and
