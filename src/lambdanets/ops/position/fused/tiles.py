@@ -28,7 +28,8 @@ class Tiles:
 
 
 # By kernel, for numbers of 16 bits, the first whose values hold a row of values, or the last, which takes wider rows in
-# blocks. All compile without spilling registers (8 bytes in two of them with Triton 3.8); tests/ops/position/test_fused_kernels.py checks it.
+# blocks. All compile without spilling registers, but for 8 bytes in two of them with Triton 3.8;
+# tests/ops/position/test_fused_kernels.py checks it.
 _ON_HOPPER = {
     "forward_lambda_order": [
         Tiles(16, 128, 32, 16, 8, 3),
