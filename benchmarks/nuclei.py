@@ -91,14 +91,15 @@ def section(results: dict[str, Any]) -> str:
     minutes = [run["seconds"] / 60 for run in runs]
     lines = [
         f"{runs[0]['training_images']} images to train on, {runs[0]['images']} to validate on, "
-        f"{runs[0]['epochs']} epochs from fresh weights, {min(minutes):.0f} to {max(minutes):.0f} minutes a run on "
+        f"{runs[0]['epochs']} epochs from fresh\nweights, {min(minutes):.0f} to {max(minutes):.0f} minutes a run on "
         f"{results['hardware']['processor']}"
         + (f", {results['at_once']} at a time" if results["at_once"] > 1 else "")
         + f" with {results['threads']} thread{'s' * (results['threads'] > 1)} each; "
         + (f"means of {len(seeds)} seeds and their standard deviations, " if len(seeds) > 1 else "one seed, ")
-        + "in percent, of the last epoch's averaged weights.",
+        + "in percent, of the last epoch's\naveraged weights.",
         "",
-        f"    lambdanets {results['command']}",
+        "    lambdanets "
+        + results["command"].replace(" --data", " \\\n      --data").replace(" --val", " \\\n      --val", 1),
         "",
         "| |" + "".join(f" {column} |" for column in COLUMNS),
         "|---|" + "---|" * len(COLUMNS),
@@ -107,7 +108,8 @@ def section(results: dict[str, Any]) -> str:
         for recipe, layers in RECIPES.items():
             chosen = [run[kind] for run in runs if run["recipe"] == recipe]
             cells = [_spread([100 * run[column] for run in chosen if run[column] is not None]) for column in COLUMNS]
-            lines.append(f"| {words}, {layers} |" + "".join(f" {cell} |" for cell in cells))
+            size = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
+            lines.append(f"| {words}, {layers}, {size} |" + "".join(f" {cell} |" for cell in cells))
     return "\n".join(lines) + "\n"
 
 

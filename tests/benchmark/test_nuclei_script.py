@@ -1,0 +1,74 @@
+import json
+import statistics
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts import load_script
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/detection.md"
+
+
+@pytest.fixture
+def script():
+    return load_script("benchmarks/nuclei.py")
+
+
+def call(script, monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["nuclei.py", *map(str, options)])
+    script.main()
+
+
+def without_table(script, page):
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition(script.BEGIN)[2].partition(script.END)[0]
+    page.write_text(text.replace(script.BEGIN + table, script.BEGIN), encoding="utf-8")
+    return table
+
+
+def test_the_page_has_the_table_of_the_committed_results(script, monkeypatch, tmp_path):
+    page = tmp_path / "detection.md"
+    table = without_table(script, page)
+    call(script, monkeypatch, "--page", page)
+    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+    assert "| masks, lambda layers, 1.19 M parameters |" in table
+
+
+def test_readme_has_the_means_of_the_committed_results(script):
+    runs = json.loads(script.RESULTS.read_text(encoding="utf-8"))["runs"]
+    means = {
+        recipe: 100 * statistics.mean(run["segm"]["AP"] for run in runs if run["recipe"] == recipe)
+        for recipe in script.RECIPES
+    }
+    said = (
+        f"mask AP {means['nuclei']:.1f} with lambda layers and {means['nuclei_convolution']:.1f} with 3x3 convolutions"
+    )
+    assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_both_twins_are_trained_with_each_seed_and_their_means_and_deviations_written(script, monkeypatch, tmp_path):
+    page, out, commands = tmp_path / "detection.md", tmp_path / "nuclei.json", []
+    without_table(script, page)
+
+    def train(command, check):
+        commands.append(command)
+        run, seed = Path(command[command.index("--run") + 1]), int(command[command.index("--seed") + 1])
+        scores = dict.fromkeys(script.COLUMNS, (seed + 1) / 10) | {"APl": None}
+        result = {"seconds": 60 * (seed + 1), "images_per_second": 4.0, "parameters": 7, "epochs": 12, "images": 98}
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(result | {"training_images": 385, "bbox": scores, "segm": scores}))
+
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
+    options = ["--work", tmp_path / "runs", "--seeds", 0, 1, "--at-once", 2, "--out", out, "--page", page]
+    call(script, monkeypatch, tmp_path / "nuclei", *options)
+    trained = sorted((command[5], command[7]) for command in commands)
+    assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
+    table = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
+    assert "1 to 2 minutes a run" in table
+    assert ", 2 at a time with " in table
+    assert table.count("| 15.0 ± 7.1 |") > 0
+    assert table.count(" - |") == 4
+    assert str(tmp_path) not in out.read_text()
