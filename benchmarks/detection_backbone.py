@@ -235,6 +235,10 @@ def training_step(size: int) -> dict[str, Any]:
     return {"seconds": seconds, "peak_resident_bytes": resident, "peak_bytes": peak_bytes(step, CPU)}
 
 
+def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
+    layer(x).sum().backward()
+
+
 def memory_of_a_fine_layer(size: int, names: list[str]) -> dict[str, int | str]:
     """Bytes that a layer at stride 8 holds at its fullest, forward and backward, or why it was left out."""
     torch.manual_seed(0)
@@ -250,7 +254,7 @@ def memory_of_a_fine_layer(size: int, names: list[str]) -> dict[str, int | str]:
         except LeftOut as reason:
             found[name] = str(reason)
             continue
-        found[name] = peak_bytes(lambda layer=layer: layer(x).sum().backward(), CPU)  # type: ignore[misc]
+        found[name] = peak_bytes(functools.partial(forward_and_backward, layer, x), CPU)
         x.grad = None
     return found
 

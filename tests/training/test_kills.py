@@ -15,7 +15,10 @@ def script():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="forks a process that knows torch")
+@pytest.mark.skipif(
+    sys.platform != "linux" or torch.cuda.is_available(),
+    reason="forks this process, which CUDA and systems other than Linux do not survive",
+)
 def test_a_run_that_is_killed_at_its_start_in_a_write_and_at_its_end_goes_on_to_the_same_bits(script, tmp_path):
     recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)
     script.attempt(recipe, tmp_path / "unbroken")

@@ -189,7 +189,10 @@ def grouped(command: list[str], folder: Path, environment: dict[str, str]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="forks a process that knows torch")
+@pytest.mark.skipif(
+    sys.platform != "linux" or torch.cuda.is_available(),
+    reason="forks this process, which CUDA and systems other than Linux do not survive",
+)
 def test_three_processes_with_workers_go_on_to_the_same_bits_after_a_signal_to_all(tmp_path):
     fields = FIELDS | {"--batch-size": 30, "--training-images": 240, "--micro-batch": 10, "--workers": 1}
     options = [str(item) for pair in fields.items() for item in pair]

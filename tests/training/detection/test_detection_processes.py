@@ -114,7 +114,10 @@ def test_two_processes_measure_all_images_of_validation_though_each_sees_some(tm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="forks a process that knows torch")
+@pytest.mark.skipif(
+    sys.platform != "linux" or torch.cuda.is_available(),
+    reason="forks this process, which CUDA and systems other than Linux do not survive",
+)
 def test_two_processes_that_are_killed_go_on_to_the_same_bits(trained_detector, tmp_path):
     recipe = tuning_recipe(trained_detector, epochs=3)
     assert train_together(recipe, tmp_path / "whole", 2) == [0, 0]
