@@ -22,6 +22,16 @@ from noise_images import write_two_classes
 # Where autograd's engine first runs in a compilation, PyTorch refuses backward passes in processes forked later.
 torch.zeros(1, requires_grad=True).sum().backward()
 
+# Fixtures that take long to make; tests that use one run in the same process of pytest-xdist, so that it is made once.
+MADE_ONCE = {"trained_detector", "interpreted", "unbroken"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    for item in items:
+        for name in MADE_ONCE.intersection(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group(name))
+
 
 @pytest.fixture
 def two_classes(tmp_path: Path) -> Path:

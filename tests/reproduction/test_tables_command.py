@@ -13,6 +13,8 @@ from lambdanets.reproduction.plots import draw
 from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rows import ROWS, Build
 
+pytestmark = pytest.mark.xdist_group("figures")  # counted once, for both
+
 ROOT = Path(__file__).parents[2]
 
 

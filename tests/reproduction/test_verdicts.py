@@ -12,6 +12,8 @@ from lambdanets.reproduction.rendering import as_csv, as_json, as_markdown, as_t
 from lambdanets.reproduction.texts import PARAGRAPHS, TITLES
 from lambdanets.reproduction.verdicts import LISTED, MATCH, compare, summary
 
+pytestmark = pytest.mark.xdist_group("figures")  # counted once, for both
+
 
 @pytest.fixture(scope="module")
 def lines():

@@ -47,7 +47,8 @@ WIDEST = [
 
 
 @pytest.fixture(scope="module")
-def errors():
+def interpreted():
+    """Relative errors of the interpreted kernels, by case."""
     pytest.importorskip("triton", reason="the kernels need Triton")
     script = Path(__file__).parent / "interpreted_fused.py"
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -58,12 +59,11 @@ def errors():
     return json.loads(run.stdout)
 
 
-@pytest.mark.xdist_group("interpreted")  # in one process, so that the kernels are interpreted once
 @pytest.mark.parametrize("case", CASES)
-def test_results_and_gradients_equal_the_definition_whatever_lies_around_the_inputs(case, errors):
+def test_results_and_gradients_equal_the_definition_whatever_lies_around_the_inputs(case, interpreted):
     # One factor between two products and the result are rounded to the dtype: half an epsilon each at most.
     allowed = torch.finfo(CASES[case][0]).eps * (1 if CASES[case][0] == torch.float16 else 2)
-    assert all(error <= allowed for error in errors[case].values()), errors[case]
+    assert all(error <= allowed for error in interpreted[case].values()), interpreted[case]
 
 
 def compiled(kernel, architecture, tiles, folder, monkeypatch):
