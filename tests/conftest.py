@@ -23,7 +23,7 @@ from noise_images import write_two_classes
 torch.zeros(1, requires_grad=True).sum().backward()
 
 # Fixtures that take long to make; tests that use one run in the same process of pytest-xdist, so that it is made once.
-MADE_ONCE = {"trained_detector", "interpreted", "unbroken"}
+MADE_ONCE = {"trained_detector", "interpreted", "unbroken", "quick_end"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -1,5 +1,7 @@
 """Training with several processes, as torchrun starts them."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -14,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lambdanets.cli import main
+from lambdanets.training import launching
 from lambdanets.training.classification.classifier import build_model
 from lambdanets.training.classification.feeding import make_batches
 from lambdanets.training.classification.module import Classification
@@ -162,19 +166,34 @@ def test_a_run_of_two_processes_goes_on_with_one(unbroken, tmp_path, monkeypatch
     assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in whole]
 
 
+def refused(rank: int, folder: Path) -> tuple[int, str]:
+    """The exit code of a command in one of two processes, and what it says."""
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        return main(["train", "digits", "--run", str(folder)]), said.getvalue()
+
+
+@forks
+def test_what_processes_refuse_is_said_once_with_exit_code_2(tmp_path):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    first, second = by_two_processes(lambda rank: refused(rank, folder), tmp_path)
+    assert first[0] == 2
+    assert "holds files that are not a run's" in first[1]
+    assert second == (2, "")
+
+
 @pytest.mark.slow
-def test_devices_starts_processes_and_a_refusal_is_said_once_with_exit_code_2(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    command = [sys.executable, "-m", "lambdanets", "train", "digits", "--devices", "2", "--run", str(tmp_path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.count("holds files that are not a run's") == 1
-    assert "Traceback" not in ended.stderr
+def test_the_exit_code_of_a_process_is_that_of_the_command_that_started_it(capfd):
+    assert launching.launch(2, ["train", "nothing of this name"]) == 2
+    assert "Traceback" not in capfd.readouterr().err
 
 
-def grouped(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+def until_stopped(command: list[str], folder: Path) -> None:
     """Run a command in a group of its own, and send SIGTERM to the whole group once there is a checkpoint."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
     wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
     os.killpg(process.pid, signal.SIGTERM)
@@ -188,15 +207,14 @@ def grouped(command: list[str], folder: Path, environment: dict[str, str]) -> No
 
 @pytest.mark.slow
 @forks
-def test_three_processes_with_workers_go_on_to_the_same_bits_after_a_signal_to_all(tmp_path):
-    fields = FIELDS | {"batch_size": 30, "training_images": 240, "micro_batch": 10, "workers": 1}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "lambdanets", "train", "digits", "--devices", "3", *typed(fields), "--run"]
-    grouped([*command, str(tmp_path / "stopped")], tmp_path / "stopped", environment)
-    recipe = Recipe.from_json((tmp_path / "stopped/recipe.json").read_bytes(), "recipe.json")
-    assert train_together(replace(recipe, workers=0), tmp_path / "whole", 3) == [0, 0, 0]
-    content = torch.load(tmp_path / "stopped/checkpoints/last.ckpt", weights_only=True)
+def test_two_processes_with_workers_go_on_to_the_same_bits_after_a_signal_to_all(unbroken, tmp_path):
+    folder = tmp_path / "stopped"
+    options = ["--devices", "2", *typed(FIELDS), "--workers", "1", "--run", str(folder)]
+    until_stopped([sys.executable, "-m", "lambdanets", "train", "digits", *options], folder)
+    content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     assert content["global_step"] < 24
-    assert train_together(recipe, tmp_path / "stopped", 3) == [0, 0, 0]
-    assert_same_end(tmp_path / "whole", tmp_path / "stopped")
-    assert json.loads((tmp_path / "stopped/result.json").read_text())["processes"] == 3
+    recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
+    assert recipe.workers == 1
+    assert train_together(recipe, folder, 2) == [0, 0]
+    assert_same_end(unbroken, folder)
+    assert json.loads((folder / "result.json").read_text())["processes"] == 2
