@@ -4,8 +4,8 @@
     python benchmarks/nuclei.py [--page docs/detection.md]                            write the page from the results
 
 NUCLEI holds instances_train.json, train.tar, instances_val.json and val.tar. Every run is the command that the page
-shows; FOLDER keeps what they leave, and a script that was stopped goes on. With --at-once set OMP_NUM_THREADS to each
-run's share of the cores.
+shows; FOLDER keeps what they leave, and a script that was stopped goes on. Seeds are added to those of the results that
+are there. With --at-once set OMP_NUM_THREADS to each run's share of the cores.
 """
 
 import argparse
@@ -20,14 +20,16 @@ from typing import Any
 
 import torch
 
-from lambdanets.provenance import commit, hardware, versions
-
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/epyc-2-cores/nuclei.json"
 BEGIN, END = "<!-- written by benchmarks/nuclei.py -->\n", "<!-- end of nuclei -->\n"
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 KINDS = {"bbox": "boxes", "segm": "masks"}
+KEPT = (
+    *("seconds", "images_per_second", "parameters", "epochs", "training_images", "images", *KINDS),
+    *("commit", "versions", "hardware"),
+)
 
 
 def main() -> None:
@@ -60,7 +62,8 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 def measure(options: argparse.Namespace) -> None:
     """Train everything, seed by seed, and write the results after each."""
-    runs: list[dict[str, Any]] = []
+    there = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
+    runs = [run for run in there if run["seed"] not in options.seeds]
     for seed in options.seeds:
         folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
         lambdanets = [sys.executable, "-m", "lambdanets"]
@@ -69,16 +72,12 @@ def measure(options: argparse.Namespace) -> None:
             pool.map(functools.partial(subprocess.run, check=True), commands)
         for recipe, run in folders.items():
             result = json.loads((run / "result.json").read_text())
-            kept = ("seconds", "images_per_second", "parameters", "epochs", "training_images", "images", *KINDS)
-            runs.append({"recipe": recipe, "seed": seed} | {name: result[name] for name in kept})
+            runs.append({"recipe": recipe, "seed": seed} | {name: result[name] for name in KEPT})
             content = {
                 "runs": runs,
                 "command": " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei"))),
                 "threads": torch.get_num_threads(),
                 "at_once": options.at_once,
-                "commit": commit(),
-                "versions": versions(),
-                "hardware": hardware(),
             }
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(content, indent=1) + "\n")
@@ -92,7 +91,7 @@ def section(results: dict[str, Any]) -> str:
     lines = [
         f"{runs[0]['training_images']} images to train on, {runs[0]['images']} to validate on, "
         f"{runs[0]['epochs']} epochs from fresh\nweights, {min(minutes):.0f} to {max(minutes):.0f} minutes a run on "
-        f"{results['hardware']['processor']}"
+        f"{' and '.join(sorted({run['hardware']['processor'] for run in runs}))}"
         + (f", {results['at_once']} at a time" if results["at_once"] > 1 else "")
         + f" with {results['threads']} thread{'s' * (results['threads'] > 1)} each; "
         + (f"means of {len(seeds)} seeds and their standard deviations, " if len(seeds) > 1 else "one seed, ")
