@@ -132,7 +132,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(quick, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_go_on_and_going_on_finishes(quick, tmp_path):
+def test_ctrl_c_says_how_to_go_on_and_leaves_no_result(quick, tmp_path):
     out = tmp_path / "out"
     given = ["--variants", "3x3", "--seeds", "0", "--out", str(out), "--training-images", "16", "--epochs", "400"]
     command = [sys.executable, "-m", "lambdanets", "compare", "scope", *options_of(quick), *given]
