@@ -133,7 +133,7 @@ This page works out what that takes with lambdanets: LambdaResNet-152 at 288 pix
 `python benchmarks/scale.py` writes it, from figures of one image: those of processors, disks and labels measured on
 {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]} cores), those of devices from the paper (Table 5: 1,620
 images/s in training and 6,100 in inference on 8 TPUv3 cores), since this project has measured no device of its own.
-`lambdanets train RECIPE --plan --devices N` makes the same calculation for the device it runs on.
+`lambdanets train RECIPE --plan --devices N` makes the same calculation for the device it runs on; it is for classification.
 
 ## What is stored
 

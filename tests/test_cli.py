@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lambdanets import arguments as options
 from lambdanets.cli import main
 from lambdanets.training import run
 from lambdanets.training.classification.classifier import load_classifier
@@ -208,6 +209,12 @@ def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
 )
 def test_a_value_that_does_not_fit_is_said_in_one_sentence(arguments, message, capsys):
     assert message in fails(capsys, "train", *arguments)
+
+
+def test_the_sentence_is_the_same_where_the_terminal_has_no_lines_to_draw_a_box():
+    rule = 40 * "-"
+    box = f" Value error\n {rule}\n  Error parsing recipe: epochs must\n  be 1, got 0\n  {rule}\n  For help, see this\n"
+    assert options._sentence(box) == "Error parsing recipe: epochs must be 1, got 0"
 
 
 def test_an_unknown_recipe_and_an_unknown_command_are_named(capsys):

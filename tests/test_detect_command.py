@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from lambdanets.cli import main
+from lambdanets.training.detection import showing
 from lambdanets.training.detection.results import read_results
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.task import read_recipe
@@ -129,6 +130,27 @@ def test_evaluate_writes_the_scores_that_result_json_has_also_by_category(traine
         assert sum(by_category.values()) / 2 == pytest.approx(scores[kind]["AP"])
 
 
+def test_evaluate_makes_its_folder_before_it_judges(trained_detector, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr("lambdanets.training.detection.evaluation.judge", lambda *_: pytest.fail("judged"))
+    assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
+
+
+def test_evaluate_shows_and_keeps_scores_though_pictures_cannot_be_drawn(
+    trained_detector, tmp_path, monkeypatch, capsys
+):
+    def full(*_):
+        raise OSError(28, "No space left on device", "predictions.png")
+
+    monkeypatch.setattr("lambdanets.training.detection.showing.draw_judgement", full)
+    command = ["detect", "evaluate", str(trained_detector / "run"), "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+    assert "No space left on device" in said.err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "scores.json"]
+
+
 def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsys):
     run, digits = trained_detector / "run", trained_detector / "digits"
     other = ["--data", digits / "val.json", "--images", digits / "val"]
@@ -207,6 +229,24 @@ def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
     assert (tmp_path / "full/results.json").read_text() == "kept"
     assert "none of the 1 images" in fails(capsys, "predict", run, photos / "text.png", "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_predict_that_is_stopped_leaves_what_it_found(trained_detector, photos, tmp_path, monkeypatch, capsys):
+    drawn, draw = [], showing.draw_found
+
+    def stopped(*given):
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
+        drawn.append(None)
+        return draw(*given)
+
+    monkeypatch.setattr(showing, "draw_found", stopped)
+    command = ["detect", "predict", trained_detector / "run", photos, "--score", "0", "--out", tmp_path / "out"]
+    assert main([*map(str, command)]) == 130
+    known = json.loads((tmp_path / "out/images.json").read_bytes())
+    assert [image["id"] for image in known["images"]] == [1, 2, 3]
+    assert {result["image_id"] for result in read_results(tmp_path / "out/results.json")} <= {1, 2, 3}
+    assert "objects in 3 images, written to" in capsys.readouterr().out
 
 
 def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, capsys):

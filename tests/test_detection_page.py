@@ -1,5 +1,6 @@
 """What docs/detection.md tells people to type in Python."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,21 @@ import pytest
 import torch
 from PIL import Image
 
-PAGE = Path(__file__).parents[1] / "docs/detection.md"
+from lambdanets.recipes.detection import digits
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/detection.md"
+
+
+def test_the_scores_of_scattered_digits_are_those_of_the_run_that_is_kept():
+    kept = json.loads((ROOT / "benchmarks/results/epyc-2-cores/scattered_digits.json").read_text(encoding="utf-8"))
+    boxes, masks = ([f"{kept[kind][name]:.2f}" for name in ("AP", "AP50")] for kind in ("bbox", "segm"))
+    said = (
+        f"boxes reach AP {boxes[0]} and AP50 {boxes[1]}, masks {masks[0]} and {masks[1]}, after {kept['epochs']} epochs"
+    )
+    assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"mask AP50 {100 * kept['segm']['AP50']:.0f}%" in digits.__doc__
+    assert f"{kept['seconds'] / 60:.0f} minutes" in digits.__doc__
 
 
 def test_the_python_of_the_page_finds_objects_and_exports_the_pyramid(trained_detector, tmp_path, monkeypatch, capsys):

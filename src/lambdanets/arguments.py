@@ -46,5 +46,9 @@ def _names(options: Any) -> list[str]:
 def _sentence(box: str) -> str:
     """What tyro says in a box, without the box, its title and its advice."""
     lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
-    said = list(itertools.takewhile(lambda line: line.strip("─"), lines))
+    if not lines:  # in ASCII: a title, a line of dashes, what is said, another such line
+        plain = [line.strip() for line in box.splitlines()]
+        title = itertools.takewhile(lambda line: line.strip("-"), plain[1:])
+        lines = plain[len([*title]) + 2 :]
+    said = list(itertools.takewhile(lambda line: line.strip("─-"), lines))
     return " ".join(said).rstrip(".") or " ".join(box.split())

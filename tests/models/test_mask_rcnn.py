@@ -55,6 +55,18 @@ def trained():
     return model.eval()
 
 
+@pytest.mark.parametrize("box", [(5.0, 5.0, 5.0, 20.0), (20.0, 20.0, 5.0, 5.0), (0.0, 0.0, 9.0, float("nan"))])
+def test_boxes_without_an_area_are_refused_in_training(box):
+    targets = [TARGETS[0], TARGETS[1] | {"boxes": torch.tensor([box])}]
+    with pytest.raises(InputError, match=r"x1 below x2 and y1 below y2, got \[.*\] of image 1"):
+        small().train()(images(SIZES[:2]), targets)
+
+
+def test_a_network_that_takes_its_own_size_alone_is_refused_also_where_padding_may_show():
+    with pytest.raises(InputError, match=r"vit_tiny_patch16_224 cannot take images of 64 x 192, as batches may have"):
+        small("vit_tiny_patch16_224", levels=(0,), hide_padding=False)
+
+
 def test_what_is_found_in_an_image_does_not_depend_on_what_else_is_in_its_batch(trained):
     with torch.no_grad():
         together = trained(images(dtype=torch.float64))
@@ -193,7 +205,9 @@ def test_levels_have_the_strides_of_their_maps_whatever_image_comes_first():
         ({"levels": (1, 3)}, "levels must have strides that double"),
         ({"levels": (2, 9)}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(2, 9\)"),
         ({"levels": (-1, 2)}, "levels must be between 0 and 4"),
+        ({"levels": ()}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(\)"),
         ({"anchor_scale": 0.01}, "anchor_scale must give anchors of a pixel or more at stride 1, got 0.01"),
+        ({"anchor_scale": float("nan")}, "anchor_scale must give anchors of a pixel or more at stride 1, got nan"),
         ({"backbone": "vit_tiny_patch16_224", "levels": (0,)}, "padding cannot be hidden"),
         ({"backbone": "skresnet18"}, "padding cannot be hidden in skresnet18: its maps differ"),
         ({"backbone": "lambda_resnet51"}, "there is no model named 'lambda_resnet51'"),

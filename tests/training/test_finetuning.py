@@ -29,7 +29,7 @@ BASE = Recipe(
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    return write_teacher(tmp_path_factory.mktemp("base") / "run", ("light", "dark"), recipe=BASE)
+    return write_teacher(tmp_path_factory.mktemp("base") / "run", ("dark", "light"), recipe=BASE)
 
 
 @pytest.fixture
@@ -118,6 +118,15 @@ def test_new_classes_draw_a_new_classifier(finetune, weights, two_classes, tmp_p
     assert one["fc.weight"].shape[0] == 3
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
     assert torch.equal(one["layer1.0.conv1.weight"], before["layer1.0.conv1.weight"])
+
+
+def test_as_many_other_classes_draw_a_new_classifier_too(finetune, weights):
+    recipe = with_model_of_weights(finetune)
+    before = tensors_of(weights)
+    for classes, same in ((("dark", "light"), True), (("light", "dark"), False), (("cat", "dog"), False)):
+        after = build_model(recipe, classes).state_dict()
+        assert torch.equal(after["fc.weight"], before["fc.weight"]) == same
+        assert torch.equal(after["layer1.0.conv1.weight"], before["layer1.0.conv1.weight"])
 
 
 def test_a_run_is_started_again_by_the_same_command(finetune, tmp_path, monkeypatch):

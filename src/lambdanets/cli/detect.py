@@ -156,18 +156,19 @@ def _evaluate(arguments: list[str]) -> int:
     else:
         images = open_for_evaluation(detector, options.data, options.images)
         tell_findings(data=images)
-    judgement = judge(detector, images)
-    if options.out is not None:
+    if options.out is not None:  # before what takes long, of which nothing is to be lost
         options.out.mkdir(parents=True, exist_ok=True)
-        draw_judgement(detector, images, judgement, options.out)
-        write_results(judgement.results, options.out / "results.json")
+    judgement = judge(detector, images)
+    tell_unreadable(judgement.unreadable)
+    print(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
+    _print_scores(judgement.scores.summary())
+    if options.out is not None:
         scores = {**judgement.scores.told(), "images": len(judgement.read)}
         write_whole(
             options.out / "scores.json", printable_bytes(json.dumps(scores, indent=2, ensure_ascii=False) + "\n")
         )
-    tell_unreadable(judgement.unreadable)
-    print(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
-    _print_scores(judgement.scores.summary())
+        write_results(judgement.results, options.out / "results.json")
+        draw_judgement(detector, images, judgement, options.out)
     return 0
 
 
@@ -196,25 +197,28 @@ def _predict(arguments: list[str]) -> int:
     unreadable: list[str] = []
     results: list[Result] = []
     images: list[dict[str, Any]] = []
-    for number, (path, image, found) in enumerate(find_in_files(detector, paths, unreadable), 1):
-        options.out.mkdir(parents=True, exist_ok=True)
-        images.append({"id": number, "file_name": str(path), "height": image.height, "width": image.width})
-        results += coco_results(found, number, detector.category_ids)
-        sure = int((found["scores"] >= options.score).sum())
-        print(f"{path}  {sure} objects")
-        if options.pictures:
-            with whole_file(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
-                draw_found(image, found, detector.classes, options.score).save(file, "PNG")
-    tell_unreadable(unreadable)
+    try:
+        for number, (path, image, found) in enumerate(find_in_files(detector, paths, unreadable), 1):
+            options.out.mkdir(parents=True, exist_ok=True)
+            results += coco_results(found, number, detector.category_ids)
+            images.append({"id": number, "file_name": str(path), "height": image.height, "width": image.width})
+            sure = int((found["scores"] >= options.score).sum())
+            print(f"{path}  {sure} objects")
+            if options.pictures:
+                with whole_file(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
+                    draw_found(image, found, detector.classes, options.score).save(file, "PNG")
+    finally:  # also of what was found until something ended it
+        tell_unreadable(unreadable)
+        if images:
+            categories = map(dataclasses.asdict, detector.categories)
+            known = printable_bytes(
+                json.dumps({"images": images, "categories": [*categories]}, indent=1, ensure_ascii=False) + "\n"
+            )
+            write_whole(options.out / "images.json", known)
+            write_results(results, options.out / "results.json")
+            print(f"{len(results)} objects in {len(images)} images, written to {options.out}")
     if not images:
         raise InputError(f"none of the {len(paths)} images could be read")
-    categories = [
-        {"id": number, "name": name} for number, name in zip(detector.category_ids, detector.classes, strict=True)
-    ]
-    known = {"images": images, "categories": categories}
-    write_whole(options.out / "images.json", printable_bytes(json.dumps(known, indent=1, ensure_ascii=False) + "\n"))
-    write_results(results, options.out / "results.json")
-    print(f"{len(results)} objects in {len(images)} images, written to {options.out}")
     return 0
 
 

@@ -26,7 +26,7 @@ from torchvision.ops.poolers import initLevelMapper
 from lambdanets.errors import InputError
 from lambdanets.models.factory import create_model, list_models
 from lambdanets.models.padding import Padding
-from lambdanets.models.padding_check import check_padding
+from lambdanets.models.padding_check import check_padding, check_sizes
 
 Target = dict[str, Tensor]
 _IN_PADDING = -100.0  # objectness, whose probability of 4e-44 no real anchor has
@@ -75,6 +75,8 @@ class MaskRCNN(TorchvisionMaskRCNN):
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         if self.training and targets is None:
             raise InputError("targets must be given in training")
+        for number, target in enumerate(targets or ()):
+            _check_boxes(target["boxes"], number)
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batch, targets = self.transform(images, targets)
         maps = self.backbone(batch.tensors, batch.image_sizes)
@@ -83,6 +85,15 @@ class MaskRCNN(TorchvisionMaskRCNN):
         if self.training:
             return losses | more
         return self.transform.postprocess(detections, batch.image_sizes, sizes)
+
+
+def _check_boxes(boxes: Tensor, number: int) -> None:
+    empty = (boxes[:, 2:] > boxes[:, :2]).logical_not().any(1)
+    if empty.any():
+        raise InputError(
+            "targets must have boxes with x1 below x2 and y1 below y2, "
+            f"got {boxes[empty][0].tolist()} of image {number}"
+        )
 
 
 class FitImages(GeneralizedRCNNTransform):
@@ -189,7 +200,7 @@ def _pool(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
 def _network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -> Any:
     """A network that gives those of its maps."""
     try:
-        if min(levels) < 0:
+        if not levels or min(levels) < 0:
             raise IndexError
         return create_model(name, features_only=True, out_indices=levels, **options)
     except (IndexError, InputError) as error:
@@ -235,22 +246,23 @@ def mask_rcnn(
     options: what torchvision's MaskRCNN takes, such as box_detections_per_img.
 
     Batch norm in the pyramid and in both heads. Raises ValueError for a network that gives no maps, for strides that
-    are no consecutive powers of two, and for a network in which padding cannot be hidden.
+    are no consecutive powers of two, and for a network of timm in which padding cannot be hidden or, with hide_padding
+    False, that cannot take images of every multiple of its largest stride, which batches are padded to.
     """
     if num_classes < 1:
         raise InputError(f"num_classes must be at least 1, got {num_classes}")
     network = _network(backbone, tuple(levels), backbone_options or {})
     body = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
-    if hide_padding and backbone not in list_models() and not any(each.is_meta for each in body.parameters()):
-        check_padding(body, body.strides[-1], backbone)
+    if backbone not in list_models() and not any(each.is_meta for each in body.parameters()):
+        (check_padding if hide_padding else check_sizes)(body, body.strides[-1], backbone)
     strides = body.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
-    sides = [round(anchor_scale * stride) for stride in strides]
-    if sides[0] < 1:
+    if not 0.5 / strides[0] < anchor_scale < math.inf:
         raise InputError(
             f"anchor_scale must give anchors of a pixel or more at stride {strides[0]}, got {anchor_scale}"
         )
+    sides = [round(anchor_scale * stride) for stride in strides]
     anchors = _Anchors(tuple((side,) for side in sides), (tuple(aspect_ratios),) * len(strides))
     head = _RPNHead(pyramid_channels, len(aspect_ratios), body.padding)
     if hide_padding:

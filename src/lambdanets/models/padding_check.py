@@ -1,4 +1,4 @@
-"""Whether a network hides its padding indeed, by comparing an image padded a little and much.
+"""Whether a network hides its padding indeed, by comparing an image padded a little and much, or takes it at least.
 
 `padding.py` knows layers, not what a network computes between them: one that takes a mean over positions by itself
 would pass there.
@@ -35,6 +35,20 @@ def check_padding(pyramid: nn.Module, stride: int, name: str) -> None:
                 f"padding cannot be hidden in {name}: its maps differ where an image is padded; choose another "
                 "network, or hide_padding=False"
             )
+
+
+def check_sizes(pyramid: nn.Module, stride: int, name: str) -> None:
+    """Raise InputError if a network cannot take images whose sides are any multiples of the stride, as batches have."""
+    height, width = max(_SIDE, stride), 3 * max(_SIDE, stride)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        tried = copy.deepcopy(pyramid).eval()
+        try:
+            tried(torch.rand(1, 3, height, width), [(height, width)])
+        except Exception as error:  # whatever a network raises at a size it cannot take
+            raise InputError(
+                f"{name} cannot take images of {height} x {width}, as batches may have: "
+                f"{' '.join(str(error).split()) or type(error).__name__}; choose another network"
+            ) from error
 
 
 def as_trained(network: nn.Module) -> nn.Module:

@@ -41,6 +41,13 @@ def described(path: Path, rest: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
+def of_other_classes(path: Path, rest: Mapping[str, Any], classes: int | Sequence[str]) -> bool:
+    """Whether weights say that what they tell apart is something else; not where either side is without names."""
+    if isinstance(classes, int) or "lambdanets" not in rest:
+        return False
+    return bool(described(path, rest)["classes"] != tuple(classes))
+
+
 def save_weights(path: Path, model: nn.Module, description: str) -> None:
     """Write the weights and their description to a .safetensors file, whole or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
+from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 from lambdanets.training.data.coco.annotations import parse_annotations
 from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory
@@ -89,6 +90,18 @@ def test_boxes_enclose_their_masks_and_are_no_larger_than_the_whole_object(drawn
                 assert right - left < len(columns) + 2
                 assert bottom - top < len(rows) + 2
     assert whole > 10
+
+
+@pytest.mark.parametrize("jitter", [0.2, 0.4])
+def test_what_the_mask_head_learns_of_an_object_lies_in_the_middle_of_its_box(drawn, jitter):
+    # half a pixel to the right and down in the image, which torchvision's roi_align takes back
+    recipe = replace(RECIPE, image_size=97, jitter=(jitter, jitter), flip=0.0)
+    _, target = for_training(*drawn, recipe)
+    learnt = project_masks_on_boxes(target["masks"], target["boxes"], torch.zeros(1), 28)[0]
+    width, height = (target["boxes"][0, 2:] - target["boxes"][0, :2]).tolist()
+    middles = (torch.arange(28) + 0.5) / 28 - 0.5
+    for axis, side in ((0, width), (1, height)):
+        assert abs((learnt.sum(axis) * middles).sum() / learnt.sum()) * side < 0.2  # pixels
 
 
 def test_the_box_of_an_object_that_the_crop_cuts_is_that_of_what_is_left_of_its_mask():

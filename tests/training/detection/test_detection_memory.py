@@ -6,8 +6,10 @@ import torch
 from lambdanets.errors import InputError
 from lambdanets.training import division, run
 from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.task import DetectionTask
 from lambdanets.training.detection.trial import DetectionTrial
 from lambdanets.training.memory import images_that_fit, training_memory
+from lambdanets.training.processes import ALONE
 
 SMALL = DetectionRecipe(levels=(2, 3, 4))
 RECIPES = {
@@ -57,6 +59,18 @@ def kept_by_autograd(recipe, images=2):
 def test_what_is_predicted_is_near_what_autograd_keeps(name):
     predicted = training_memory(DetectionTrial(RECIPES[name], 10))[1]
     assert 1 / 1.5 < predicted / kept_by_autograd(RECIPES[name]) < 1.5
+
+
+def test_a_step_that_is_tried_has_as_many_objects_as_an_image_of_the_set_may_have(tiny, monkeypatch):
+    task = DetectionTask.opened(tiny, ALONE, begun=False)
+    most = max(len(image.objects) for image in task.training.annotations.images)
+    assert most > 1
+    assert task.trial().objects == most
+    assert replace(task, recipe=replace(tiny, max_objects=1)).trial().objects == 1
+    model, seen = task.trial().build(), []
+    monkeypatch.setattr(model, "forward", lambda images, targets: seen.append(targets) or {"loss": torch.zeros(())})
+    replace(task.trial(), objects=77).loss(model, 2, torch.device("cpu"))
+    assert [len(each["masks"]) for each in seen[0]] == [77, 77]
 
 
 def test_weights_gradients_and_the_optimizers_states_are_counted():

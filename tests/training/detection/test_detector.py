@@ -72,6 +72,18 @@ def test_weights_for_other_categories_give_all_but_the_last_layers(trained_detec
         assert torch.equal(tensor, (fresh if name.startswith(LAST) else theirs)[name]), name
 
 
+def test_weights_for_as_many_other_categories_give_all_but_the_last_layers(trained_detector):
+    recipe = replace(load_detector(trained_detector / "run").recipe, weights=str(trained_detector / "run"))
+    theirs = weights_of(trained_detector / "run")
+    names = [each["name"] for each in TWO]
+    for categories, same in ((names, True), (names[::-1], False), (["cup", "fork"], False)):
+        model = build_detector(recipe, categories).state_dict()
+        equal = {name for name, tensor in model.items() if torch.equal(tensor, theirs[name])}
+        last = {name for name in model if name.startswith(LAST)}
+        assert equal >= model.keys() - last
+        assert (equal >= last) == same
+
+
 def test_a_run_begins_from_the_weights_of_another(trained_detector, tmp_path):
     recipe = tiny_recipe(tmp_path / "digits", weights=str(trained_detector / "run"), learning_rate=0.0, epochs=1)
     for part in ("train", "val"):

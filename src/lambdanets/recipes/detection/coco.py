@@ -1,9 +1,10 @@
 """COCO at 1024x1024, Mask R-CNN from scratch (Sec. F.3; Table 14), with a recipe for each row. Not run in full by us.
 
-130,000 steps of 256 images, 2 on each of 128 TPUv3 cores; fewer take their share in parts. The paper's box and mask AP:
-coco_lambda101 49.4 and 43.5, coco_lambda152 (the recipe itself) 50.0 and 43.9; their twins without squeeze-and-
-excitation, coco_plain101 48.2 and 42.6, coco_plain152 48.9 and 43.2; with it, coco_se101 48.5 and 42.8, coco_se152 49.4
-and 43.5. The hours are not printed. --quicktest takes the same path with scattered digits in a minute on two cores.
+130,000 steps of 256 images, or 281 epochs, which are 129,822; 2 images on each of 128 TPUv3 cores, fewer take their
+share in parts. The paper's box and mask AP: coco_lambda101 49.4 and 43.5, coco_lambda152 (the recipe itself) 50.0 and
+43.9; their twins without squeeze-and-excitation, coco_plain101 48.2 and 42.6, coco_plain152 48.9 and 43.2; with it,
+coco_se101 48.5 and 42.8, coco_se152 49.4 and 43.5. The hours are not printed. --quicktest takes the same path with
+scattered digits in a minute on two cores.
 Run: lambdanets detect train coco --data TRAIN --images FOLDER --validation-data VALIDATION --devices 8 --run DIR
 """
 

@@ -1,5 +1,6 @@
 """A trained classifier: which model, how to feed it, its classes, its weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.weight_files import read_described, resize_tables, weights_in
+from lambdanets.training.weight_files import of_other_classes, read_described, resize_tables, weights_in
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,13 @@ class Classifier:
     classes: tuple[str, ...]
 
 
-def build_model(recipe: Recipe, classes: int) -> nn.Module:
-    """The recipe's model for that many classes, from the recipe's weights where it names some.
+def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
+    """The recipe's model for classes, so many or of these names, from the recipe's weights where it names some.
 
-    A classifier in those weights for another number of classes is left out, and drawn afresh; tables of embeddings of
-    another scope are interpolated.
+    A classifier in those weights for other classes is left out, and drawn afresh; tables of embeddings of another scope
+    are interpolated.
     """
+    count = classes if isinstance(classes, int) else len(classes)
     options: dict[str, Any] = dict(recipe.model_options)
     if recipe.drop_path:
         options["drop_path_rate"] = recipe.drop_path
@@ -38,14 +40,15 @@ def build_model(recipe: Recipe, classes: int) -> nn.Module:
     fixed = {"num_classes", "in_chans", "features_only", "pretrained"} & options.keys()
     if fixed:
         raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe")
-    model: Any = create_model(recipe.model, num_classes=classes, in_chans=recipe.channels, **options)
+    model: Any = create_model(recipe.model, num_classes=count, in_chans=recipe.channels, **options)
     if recipe.weights is not None:
         path = weights_in(Path(recipe.weights))
-        tensors, _ = read_weights(path)
+        tensors, rest = read_weights(path)
+        others = of_other_classes(path, rest, classes)
         head = model.get_classifier()
         head = next((name for name, module in model.named_modules() if module is head), "")
         for name in (f"{head}.weight", f"{head}.bias"):
-            if name in tensors and tensors[name].shape[:1] != (classes,):
+            if name in tensors and (others or tensors[name].shape[:1] != (count,)):
                 tensors[name] = model.state_dict()[name]
         resize_tables(model, tensors)
         load_tensors(model, tensors, str(path))

@@ -62,7 +62,7 @@ class ClassificationTask(Task):
             soft = recipe.pseudo_targets == "soft"
             beside = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
         seed_everything(recipe.seed, verbose=False)
-        model = build_model(replace(recipe, weights=None) if begun else recipe, len(splits.classes))
+        model = build_model(replace(recipe, weights=None) if begun else recipe, splits.classes)
         return cls(recipe, splits, beside, prepare_batch_norm(model, recipe, these.count))
 
     def trial(self) -> ClassificationTrial:

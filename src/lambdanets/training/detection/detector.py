@@ -15,7 +15,7 @@ from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.data.coco.annotations import Category
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import fits
-from lambdanets.training.weight_files import read_described, resize_tables, weights_in
+from lambdanets.training.weight_files import of_other_classes, read_described, resize_tables, weights_in
 
 MASK_THRESHOLD = 0.5  # of a pixel's probability
 
@@ -42,8 +42,8 @@ class Detector:
         return [{name: tensor.cpu() for name, tensor in each.items()} for each in found]
 
 
-def build_detector(recipe: DetectionRecipe, classes: int) -> MaskRCNN:
-    """The recipe's model for that many categories, from the recipe's weights where it names some.
+def build_detector(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
+    """The recipe's model for categories, so many or of these names, from the recipe's weights where it names some.
 
     Those may be a detector's, of whose heads what tells other categories apart is drawn afresh, or a classifier's, of
     which the backbone takes its part.
@@ -63,7 +63,7 @@ def build_detector(recipe: DetectionRecipe, classes: int) -> MaskRCNN:
         options["drop_path_rate"] = recipe.drop_path
     model = mask_rcnn(
         recipe.model,
-        classes,
+        classes if isinstance(classes, int) else len(classes),
         image_size=recipe.image_size,
         levels=recipe.levels,
         pyramid_channels=recipe.pyramid_channels,
@@ -85,21 +85,23 @@ def build_detector(recipe: DetectionRecipe, classes: int) -> MaskRCNN:
     )
     model.transform._skip_resize = True  # in training: the images come as they are to be seen
     if recipe.weights is not None:
-        _load(model, Path(recipe.weights))
+        _load(model, Path(recipe.weights), classes)
     return model.to(memory_format=torch.channels_last)
 
 
-def _load(model: MaskRCNN, path: Path) -> None:
-    tensors, _ = read_weights(weights_in(path))
+def _load(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
+    file = weights_in(path)
+    tensors, rest = read_weights(file)
+    others = of_other_classes(file, rest, classes)
     into: nn.Module = model
     if not any(name.startswith("backbone.network.") for name in tensors):  # a classifier's
         into = model.backbone.network
         plain = {_plain(name): tensor for name, tensor in tensors.items()}
         tensors = {name: plain[_plain(name)] for name in into.state_dict() if _plain(name) in plain}
     own = into.state_dict()
-    for part in ("roi_heads.box_predictor.", "roi_heads.mask_predictor."):
+    for part in ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."):
         for name in own:
-            if name.startswith(part) and name in tensors and tensors[name].shape != own[name].shape:
+            if name.startswith(part) and name in tensors and (others or tensors[name].shape != own[name].shape):
                 tensors[name] = own[name]
     resize_tables(into, tensors)
     load_tensors(into, tensors, str(path))

@@ -103,6 +103,7 @@ def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -
         if len(there) == recipe.max_objects:
             break
         patch = decoded_patch(objects[number], known.height, known.width)
+        # nearest, not nearest-exact: half a pixel right and down, which torchvision's roi_align of masks takes back
         mask: Any = transforms.resize(tv_tensors.Mask(_within(patch, top, left, height, width)), [rows, columns])
         if mask.any():
             masks[len(there)] = mask.flip(-1) if flipped else mask

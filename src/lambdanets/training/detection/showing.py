@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.files import whole_file
-from lambdanets.training.data.coco.annotations import AnnotatedImage, decoded_patch
+from lambdanets.training.data.coco.annotations import AnnotatedImage, Patch, decoded_patch
 from lambdanets.training.data.coco.images import AnnotatedImages
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.detection.detector import Detector
@@ -53,6 +53,10 @@ def draw_found(
     image: Image.Image, found: dict[str, Tensor], classes: Sequence[str], least_score: float = LEAST_SCORE
 ) -> Image.Image:
     """An image with what was found in it with such a score at least."""
-    sure = found["scores"] >= least_score
-    boxes, labels, scores, masks = (found[name][sure] for name in ("boxes", "labels", "scores", "masks"))
-    return overlay(image, boxes, labels, scores, masks, classes)
+    sure = (found["scores"] >= least_score).nonzero().flatten()
+    boxes, labels, scores = (found[name][sure] for name in ("boxes", "labels", "scores"))
+
+    def mask_of(number: int) -> Patch:  # one at a time: those of a photograph are large
+        return Patch(0, 0, (found["masks"][sure[number], 0] > 0.5).cpu().numpy())
+
+    return overlay(image, boxes, labels, scores, mask_of, classes)

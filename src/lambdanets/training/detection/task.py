@@ -63,14 +63,15 @@ class DetectionTask(Task):
         if these.first:
             tell_findings(training=training, validation=validation)
         seed_everything(recipe.seed, verbose=False)
-        classes = len(training.annotations.categories)
+        classes = [category.name for category in training.annotations.categories]
         model = build_detector(replace(recipe, weights=None) if begun else recipe, classes)
         prepare_batch_norm(model, recipe, these.count)
         first_weights = None if begun or recipe.weights is None else identified(Path(recipe.weights))
         return cls(recipe, training, validation, source, model, first_weights)
 
     def trial(self) -> DetectionTrial:
-        return DetectionTrial(self.recipe, len(self.classes))
+        most = max(len(image.objects) for image in self.training.annotations.images)
+        return DetectionTrial(self.recipe, len(self.classes), min(most, self.recipe.max_objects))
 
     def batches(self, recipe: DetectionRecipe, share: Share) -> tuple[Batches[DetectionBatch], Batches[DetectionBatch]]:
         training = make_batches(recipe, self.training, training=True, share=share)

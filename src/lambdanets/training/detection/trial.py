@@ -14,10 +14,11 @@ from lambdanets.training.memory import Trial
 
 @dataclass(frozen=True)
 class DetectionTrial(Trial):
-    """Of a recipe, for so many categories."""
+    """Of a recipe, for so many categories, and at most so many objects in an image."""
 
     recipe: DetectionRecipe
     classes: int
+    objects: int = 1
 
     def build(self) -> nn.Module:
         return build_detector(replace(self.recipe, weights=None), self.classes)
@@ -26,10 +27,10 @@ class DetectionTrial(Trial):
         return self._made_up(model, images) if device.type == "meta" else self._loss(model, images, device)
 
     def _loss(self, model: Any, images: int, device: torch.device) -> Tensor:
-        """Of images of which one is padded, each with as many objects, as large as itself, as the mask head takes."""
+        """Of images of which one is padded, each with as many objects as there may be, as large as itself."""
         size = self.recipe.image_size
         sizes = [(size, size if number else -(-size // 2)) for number in range(images)]
-        objects = max(1, self.recipe.sampled_regions // 4)
+        objects = max(self.objects, self.recipe.sampled_regions // 4, 1)
         boxes = [torch.tensor([[0.0, 0.0, *each[::-1]]], device=device).expand(objects, 4) for each in sizes]
         labels = torch.ones(objects, dtype=torch.int64, device=device)
         losses = model(

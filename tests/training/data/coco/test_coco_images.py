@@ -1,9 +1,10 @@
 import gzip
 import os
 import pickle
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -164,6 +165,21 @@ def test_images_may_have_any_name(tmp_path: Path, name: str, write_images: Calla
     images = open_annotated(annotations, write_images(tmp_path / "f", {f"训练/{name}": png(value=7)}))
     assert values(images) == [7]
     assert len(images.fingerprint) == 64
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_name_is_found_however_its_accents_are_written(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    name, other = "한글é.png", {"NFC": "NFD", "NFD": "NFC"}[form]
+    known = [image(1, unicodedata.normalize(form, name))]
+    folder = write_folder(tmp_path / "f", {unicodedata.normalize(other, f"é/{name}"): png(value=7)})
+    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), folder)) == [7]
+
+
+def test_two_files_whose_names_look_the_same_are_told_apart(tmp_path: Path) -> None:
+    names = [unicodedata.normalize("NFC", "é.png"), unicodedata.normalize("NFD", "é.png")]
+    folder = write_folder(tmp_path / "f", {names[0]: png(value=10), names[1]: png(value=20)})
+    known = [image(number, name) for number, name in enumerate(names, 1)]
+    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), folder)) == [10, 20]
 
 
 def test_a_file_name_may_be_no_text(tmp_path: Path) -> None:

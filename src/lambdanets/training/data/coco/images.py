@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tarfile
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,8 +120,9 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     names = [str(PurePosixPath(image.name)) for image in read.images]
     members: dict[str, tuple[int, int]] = {}
     if images.is_dir():
-        wanted = {PurePosixPath(name).name for name in names}
-        paths = [path.relative_to(images).as_posix() for path in images_under(images, wanted.__contains__)]
+        wanted = {_composed(PurePosixPath(name).name) for name in names}
+        those = images_under(images, lambda name: _composed(name) in wanted)
+        paths = [path.relative_to(images).as_posix() for path in those]
     else:
         members = _index(images)
         paths = list(members)
@@ -161,7 +163,15 @@ def _index(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str | None]:
-    """The path of each name: itself, or the one that ends in it, or the longest that it ends in."""
+    """The path of each name: itself, or the one that ends in it, or the longest that it ends in.
+
+    Letters with accents are the same whether written as one character or as several.
+    """
+    written = {_composed(path): path for path in paths}
+    if len(written) == len(paths):
+        paths, names = list(written), [_composed(name) for name in names]
+    else:  # two that look the same are told apart by how they are written
+        written = {path: path for path in paths}
     whole = set(paths)
     ending: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
@@ -179,7 +189,12 @@ def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str
         raise InputError(
             f"expected a file for each image in '{source}', but '{shared[0]}' could be any of {first(rivals)}"
         )
-    return found
+    return [None if path is None else written[path] for path in found]
+
+
+def _composed(name: str) -> str:
+    """With each letter and its accents in one character, where Unicode has that."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _tails(path: str) -> Iterator[str]:
