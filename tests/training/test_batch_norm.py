@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -6,8 +8,15 @@ from torch import nn
 from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.models.padding import Padding
+from lambdanets.training import run
 from lambdanets.training.batch_norm import prepare_batch_norm, synchronized
+from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
+from training.runs import assert_same_end, broken_off, weights_of
+
+
+# the last 4 of 9 steps, when statistics are near those of the images
+FROZEN = {"freeze_batch_norm": 0.4, "batch_norm_momentum": 0.5, "learning_rate": 0.02}
 
 
 def norms(model):
@@ -18,6 +27,38 @@ def test_the_momentum_reaches_every_batch_norm():
     model = prepare_batch_norm(create_model("lambda_resnet20_small"), Recipe(batch_norm_momentum=0.0001))
     assert norms(model)
     assert {norm.momentum for norm in norms(model)} == {0.0001}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_frozen_batch_norms_keep_to_their_statistics_to_the_end_and_their_weights_learn(
+    quick, parts, tmp_path, monkeypatch
+):
+    recipe = replace(quick, **FROZEN, micro_batch=6 // parts)
+    seen, original = [], Classification.training_step
+
+    def training_step(self, batch, batch_idx):
+        norm = self.model.bn1
+        seen.append((self.global_step, norm.running_mean.clone(), norm.weight.detach().clone()))
+        assert {each.training for each in norms(self.model)} == {self.global_step < 5}
+        assert self.model.training
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(Classification, "training_step", training_step)
+    run.start(recipe, tmp_path / "run")
+    end = weights_of(tmp_path / "run")
+    means = {step: mean for step, mean, _ in seen}
+    assert not torch.equal(means[4], means[5])
+    assert torch.equal(means[5], means[8])
+    assert torch.equal(means[8], end["bn1.running_mean"])
+    assert not torch.equal(seen[-1][2], end["bn1.weight"])
+
+
+@pytest.mark.parametrize("step", [4, 5, 7])
+def test_a_run_with_frozen_batch_norms_that_broke_off_ends_with_the_same_bits(quick, step, tmp_path, monkeypatch):
+    recipe = replace(quick, **FROZEN, average_decay=0.9)
+    run.start(recipe, tmp_path / "whole")
+    run.resume(broken_off(recipe, tmp_path / "broken", monkeypatch, step))
+    assert_same_end(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_one_process_keeps_its_batch_norms():

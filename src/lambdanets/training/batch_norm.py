@@ -22,6 +22,13 @@ def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, processes: int 
     return model
 
 
+def freeze_batch_norm(model: nn.Module) -> None:
+    """Let the model's batch norms keep to their running statistics in training; their weights go on learning."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
 def synchronized(model: nn.Module, recipe: TrainingRecipe, processes: int) -> nn.Module:
     """The model with batch norms over all processes, where the recipe says so and there are several.
 

@@ -10,6 +10,7 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
 from lambdanets.errors import InputError
+from lambdanets.training.batch_norm import freeze_batch_norm
 from lambdanets.training.data.order import Share
 from lambdanets.training.finiteness import first_gradient_not_finite, first_not_finite
 from lambdanets.training.recipe import TrainingRecipe
@@ -65,6 +66,9 @@ class TrainingModule(LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._seed(batch_idx)
+        steps = self.recipe.epochs * self.steps_per_epoch
+        if self.global_step >= steps - round(self.recipe.freeze_batch_norm * steps):
+            freeze_batch_norm(self.model)
 
     def _seed(self, batch_idx: int) -> None:
         # what a step draws (dropout, stochastic depth) depends on the seed and its place alone, resumed or not

@@ -44,6 +44,9 @@ class TrainingRecipe:
     classes is drawn afresh."""
     batch_norm_momentum: float | None = None
     """Share of a batch in the running statistics (1 minus TensorFlow's decay); the model's own if none."""
+    freeze_batch_norm: float = 0.0
+    """Last share of the steps, in which batch norm keeps to its running statistics, as in evaluation; for few images a
+    step, whose own statistics differ from step to step."""
     sync_batch_norm: bool = False
     """Batch norm over the images of all GPUs at once."""
     epochs: int = 20
@@ -102,7 +105,7 @@ class TrainingRecipe:
         if self.micro_batch is not None and self.micro_batch < self.LEAST_PART:
             need = ", as batch norm needs" if self.LEAST_PART > 1 else ""
             raise InputError(f"micro_batch must be at least {self.LEAST_PART}{need}, got {self.micro_batch}")
-        self._share("momentum", "average_decay", below=True)
+        self._share("momentum", "average_decay", "freeze_batch_norm", below=True)
         for name in ("decay", "batch_norm_momentum"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
