@@ -34,7 +34,7 @@ def test_every_contestant_is_right_and_measured_in_both_passes(script, monkeypat
         script,
         monkeypatch,
         "--size",
-        64,
+        128,
         "--seconds",
         0.01,
         "--repeats",
