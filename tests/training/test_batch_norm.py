@@ -14,7 +14,6 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
 from training.runs import assert_same_end, broken_off, weights_of
 
-
 # the last 4 of 9 steps, when statistics are near those of the images
 FROZEN = {"freeze_batch_norm": 0.4, "batch_norm_momentum": 0.5, "learning_rate": 0.02}
 
