@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,11 @@ from torch.multiprocessing import start_processes
 
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
+
+forks = pytest.mark.skipif(
+    sys.platform != "linux" or torch.cuda.is_available(),
+    reason="forks this process, which CUDA and systems other than Linux do not survive",
+)
 
 
 def weights_of(folder):

@@ -1,12 +1,11 @@
 """Runs that are killed by SIGKILL, through the functions of benchmarks/kills.py, which kills fifty times."""
 
-import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
 from scripts import load_script
+from training.runs import forks
 
 
 @pytest.fixture(scope="module")
@@ -15,10 +14,7 @@ def script():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux" or torch.cuda.is_available(),
-    reason="forks this process, which CUDA and systems other than Linux do not survive",
-)
+@forks
 def test_a_run_that_is_killed_at_its_start_in_a_write_and_at_its_end_goes_on_to_the_same_bits(script, tmp_path):
     recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)
     script.attempt(recipe, tmp_path / "unbroken")

@@ -24,7 +24,7 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.order import Share
 from lambdanets.training.recipe import Recipe
-from training.runs import assert_same_end, by_two_processes, train_together
+from training.runs import assert_same_end, by_two_processes, forks, train_together
 
 RECIPE = Recipe(model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
 
@@ -116,12 +116,6 @@ def wait_for(happened, what: str) -> None:
     while not happened():
         assert time.monotonic() < deadline, f"{what} did not happen within two minutes"
         time.sleep(0.02)
-
-
-forks = pytest.mark.skipif(
-    sys.platform != "linux" or torch.cuda.is_available(),
-    reason="forks this process, which CUDA and systems other than Linux do not survive",
-)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from lambdanets.training.detection.module import VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe, tuning_recipe
-from training.runs import assert_same_end, by_two_processes, train_together
+from training.runs import assert_same_end, by_two_processes, forks, train_together
 
 IMAGES = 2
 
@@ -114,10 +114,7 @@ def test_two_processes_measure_all_images_of_validation_though_each_sees_some(tm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux" or torch.cuda.is_available(),
-    reason="forks this process, which CUDA and systems other than Linux do not survive",
-)
+@forks
 def test_two_processes_that_are_killed_go_on_to_the_same_bits(trained_detector, tmp_path):
     recipe = tuning_recipe(trained_detector, epochs=3)
     assert train_together(recipe, tmp_path / "whole", 2) == [0, 0]
