@@ -32,6 +32,7 @@ recipe = DetectionRecipe(
     warmup_epochs=0.5,
     schedule="cosine",
     batch_norm_momentum=0.01,
+    freeze_batch_norm=0.25,
     average_decay=0.995,
 )
 
