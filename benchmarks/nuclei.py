@@ -106,13 +106,13 @@ def section(results: dict[str, Any]) -> str:
     for kind, words in KINDS.items():
         for recipe, layers in RECIPES.items():
             chosen = [run[kind] for run in runs if run["recipe"] == recipe]
-            cells = [_spread([100 * run[column] for run in chosen if run[column] is not None]) for column in COLUMNS]
+            cells = [spread([100 * run[column] for run in chosen if run[column] is not None]) for column in COLUMNS]
             size = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
             lines.append(f"| {words}, {layers}, {size} |" + "".join(f" {cell} |" for cell in cells))
     return "\n".join(lines) + "\n"
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     if not values:
         return "-"
     return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
