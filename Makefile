@@ -1,5 +1,6 @@
 # make demo   set up and train a small LambdaResNet on real digits
 # make test   set up and run the tests
+# make test-isa  repeat the tests of numerics and of small trainings without AVX
 # make tables check what our models come to against the paper's tables
 # make lint   style and types, as CI runs them
 
@@ -10,7 +11,14 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $(p))))
 
-.PHONY: demo test tables lint format clean
+# Tests of numerics and of small trainings, which the processor and the seed must not decide; not those of compilers.
+NUMERICS := tests/ops tests/layers tests/models tests/examples \
+	$(addprefix tests/training/, test_run.py test_batch_norm.py test_averaging_and_schedules.py) \
+	$(addprefix tests/training/detection/test_, detection_run.py detector.py detection_processes.py overfitting.py) \
+	$(addprefix --ignore=tests/, ops/test_compiled_operations.py ops/position/test_fused_kernels.py \
+	layers/test_compiled_layers.py)
+
+.PHONY: demo test test-isa tables lint format clean
 
 demo: $(VENV)/demo-ready
 	@if [ -f runs/demo/recipe.json ]; then $(BIN)/lambdanets train --resume runs/demo; \
@@ -18,6 +26,10 @@ demo: $(VENV)/demo-ready
 
 test: $(VENV)/dev-ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-isa: $(VENV)/dev-ready
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 TRAINING_SEED=1 \
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(NUMERICS)
 
 tables: $(VENV)/dev-ready
 	$(BIN)/lambdanets tables --check

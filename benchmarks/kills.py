@@ -1,6 +1,7 @@
 """Kills a small training run by SIGKILL at random moments, and checks each time that it goes on to the same bits.
 
     PYTHONPATH=src python benchmarks/kills.py [--kills 50] [--seed 0] [--out FILE]
+    PYTHONPATH=src python benchmarks/kills.py --page docs/faults.md --out FILE          write the page's table again
 
 A run is killed up to five times. After each kill a copy of its folder is trained to the end by the same call of
 `run.start`, and so is the folder itself in the end; weights, metrics.csv, best.ckpt and top-1 must be those of an
@@ -43,7 +44,7 @@ from lambdanets.training.recipe import Recipe
 # A phase, and the functions of a run that are it.
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "opening data, building the model": [],  # whatever is before all others
-    "making the folder": [(run, "_make_folder")],
+    "making the folder": [(run, "locked_folder"), (run, "_write_recipe")],
     "reading the checkpoint": [(run, "newest"), (run, "check_resumable")],
     "training": [(Trainer, "fit")],
     "writing a checkpoint": [(WholeFiles, "save_checkpoint")],
@@ -54,6 +55,7 @@ NAMES = list(PHASES)
 HALF, RENAME = "half a file", "a rename"
 UNFINISHED, NO_LAST = "left_an_unfinished_file", "left_no_last_checkpoint_but_one_before"
 KILLS_A_RUN = 5
+BEGIN, END = "<!-- written by benchmarks/kills.py -->\n", "<!-- end of kills -->\n"
 
 
 class Board:
@@ -261,12 +263,45 @@ def kill_runs(recipe: Recipe, scratch: Path, kills: int, seed: int) -> tuple[lis
     return done, runs
 
 
+def write_page(page: Path, result: dict[str, Any]) -> None:
+    """Write what a result says of the kills between the markers of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(before + BEGIN + section(result) + END + after, encoding="utf-8")
+
+
+def section(result: dict[str, Any]) -> str:
+    """The table of phases, and what each kill was aimed at and left."""
+    if {*result["by_phase"]} != {*PHASES} or result["kills"] != sum(result["by_phase"].values()):
+        raise ValueError("a result of another version of this script: it has other phases")
+    aims = Counter(kill["aim"]["at"] for kill in result["each"])
+    table = [f"| {phase} | {count} |" for phase, count in result["by_phase"].items()]
+    return "\n".join(
+        [
+            "| what the kill hit | kills |",
+            "|---|---|",
+            *table,
+            "",
+            f"Of the {result['kills']} kills, of {result['runs']} runs, {aims[HALF]} were set to strike when half of a "
+            f"file was written and {aims[RENAME]} before a file took its place;",
+            "the others came from outside, at a time drawn within a phase or within the whole run. "
+            f"After {result[UNFINISHED]} an unfinished file lay in the",
+            f"folder, after {result[NO_LAST]} there was a before.ckpt and no last.ckpt.",
+            "",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write what was hit as JSON")
+    parser.add_argument("--page", type=Path, help="kill nothing; write the table of --out into this page")
     options = parser.parse_args()
+    if options.page:
+        write_page(options.page, json.loads(options.out.read_text(encoding="utf-8")))
+        return
     torch.set_num_threads(1)  # a process that has begun threads is not safe to fork
     with tempfile.TemporaryDirectory() as scratch:
         recipe = recipe_on(draw_images(Path(scratch) / "images"))

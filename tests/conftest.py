@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 
 from noise_images import write_two_classes
 
@@ -23,7 +25,7 @@ from noise_images import write_two_classes
 torch.zeros(1, requires_grad=True).sum().backward()
 
 # Fixtures that take long to make; tests that use one run in the same process of pytest-xdist, so that it is made once.
-MADE_ONCE = {"trained_detector", "interpreted", "unbroken", "quick_end"}
+MADE_ONCE = {"trained_detector", "interpreted", "unbroken", "quick_end", "accumulated_end", "frozen_end"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -31,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         for name in MADE_ONCE.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(name))
+
+
+@pytest.fixture(autouse=True)
+def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps matplotlib from drawing, which takes half of the time of a small run, but in tests marked `figures`."""
+    if not request.node.get_closest_marker("figures"):
+        blank = Image.new("L", (1, 1))
+        monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: blank.save(file, "PNG"))
 
 
 @pytest.fixture
@@ -57,21 +67,14 @@ def shards(_shards_of_two_classes: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run of detection, run/, and its images, digits/. Not to be changed.
+    """A folder with a finished run of detection, run/, its images, digits/, and the weights it began from. Not to be
+    changed.
 
-    It finds some of ten large digits in two categories: it is validated on the images it learnt from.
+    It finds objects whatever the processor: see constructed_detector.py.
     """
     from lambdanets.training import run
-    from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
-    from training.detection.tiny_detection import IMAGES, VALIDATION, in_two_categories, tiny_recipe
+    from training.detection.constructed_detector import write_constructed_detector
 
     folder = tmp_path_factory.mktemp("detector")
-    places = {"validation_data": str(folder / "digits/train.json"), "validation_images": str(folder / "digits/train")}
-    steady = {"jitter": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0, "batch_norm_momentum": 0.3}
-    fast = {"optimizer": "adamw", "learning_rate": 0.006, "weight_decay": 0.01, "epochs": 28, "checkpoint_every": 100}
-    seen = {"image_size": 96, "proposals": 50, "sampled_regions": 64, "detections": 20}
-    write_scattered_digits(folder / "digits", IMAGES, VALIDATION, seed=42)
-    recipe = tiny_recipe(folder / "digits", **places, **steady, **fast, **seen)
-    in_two_categories(folder / "digits/train.json")
-    run.start(recipe, folder / "run")
+    run.start(write_constructed_detector(folder), folder / "run")
     return folder

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,11 @@ def fails(capsys, *arguments):
     assert "Traceback" not in "".join(said)
     assert said[-1].startswith("lambdanets: ")
     return said[-1]
+
+
+def contents(folder):
+    """The files of a folder, each with its bytes."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def scores_of(result):
@@ -231,22 +237,34 @@ def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
     assert not (tmp_path / "new").exists()
 
 
-def test_predict_that_is_stopped_leaves_what_it_found(trained_detector, photos, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
+    number, trained_detector, photos, tmp_path, monkeypatch, capsys
+):
     drawn, draw = [], showing.draw_found
 
-    def stopped(*given):
+    def with_signal(*given):
         if len(drawn) == 2:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
         drawn.append(None)
         return draw(*given)
 
-    monkeypatch.setattr(showing, "draw_found", stopped)
-    command = ["detect", "predict", trained_detector / "run", photos, "--score", "0", "--out", tmp_path / "out"]
-    assert main([*map(str, command)]) == 130
+    command = ["detect", "predict", trained_detector / "run", photos, "--score", "0", "--out"]
+    assert main([*map(str, command), str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(showing, "draw_found", with_signal)
+        assert main([*map(str, command), str(tmp_path / "out")]) == 130
+    said = capsys.readouterr()
     known = json.loads((tmp_path / "out/images.json").read_bytes())
-    assert [image["id"] for image in known["images"]] == [1, 2, 3]
-    assert {result["image_id"] for result in read_results(tmp_path / "out/results.json")} <= {1, 2, 3}
-    assert "objects in 3 images, written to" in capsys.readouterr().out
+    assert [image["id"] for image in known["images"]] == [1, 2]
+    assert {result["image_id"] for result in read_results(tmp_path / "out/results.json")} <= {1, 2}
+    assert "objects in 2 images, written to" in said.out
+    assert "give the same command to resume" in said.err
+    assert not list((tmp_path / "out").glob(".*"))
+    assert main([*map(str, command), str(tmp_path / "out")]) == 0
+    assert "resuming: 2 of " in capsys.readouterr().err
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, capsys):
@@ -280,7 +298,7 @@ def test_what_is_mistyped_is_named_with_the_nearest(tmp_path, capsys):
     assert said.endswith("; the nearest is digits")
     said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
     assert "no model named 'lamda_resnet50'" in said
-    assert "detections must be at least 1, got 0" in fails(capsys, "train", "--detections", "0")
+    assert "detections must be a whole number, at least 1, got 0" in fails(capsys, "train", "--detections", "0")
 
 
 def test_a_recipe_that_leaves_its_data_open_asks_for_it(tmp_path, capsys):
@@ -296,7 +314,7 @@ def test_a_network_in_which_padding_cannot_be_hidden_is_refused(tmp_path, capsys
 def test_a_recipe_of_a_classifier_is_none_of_a_detector(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
-    assert "must assign recipe = DetectionRecipe(...)" in fails(capsys, "train", path)
+    assert "must hold a recipe of detection, got one of classification" in fails(capsys, "train", path)
 
 
 def test_training_by_options_leaves_a_run_that_resume_shows(tmp_path, capsys):
@@ -317,10 +335,12 @@ def test_going_on_with_the_run_of_another_task_names_the_right_command(trained_d
     run = trained_detector / "run"
     assert main(["train", "--resume", str(run)]) == 2
     said = capsys.readouterr().err
-    assert f"is the folder of a run of detection; go on with: lambdanets detect train --resume {run}" in said
+    assert f"is the folder of a run of detection; resume it with: lambdanets detect train --resume {run}" in said
     (tmp_path / "recipe.json").write_text(Recipe().to_json())
     said = fails(capsys, "train", "--resume", tmp_path)
-    assert said.endswith(f"is the folder of a run of classification; go on with: lambdanets train --resume {tmp_path}")
+    assert said.endswith(
+        f"is the folder of a run of classification; resume it with: lambdanets train --resume {tmp_path}"
+    )
 
 
 def test_a_run_of_another_task_is_not_trained_over(trained_detector, two_classes, capsys):

@@ -4,7 +4,6 @@ import importlib
 import json
 import re
 import shlex
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -106,13 +105,14 @@ def test_a_recipe_without_data_asks_for_annotations(name, tmp_path):
 @pytest.mark.slow
 # every recipe but digits, whose quicktest is in test_detect_command.py, and a variant without lambda layers
 @pytest.mark.parametrize("name", [*(name for name in RECIPES if name != "digits"), "nuclei_convolution"])
-def test_a_quicktest_of_detection_takes_the_recipes_path_in_less_than_a_minute(name, tmp_path, capsys):
-    begun = time.process_time()
+def test_a_quicktest_of_detection_takes_the_recipes_path_with_little_work(name, tmp_path, capsys):
     assert main(["detect", "train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
-    assert time.process_time() - begun < 50
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["epochs"] == 2
     assert "masks  AP " in capsys.readouterr().out.splitlines()[-1]
     recipe, small = recipe_of(name), read_recipe(tmp_path / "run/recipe.json")
+    assert result["parameters"] < 60e6
+    assert small.image_size <= 64
+    assert small.batch_size * small.epochs <= 8
     for field in ("jitter", "flip", "schedule", "average_decay", "clip_gradient", "levels", "aspect_ratios", "mean"):
         assert getattr(small, field) == getattr(recipe, field)

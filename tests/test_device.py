@@ -1,7 +1,9 @@
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lambdanets import device
 
@@ -26,3 +28,65 @@ def test_float16_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="16-mixed needs a GPU"):
         device.check_precision("16-mixed")
+
+
+GIB = 2**30
+LIMITS = {"2": ("memory.max", "memory.current", ""), "1": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}
+
+
+@pytest.fixture(params=["2", "1"])
+def cgroup(request, tmp_path, monkeypatch):
+    """Writes a level of a made-up hierarchy of cgroups, in GiB; `cgroup.free()` is what this process may take."""
+    root = tmp_path / ("cgroups" if request.param == "2" else "cgroups/memory")
+    limit, used, prefix = LIMITS[request.param]
+    monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
+
+    def write(path, *, most, now, cache=None):
+        (root / path).mkdir(parents=True, exist_ok=True)
+        (root / path / limit).write_text(f"{most * GIB if isinstance(most, int) else most}\n")
+        (root / path / used).write_text(f"{now * GIB}\n")
+        if cache is not None:
+            stat = f"active_file 7\n{prefix}active_file {GIB}\n{prefix}inactive_file {cache * GIB}\nslab 3\n"
+            (root / path / "memory.stat").write_text(stat)
+
+    def free(path="/"):
+        line = f"0::{path}" if request.param == "2" else f"5:cpu:/elsewhere\n4:memory,hugetlb:{path}\n0::/"
+        (tmp_path / "membership").write_text(f"{line}\n")
+        return device.free_memory(torch.device("cpu"), tmp_path / "cgroups", tmp_path / "membership") / GIB
+
+    write.free = free
+    return write
+
+
+def test_free_memory_of_a_container_counts_page_cache_as_free(cgroup):
+    cgroup("", most=16, now=15, cache=13)
+    assert cgroup.free() == 14
+
+
+def test_the_smallest_limit_of_nested_cgroups_counts(cgroup):
+    cgroup("", most=64, now=10)
+    cgroup("jobs", most=16, now=8, cache=1)
+    cgroup("jobs/one", most=32, now=2, cache=1)
+    assert cgroup.free("/jobs/one") == 9
+    assert cgroup.free("/") == 54
+
+
+def test_a_cgroup_without_a_limit_leaves_the_memory_of_the_machine(cgroup):
+    cgroup("", most="max", now=10)
+    assert cgroup.free() == 100
+
+
+def test_a_container_whose_path_is_not_shown_has_the_limit_of_the_root(cgroup):
+    cgroup("", most=8, now=2, cache=1)
+    assert cgroup.free("/docker/0123456789") == 7
+    assert cgroup.free("/../above") == 7
+
+
+def test_a_cgroup_beyond_its_limit_has_nothing_free(cgroup):
+    cgroup("", most=4, now=5)
+    assert cgroup.free() == 0
+
+
+def test_a_system_without_cgroups_has_the_memory_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=5))
+    assert device.free_memory(torch.device("cpu"), tmp_path, tmp_path / "none") == 5

@@ -10,7 +10,7 @@ import pytest
 from lambdanets import calibration, cli
 from lambdanets.arguments import parse
 from lambdanets.benchmark import command as benchmark
-from lambdanets.cli import detect, evaluate, predict, pseudo_label
+from lambdanets.cli import detect, evaluate, predict, pseudo_label, shard
 from lambdanets.comparison import command as comparison
 from lambdanets.comparison import summary
 from lambdanets.ops.position.rates import built_in
@@ -57,13 +57,13 @@ def test_every_command_is_taken(command, monkeypatch):
     monkeypatch.setattr(planning, "plan", lambda recipe, devices: done.append(recipe) or SimpleNamespace(lines=list))
     monkeypatch.setattr(quicktest, "small", lambda recipe, folder: recipe)
     monkeypatch.setattr(launching, "launch", lambda count, arguments: done.append(arguments) or 0)
-    for name in ("shard", "pseudo-label"):
-        monkeypatch.setitem(cli.COMMANDS, name, lambda arguments, name=name: done.append(taken(name, arguments)) or 0)
-    for name in ("evaluate", "predict"):
-        monkeypatch.setitem(
-            cli.COMMANDS,
-            name,
-            lambda arguments, name=name: done.append(parse(OPTIONS[name], arguments, description="", prog="")) or 0,
+    for name, module in (("shard", shard), ("pseudo-label", pseudo_label)):
+        monkeypatch.setattr(module, "main", lambda arguments, name=name: done.append(taken(name, arguments)) or 0)
+    for module, options in ((evaluate, evaluate.Evaluate), (predict, predict.Predict)):
+        monkeypatch.setattr(
+            module,
+            "main",
+            lambda arguments, options=options: done.append(parse(options, arguments, description="", prog="")) or 0,
         )
     for name, options in (("evaluate", detect.Evaluate), ("predict", detect.Predict), ("report", detect.Report)):
         monkeypatch.setitem(
@@ -87,15 +87,25 @@ def taken(name, arguments):
     return parse({"shard": Shard, "pseudo-label": pseudo_label.Label}[name], arguments, description="", prog="")
 
 
-OPTIONS = {"evaluate": evaluate.Evaluate, "predict": predict.Predict}
-
-
-def test_the_tree_names_every_module_and_no_other():
+def paths_in_tree():
+    """The files of the README's tree, by their paths: each level is indented by two more spaces."""
     tree = next(block for _, block in BLOCKS if block.startswith("src/lambdanets/"))
-    named = sorted(re.findall(r"^\s+(\w+\.py)\s{2,}", tree, flags=re.MULTILINE))
-    files = [path for path in (ROOT / "src/lambdanets").rglob("*.py") if path.name != "__main__.py"]
-    there = [path.name for path in files if path.name != "__init__.py" or path.parent.name in ("lambdanets", "cli")]
-    assert named == sorted(there)
+    folders, files = [], []
+    for line in tree.splitlines():
+        indent, name = re.match(r"( *)(\S+)", line).groups()
+        folders = folders[: len(indent) // 2]
+        if name.endswith("/"):
+            folders.append(name)
+        elif name.endswith(".py"):
+            files.append("".join([*folders, name]))
+    return files
+
+
+def test_the_tree_names_every_module_in_its_folder_and_no_other():
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src/lambdanets").rglob("*.py")}
+    with_line = ("src/lambdanets/__init__.py", "src/lambdanets/cli/__init__.py")
+    expected = {path for path in there if not path.endswith(("__main__.py", "__init__.py")) or path in with_line}
+    assert sorted(paths_in_tree()) == sorted(expected)
 
 
 def test_the_tree_has_at_most_six_words_a_file():

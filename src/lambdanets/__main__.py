@@ -1,7 +1,6 @@
 """python -m lambdanets"""
 
-import sys
+from lambdanets.cli import console
 
-from lambdanets.cli import main
-
-sys.exit(main())
+if __name__ == "__main__":  # worker processes that are started afresh import it under another name
+    console()

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from lambdanets.terminal import printable
+
 
 def columns(lines: Sequence[Sequence[str]]) -> str:
     """Cells under each other, the first column to the left; a line of two cells where others have more runs on."""
+    lines = [[printable(cell) for cell in line] for line in lines]
     count = max(len(line) for line in lines)
     whole = [line for line in lines if len(line) == count]
     widths = [max(len(line[i]) for line in whole) for i in range(count)]

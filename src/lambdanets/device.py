@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -40,12 +41,47 @@ def check_bfloat16(asked: str, instead: str) -> None:
         )
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes of memory that may be taken: of the GPU, or of the machine or its container."""
+def free_memory(
+    device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Bytes of memory that may be taken: of the GPU, or of the machine and of each cgroup that this process is in.
+
+    The page cache that the kernel gives back on demand counts as free. cgroups, membership: where Linux shows its
+    control groups (version 2 or 1), and which of them this process is in.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = psutil.virtual_memory().available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return free
+    return min([psutil.virtual_memory().available, *_left_in_cgroups(cgroups, membership)])
+
+
+def _left_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
+    """What is left below the limit of each cgroup of this process, from its own up to the root."""
+    lines = membership.read_text().splitlines() if membership.is_file() else []
+    for number, controllers, path in (line.split(":", 2) for line in lines):
+        if number == "0":
+            root, (limit, used, cache) = cgroups, _CGROUP2
+        elif "memory" in controllers.split(","):
+            root, (limit, used, cache) = cgroups / "memory", _CGROUP1
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):  # of a container, its root alone may be shown
+            if folder.is_relative_to(root) and ".." not in folder.parts:
+                most, now = _number(folder / limit), _number(folder / used)
+                if most is not None and now is not None:
+                    yield max(0, most - now + (_number(folder / "memory.stat", cache) or 0))
+
+
+# The names of a cgroup's limit, of what it uses, and of the line of memory.stat with the page cache that is not in use.
+_CGROUP2 = ("memory.max", "memory.current", "inactive_file")
+_CGROUP1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _number(file: Path, name: str | None = None) -> int | None:
+    """The number in a file, or after a name in it; None where there is none, as of a limit that is max."""
+    try:
+        words = file.read_text().split()
+    except OSError:
+        return None
+    found = words[words.index(name) + 1 :] if name in words else words if name is None else []
+    return int(found[0]) if found and found[0].isdigit() else None

@@ -1,11 +1,14 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and no pipes."""
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from lambdanets.signals import deferred, interruptible
 
 
 @contextmanager
@@ -16,19 +19,39 @@ def whole_file(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
     if given. An OSError names the path.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if before is not None and path.is_file():
-            path.replace(before)
-        unfinished.replace(path)
-    except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)
-        raise
+    with interruptible():  # a signal that ended the process at once would leave the hidden file
+        try:
+            with unfinished.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            with deferred():
+                if before is not None and path.is_file():
+                    path.replace(before)
+                unfinished.replace(path)
+        except BaseException as error:
+            with deferred():
+                unfinished.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                error.filename = str(path)
+            raise
+
+
+_SPECIAL = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read. Raises OSError, also for a named pipe and the like, which are not opened: that may hang."""
+    kind = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - a path in text, as Pillow takes, too
+    if kind != stat.S_IFREG:
+        raise OSError(f"it is {_SPECIAL.get(kind, 'a special file')}, not a file")
+    return Path(path).open("rb")
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:

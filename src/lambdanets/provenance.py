@@ -1,15 +1,18 @@
 """What a result came from: the commit, versions and hardware."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import lambdanets
+from lambdanets.errors import InputError
 
 
 def commit() -> str | None:
@@ -44,6 +47,25 @@ def hardware() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def read_unfinished(path: Path, begun: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a JSON file of measurements that were interrupted, to resume them.
+
+    begun: what must be the same in it, by name, such as options, versions and hardware. Raises InputError where the
+    measurements are finished or differ in one of these, and where the file holds something else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        finished = content["finished"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} holds no measurements to resume; name another place with --out") from error
+    if finished:
+        raise InputError(f"{path} exists and is finished; name another place with --out, or remove it")
+    for name, value in json.loads(json.dumps(begun, default=str)).items():
+        if content.get(name) != value:
+            raise InputError(f"{path} was begun with other {name}; remove it, or name another place with --out")
+    return dict(content)
 
 
 def _lines(path: Path) -> list[str]:

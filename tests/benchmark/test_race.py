@@ -16,7 +16,7 @@ from lambdanets.benchmark.race import (
 )
 from lambdanets.benchmark.reference import Error, expected_of, plain_copy
 
-TIMING = Measuring(torch.device("cpu"), time=True, repeats=3, seconds=1.0)
+TIMING = Measuring(torch.device("cpu"), time=True, repeats=3, seconds=600.0)
 
 
 def contestant(name, error=0.0, ran=None, work=None):
@@ -41,7 +41,7 @@ def test_a_wrong_contestant_runs_once_to_be_checked_and_is_never_timed():
     ran = []
     rows = race(Case({}, [contestant("right", 1e-6), contestant("wrong", 0.2, ran)]), [], TIMING)
     assert ran == ["wrong"]
-    assert len(rows[0].seconds) == 3
+    assert len(rows[0].seconds) >= 3
     assert rows[1].seconds == []
     assert rows[1].left_out.startswith("wrong: output is off by 2.0e-01 relative to float64")
 
@@ -55,7 +55,7 @@ def test_a_contestant_that_fails_is_left_out_with_the_reason_and_the_others_are_
     case = Case({}, [failing("a", LeftOut("not installed")), failing("b", RuntimeError("no\nkernel")), contestant("c")])
     rows = race(case, [], TIMING)
     assert [row.left_out for row in rows] == ["not installed", "RuntimeError: no kernel", None]
-    assert [len(row.seconds) for row in rows] == [0, 0, 3]
+    assert [len(row.seconds) >= 3 for row in rows] == [False, False, True]
 
 
 def test_an_interruption_leaves_the_rows_with_what_was_measured():
@@ -91,3 +91,9 @@ def test_threads_and_precision_are_as_before_afterwards():
         assert torch.get_num_threads() == before[0] + 1
         assert not torch.backends.cudnn.allow_tf32
     assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_a_lack_of_memory_is_said_without_the_words_of_the_allocator():
+    message = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried ..."
+    (row,) = race(Case({}, [failing("a", RuntimeError(message))]), [], TIMING)
+    assert row.left_out == "out of memory"

@@ -75,3 +75,41 @@ def test_results_can_be_read_back_with_every_sample(tmp_path):
     assert {"processor", "cores", "threads", "gpu"} <= read["hardware"].keys()
     assert "commit" in read
     assert read["finished"] is False
+
+
+NOISY = [
+    *rows_of({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
+    Row({"shape": "b", "scope": 7, "pass": "inference"}, "lambdanets", seconds=[1.0, 1.0, 4.0, 4.0]),
+    *rows_of({"convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
+]
+
+
+def test_nothing_is_concluded_from_noisy_times():
+    (figure,) = report.figures("layer", NOISY)
+    assert (figure["shapes"], figure["noisy"]) == (1, 1)
+    assert figure["geometric_mean_over_ours"] == pytest.approx(0.5)
+    (figure,) = report.figures("layer", NOISY[2:])
+    assert figure["geometric_mean_over_ours"] is None
+    assert "noisy" in report.figures_table([figure]).splitlines()[-1]
+
+
+def test_a_table_and_the_results_mark_noisy_times(tmp_path):
+    table = report.case_table("layer", NOISY[2:], batch_size=8).splitlines()
+    assert "(noisy)" in table[3]
+    assert "(noisy)" not in table[4]
+    assert table[4].split()[-2] == "noisy"  # its ratio to ours
+    report.Report("layer", Layer(), "cpu", "2026-01-01", NOISY).write(tmp_path)
+    rows = json.loads((tmp_path / report.RESULTS).read_text())["rows"]
+    assert [row["noisy"] for row in rows] == [False, False, True, False]
+    assert report.noise(NOISY).startswith("noisy: 1 of 4 measurements")
+    assert report.noise(LAYERS) == ""
+
+
+def test_a_network_or_an_exponent_of_noisy_times_has_no_figure():
+    rows = rows_of({"resnet50": 1.0}, image_size=32, **{"pass": "training"})
+    rows += [Row(rows[0].sizes, "lambdanets CCCL", seconds=[1.0, 1.0, 4.0, 4.0])]
+    found = {figure["contestant"]: figure for figure in report.figures("model", rows)}
+    assert found["resnet50"]["throughput_relative_to_resnet50"] == 1.0
+    assert found["lambdanets CCCL"]["throughput_relative_to_resnet50"] is None
+    points = [Row({"setting": "map", "pass": "x", "n": n}, "a", seconds=[1.0, 1.0, 4.0]) for n in (16, 64)]
+    assert report.figures("scaling", points) == []

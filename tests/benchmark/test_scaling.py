@@ -47,11 +47,11 @@ def test_the_rows_of_attention_are_those_of_the_whole_matrix():
 def test_every_algorithm_and_attention_have_a_row_with_time_and_memory():
     rows = []
     for case in scaling.cases(SMALL, CPU, rows):
-        race(case, rows, Measuring(CPU, time=True, memory=True, repeats=3, seconds=0.1))
+        race(case, rows, Measuring(CPU, time=True, memory=True, repeats=3, seconds=600.0))
     assert [row.contestant for row in rows] == scaling.NAMES * 4
     # the fused kernels need a GPU
     assert all(bool(row.left_out) == (row.contestant == "fused") for row in rows), [row.left_out for row in rows]
-    assert all(len(row.seconds) == 3 and row.peak_bytes > 0 for row in rows if not row.left_out)
+    assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.left_out)  # 9 where noisy
 
 
 def test_a_size_that_would_take_too_long_by_the_one_before_is_left_out():

@@ -1,8 +1,18 @@
 """Timing side by side, and what is said about the times."""
 
+import itertools
+
 import pytest
 
-from lambdanets.benchmark.timing import FEWEST_REPEATS, fit_exponent, geometric_mean, interleave, summarize
+from lambdanets.benchmark.timing import (
+    FEWEST_REPEATS,
+    MORE_PASSES,
+    fit_exponent,
+    geometric_mean,
+    interleave,
+    is_noisy,
+    summarize,
+)
 
 
 class Clock:
@@ -82,3 +92,38 @@ def test_the_exponent_of_a_power_law_is_found():
     sizes = [64, 256, 1024]
     assert fit_exponent(sizes, [3e-6 * n**1.5 for n in sizes]) == pytest.approx(1.5)
     assert fit_exponent([64], [1.0]) is None
+
+
+def test_noisy_times_are_taken_again_until_they_are_not():
+    clock = Clock()
+    durations = iter([1.0, 1.0, *[1.0, 9.0] * 2, *[1.0] * 100])  # warm-up, four noisy runs, calm ones
+
+    def work():
+        clock.now += next(durations)
+
+    samples = {"a": [], "b": []}
+    interleave({"a": work, "b": clock.run("b", 1.0)}, samples, repeats=4, seconds=100.0, clock=lambda: clock.now)
+    assert len(samples["a"]) == 12
+    assert not is_noisy(samples["a"])
+    assert len(samples["b"]) == 4
+
+
+def test_times_that_stay_noisy_are_taken_a_bounded_number_of_times():
+    clock = Clock()
+    durations = itertools.cycle([1.0, 2.0])
+
+    def work():
+        clock.now += next(durations)
+
+    samples = {"a": []}
+    interleave({"a": work}, samples, repeats=6, seconds=100.0, clock=lambda: clock.now)
+    assert len(samples["a"]) == 6 * (1 + MORE_PASSES)
+    assert is_noisy(samples["a"])
+
+
+@pytest.mark.parametrize(
+    ("samples", "noisy"),
+    [([1.0, 1.2, 1.4], False), ([1.0, 2.0, 3.0], True), ([1.0, 9.0], False), ([1.0] * 9 + [50.0], False)],
+)
+def test_noise_is_quartiles_far_apart(samples, noisy):
+    assert is_noisy(samples) == noisy

@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
-from filelock import FileLock
 
 from lambdanets import cli
 from lambdanets.comparison.execution import begin, make_plan, read_plan, read_results, train_all
 from lambdanets.comparison.studies import MODEL, STUDIES
 from lambdanets.errors import InputError
+from lambdanets.locks import locked_folder
 from lambdanets.training import run
 from lambdanets.training.recipe import Recipe
 
@@ -122,9 +122,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(quick, tmp_path, capsys)
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], quick)
     out = tmp_path / "out"
     begin(plan, out)
-    (out / "runs").mkdir()
-    held = plan.runs()[0].folder(out)
-    with FileLock(held.with_name(f"{held.name}.lock")):
+    with locked_folder(plan.runs()[0].folder(out)):
         assert cli.main(["compare", "--resume", str(out)]) == 0
     assert "1 runs are under way in other processes" in capsys.readouterr().out
     assert [r["variant"] for r in read_results(plan, out)] == ["lambda scope=7"]
@@ -168,7 +166,9 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_result(quick, tmp_path):
         (["scope", "--model", "resnet50"], "resnet50 takes no argument 'mixer'"),
         (["scope", "--model-options", "query_depth", "0"], "query_depth must be"),
         (["mixers", "--model-options", "heads", "7"], "mixer convolution has no option heads"),
-        (["--resume", "a", "b"], "--resume takes one path and nothing beside it"),
+        (["--resume", "a", "b"], "lambdanets compare takes no argument 'b' here"),
+        (["--resume", "a", "--report", "b"], "must have one of --resume and --report, got both"),
+        (["--report=nowhere.json"], "nowhere.json: No such file or directory"),
         (["--resume", "nowhere"], "nowhere is no folder of a comparison: it has no plan.json"),
         (["--report", "nowhere.json"], "nowhere.json: No such file or directory"),
     ],
@@ -191,7 +191,10 @@ def test_a_folder_in_use_is_refused(quick, tmp_path):
         begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"studies": 3, "variants": [], "seeds": [0], "recipe": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", pytest.param("[" * 100_000, id="nested"), '{"studies": 3, "variants": [], "seeds": [0], "recipe": {}}'],
+)
 def test_a_damaged_plan_is_named(content, tmp_path):
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(InputError, match=r"plan\.json"):

@@ -106,6 +106,7 @@ def test_every_number_of_the_table_is_in_the_data(plan, results, tmp_path):
     assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 |  | 1,234 | 78.1 |" in text
 
 
+@pytest.mark.figures
 def test_a_picture_is_drawn_for_each_study(plan, results, tmp_path):
     write_summary(plan, results, tmp_path)
     with Image.open(tmp_path / "content_position.png") as picture:

@@ -16,19 +16,17 @@ from lambdanets import (
 
 # class, options, sizes
 LAYERS = {
-    "1d": (LambdaLayer1d, {}, ((9,), (12,), (30,), (17,))),
-    "1d causal": (LambdaLayer1d, {"causal": True}, ((9,), (12,), (30,), (257,))),
+    "1d causal": (LambdaLayer1d, {"causal": True}, ((9,), (30,), (257,))),
     "2d": (LambdaLayer2d, {}, ((8, 8), (9, 12), (16, 20), (14, 14))),
-    "2d convolution": (LambdaLayer2d, {"algorithm": "convolution"}, ((8, 8), (9, 12), (16, 20), (14, 14))),
     "2d convolution, dilated": (
         LambdaLayer2d,
         {"algorithm": "convolution", "dilation": 2},
-        ((8, 9), (9, 12), (16, 20), (14, 14)),
+        ((8, 9), (9, 12), (16, 20)),
     ),
     "2d lambda order, dilated": (
         LambdaLayer2d,
         {"algorithm": "lambda_order", "dilation": 2},
-        ((8, 9), (9, 12), (16, 20), (14, 14)),
+        ((8, 9), (9, 12), (16, 20)),
     ),
     "2d stride, intra-depth": (LambdaLayer2d, {"stride": 2, "intra_depth": 2}, ((8, 8), (9, 12), (16, 20))),
     "2d causal, multi-head": (LambdaLayer2d, {"causal": True, "multi_head": True}, ((8, 8), (9, 12), (16, 20))),

@@ -105,20 +105,15 @@ def test_an_image_of_any_shape_is_taken(size, trained):
     assert found["masks"].shape[-2:] == size
 
 
-def test_a_few_steps_lower_the_loss():
+def test_every_parameter_has_a_gradient_of_the_losses():
     model = small().train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    seen = []
-    for _ in range(8):
-        losses = model(images(), TARGETS)
-        sum(losses.values()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seen.append({name: loss.item() for name, loss in losses.items()})
-    assert set(seen[0]) == {
+    losses = model(images(), TARGETS)
+    assert set(losses) == {
         "loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg", "loss_mask",
     }  # fmt: skip
-    assert sum(seen[-1].values()) < 0.8 * sum(seen[0].values())
+    sum(losses.values()).backward()
+    without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert without == set()
 
 
 def test_a_batch_without_any_object_can_be_learned_from():

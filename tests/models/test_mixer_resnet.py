@@ -97,7 +97,8 @@ def test_a_lambda_network_takes_what_lambda_resnets_take():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "mixer must be one of convolution, .*; got None"),
+        ({"mixer": 3}, "mixer must be one of convolution, .*; got 3"),
+        ({"mixer": "local_attention", "num_heads": 3}, "has no option num_heads; did you mean heads?"),
         ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
         ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
         ({"mixer": "convolution", "scope": 3}, "mixer convolution has no option scope; its options are: none"),
@@ -110,6 +111,14 @@ def test_a_lambda_network_takes_what_lambda_resnets_take():
 def test_what_does_not_fit_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         create_model("resnet50_mixer", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "lambda_name"), [("resnet50_mixer", "resnet50_lambda"), ("resnet20_mixer_small", "lambda_resnet20_small")]
+)
+def test_without_arguments_the_mixer_is_the_lambda_layer(name, lambda_name):
+    with torch.device("meta"):
+        assert same(timm.create_model(name).state_dict(), create_model(lambda_name).state_dict())
 
 
 def test_it_is_timms_resnet():

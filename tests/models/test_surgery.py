@@ -4,8 +4,9 @@ import torch
 import torchvision
 from torch import nn
 
-from lambdanets import LambdaLayer2d, replace_convolutions
+from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, replace_convolutions
 from lambdanets.errors import InputError
+from lambdanets.layers.baselines import LocalAttention
 
 
 def lambda_layer(convolution):
@@ -45,7 +46,7 @@ def test_the_new_layer_takes_over_the_training_mode():
 
 def test_a_name_that_is_no_convolution_is_refused_and_nothing_is_changed():
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
-    with pytest.raises(ValueError, match="where names 1, no Conv2d of Sequential"):
+    with pytest.raises(ValueError, match="where must name Conv2d modules of Sequential, got '1'"):
         replace_convolutions(model, lambda_layer, ["0", "1"])
     assert isinstance(model[0], nn.Conv2d)
 
@@ -148,3 +149,96 @@ def test_a_lambda_layer_inside_another_module_counts():
         replace_convolutions(
             model, lambda conv: nn.Sequential(meta_layer(conv), nn.ReLU()), ["layer1.0.conv1", "layer1.0.conv2"]
         )
+
+
+def strideless(convolution):
+    return LambdaLayer2d(convolution.in_channels, convolution.out_channels, heads=1, device="meta")
+
+
+MISTAKES = {
+    "output channels": (
+        lambda conv: LambdaLayer2d(conv.in_channels, stride=conv.stride[0], device="meta"),
+        "512 out, stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 256 out, stride 2; pass on conv",
+    ),
+    "input channels": (
+        lambda conv: LambdaLayer2d(conv.out_channels, stride=conv.stride[0], device="meta"),
+        "with 256 channels in, 512 out, .* got LambdaLayer2d with 512 channels in",
+    ),
+    "stride": (strideless, "stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 512 out, stride 1"),
+    "another convolution": (lambda conv: nn.Conv2d(256, 512, 3, stride=(2, 1)), r"got Conv2d .* stride \(2, 1\)"),
+    "a baseline": (lambda conv: LocalAttention(256, 512), "got LocalAttention with 256 channels in, 512 out, stride 1"),
+    "stride inside another module": (
+        lambda conv: nn.Sequential(strideless(conv), nn.ReLU()),
+        "got Sequential with 256 channels in, 512 out, stride 1",
+    ),
+    "channels of another module": (
+        lambda conv: nn.AvgPool2d(2),
+        "got AvgPool2d with 256 channels in, 256 out, stride 2",
+    ),
+    "no maps": (lambda conv: nn.Flatten(), r"layer with maps \(b, channels, height, width\) out, got shape \(2, "),
+    "tokens": (lambda conv: LambdaLayer(256, 512), "a layer on maps .*, got LambdaLayer$"),
+    "a sequence": (lambda conv: LambdaLayer1d(256, 512), "a layer on maps .*, got LambdaLayer1d"),
+    "no module": (lambda conv: 3, "make_layer must return a module, got int"),
+    "a module in place of a function": (
+        nn.Conv2d(256, 512, 3),
+        "make_layer must be a function .* got a Conv2d; write la",
+    ),
+    "a class in place of a function": (LambdaLayer2d, "make_layer must be a function .* got <class 'lambdanets"),
+}
+
+
+@pytest.mark.parametrize(("make_layer", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_layer_that_does_not_fit_is_refused_and_nothing_is_changed(make_layer, message):
+    model = on_meta(torchvision, "resnet18")
+    before = dict(model.named_modules())
+    with pytest.raises(InputError, match=message):
+        replace_convolutions(model, make_layer, ["layer4.0.conv1"])
+    assert dict(model.named_modules()) == before
+
+
+class FixedSize(nn.Module):
+    """For maps of 7x7 alone."""
+
+    def forward(self, x):
+        return x * torch.ones(7, 7)
+
+
+def test_a_module_for_a_fixed_size_is_taken_as_it_is():
+    model = on_meta(torchvision, "resnet18")
+    replace_convolutions(model, lambda conv: FixedSize(), ["layer4.1.conv1"])
+    assert isinstance(model.layer4[1].conv1, FixedSize)
+
+
+def test_trying_a_layer_leaves_its_statistics_and_the_random_numbers():
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
+    torch.manual_seed(0)
+    norm, expected = nn.BatchNorm2d(8), torch.rand(3)
+    torch.manual_seed(0)
+    replace_convolutions(model, lambda conv: nn.Sequential(norm, nn.Dropout(0.5)), "0")
+    assert not norm.num_batches_tracked
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_patterns_choose_as_a_shell_does():
+    model = on_meta(torchvision, "resnet18")
+    assert replace_convolutions(model, meta_layer, "layer[34].*.conv2") == [
+        "layer3.0.conv2", "layer3.1.conv2", "layer4.0.conv2", "layer4.1.conv2",
+    ]  # fmt: skip
+    names = replace_convolutions(model, meta_layer, ["layer1.0.conv1", "layer2.?.conv1"])
+    assert names == ["layer1.0.conv1", "layer2.0.conv1", "layer2.1.conv1"]
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (["layer4.0.conv9"], "got 'layer4.0.conv9'; the nearest are layer4.0.conv"),
+        ("layer9.*.conv2", "got 'layer9.*.conv2'; the nearest are layer"),
+        ([3], "where must hold names, got 3"),
+        (3, "where must be a function of .*, or names; got 3"),
+        (nn.ReLU(), "or names; got a ReLU"),
+    ],
+    ids=str,
+)
+def test_what_names_no_convolution_is_refused_with_near_names(where, message):
+    with pytest.raises(InputError, match=message.replace("*", r"\*") if "layer9" in message else message):
+        replace_convolutions(on_meta(torchvision, "resnet18"), meta_layer, where)

@@ -63,3 +63,46 @@ def test_plain_values_are_no_checkpoint(content, tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nothing\.ckpt is no file"):
         read_weights(tmp_path / "nothing.ckpt")
+
+
+@pytest.mark.parametrize(("value", "found"), [(float("nan"), "NaN"), (float("inf"), "inf"), (float("-inf"), "inf")])
+def test_weights_that_are_not_finite_are_refused_and_named(value, found, model, tmp_path):
+    before = model.state_dict()["conv1.weight"].clone()
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name in ("fc.bias", "layer1.0.bn1.running_var"):
+        weights[name][0] = value
+    save_file(weights, tmp_path / "bad.safetensors")
+    with pytest.raises(
+        ValueError, match=rf"bad\.safetensors must hold finite weights, got {found} in layer1\.0\.bn1\.run"
+    ):
+        load_weights(model, tmp_path / "bad.safetensors")
+    assert torch.equal(model.state_dict()["conv1.weight"], before)
+
+
+def test_weights_beyond_the_range_of_the_model_s_dtype_are_refused(tmp_path):
+    linear = torch.nn.Linear(2, 2, dtype=torch.float16)
+    save_file({"weight": torch.full((2, 2), 1e6), "bias": torch.zeros(2)}, tmp_path / "large.safetensors")
+    with pytest.raises(ValueError, match="got inf in weight"):
+        load_weights(linear, tmp_path / "large.safetensors")
+
+
+def test_a_mask_of_minus_infinity_is_no_damage(tmp_path):
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+
+    save_file(Masked().state_dict(), tmp_path / "mask.safetensors")
+    load_weights(Masked(), tmp_path / "mask.safetensors")
+
+
+def test_a_checkpoint_path_that_holds_code_gets_no_advice_to_run_it(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    torch.save({"state_dict": Evil()}, tmp_path / "evil.pth")
+    with pytest.raises(ValueError, match="checkpoint_path must be a checkpoint of tensors alone;") as error:
+        create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "evil.pth"))
+    assert "weights_only" not in str(error.value)
+    assert not (tmp_path / "ran").exists()

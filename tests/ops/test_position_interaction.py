@@ -332,3 +332,44 @@ def test_compiles_whole_and_gives_the_same_gradients(algorithm):
     one, other = (torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, function))
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_a_backward_pass_inside_autocast_has_the_bits_of_one_outside(kind):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 4, 12, 3), (3, 5, 3), (2, 12, 5), (2, 3, 5)
+    drawn = [100 * torch.randn(shape, generator=generator) for shape in shapes]
+    results = []
+    for inside in False, True:
+        inputs = [x.clone().requires_grad_() for x in drawn]
+        with torch.autocast("cpu", kind):
+            output = position_interaction(*inputs[:3], (3, 4), content=inputs[3])
+        with torch.autocast("cpu", kind, enabled=inside):
+            of_output = (output.detach() / 3).requires_grad_()
+            gradients = torch.autograd.grad(output, inputs, of_output, create_graph=True)
+            directions = [x.detach() / 7 for x in gradients]
+            second = torch.autograd.grad(gradients, [of_output, *inputs], directions)
+        results.append([output, *gradients, *second])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("heads", "depth", "value_depth", "intra_depth", "named"),
+    [
+        (0, 3, 5, 2, "h of queries"),
+        (4, 0, 5, 2, "k of queries"),
+        (4, 3, 0, 2, "v of values"),
+        (4, 3, 5, 0, "u of values"),
+    ],
+)
+def test_a_depth_of_zero_is_refused_by_name(heads, depth, value_depth, intra_depth, named):
+    shapes = (2, heads, 12, depth), (3, 5, depth, intra_depth), (2, 12, value_depth, intra_depth)
+    for function in position_interaction, explain:
+        with pytest.raises(ValueError, match=f"^{named} must be a whole number of at least 1, got 0$"):
+            function(*(torch.zeros(shape) for shape in shapes), (3, 4))
+
+
+def test_a_grid_without_positions_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^grid\[1\] must be a whole number of at least 1, got 0$"):
+        position_interaction(torch.zeros(2, 4, 0, 3), torch.zeros(3, 5, 3), torch.zeros(2, 0, 5), (3, 0))

@@ -144,6 +144,9 @@ def test_several_files_are_read_together(steps, layers):
     "content", [{}, {"kind": "model", "rows": []}, {"kind": "tables", "rows": [{}]}, {"kind": "tables", "rows": 3}]
 )
 def test_a_file_of_something_else_is_refused(tmp_path, content):
+    (tmp_path / "nested.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="is no file that lambdanets tables --measure"):
+        read([tmp_path / "nested.json"])
     path = written(tmp_path / "other.json", content)
     with pytest.raises(InputError, match="is no file that lambdanets tables --measure or lambdanets benchmark layer"):
         read([path])

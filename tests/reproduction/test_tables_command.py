@@ -1,5 +1,7 @@
 import json
+import os
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,15 @@ from lambdanets.reproduction.rows import ROWS, Build
 pytestmark = pytest.mark.xdist_group("figures")  # counted once, for both
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def uninitialized():
+    """Counts are of meta tensors, whose random initialization changes nothing and takes half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("normal_", "trunc_normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_", "zeros_", "ones_"):
+            patch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+        yield
 
 
 def refused(capsys, *arguments):
@@ -87,7 +98,9 @@ def test_a_file_of_something_else_is_refused(capsys, tmp_path):
 
 def test_an_existing_file_of_measurements_is_kept(capsys, tmp_path):
     (tmp_path / "old.json").write_text("old")
-    assert "old.json exists" in refused(capsys, "12", "--measure", "--out", tmp_path / "old.json")
+    assert "old.json holds no measurements to resume" in refused(
+        capsys, "12", "--measure", "--out", tmp_path / "old.json"
+    )
     assert (tmp_path / "old.json").read_text() == "old"
 
 
@@ -119,17 +132,32 @@ def test_measuring_writes_samples_with_what_they_came_from_and_shows_them(few_ro
     assert "Speeds measured on " in again
 
 
-def test_an_interrupted_measurement_is_written(few_rows, tmp_path, monkeypatch, capsys):
-    def interrupt(*arguments, **options):
-        raise KeyboardInterrupt
+def test_interrupted_measurement_keeps_finished_passes_and_resumes(few_rows, tmp_path, monkeypatch, capsys):
+    measured, out = speed._measure_pass, tmp_path / "measured.json"
 
-    monkeypatch.setattr(speed, "interleave", interrupt)
-    out = tmp_path / "measured.json"
-    assert main(["tables", "12", "--measure", "--image-size", "32", "--out", str(out)]) == 130
-    assert f"interrupted; what was measured is written to {out}" in capsys.readouterr().err
+    def with_signal(name, *given):
+        if name == "18":
+            os.kill(os.getpid(), signal.SIGTERM)
+        measured(name, *given)
+
+    given = ["tables", "12", "18", "--measure", "--image-size", "32", "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(speed, "_measure_pass", with_signal)
+        assert main(given) == 130
+    assert f"interrupted; what was measured is written to {out}; resume with" in capsys.readouterr().err
     content = json.loads(out.read_text())
     assert not content["finished"]
-    assert len(content["rows"]) == 2
+    assert [row["table"] for row in content["rows"]] == ["12", "12"]
+    assert main([*given, "--repeats", "4"]) == 2
+    assert "was begun with other options" in capsys.readouterr().err
+    assert main(given) == 0
+    again = json.loads(out.read_text())
+    assert again["finished"]
+    assert again["rows"][:2] == content["rows"]
+    assert [row["table"] for row in again["rows"]] == ["12", "12", "18"]
+    assert [path.name for path in tmp_path.iterdir()] == ["measured.json"]
+    assert main(given) == 2
+    assert "is finished; name another place" in capsys.readouterr().err
 
 
 def test_an_estimate_grows_with_repeats_and_with_training():
@@ -144,12 +172,14 @@ def test_an_estimate_grows_with_repeats_and_with_training():
     assert speed.estimate(speed.Plan(("12",), 1, 1, 32), torch.device("cpu")) > 0
 
 
+@pytest.mark.figures
 def test_figures_are_drawn(tmp_path, capsys):
     assert main(["tables", "10", "--figures", str(tmp_path / "pictures")]) == 0
     for name in ("frontier.png", "scope.png"):
         assert min(Image.open(tmp_path / "pictures" / name).size) > 300
 
 
+@pytest.mark.figures
 def test_figures_have_a_panel_more_where_speeds_were_measured(tmp_path):
     measured = {("18", "depth 50, 128px", "train step latency"): (9.0, ""), ("10", "3x3", "throughput"): (5.0, "")}
     without = draw(tmp_path / "without", {})

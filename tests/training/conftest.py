@@ -3,24 +3,8 @@
 import pytest
 
 from lambdanets.training import run
-from lambdanets.training.recipe import Recipe
 from noise_images import write_two_classes
-
-
-def quick_on(images):
-    return Recipe(
-        data=str(images),
-        channels=3,
-        image_size=8,
-        epochs=3,
-        batch_size=6,
-        warmup_epochs=0.5,
-        drop_path=0.2,
-        dropout=0.1,
-        flip=0.5,
-        rand_augment="rand-m5-n1",
-        checkpoint_every=2,
-    )
+from training.runs import quick_on
 
 
 @pytest.fixture

@@ -89,9 +89,9 @@ def test_a_run_goes_on_where_the_selection_has_moved(together, material, tmp_pat
     [
         ({"pseudo_labels": "a"}, "pseudo_labels and pseudo_images must be given together, got one without the other"),
         ({"pseudo_images": "a"}, "pseudo_labels and pseudo_images must be given together"),
-        ({"pseudo_ratio": 0.0}, "pseudo_ratio must be positive, got 0.0"),
-        ({"pseudo_ratio": -1.0}, "pseudo_ratio must be positive, got -1.0"),
-        ({"pseudo_targets": "firm"}, "pseudo_targets must be .*'soft', 'hard'.*, got 'firm'"),
+        ({"pseudo_ratio": 0.0}, "pseudo_ratio must be a finite number, above 0, got 0.0"),
+        ({"pseudo_ratio": -1.0}, "pseudo_ratio must be a finite number, above 0, got -1.0"),
+        ({"pseudo_targets": "firm"}, "pseudo_targets must be one of soft, hard, got 'firm'"),
         (
             {"pseudo_labels": "a", "pseudo_images": "b", "pseudo_ratio": 0.001},
             "a step of 64 images a pseudo-.*got 0.001",

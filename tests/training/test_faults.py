@@ -1,9 +1,12 @@
 """What a run does about faults, in its own process. docs/faults.md lists these tests and others beside what happens."""
 
+import errno
 import json
+import os
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,8 +18,9 @@ from lambdanets.models.weights import read_weights
 from lambdanets.training import division, run
 from lambdanets.training.classification import task
 from lambdanets.training.classification.module import Classification
+from lambdanets.training.curves import draw_curves
 from lambdanets.training.recipe import Recipe
-from training.runs import CrashError, assert_same_end, at_step, broken_off, crash
+from training.runs import SEED, CrashError, assert_same_end, at_step, broken_off, crash
 
 
 @pytest.fixture
@@ -122,7 +126,10 @@ def test_two_damaged_checkpoints_are_named_with_what_to_do(small, tmp_path, monk
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"seed": 1}, r"holds a run with seed 0, not 1; go on with it by --resume, or name another folder"),
+        (
+            {"seed": SEED + 1},
+            f"holds a run with seed {SEED}, not {SEED + 1}; go on with it by --resume, or",
+        ),
         ({"epochs": 9, "dropout": 0.0}, r"holds a run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
     ],
 )
@@ -159,7 +166,7 @@ def test_a_command_with_other_data_does_not_go_on_with_the_first(small, two_clas
 
 
 def test_more_unreadable_images_than_max_unreadable_stop_the_run_and_are_named(small, two_classes, tmp_path):
-    for number in range(4):
+    for number in range(4, 8):
         (two_classes / f"dark/{number:02}.png").write_bytes(b"no image")
     with pytest.raises(
         InputError, match=r"images could not be read, and max_unreadable is 1: .*dark/0\d\.png: it is not an image"
@@ -179,6 +186,18 @@ class NaNBackwards(nn.Module):
         return x + 0 * (x - x.detach()).sqrt()  # the slope of a root is infinite at 0
 
 
+class NaNByChance(nn.Module):
+    """Divides by 0 where a draw of the step says so; only under autocast, if asked."""
+
+    def __init__(self, autocast):
+        super().__init__()
+        self.autocast = autocast
+
+    def forward(self, x):
+        harmless = self.autocast and not torch.is_autocast_enabled(x.device.type)
+        return x / float(harmless or torch.rand(()) < 0.8)
+
+
 def with_layer(monkeypatch, layer):
     """Put a layer in the place of an activation in the middle of the models that runs build."""
     build = task.build_model
@@ -191,26 +210,88 @@ def with_layer(monkeypatch, layer):
     monkeypatch.setattr(task, "build_model", build_model)
 
 
-def test_the_first_layer_whose_output_is_not_finite_is_named(small, tmp_path, monkeypatch):
+def test_the_operation_that_made_the_loss_nan_is_named(small, tmp_path, monkeypatch):
     with_layer(monkeypatch, NaN())
-    sentence = r"the loss became nan at step 0; the first layer whose output is not finite is layer2\.0\.act2; lower"
+    sentence = (
+        r"the loss became nan at step 0; the first operation with a non-finite result is mul in layer2\.0\.act2 \("
+    )
     with pytest.raises(InputError, match=sentence):
         run.start(small, tmp_path / "run")
 
 
-def test_the_parameter_whose_gradient_is_first_not_finite_is_named(small, tmp_path, monkeypatch):
-    with_layer(monkeypatch, NaNBackwards())
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_nan_loss_is_computed_once_more_with_its_draws_and_autocast(small, precision, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "check_precision", lambda precision: None)
+    with_layer(monkeypatch, NaNByChance(autocast=precision != "32-true"))
     sentence = (
-        r"gradient became infinite or nan at step 0; the parameter nearest to the loss .* is layer2\.0\.bn2\.bias"
+        r"the loss became nan at step \d+; the first operation with a non-finite result is div in layer2\.0\.act2 "
     )
     with pytest.raises(InputError, match=sentence):
-        run.start(replace(small, drop_path=0.0), tmp_path / "run")
+        run.start(replace(small, precision=precision, epochs=8), tmp_path / "run")
+
+
+@pytest.mark.parametrize("micro_batch", [6, 3])
+def test_the_operation_and_parameter_of_a_nan_gradient_are_named(small, micro_batch, tmp_path, monkeypatch):
+    with_layer(monkeypatch, NaNBackwards())
+    sentence = (
+        r"gradient became infinite or nan at step 0; the first operation whose backward pass has a non-finite result "
+        r"is SqrtBackward0 in layer2\.0\.act2 \(NaNBackwards\); the parameter nearest .* is layer2\.0\.bn2\.bias"
+    )
+    with pytest.raises(InputError, match=sentence):
+        run.start(replace(small, drop_path=0.0, micro_batch=micro_batch), tmp_path / "run")
 
 
 def test_parts_of_a_step_are_halved_until_they_fit_into_memory_and_that_is_said(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(division, "images_that_fit", lambda trial, wanted, free: -(-wanted // 2))
     assert run.start(replace(small, epochs=1), tmp_path / "run")["micro_batch"] == 3
     assert "6 images at a time do not fit into memory: computing 3 at a time" in capsys.readouterr().err
+
+
+def fail_to_write(monkeypatch):
+    """A disk that refuses whatever is written to it."""
+
+    def refuse(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+def test_metrics_csv_is_whole_if_resuming_fails_to_rewrite_it(small, tmp_path, monkeypatch):
+    folder = broken_off(replace(small, checkpoint_every=1), tmp_path / "run", monkeypatch, step=5)
+    before = (folder / "metrics.csv").read_text() + "9,9,train,1.0,1.0\n"  # of a step after the checkpoint
+    (folder / "metrics.csv").write_text(before)
+    with monkeypatch.context() as patch:
+        fail_to_write(patch)
+        with pytest.raises(OSError, match="No space left"):
+            run.resume(folder)
+    assert (folder / "metrics.csv").read_text() == before
+    run.resume(folder)
+    run.start(replace(small, checkpoint_every=1), tmp_path / "whole")
+    assert_same_end(tmp_path / "whole", folder)
+
+
+def test_curves_png_is_whole_if_drawing_it_again_fails(tmp_path, monkeypatch):
+    path = tmp_path / "curves.png"
+    panels = [("loss", ["loss"]), ("top-1", ["top1"])]
+    draw_curves([[10, 1, "train", 0.5, 0.5]], ["loss", "top1"], panels, path)
+    before = path.read_bytes()
+    fail_to_write(monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
+        draw_curves([[20, 1, "train", 0.25, 0.75]], ["loss", "top1"], panels, path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("cache", "micro_batch"), [(2**30, 6), (6 * 2**20, 3)])
+def test_micro_batch_in_recipe_json_is_not_halved_for_page_cache(small, cache, micro_batch, tmp_path, monkeypatch):
+    contents = {"memory.max": 2**30, "memory.current": 2**30, "memory.stat": f"inactive_file {cache}"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(str(content))
+    (tmp_path / "membership").write_text("0::/\n")
+    container = partial(division.free_memory, cgroups=tmp_path, membership=tmp_path / "membership")
+    monkeypatch.setattr(division, "free_memory", container)
+    run.start(replace(small, epochs=1), tmp_path / "run")
+    assert json.loads((tmp_path / "run/recipe.json").read_text())["micro_batch"] == micro_batch
 
 
 def on_the_command_line(recipe, folder):

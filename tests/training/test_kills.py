@@ -1,5 +1,7 @@
 """Runs that are killed by SIGKILL, through the functions of benchmarks/kills.py, which kills fifty times."""
 
+import functools
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,8 +15,36 @@ def script():
     return load_script("benchmarks/kills.py")
 
 
+def hold(patch, owner, name, count):
+    """Have a function stop at its count-th call until the process is killed."""
+    original, calls = getattr(owner, name), iter(range(1, count))
+
+    @functools.wraps(original)
+    def held(*given, **named):
+        if next(calls, None) is None:
+            time.sleep(600)
+        return original(*given, **named)
+
+    patch.setattr(owner, name, held)
+
+
+@pytest.fixture
+def held_phases(script, monkeypatch):
+    """A phase that a kill is aimed at lasts until the kill, on fast and on busy machines."""
+    original = script.attempt
+
+    def attempt(recipe, folder, aim=None):
+        with monkeypatch.context() as patch:
+            for owner, name in script.PHASES.get(aim.at, ()) if aim else ():
+                hold(patch, owner, name, aim.count)
+            return original(recipe, folder, aim)
+
+    monkeypatch.setattr(script, "attempt", attempt)
+
+
 @pytest.mark.slow
 @forks
+@pytest.mark.usefixtures("held_phases")
 def test_a_run_that_is_killed_at_its_start_in_a_write_and_at_its_end_goes_on_to_the_same_bits(script, tmp_path):
     recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)
     script.attempt(recipe, tmp_path / "unbroken")

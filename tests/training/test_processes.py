@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -86,9 +87,12 @@ def typed(fields: dict[str, object]) -> list[str]:
 
 def on_two_machines(folder: Path) -> list[subprocess.Popen]:
     """Two agents of torchrun with a process each, which may be started twice more."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{20000 + os.getpid() % 10000}", "--rdzv-id", "test",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test",
         "-m", "--", "lambdanets", "train", "digits", *typed(FIELDS), "--run", str(folder),
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -191,10 +195,9 @@ def until_stopped(command: list[str], folder: Path) -> None:
     process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
     wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
     os.killpg(process.pid, signal.SIGTERM)
-    begun = time.monotonic()
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=240)
     assert process.returncode != 0
-    assert time.monotonic() - begun < 25  # torchrun kills after 30 seconds what does not end by itself
+    assert f"lambdanets train --resume {folder}" in said  # they ended by themselves, before torchrun killed them
     assert not (folder / "result.json").exists()
     assert "Traceback" not in said, said[-2000:]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 
 from lambdanets.errors import InputError
+from lambdanets.locks import locked
 from lambdanets.training.classification.classifier import load_classifier
 from lambdanets.training.classification.feeding import make_transform
 from lambdanets.training.data.shards.images import open_shards
@@ -114,7 +114,7 @@ def test_labelling_that_was_stopped_goes_on_with_the_other_shards(teacher, shard
 
 def test_a_locked_shard_is_left_to_the_process_that_holds_it(teacher, shards, tmp_path):
     (tmp_path / "out").mkdir()
-    with FileLock(tmp_path / "out/.train-00003.tar.lock"):
+    with locked(tmp_path / "out/.train-00003.tar.lock", tmp_path):
         done = label_shards(teacher, str(shards), tmp_path / "out")
     assert (done.shards, done.elsewhere) == (7, 1)
     assert not (tmp_path / "out/train-00003.parquet").exists()
@@ -245,7 +245,7 @@ def test_a_shard_that_cannot_be_had_is_labelled_once_it_can(teacher, shards, tmp
         ({"max_unreadable": -1}, "max_unreadable must be at least 0, got -1"),
         ({"batch_size": -2}, "batch_size must be at least 2, got -2"),
         ({"batch_size": 0}, "batch_size must be at least 2, got 0"),
-        ({"workers": -1}, "workers must be at least 0, got -1"),
+        ({"workers": -1}, "workers must be a whole number, at least 0 and at most 1,024, got -1"),
     ],
 )
 def test_options_out_of_their_range_are_refused_before_a_folder_is_made(teacher, shards, options, sentence, tmp_path):

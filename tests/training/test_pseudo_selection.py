@@ -1,8 +1,9 @@
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 
 import numpy as np
@@ -13,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lambdanets.errors import InputError
+from lambdanets.locks import locked_folder
 from lambdanets.training.pseudo import cuts, scanning, selection
 from lambdanets.training.pseudo.select_command import Select, run_select
 from lambdanets.training.pseudo.selection import Report, select
 from lambdanets.training.pseudo.tables import read_table
 from training.pseudo_labels import CONFIDENCES, ORIGIN, Label, copies_in, expected, some_labels, write_labels
+from training.runs import forks
 
 
 @pytest.fixture
@@ -187,6 +190,12 @@ def test_negative_zero_counts_as_zero(tmp_path):
     assert copies_in(tmp_path / "out") == {"b": 1}
 
 
+def test_second_selection_into_a_folder_is_refused(tmp_path):
+    write_labels(tmp_path / "in", [some_labels(30)])
+    with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
+        select(tmp_path / "in", tmp_path / "out")
+
+
 def test_a_stopped_selection_goes_on_without_writing_again_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
     labels = some_labels(300)
     write_labels(tmp_path / "in", [labels[i::6] for i in range(6)])
@@ -214,17 +223,25 @@ def test_a_stopped_selection_goes_on_without_writing_again_and_ends_with_the_sam
     assert select(tmp_path / "in", tmp_path / "out", per_class=50) == report
 
 
-@pytest.mark.slow
+@forks
 def test_a_killed_selection_goes_on(tmp_path):
     labels = some_labels(3000)
     write_labels(tmp_path / "in", [labels[i::100] for i in range(100)])
-    command = f"from lambdanets.training.pseudo.selection import *; select(Path({str(tmp_path / 'in')!r}), "
-    command += f"Path({str(tmp_path / 'out')!r}), per_class=500)"
-    process = subprocess.Popen([sys.executable, "-c", command])
-    while len(list((tmp_path / "out").glob("train*"))) < 20 and process.poll() is None:
-        time.sleep(0.001)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    original = selection._select_shard
+
+    def killed_after_20(source, target, *others):
+        if len(list((tmp_path / "out").glob("train*"))) >= 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(source, target, *others)
+
+    def work():
+        selection._select_shard = killed_after_20
+        select(tmp_path / "in", tmp_path / "out", per_class=500)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "out/selection.json").exists()
     select(tmp_path / "in", tmp_path / "out", per_class=500)
     assert copies_in(tmp_path / "out") == expected(labels, 0.3, 500, 0)

@@ -35,7 +35,7 @@ def test_a_file_without_a_recipe_is_refused(tmp_path):
     ("text", "message"),
     [
         ("Recipe(epoch=3)", "unexpected keyword argument 'epoch'; the nearest is epochs"),
-        ("Recipe(epochs='3')", "epochs must be int, got '3'"),
+        ("Recipe(epochs='3')", "epochs must be a whole number, at least 1 and at most 1,000,000, got '3'"),
         ("Recipe(", "SyntaxError"),
         ("undefined", "NameError"),
     ],
@@ -59,7 +59,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest():
         (b"\xff", "run is no JSON"),
         (b"[]", "run must hold the fields of a recipe, got"),
         (b"{}", "run must have the field 'data'"),
-        (b'{"data": "digits", "model": "x", "epochs": "many"}', "run: epochs must be int, got 'many'"),
+        (b'{"data": "digits", "model": "x", "epochs": "many"}', "run: epochs must be a whole number, .* got 'many'"),
         (b'{"epoch": 3}', "run has the field 'epoch', which no recipe has; the nearest is epochs"),
     ],
 )
@@ -92,6 +92,11 @@ WRONG = [
     ("interpolation", "nearest"),
     ("data", 7),
     ("seed", True),
+    ("image_size", 3),
+    ("batch_size", 10**12),
+    ("validation_share", 0.99999),
+    ("validation_share", 1e-9),
+    ("hold_out", 0.99999),
 ]
 
 

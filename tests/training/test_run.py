@@ -2,14 +2,18 @@ import csv
 import itertools
 import json
 import os
+import shutil
 import signal
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
+from lambdanets import locks
 from lambdanets.errors import InputError
+from lambdanets.locks import LOCK, InUseError
 from lambdanets.training import run
 from lambdanets.training.checkpoints import WholeFiles
 from lambdanets.training.classification.classifier import load_classifier
@@ -17,9 +21,13 @@ from lambdanets.training.classification.evaluation import evaluate
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.interruption import Interrupted
 from lambdanets.training.schedules import warmup_then_cosine
-from training.runs import CrashError, assert_same_end, at_step, broken_off, crash, weights_of
+from lambdanets.training.task import read_recipe
+from learning import train_until
+from noise_images import write_two_classes
+from training.runs import CrashError, assert_same_end, at_step, broken_off, crash, quick_on, weights_of
 
 
+@pytest.mark.figures
 def test_a_run_leaves_what_it_promises(quick, tmp_path):
     result = run.start(quick, tmp_path / "run")
     files = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -52,12 +60,15 @@ def test_a_run_leaves_what_it_promises(quick, tmp_path):
 
 
 def test_a_light_and_a_dark_class_are_told_apart(quick, tmp_path):
-    easy = replace(quick, epochs=8, drop_path=0.0, dropout=0.0, rand_augment=None, learning_rate=0.05)
-    assert run.start(easy, tmp_path / "run")["top1"] == 1.0
+    easy = replace(quick, drop_path=0.0, dropout=0.0, rand_augment=None, learning_rate=0.05)
+    train_until(
+        lambda result: result["top1"] == 1.0,
+        lambda times: run.start(replace(easy, epochs=8 * times), tmp_path / str(times)),
+    )
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(quick, quick_end, tmp_path):
-    for name, seed in (("same", 0), ("other", 1)):
+    for name, seed in (("same", quick.seed), ("other", quick.seed + 1)):
         run.start(replace(quick, seed=seed), tmp_path / name)
     assert_same_end(quick_end, tmp_path / "same")
     assert not torch.equal(weights_of(quick_end)["fc.weight"], weights_of(tmp_path / "other")["fc.weight"])
@@ -126,6 +137,38 @@ def test_a_signal_during_validation_ends_the_run_too(quick, quick_end, tmp_path,
             run.start(quick, tmp_path / "stopped")
     run.resume(tmp_path / "stopped")
     assert_same_end(quick_end, tmp_path / "stopped")
+
+
+def test_second_start_of_a_run_is_refused_and_told_the_owner(quick, quick_end, tmp_path, monkeypatch):
+    def start_again():
+        for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
+            with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, which runs since"):
+                start_or_resume()
+
+    with monkeypatch.context() as patch:
+        at_step(patch, 4, start_again)
+        run.start(quick, tmp_path / "run")
+    assert_same_end(quick_end, tmp_path / "run")
+    assert not (tmp_path / "run" / LOCK).exists()
+
+
+def test_run_that_lost_its_lock_writes_no_other_checkpoint(quick, tmp_path, monkeypatch):
+    def lose():
+        (tmp_path / "run" / LOCK).unlink()
+        time.sleep(2)  # twenty heartbeats
+
+    monkeypatch.setattr(locks, "EXPIRY_SECONDS", 0.3)
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lose)
+        with pytest.raises(InUseError, match="has lost its lock file"):
+            run.start(replace(quick, checkpoint_every=1000), tmp_path / "run")
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
+
+
+def test_refused_start_leaves_no_folder(quick, tmp_path):
+    with pytest.raises(InputError, match="there is no model named"):
+        run.start(replace(quick, model="resnet0"), tmp_path / "runs/new")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_broken_off_before_its_first_checkpoint_starts_again(quick, tmp_path, monkeypatch):
@@ -222,7 +265,7 @@ def test_unreadable_images_are_skipped_named_and_counted(quick, two_classes, tmp
 
 
 def test_an_infinite_loss_stops_the_run_and_says_what_to_change(quick, tmp_path):
-    with pytest.raises(ValueError, match=r"the (loss|gradient) became .*(parameter|layer) .*; lower learning_rate"):
+    with pytest.raises(ValueError, match=r"the (loss|gradient) became .*(parameter|operation) .*; lower learning_rate"):
         run.start(replace(quick, learning_rate=1e30, epochs=20, warmup_epochs=0), tmp_path / "run")
 
 
@@ -273,18 +316,26 @@ def test_resuming_on_changed_data_is_refused(quick, two_classes, change, tmp_pat
         run.resume(folder)
 
 
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The folder of a run of `quick` that crashed at its sixth step. Not to be changed."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    return broken_off(quick_on(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
+
+
 @pytest.mark.parametrize(
     "damage", ["truncated", "empty", "text", "weights alone", "of another recipe", "a tensor less"]
 )
-def test_a_damaged_checkpoint_without_one_before_is_named_with_what_to_do(quick, damage, tmp_path, monkeypatch):
-    folder = broken_off(quick, tmp_path / "run", monkeypatch)
+def test_a_damaged_checkpoint_without_one_before_is_named_with_what_to_do(interrupted, damage, tmp_path):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    recipe = read_recipe(folder / "recipe.json")
     path = folder / "checkpoints/last.ckpt"
     (folder / "checkpoints/before.ckpt").unlink()
     whole = path.read_bytes()
     if damage == "weights alone":
         torch.save({"state_dict": {"x": torch.zeros(1)}}, path)
     elif damage == "of another recipe":
-        (folder / "recipe.json").write_text(quick.to_json().replace('"seed": 0', '"seed": 1'))
+        (folder / "recipe.json").write_text(replace(recipe, seed=recipe.seed + 1).to_json())
     elif damage == "a tensor less":
         content = torch.load(path, weights_only=True)
         del content["state_dict"]["model.fc.bias"]
@@ -330,14 +381,29 @@ def test_class_and_file_names_may_be_anything(quick, two_classes, tmp_path):
     assert load_classifier(tmp_path / "run").classes == ("a$x^$b 猫", "light")
 
 
-@pytest.mark.parametrize("part", ["train", "val"])
-def test_a_part_of_which_no_image_can_be_read_ends_the_run(quick, two_classes, part, tmp_path):
+def damage_part(two_classes, part):
+    """Images in train/ and val/, those of one part damaged."""
     for name in ("train", "val"):
         for label in ("dark", "light"):
             (two_classes / name / label).mkdir(parents=True)
             for i in range(4):
                 content = b"no image" if name == part else (two_classes / label / f"{i:02}.png").read_bytes()
                 (two_classes / name / label / f"{i}.png").write_bytes(content)
+
+
+@pytest.mark.parametrize(("part", "name"), [("train", "training"), ("val", "validation")])
+def test_a_part_without_a_readable_image_is_refused_without_a_folder(quick, two_classes, part, name, tmp_path):
+    damage_part(two_classes, part)
+    with pytest.raises(InputError, match=rf"none of the 8 {name} images can be read; the first: \S*0\.png: it is not"):
+        run.start(quick, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_part_of_which_no_image_can_be_read_ends_the_run(quick, two_classes, part, tmp_path, monkeypatch):
+    damage_part(two_classes, part)
+    # as if they had been damaged after the run was opened
+    monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
     said = {"train": "no training batch had two readable images", "val": "none of the validation images"}
     with pytest.raises(ValueError, match=said[part]):
         run.start(quick, tmp_path / "run")
@@ -368,10 +434,19 @@ def test_data_is_found_from_another_folder(quick, two_classes, tmp_path, monkeyp
     assert evaluate(load_classifier(tmp_path / "run")).top1 == result["top1"]
 
 
+ACCUMULATED = {"micro_batch": 3, "average_decay": 0.9}
+
+
+@pytest.fixture(scope="module")
+def accumulated_end(tmp_path_factory):
+    """The folder of a run of `quick` with micro-batches and EMA that nothing happened to. Not to be changed."""
+    folder = tmp_path_factory.mktemp("accumulated")
+    run.start(replace(quick_on(write_two_classes(folder / "images")), **ACCUMULATED), folder / "run")
+    return folder / "run"
+
+
 @pytest.mark.parametrize("step", [2, 4, 8])
-def test_a_run_in_parts_with_averaged_weights_goes_on_to_the_same_bits(quick, step, tmp_path, monkeypatch):
-    quick = replace(quick, micro_batch=3, average_decay=0.9)
-    run.start(quick, tmp_path / "whole")
-    broken_off(quick, tmp_path / "broken", monkeypatch, step)
+def test_a_run_with_micro_batches_and_ema_resumes_to_the_same_bits(quick, accumulated_end, step, tmp_path, monkeypatch):
+    broken_off(replace(quick, **ACCUMULATED), tmp_path / "broken", monkeypatch, step)
     run.resume(tmp_path / "broken")
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+    assert_same_end(accumulated_end, tmp_path / "broken")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, is_for_user
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.shards.images import open_shards
 from lambdanets.training.pseudo.student_images import open_student_images
@@ -177,6 +177,33 @@ def test_a_damaged_selection_is_refused(shards, selection, name):
     (selection / "selection.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"selection.json is damaged; remove it and select again"):
         student(shards, selection)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("classes", ["a", "b"]),
+        ("classes", []),
+        ("shards", ["train-00000"]),
+        ("shards", []),
+        ("shards", [{"name": "train-00000"}]),
+        ("shards", [{"name": "train-00000", "images": "x"}]),
+        ("shards", [{"name": "train-00000", "images": -1}]),
+    ],
+)
+def test_a_selection_with_entries_of_another_kind_is_refused(shards, selection, name, value):
+    content = json.loads((selection / "selection.json").read_text())
+    (selection / "selection.json").write_text(json.dumps(content | {name: value}))
+    with pytest.raises(InputError, match=r"selection.json is damaged; remove it and select again"):
+        student(shards, selection)
+
+
+def test_a_table_that_is_missing_is_named(shards, selection):
+    (selection / "train-00000.parquet").unlink()
+    with pytest.raises(OSError, match="No such file") as raised:
+        _ = student(shards, selection).labels
+    assert is_for_user(raised.value)
+    assert raised.value.filename == str(selection / "train-00000.parquet")
 
 
 def test_an_unfinished_selection_is_refused(shards, selection):

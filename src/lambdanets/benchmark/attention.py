@@ -53,16 +53,22 @@ class AttentionLayer(nn.Module):
 
 
 class _Sdpa(AttentionLayer):
-    """PyTorch's scaled_dot_product_attention with the bias as a matrix over all pairs; made once for inference."""
+    """PyTorch's scaled_dot_product_attention with the bias as a matrix over all pairs.
 
+    The first call makes what every call needs: in training the index into the table, in inference the matrix.
+    """
+
+    _bias: "RelativeBias | None" = None
     _kept: Tensor | None = None
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self._bias is None:
+            self._bias = RelativeBias(self.table, self.grid)
         if self.training:
-            bias = relative_bias(self.table, self.grid)
+            bias = self._bias(self.table)
         else:
             if self._kept is None:
-                self._kept = relative_bias(self.table, self.grid)
+                self._kept = self._bias(self.table)
             bias = self._kept
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
 
@@ -127,8 +133,26 @@ def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int
     return kinds[name](dim, heads, scope, grid)
 
 
+class RelativeBias:
+    """Tables (h, r_1..r_D) to biases (h, n, m): B[h, m - n], minus infinity beyond the table and, if causal, m after n.
+
+    The index (n m,), int64, and the mask (n, m) are made once, for tables of one shape and device, as implementations
+    of attention keep them in buffers: 9 bytes for each pair.
+    """
+
+    def __init__(self, table: Tensor, grid: tuple[int, ...], *, causal: bool = False) -> None:
+        self._index, self._outside = _index_of_pairs(table, grid, causal=causal)
+
+    def __call__(self, table: Tensor) -> Tensor:
+        return table.flatten(1)[:, self._index].unflatten(1, self._outside.shape).masked_fill(self._outside, -torch.inf)
+
+
 def relative_bias(table: Tensor, grid: tuple[int, ...], *, causal: bool = False) -> Tensor:
-    """(h, r_1..r_D) to (h, n, m): B[h, m - n], minus infinity beyond the table and, if causal, for m after n."""
+    """As `RelativeBias`, made for one call."""
+    return RelativeBias(table, grid, causal=causal)(table)
+
+
+def _index_of_pairs(table: Tensor, grid: tuple[int, ...], *, causal: bool) -> tuple[Tensor, Tensor]:
     positions = torch.cartesian_prod(*(torch.arange(side, device=table.device) for side in grid)).view(-1, len(grid))
     index, outside = torch.zeros((), dtype=torch.long, device=table.device), None
     for axis, side in enumerate(table.shape[1:]):  # axis by axis: (n, n) numbers, not (n, n, D)
@@ -140,7 +164,7 @@ def relative_bias(table: Tensor, grid: tuple[int, ...], *, causal: bool = False)
         after = torch.ones(index.shape, dtype=torch.bool, device=table.device).triu(1)
         outside = after if outside is None else outside | after
     assert outside is not None
-    return table.flatten(1)[:, index.flatten()].unflatten(1, index.shape).masked_fill(outside, -torch.inf)
+    return index.flatten(), outside
 
 
 def bytes_held(batch: int, heads: int, positions: int, itemsize: int, *, training: bool) -> int:

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from lambdanets.benchmark import layer, model, plots, scaling
-from lambdanets.benchmark.options import KINDS, Common, check_contestants, check_options
+from lambdanets.benchmark.options import KINDS, Common, Shapes, check_contestants, parse_shape
 from lambdanets.benchmark.peers import KNOWN_WRONG, installed
 from lambdanets.benchmark.race import Case, Measuring, plain_float32, race
-from lambdanets.benchmark.report import Report, case_table, figures, figures_table
-from lambdanets.device import best_device, check_bfloat16
+from lambdanets.benchmark.report import RESULTS, Report, case_table, figures, figures_table, noise
+from lambdanets.device import best_device, check_bfloat16, free_memory
 from lambdanets.errors import InputError
+from lambdanets.locks import LOCK, locked_folder
 from lambdanets.ops.position.plan import check_algorithm
+from lambdanets.progress import Progress
 from lambdanets.provenance import hardware
+from lambdanets.signals import interruptible
+from lambdanets.terminal import say
 
 Cases = Callable[[Any, torch.device, Sequence[Any]], list[Case]]
 
@@ -32,45 +35,64 @@ _CASES: dict[str, tuple[Cases, list[str]]] = {
 def run(kind: str, options: Common) -> Path:
     """Check, measure and write; returns the folder, which has results.json and plots.
 
-    Interrupted, it writes what was measured so far and raises KeyboardInterrupt. Raises InputError for options that do
-    not fit, before the folder is made.
+    Interrupted, it writes what was measured so far and raises KeyboardInterrupt; with the same options and folder it
+    resumes after the last finished case. Raises InputError for options that do not fit, before the folder is made.
     """
     assert isinstance(options, KINDS[kind])
     make_cases, names = _CASES[kind]
     device = _check(options, names)
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if folder.exists():
-        raise InputError(f"{folder} exists; name another folder with --out, or remove it")
-    folder.mkdir(parents=True)
+    _check_folder(folder)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
-    with plain_float32(options.threads):
-        for line in _heading(device, options):
-            print(line)
+    with locked_folder(folder), plain_float32(options.threads):
+        if _check_folder(folder):
+            report.resume(folder)
+            say(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
+        say(*_heading(device, options))
         try:
-            _race_all(make_cases(options, device, report.rows), report, device)
+            with interruptible():
+                _race_all(make_cases(options, device, report.rows), report, device, folder)
             report.finished = True
         finally:
             report.write(folder)
             plots.draw(report, folder)
-            print(figures_table(figures(kind, report.rows)))
-            print(f"\n{'written' if report.finished else 'interrupted; what was measured is written'} to {folder}")
+            say(*figures_table(figures(kind, report.rows)).split("\n"))
+            if said := noise(report.rows):
+                say("", said)
+            if report.finished:
+                say("", f"written to {folder}")
+            else:
+                kept = f"interrupted; what was measured is written to {folder}"
+                say("", f"{kept}; resume with the same command and --out {folder}")
+    if all(row.left_out for row in report.rows):
+        raise InputError(f"nothing was measured: {report.rows[0].left_out}; {folder / RESULTS} has every reason")
     return folder
 
 
-def _race_all(cases: list[Case], report: Report, device: torch.device) -> None:
-    with tqdm(total=len(cases), unit="case", disable=None, leave=False, file=sys.stderr) as bar:
+def _check_folder(folder: Path) -> bool:
+    """Whether a folder holds a benchmark, perhaps to resume; False for a new one. Raises InputError for any other."""
+    if (folder / RESULTS).is_file():
+        return True
+    if folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
+        raise InputError(f"{folder} exists; name another folder with --out, or remove it")
+    return False
+
+
+def _race_all(cases: list[Case], report: Report, device: torch.device, folder: Path) -> None:
+    done = [row.sizes for row in report.rows]
+    cases = [case for case in cases if case.sizes not in done]
+    with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
         while cases:
             case = cases.pop(0)  # what a case keeps for its contestants is freed with it
-            bar.set_description(str(case))
-            rows = race(case, report.rows, _measuring(report.kind, report.options, device, bar.set_postfix_str))
-            bar.update()
-            with tqdm.external_write_mode(file=sys.stdout):
-                print(case_table(report.kind, rows, getattr(report.options, "batch_size", 1)), flush=True)
+            progress.tell("", label=str(case))
+            rows = race(case, report.rows, _measuring(report.kind, report.options, device, progress.tell))
+            progress.update()
+            say(*case_table(report.kind, rows, getattr(report.options, "batch_size", 1)).split("\n"))
+            report.write(folder)
 
 
 def _check(options: Common, names: list[str]) -> torch.device:
     """The device to run on. Raises InputError for options that do not fit."""
-    check_options(options)
     check_contestants(options, names)
     algorithm = getattr(options, "algorithm", "auto")
     try:
@@ -80,9 +102,25 @@ def _check(options: Common, names: list[str]) -> torch.device:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda needs a GPU that PyTorch can use, and there is none")
     device = best_device() if options.device is None else torch.device(options.device)
+    _check_memory(options, device)
     if device.type == "cpu" and options.dtype == "bfloat16":
         check_bfloat16("--dtype bfloat16", "--dtype float32")
     return device
+
+
+def _check_memory(options: Common, device: torch.device) -> None:
+    """Raise InputError for maps of which not even a layer's input and output fit into memory."""
+    if not isinstance(options, Shapes):
+        return
+    free = free_memory(device)
+    for shape in options.shapes:
+        height, width, channels = parse_shape(shape)
+        needed = 2 * options.batch_size * height * width * channels * getattr(torch, options.dtype).itemsize
+        if needed > free:
+            raise InputError(
+                f"--shapes must fit into memory, got {shape}: input and output of a batch of {options.batch_size} take "
+                f"{needed / 2**30:,.0f} GiB, and {free / 2**30:.1f} GiB are free"
+            )
 
 
 def _measuring(kind: str, options: Common, device: torch.device, tell: Callable[[str], Any]) -> Measuring:

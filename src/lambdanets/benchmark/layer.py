@@ -88,7 +88,7 @@ def _case(options: Shapes, device: torch.device, shape: str, scope: int, name: s
     return Case(sizes, chosen(prepared, options.contestants))
 
 
-def chosen(prepared: dict[str, Callable[[], Prepared]], names: Sequence[str]) -> list[Contestant]:
+def chosen(prepared: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Contestant]:
     """The contestants of these names, all if none is given, in their own order."""
     return [Contestant(name, prepare) for name, prepare in prepared.items() if not names or name in names]
 

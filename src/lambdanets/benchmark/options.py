@@ -1,5 +1,6 @@
 """What can be asked of a benchmark: a dataclass a kind, whose fields are the options of the command."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ Pass = Literal["inference", "training"]
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Options of every kind."""
+    """Options of every kind. Raises InputError for values that do not fit, each other or at all."""
 
-    contestants: tuple[str, ...] = ()
-    """Those to run, by name; all if none is given."""
+    contestants: tuple[str, ...] | None = None
+    """Those to run, by name; all if not given."""
     device: Literal["cpu", "cuda"] | None = None
     """By default cuda where there is a GPU."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -28,6 +29,9 @@ class Common:
     """Of weights, inputs and the order within each round."""
     out: Path | None = None
     """Folder for results and plots; must not exist. By default benchmark-KIND-DATE-TIME."""
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +116,15 @@ class Scaling(Timed):
 KINDS: dict[str, type[Common]] = {"layer": Layer, "model": Model, "memory": Memory, "scaling": Scaling}
 
 
-def check_options(options: Common) -> None:
+def _check(options: Common) -> None:
     """Raise InputError for a number that is not positive, an empty list, an even scope, or a shape in other words."""
     for name, value in vars(options).items():
         values = value if isinstance(value, tuple) else (value,)
-        if not values and name not in ("contestants", "sides", "lengths"):
+        if not values and name not in ("sides", "lengths"):
             raise InputError(f"{_flag(name)} needs at least one value")
         for number in values:
-            if name != "seed" and isinstance(number, int | float) and not number > 0:
-                raise InputError(f"{_flag(name)} must be positive, got {number}")
+            if name != "seed" and isinstance(number, int | float) and not 0 < number < math.inf:
+                raise InputError(f"{_flag(name)} must be positive and finite, got {number}")
     if isinstance(options, Shapes):
         for shape in options.shapes:
             if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
@@ -142,7 +146,7 @@ def check_options(options: Common) -> None:
 
 def check_contestants(options: Common, known: list[str]) -> None:
     """Raise InputError for a name that is no contestant of the kind."""
-    for name in options.contestants:
+    for name in options.contestants or ():
         if name not in known:
             raise InputError(f"--contestants must be of {', '.join(known)}; got {name!r}{nearest(name, known)}")
 

@@ -13,6 +13,7 @@ from lambdanets.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.benchmark.race import Row
 from lambdanets.benchmark.report import Report, figures
 from lambdanets.benchmark.timing import summarize
+from lambdanets.files import whole_file
 
 # ours stands out, the convolution is the yardstick, rivals share the rest
 _COLOURS = {OURS: "#1d4ed8", CONVOLUTION: "#111827"}
@@ -59,12 +60,12 @@ def _draw_layers(report: Report, folder: Path) -> None:
         _number(axis.yaxis)
         axis.grid(axis="y", which="both", alpha=0.3)
     _legend(figure, names)
-    figure.savefig(folder / PLOT.format(report.kind), dpi=110)
+    _save(figure, folder / PLOT.format(report.kind))
 
 
 def _draw_model(report: Report, folder: Path) -> None:
     """Throughput relative to plain ResNet-50, a panel a pass."""
-    found = figures("model", report.rows)
+    found = [entry for entry in figures("model", report.rows) if not entry["noisy"]]
     if not found:
         return
     passes = list(dict.fromkeys(entry["pass"] for entry in found))
@@ -80,7 +81,7 @@ def _draw_model(report: Report, folder: Path) -> None:
         axis.set(title=done, xlabel="throughput / ResNet-50")
         axis.axvline(1, color="#111827", linewidth=0.8)
         axis.margins(x=0.12)
-    figure.savefig(folder / PLOT.format(report.kind), dpi=110)
+    _save(figure, folder / PLOT.format(report.kind))
 
 
 def _draw_scaling(report: Report, folder: Path) -> None:
@@ -114,7 +115,7 @@ def _draw_scaling(report: Report, folder: Path) -> None:
             _number(axis.yaxis)
             axis.grid(alpha=0.3)
         left.legend(fontsize=8)
-    figure.savefig(folder / PLOT.format(report.kind), dpi=110)
+    _save(figure, folder / PLOT.format(report.kind))
 
 
 def _groups(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
@@ -154,3 +155,8 @@ def _legend(figure: Figure, names: Sequence[str]) -> None:
 
     handles = [Patch(color=_colour(name, names), label=name) for name in names]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(names), fontsize=8)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)

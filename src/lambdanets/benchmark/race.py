@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from lambdanets.benchmark.allocations import peak_bytes
 from lambdanets.benchmark.peers import LeftOut
 from lambdanets.benchmark.reference import Error, Expected
-from lambdanets.benchmark.timing import interleave
+from lambdanets.benchmark.timing import interleave, is_noisy
+from lambdanets.errors import is_out_of_memory
 
 NOT_REACHED = "not reached before the end"
 
@@ -55,6 +56,11 @@ class Row:
     errors: dict[str, float] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its times are too far apart to be compared."""
+        return is_noisy(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,8 @@ def _check_all(case: Case, rows: list[Row], measuring: Measuring) -> dict[str, P
         except LeftOut as reason:
             row.left_out = str(reason)
         except Exception as error:  # a rival may raise anything; ours are found by the tests
-            row.left_out = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            row.left_out = "out of memory" if is_out_of_memory(error) else said
     return ready
 
 

@@ -117,13 +117,14 @@ def _case(
     def attend(_: str) -> Prepared:
         held = attention.bytes_held(options.batch_size, options.heads, n, dtype.itemsize, training=training)
         limit(ATTENTION, held, n**2, lambda size: size**2)
-        biases = attention.relative_bias(_first_heads(inputs().table, options.heads).detach(), grid, causal=causal)
+        table = _first_heads(inputs().table, options.heads)
+        make_bias = attention.RelativeBias(table, grid, causal=causal)
+        biases = None if training else make_bias(table.detach())
 
         def run(i: Inputs) -> Tensor:
             heads = i.values.unsqueeze(1).expand(-1, options.heads, -1, -1)
-            if not training:  # the matrix is made once, beforehand
-                return F.scaled_dot_product_attention(i.queries, i.keys, heads, attn_mask=biases)
-            bias = attention.relative_bias(_first_heads(i.table, options.heads), grid, causal=causal)
+            # index and, in inference, matrix are made once, beforehand
+            bias = make_bias(_first_heads(i.table, options.heads)) if biases is None else biases
             return F.scaled_dot_product_attention(i.queries, i.keys, heads, attn_mask=bias)
 
         expected = functools.partial(_expected_attention, grid, causal, checked, options.heads)

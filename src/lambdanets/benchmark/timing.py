@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 
 # A slow contestant is timed this often all the same.
 FEWEST_REPEATS = 3
+# Times are noisy where the upper quartile is more than so many times the lower one.
+NOISY = 1.5
+# What is noisy is timed again, as often as before, so many times at most.
+MORE_PASSES = 2
 
 
 class Summary(NamedTuple):
@@ -36,6 +40,8 @@ def interleave(
     and to see how often it fits into `seconds`; one that takes longer than that, once. It then takes part in that many
     rounds, `repeats` at most and FEWEST_REPEATS at least, spread evenly over all. Interrupted, it leaves the samples
     taken so far. synchronize waits for the device, before and after each run: launching is part of the time.
+
+    What is noisy then (`is_noisy`) takes part in as many rounds again, MORE_PASSES times at most, until it is not.
     """
 
     def timed(name: str) -> float:
@@ -53,14 +59,17 @@ def interleave(
             took = timed(name)
         fitting = int(seconds / max(took, 1e-9))
         counts[name] = min(repeats, max(fitting, FEWEST_REPEATS))
-    rounds = max(counts.values(), default=0)
     order = random.Random(seed)
-    for number in range(rounds):
-        names = [name for name, count in counts.items() if _takes_part(number, count, rounds)]
-        order.shuffle(names)
-        for name in names:
-            tell(f"{name}, round {number + 1} of {rounds}")
-            samples[name].append(timed(name))
+    for again in range(1 + MORE_PASSES):
+        if again:
+            counts = {name: count for name, count in counts.items() if is_noisy(samples[name])}
+        rounds = max(counts.values(), default=0)
+        for number in range(rounds):
+            names = [name for name, count in counts.items() if _takes_part(number, count, rounds)]
+            order.shuffle(names)
+            for name in names:
+                tell(f"{name}, round {number + 1} of {rounds}{', again because of noise' if again else ''}")
+                samples[name].append(timed(name))
 
 
 def _takes_part(number: int, count: int, rounds: int) -> bool:
@@ -74,6 +83,14 @@ def summarize(samples: Sequence[float]) -> Summary:
         return Summary(samples[0], samples[0], samples[0])
     lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
     return Summary(median, lower, upper)
+
+
+def is_noisy(samples: Sequence[float]) -> bool:
+    """Whether the quartiles are too far apart for a median to be compared with others."""
+    if len(samples) < FEWEST_REPEATS:
+        return False
+    _, lower, upper = summarize(samples)
+    return upper > NOISY * lower
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

@@ -2,15 +2,16 @@
 
 from lambdanets.arguments import parse
 from lambdanets.errors import InputError, nearest
+from lambdanets.terminal import say
 
 
 def main(arguments: list[str]) -> int:
-    """Measure layers and models beside their rivals: lambdanets benchmark layer|model|memory|scaling [--out DIR]."""
+    """Run `lambdanets benchmark` and return its exit code."""
     from lambdanets.benchmark.options import KINDS
 
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {kind:<9}{(options.__doc__ or '').strip()}" for kind, options in KINDS.items()]
-        print("\n".join(["usage: lambdanets benchmark KIND ...", "", *lines, "", "Each has --help of its own."]))
+        say("usage: lambdanets benchmark KIND ...", "", *lines, "", "Each has --help of its own.")
         return 0
     kind = arguments[0]
     if kind not in KINDS:

@@ -1,26 +1,33 @@
 """`lambdanets calibrate`."""
 
 import dataclasses
-from typing import Literal
+import re
 
 from lambdanets.arguments import parse
 from lambdanets.errors import InputError
+from lambdanets.signals import interruptible
+from lambdanets.terminal import say
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibrate:
     """What to measure."""
 
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Whose rates to measure."""
+    device: str = "cpu"
+    """What to measure: cpu, or a GPU (cuda, cuda:1), on which the fused kernels are tested and timed as well."""
     threads: int | None = None
     """Threads of the CPU to measure with; by default as many as PyTorch takes."""
 
 
 def main(arguments: list[str]) -> int:
-    """Measure how fast this machine computes, for the choice of algorithms: lambdanets calibrate."""
-    description = "Measure how fast this machine computes, and keep it for the automatic choice of algorithms."
+    """Run `lambdanets calibrate` and return its exit code."""
+    description = (
+        "Measure how fast this machine computes, and keep it for the automatic choice of algorithms. "
+        "On a GPU, test the fused kernels in all dtypes and time them beside the plain algorithms, in some minutes."
+    )
     options = parse(Calibrate, arguments, prog="lambdanets calibrate", description=description)
+    if re.fullmatch(r"cpu|cuda(:\d+)?", options.device) is None:
+        raise InputError(f"device must be cpu, cuda or a GPU by its number such as cuda:1, got {options.device!r}")
     if options.threads is not None and options.threads < 1:
         raise InputError(f"threads must be at least 1, got {options.threads}")
     import torch
@@ -28,14 +35,23 @@ def main(arguments: list[str]) -> int:
     from lambdanets import calibration
     from lambdanets.ops.position.rates import built_in, calibration_file
 
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device cuda needs a GPU, and PyTorch finds none")
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise InputError(f"device {options.device} needs a GPU, and PyTorch finds none")
+    if options.device != "cpu" and options.threads is not None:
+        raise InputError("threads must be left out where a GPU is measured")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     usual = dataclasses.asdict(built_in(options.device, torch.get_num_threads()))
-    rates = dataclasses.asdict(calibration.calibrate(options.device))
-    print(f"{'':24}{'measured':>12}{'built in':>12}")
+    report = {} if options.device == "cpu" else {"report": lambda text: say(*text.split("\n"))}
+    try:
+        with interruptible():
+            rates = dataclasses.asdict(calibration.calibrate(options.device, **report))
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    if report:
+        say("")
+    say(f"{'':24}{'measured':>12}{'built in':>12}")
     for name, value in rates.items():
-        print(f"{name.replace('_', ' '):24}{value:>12.3g}{usual[name]:>12.3g}")
-    print(f"written to {calibration_file()}")
+        say(f"{name.replace('_', ' '):24}{value:>12.3g}{usual[name]:>12.3g}")
+    say(f"written to {calibration_file()}")
     return 0

@@ -4,13 +4,46 @@ import dataclasses
 import time
 from pathlib import Path
 
+import tyro
+
+from lambdanets.arguments import parse
 from lambdanets.cli.runs import explained, parse_with_recipe
 from lambdanets.errors import InputError
+from lambdanets.terminal import say
+from lambdanets.training.recipe import Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """A recipe's fields, which variants and seeds to train by it, and where the results go."""
+
+    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    variants: tuple[str, ...] = ()
+    """Variants of the studies, by name; all if none is given."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each variant is trained once with each: of weights, order, augmentation and the choice of images."""
+    out: Path | None = None
+    """Folder for the runs and results; must be new or empty. By default comparisons/STUDY-DATE-TIME."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A comparison that was begun, or its results."""
+
+    resume: Path | None = None
+    """Folder of a comparison to resume, or to help with beside other processes."""
+    report: Path | None = None
+    """results.json of a comparison, to print its tables again."""
+
+    def __post_init__(self) -> None:
+        if (self.resume is None) == (self.report is None):
+            both = "neither" if self.resume is None else "both"
+            raise InputError(f"lambdanets compare must have one of --resume and --report, got {both}")
 
 
 def main(arguments: list[str]) -> int:
-    """Train variants of a network alike, over seeds: lambdanets compare STUDIES [RECIPE], or --resume DIR."""
-    from lambdanets.comparison.studies import MODEL, MODEL_OPTIONS, STUDIES
+    """Run `lambdanets compare` and return its exit code."""
+    from lambdanets.comparison.studies import MODEL, MODEL_OPTIONS, STUDIES, labels_of
     from lambdanets.recipes import find_recipe
 
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -20,42 +53,43 @@ def main(arguments: list[str]) -> int:
             "       lambdanets compare --resume DIR           go on, or help, beside other processes",
             "       lambdanets compare --report RESULTS.json  the tables again",
         ]
-        print("\n".join([*usage, "", *lines, "", "lambdanets compare STUDIES --help says what can be asked."]))
+        say(*usage, "", *lines, "", "lambdanets compare STUDIES --help lists the options.")
         return 0
-    if arguments[0] in ("--resume", "--report"):
-        if len(arguments) != 2:
-            raise InputError(f"{arguments[0]} takes one path and nothing beside it, got {' '.join(arguments[1:])!r}")
-        from lambdanets.comparison import command, execution, summary
-
-        path = Path(arguments[1])
-        if arguments[0] == "--report":
-            print(summary.markdown(summary.read_summary(path)), end="")
-            return 0
-        with explained(f"lambdanets compare --resume {path}", path / execution.PLAN):
-            command.go_on(path)
-        return 0
+    if arguments[0].startswith("-"):
+        return _go_on(parse(Kept, arguments, prog="lambdanets compare", description="Resume or report a comparison."))
     first, *rest = arguments
     named = bool(rest) and not rest[0].startswith("-")
     recipe = dataclasses.replace(find_recipe(rest[0] if named else "digits"), model=MODEL, model_options={})
-    from lambdanets.comparison import command, execution
-
     studies = tuple(STUDIES) if first == "all" else tuple(first.split(","))
-    variants = ", ".join(execution.labels_of(studies))
+    variants = ", ".join(labels_of(studies))
     options = parse_with_recipe(
-        command.Compare,
+        Compare,
         recipe,
         rest[1:] if named else rest,
-        prog=f"lambdanets compare {first}",
+        prog=f"lambdanets compare {first}{'' if named else ' [RECIPE]'}",
         description=f"Train these alike: {variants}.",
     )
     if options.recipe.seed != recipe.seed:
         raise InputError(
             f"--seed must be left to --seeds, which trains with each of its numbers; got {options.recipe.seed}"
         )
+    from lambdanets.comparison import command, execution
+
     usual = MODEL_OPTIONS if options.recipe.model == MODEL else {}
     recipe = dataclasses.replace(options.recipe, model_options=usual | options.recipe.model_options)
     plan = execution.make_plan(studies, options.variants, options.seeds, recipe)
     folder = options.out or Path("comparisons") / f"{first.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     with explained(f"lambdanets compare --resume {folder}", folder / execution.PLAN):
         command.start(plan, folder)
+    return 0
+
+
+def _go_on(options: Kept) -> int:
+    from lambdanets.comparison import command, execution, summary
+
+    if options.report is not None:
+        say(*summary.markdown(summary.read_summary(options.report)).rstrip("\n").split("\n"))
+    elif options.resume is not None:
+        with explained(f"lambdanets compare --resume {options.resume}", options.resume / execution.PLAN):
+            command.go_on(options.resume)
     return 0

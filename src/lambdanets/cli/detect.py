@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,9 +10,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from lambdanets.arguments import parse
-from lambdanets.cli.runs import parse_with_recipe, tell_unreadable
+from lambdanets.cli.runs import images_journal, parse_with_recipe, tell_unreadable
 from lambdanets.cli.training import train
 from lambdanets.errors import InputError, nearest
+from lambdanets.progress import track
+from lambdanets.terminal import say
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 
@@ -56,11 +59,15 @@ class Predict:
     """Files, folders of images, and globs."""
     out: Path = Path("detections")
     """New folder for results.json, in COCO's format, images.json, which says the image of each id, and a picture of
-    each image."""
+    each image. An interrupted command keeps what it has found there, and the same command resumes."""
     score: float = 0.5
     """Least score of what is drawn; results.json has all that is found."""
     pictures: bool = True
     """Draw a picture of each image."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.score <= 1:
+            raise InputError(f"score must be between 0 and 1, got {self.score}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +82,10 @@ class Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Find objects and their masks, by Mask R-CNN: lambdanets detect train | evaluate | predict | report."""
+    """Run `lambdanets detect` and return its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<10}{(action.__doc__ or '').splitlines()[0]}" for name, action in ACTIONS.items()]
-        print("\n".join(["usage: lambdanets detect ACTION ...", "", *lines]))
+        say("usage: lambdanets detect ACTION ...", "", *lines)
         return 0
     if arguments[0] not in ACTIONS:
         raise InputError(
@@ -109,7 +116,7 @@ def _train(arguments: list[str]) -> int:
         Train,
         recipe,
         arguments[1:] if named else arguments,
-        prog=f"lambdanets detect train {name}",
+        prog=f"lambdanets detect train {name if named else '[RECIPE]'}",
         description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
     )
     from lambdanets.training.detection.quicktest import small
@@ -121,13 +128,15 @@ def _train(arguments: list[str]) -> int:
     result, folder = done
     if result:  # the first process's
         tell_unreadable(result["unreadable"])
-        print(f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}")
         speed = f"{result['images_per_second']:.1f} images/s"
-        print(f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {speed}")
-        print(f"truth beside prediction: {folder / 'predictions.png'}")
-        print(f"precision over recall:   {folder / 'precision_recall.png'}")
-        print(f"curves:                  {folder / 'curves.png'}")
-        print(f"weights:                 {folder / 'weights.safetensors'}")
+        say(
+            f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
+            f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {speed}",
+            f"truth beside prediction: {folder / 'predictions.png'}",
+            f"precision over recall:   {folder / 'precision_recall.png'}",
+            f"curves:                  {folder / 'curves.png'}",
+            f"weights:                 {folder / 'weights.safetensors'}",
+        )
         _print_scores(result)
     return 0
 
@@ -160,7 +169,7 @@ def _evaluate(arguments: list[str]) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     judgement = judge(detector, images)
     tell_unreadable(judgement.unreadable)
-    print(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
+    say(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
     _print_scores(judgement.scores.summary())
     if options.out is not None:
         scores = {**judgement.scores.told(), "images": len(judgement.read)}
@@ -180,46 +189,58 @@ def _predict(arguments: list[str]) -> int:
         prog="lambdanets detect predict",
         description="Find objects in images; write COCO's results, and a picture of each image.",
     )
-    from lambdanets.files import printable_bytes, whole_file, write_whole
+    from lambdanets.locks import locked_folder
     from lambdanets.training.data.images import find_images
-    from lambdanets.training.detection.detector import load_detector
-    from lambdanets.training.detection.evaluation import find_in_files
-    from lambdanets.training.detection.results import Result, coco_results, write_results
-    from lambdanets.training.detection.showing import draw_found
 
     if not options.images:
         raise InputError("no images given; expected files, folders or globs after the checkpoint")
-    if not 0 <= options.score <= 1:
-        raise InputError(f"score must be between 0 and 1, got {options.score}")
-    _refuse_full(options.out)
     paths = find_images(options.images)
-    detector = load_detector(options.checkpoint)
-    unreadable: list[str] = []
-    results: list[Result] = []
-    images: list[dict[str, Any]] = []
-    try:
-        for number, (path, image, found) in enumerate(find_in_files(detector, paths, unreadable), 1):
-            options.out.mkdir(parents=True, exist_ok=True)
-            results += coco_results(found, number, detector.category_ids)
-            images.append({"id": number, "file_name": str(path), "height": image.height, "width": image.width})
-            sure = int((found["scores"] >= options.score).sum())
-            print(f"{path}  {sure} objects")
-            if options.pictures:
-                with whole_file(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
-                    draw_found(image, found, detector.classes, options.score).save(file, "PNG")
-    finally:  # also of what was found until something ended it
-        tell_unreadable(unreadable)
-        if images:
-            categories = map(dataclasses.asdict, detector.categories)
-            known = printable_bytes(
-                json.dumps({"images": images, "categories": [*categories]}, indent=1, ensure_ascii=False) + "\n"
-            )
-            write_whole(options.out / "images.json", known)
-            write_results(results, options.out / "results.json")
-            print(f"{len(results)} objects in {len(images)} images, written to {options.out}")
-    if not images:
-        raise InputError(f"none of the {len(paths)} images could be read")
+    _refuse_full(options.out, JOURNAL)
+    with locked_folder(options.out):
+        _refuse_full(options.out, JOURNAL)
+        _find_objects(options, paths)
     return 0
+
+
+def _find_objects(options: Predict, paths: list[Path]) -> None:
+    """Find objects in images, draw each, and write what is found, also of those until something ended it."""
+    from lambdanets.files import printable_bytes, remove_unfinished, whole_file, write_whole
+    from lambdanets.training.detection.detector import load_detector
+    from lambdanets.training.detection.evaluation import find_in_files
+    from lambdanets.training.detection.results import coco_results, write_results
+    from lambdanets.training.detection.showing import draw_found
+    from lambdanets.training.weight_files import identified
+
+    detector = load_detector(options.checkpoint)
+    remove_unfinished(options.out)
+    unreadable: list[str] = []
+    identity = {"weights": identified(options.checkpoint)["sha256"], "options": [options.score, options.pictures]}
+    with images_journal(options.out / "detections", identity, paths) as journal:
+        done = {entry["image"]["file_name"] for entry in journal.entries}
+        left = [path for path in paths if str(path) not in done]
+        try:
+            files = find_in_files(detector, left, unreadable)
+            for path, image, found in track(files, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
+                number = len(journal.entries) + 1
+                if options.pictures:
+                    with whole_file(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
+                        draw_found(image, found, detector.classes, options.score).save(file, "PNG")
+                entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
+                results = coco_results(found, number, detector.category_ids)
+                journal.add({"image": entry, "results": results})
+                say(f"{path}  {int((found['scores'] >= options.score).sum())} objects")
+        finally:
+            tell_unreadable(unreadable)
+            if journal.entries:
+                images = [entry["image"] for entry in journal.entries]
+                results = [result for entry in journal.entries for result in entry["results"]]
+                known = {"images": images, "categories": [*map(dataclasses.asdict, detector.categories)]}
+                text = json.dumps(known, indent=1, ensure_ascii=False) + "\n"
+                write_whole(options.out / "images.json", printable_bytes(text))
+                write_results(results, options.out / "results.json")
+                say(f"{len(results)} objects in {len(images)} images, written to {options.out}")
+        if not journal.entries:
+            raise InputError(f"none of the {len(paths)} images could be read")
 
 
 def _report(arguments: list[str]) -> int:
@@ -234,10 +255,11 @@ def _report(arguments: list[str]) -> int:
 
     if not options.runs:
         raise InputError("no runs given; expected folders of finished runs")
-    print(report(options.runs, options.format))
+    say(*report(options.runs, options.format).split("\n"))
     return 0
 
 
+JOURNAL = "detections.partial"  # in the folder of an interrupted detect predict
 LONGEST_STEM = 50  # of a picture's name: with all around it, 255 bytes in any script
 ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
@@ -247,12 +269,18 @@ ACTIONS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _refuse_full(folder: Path | None) -> None:
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+def _refuse_full(folder: Path | None, begun_by: str | None = None) -> None:
+    """Raise InputError for a folder with anything in it, but for hidden files and what the journal `begun_by` lists."""
+    if folder is None or not folder.exists():
+        return
+    if not folder.is_dir() or not (
+        (begun_by is not None and (folder / begun_by).is_file())
+        or all(path.name.startswith(".") for path in folder.iterdir())
+    ):
         raise InputError(f"{folder} holds something already; name a new folder with --out")
 
 
 def _print_scores(summary: dict[str, Any]) -> None:
     for kind, words in (("bbox", "boxes"), ("segm", "masks")):
         scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in summary[kind].items()]
-        print(f"{words}  {'  '.join(scores)}")
+        say(f"{words}  {'  '.join(scores)}")

@@ -7,6 +7,7 @@ import tyro
 
 from lambdanets.arguments import parse
 from lambdanets.cli.runs import tell_unreadable
+from lambdanets.terminal import say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Evaluate:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure a trained model's top-1 on the validation part of a data set: lambdanets evaluate CHECKPOINT."""
+    """Run `lambdanets evaluate` and return its exit code."""
     options = parse(Evaluate, arguments, prog="lambdanets evaluate", description="Measure a trained model's top-1.")
     from lambdanets.training.classification import evaluation
     from lambdanets.training.classification.classifier import load_classifier
@@ -32,6 +33,6 @@ def main(arguments: list[str]) -> int:
     classifier = load_classifier(options.checkpoint, options.model)
     judgement = evaluation.evaluate(classifier, options.data, options.data_root)
     tell_unreadable(judgement.unreadable)
-    print(f"{len(judgement.labels)} images, {int((judgement.labels == judgement.predicted).sum())} right")
-    print(f"top-1 {judgement.top1:.4f}")
+    say(f"{len(judgement.labels)} images, {int((judgement.labels == judgement.predicted).sum())} right")
+    say(f"top-1 {judgement.top1:.4f}")
     return 0

@@ -2,14 +2,20 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from lambdanets.arguments import parse
-from lambdanets.cli.runs import tell_unreadable
+from lambdanets.cli.runs import images_journal, tell_unreadable
 from lambdanets.errors import InputError
+from lambdanets.progress import track
+from lambdanets.terminal import say
+
+if TYPE_CHECKING:
+    from lambdanets.training.classification.classifier import Classifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,44 +29,60 @@ class Predict:
     top: int = 3
     """Classes to name for each image."""
     out: Path = Path("predictions.jsonl")
-    """File for one line of JSON an image; an existing file is refused."""
+    """File for one line of JSON per image; an existing file is refused. An interrupted command keeps its predictions in
+    OUT.partial, and the same command resumes from there."""
     model: str | None = None
     """Load the weights into this model instead of the one they were trained in."""
 
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise InputError(f"top must be at least 1, got {self.top}")
+
 
 def main(arguments: list[str]) -> int:
-    """Classify image files: lambdanets predict CHECKPOINT IMAGES... takes files, folders and globs."""
+    """Run `lambdanets predict` and return its exit code."""
     options = parse(
         Predict,
         arguments,
         prog="lambdanets predict",
         description="Classify image files, folders of them and globs; print a table and write JSON lines.",
     )
-    from lambdanets.files import printable_bytes, whole_file
-    from lambdanets.training.classification import evaluation
+    from lambdanets.locks import locked
     from lambdanets.training.classification.classifier import load_classifier
     from lambdanets.training.data.images import find_images
 
-    if options.top < 1:
-        raise InputError(f"top must be at least 1, got {options.top}")
     if options.out.exists():
         raise InputError(f"{options.out} exists; name another file with --out, or remove it")
     if not options.images:
         raise InputError("no images given; expected files, folders or globs after the checkpoint")
     paths = find_images(options.images)
     classifier = load_classifier(options.checkpoint, options.model)
-    unreadable: list[str] = []
-    width = min(max(len(str(path)) for path in paths), 60)
-    predicted = 0
-    with whole_file(options.out) as file:
-        for prediction in evaluation.predict(classifier, paths, options.top, unreadable):
-            predicted += 1
-            best = list(zip(prediction.classes, prediction.probabilities, strict=True))
-            line = {"path": str(prediction.path), "top": [{"class": c, "probability": p} for c, p in best]}
-            file.write(printable_bytes(json.dumps(line, ensure_ascii=False) + "\n"))
-            print(f"{prediction.path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
-        tell_unreadable(unreadable)
-        if not predicted:
-            raise InputError(f"none of the {len(paths)} images could be read")
-    print(f"{predicted} images, written to {options.out}")
+    with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
+        count = _predict(classifier, options, paths)
+    say(f"{count} images, written to {options.out}")
     return 0
+
+
+def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
+    """Predict, show and write; predictions are kept in a journal until the file is written. Returns their number."""
+    from lambdanets.files import printable_bytes, write_whole
+    from lambdanets.training.classification import evaluation
+    from lambdanets.training.weight_files import identified
+
+    width = min(max(len(str(path)) for path in paths), 60)
+    unreadable: list[str] = []
+    identity = {"weights": identified(options.checkpoint)["sha256"], "options": [options.top, options.model]}
+    with images_journal(options.out, identity, paths) as journal:
+        done = {entry["path"] for entry in journal.entries}
+        left = [path for path in paths if str(path) not in done]
+        found = evaluation.predict(classifier, left, options.top, unreadable)
+        for prediction in track(found, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
+            best = list(zip(prediction.classes, prediction.probabilities, strict=True))
+            journal.add({"path": str(prediction.path), "top": [{"class": c, "probability": p} for c, p in best]})
+            say(f"{prediction.path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
+        tell_unreadable(unreadable)
+        if not journal.entries:
+            raise InputError(f"none of the {len(paths)} images could be read")
+        lines = [json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n" for entry in journal.entries]
+        write_whole(options.out, printable_bytes("".join(lines)))
+        return len(lines)

@@ -8,6 +8,8 @@ import tyro
 
 from lambdanets.arguments import parse
 from lambdanets.cli.runs import tell_unreadable
+from lambdanets.signals import resumable
+from lambdanets.terminal import say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Label:
 
 
 def main(arguments: list[str]) -> int:
-    """Label images for a student: lambdanets pseudo-label TEACHER SHARDS OUT, or select LABELS SELECTION."""
+    """Run `lambdanets pseudo-label` and return its exit code."""
     if arguments and arguments[0] == "select":
         from lambdanets.training.pseudo.select_command import Select, run_select
 
@@ -46,20 +48,21 @@ def main(arguments: list[str]) -> int:
     options = parse(Label, arguments, prog="lambdanets pseudo-label", description=description)
     from lambdanets.training.pseudo.labelling import label_shards
 
-    done = label_shards(
-        options.teacher,
-        options.shards,
-        options.out,
-        top=options.top,
-        batch_size=options.batch_size,
-        workers=options.workers,
-        max_unreadable=options.max_unreadable,
-        tell=lambda name, images, seconds: print(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
-    )
+    with resumable("the labels of finished shards are kept"):
+        done = label_shards(
+            options.teacher,
+            options.shards,
+            options.out,
+            top=options.top,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            max_unreadable=options.max_unreadable,
+            tell=lambda name, images, seconds: say(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
+        )
     tell_unreadable(list(done.unreadable))
     rate = done.images / max(done.seconds, 1e-9)
-    print(f"{done.images:,} images in {done.shards:,} shards labelled in {done.seconds:.0f} s, {rate:.0f} images/s")
+    say(f"{done.images:,} images in {done.shards:,} shards labelled in {done.seconds:.0f} s, {rate:.0f} images/s")
     if done.elsewhere:
-        print(f"{done.elsewhere:,} shards are under way in other processes")
-    print(f"written to {options.out}; go on with: lambdanets pseudo-label select {options.out} SELECTION")
+        say(f"{done.elsewhere:,} shards are under way in other processes")
+    say(f"written to {options.out}; go on with: lambdanets pseudo-label select {options.out} SELECTION")
     return 0

@@ -2,13 +2,17 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lambdanets.arguments import parse
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, is_for_user, is_out_of_memory
+from lambdanets.journal import SUFFIX, Journal, open_journal
+from lambdanets.signals import interruptible
+from lambdanets.terminal import say
 from lambdanets.training.recipe import TrainingRecipe
 
 
@@ -28,12 +32,15 @@ def explained(command: str, begun: Path) -> Iterator[None]:
     from lambdanets.training.processes import processes
 
     try:
-        yield
+        with interruptible():
+            yield
     except (Interrupted, KeyboardInterrupt):
-        if processes().first:
-            print(f"stopped{f'; go on with: {command}' if begun.is_file() else ''}", file=sys.stderr)
+        if processes().is_rank_zero:
+            say(f"stopped{f'; go on with: {command}' if begun.is_file() else ''}", file=sys.stderr)
         raise KeyboardInterrupt from None
     except OSError as error:
+        if not is_for_user(error):
+            raise
         kept = "; the last checkpoint is whole" if (begun.parent / "checkpoints" / "last.ckpt").is_file() else ""
         advice = f"; once mended, go on with: {command}" if begun.is_file() else ""
         raise InputError(f"{error.filename or 'the run'}: {error.strerror or error}{kept}{advice}") from error
@@ -45,15 +52,28 @@ def explained(command: str, begun: Path) -> Iterator[None]:
         ) from error
 
 
-def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Whether it says that memory ran out, Python's, a GPU's, or PyTorch's on a processor, which has no type for it."""
-    import torch
+@contextlib.contextmanager
+def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -> Iterator[Journal]:
+    """The journal OUT.partial of a command that goes through images; says what is resumed, and how to resume.
 
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    identity: what its entries depend on beside the images.
+    """
+    path = out.with_name(out.name + SUFFIX)
+    listed = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
+    journal = None
+    try:
+        with interruptible(), open_journal(path, identity | {"images": listed}) as journal:
+            if journal.resumed:
+                say(f"resuming: {journal.resumed} of {len(paths)} images are done", file=sys.stderr)
+            yield journal
+    except KeyboardInterrupt:
+        if journal is not None and journal.entries:
+            done = f"stopped after {len(journal.entries)} of {len(paths)} images, kept in {path}"
+            say(f"{done}; give the same command to resume", file=sys.stderr)
+        raise
 
 
 def tell_unreadable(unreadable: list[str]) -> None:
     if unreadable:
-        print(f"skipped {len(unreadable)} images that could not be read:", file=sys.stderr)
-        for sentence in unreadable:
-            print(f"  {sentence}", file=sys.stderr)
+        say(f"skipped {len(unreadable)} images that could not be read:", file=sys.stderr)
+        say(*(f"  {sentence}" for sentence in unreadable), file=sys.stderr)

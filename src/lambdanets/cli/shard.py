@@ -4,7 +4,7 @@ from lambdanets.arguments import parse
 
 
 def main(arguments: list[str]) -> int:
-    """Write images into shards, check or list them: lambdanets shard FOLDER OUT."""
+    """Run `lambdanets shard` and return its exit code."""
     from lambdanets.training.data.shards import command
 
     description = "Write a set of images into WebDataset shards, or check or list those in a folder or at a URL."

@@ -4,7 +4,7 @@ from lambdanets.arguments import parse
 
 
 def main(arguments: list[str]) -> int:
-    """Show the paper's tables beside ours: lambdanets tables [3|4|...|20] [--check] [--format markdown]."""
+    """Run `lambdanets tables` and return its exit code."""
     from lambdanets.reproduction import command
 
     description = "Show the paper's tables with what the models of this package come to beside each figure."

@@ -9,6 +9,8 @@ import tyro
 from lambdanets.cli.runs import parse_with_recipe, tell_unreadable
 from lambdanets.cli.training import train
 from lambdanets.errors import InputError
+from lambdanets.progress import Progress
+from lambdanets.terminal import say
 from lambdanets.training.recipe import Recipe
 
 
@@ -32,7 +34,7 @@ class Train:
 
 
 def main(arguments: list[str]) -> int:
-    """Train by a recipe: lambdanets train [RECIPE] [--run DIR] [--FIELD VALUE ...], or --resume DIR."""
+    """Run `lambdanets train` and return its exit code."""
     from lambdanets.recipes import find_recipe, list_recipes
 
     named = bool(arguments) and not arguments[0].startswith("-")
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
         Train,
         recipe,
         arguments[1:] if named else arguments,
-        prog=f"lambdanets train {name}",
+        prog=f"lambdanets train {name if named else '[RECIPE]'}",
         description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
     )
     if options.plan:
@@ -65,16 +67,19 @@ def _plan(options: Train) -> int:
 
     if options.resume is not None or options.run is not None or options.quicktest:
         raise InputError("--plan makes no run; give no --resume, --run or --quicktest beside it")
-    for line in plan(options.recipe, options.devices or processes().count).lines():
-        print(line)
+    with Progress("planning"):
+        lines = plan(options.recipe, options.devices or processes().world_size).lines()
+    say(*lines)
     return 0
 
 
 def _report(result: dict[str, Any], folder: Path) -> None:
     tell_unreadable(result["unreadable"])
-    print(f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}")
-    print(f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {result['images_per_second']:.0f} images/s")
-    print(f"what it got right and wrong: {folder / 'predictions.png'}")
-    print(f"curves:                      {folder / 'curves.png'}")
-    print(f"weights:                     {folder / 'weights.safetensors'}")
-    print(f"top-1 {result['top1']:.4f}")
+    say(
+        f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
+        f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {result['images_per_second']:.0f} images/s",
+        f"what it got right and wrong: {folder / 'predictions.png'}",
+        f"curves:                      {folder / 'curves.png'}",
+        f"weights:                     {folder / 'weights.safetensors'}",
+        f"top-1 {result['top1']:.4f}",
+    )

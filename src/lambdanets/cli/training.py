@@ -1,5 +1,6 @@
 """What `lambdanets train` and `lambdanets detect train` share: which folder, how many processes, the run itself."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,11 @@ from typing import Any, Protocol
 
 from lambdanets.cli.runs import explained
 from lambdanets.errors import InputError
+from lambdanets.recipes import COMMANDS
 from lambdanets.training.recipe import TrainingRecipe
+
+# Set for the processes that --devices starts, which are given the same arguments.
+LAUNCHED = "LAMBDANETS_LAUNCHED"
 
 
 class Options(Protocol):
@@ -41,6 +46,7 @@ def train(
     An exit code where the command was started in processes of its own. command: its words, which the arguments follow;
     name: of the recipe; changed: whether it was named, or a field of it given. small: makes a quicktest's recipe.
     """
+    _check_devices(options.devices)
     from lambdanets.training import run
     from lambdanets.training.processes import processes
 
@@ -51,14 +57,15 @@ def train(
         _check_task(folder, options.recipe.task)
     else:
         folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if processes().count > 1 and options.resume is None and options.run is None:
+    if processes().world_size > 1 and options.resume is None and options.run is None:
         raise InputError("several processes need --run DIR, the same for all of them")
-    if options.devices is not None:
-        return _launch(options.devices, command, arguments, folder)
+    if options.devices is not None and LAUNCHED not in os.environ:
+        named = options.run is not None or options.resume is not None
+        return _launch(options.devices, [*command, *arguments, *([] if named else ["--run", str(folder)])])
     recipe = options.recipe
     if options.quicktest:
         beside = folder.with_name(f"{folder.name}-data")
-        if processes().count > 1 or options.resume is not None:
+        if processes().world_size > 1 or options.resume is not None:
             raise InputError("--quicktest is for one process, and for a new run; leave it out")
         if folder.exists() and not beside.exists():
             raise InputError(f"{folder} exists and is no quicktest's; name another folder")
@@ -73,27 +80,28 @@ def _check_task(folder: Path, task: str) -> None:
     from lambdanets.training.task import read_recipe
 
     if (folder / RECIPE).is_file() and (there := read_recipe(folder / RECIPE).task) != task:
-        commands = {"classification": "lambdanets train", "detection": "lambdanets detect train"}
-        raise InputError(f"{folder} is the folder of a run of {there}; go on with: {commands[there]} --resume {folder}")
+        command = f"lambdanets {COMMANDS[there]}"
+        raise InputError(f"{folder} is the folder of a run of {there}; resume it with: {command} --resume {folder}")
 
 
-def _launch(devices: int, command: list[str], arguments: list[str], folder: Path) -> int:
+def _launch(devices: int, command: list[str]) -> int:
     """The same command in so many processes."""
     from lambdanets.training import launching
     from lambdanets.training.processes import processes
 
-    if devices < 1:
-        raise InputError(f"devices must be at least 1, got {devices}")
-    if processes().count > 1:
+    if processes().world_size > 1:
         raise InputError("--devices starts processes, and torchrun has started these; give one or the other")
     import torch
 
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise InputError(f"devices must be at most {torch.cuda.device_count()}, the GPUs that there are, got {devices}")
-    place = arguments.index("--devices") if "--devices" in arguments else None
-    if place is None:
-        raise InputError("--devices must stand apart from its number, as in --devices 2")
-    same = arguments[:place] + arguments[place + 2 :]
-    if not {"--run", "--resume"} & set(same):
-        same += ["--run", str(folder)]
-    return launching.launch(devices, [*command, *same])
+    os.environ[LAUNCHED] = "1"  # the processes inherit it, and train instead of starting others
+    try:
+        return launching.launch(devices, command)
+    finally:
+        del os.environ[LAUNCHED]
+
+
+def _check_devices(devices: int | None) -> None:
+    if devices is not None and devices < 1:
+        raise InputError(f"devices must be at least 1, got {devices}")

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from lambdanets.comparison.studies import STUDIES, Variant
+from lambdanets.comparison.studies import STUDIES, Variant, labels_of
 from lambdanets.errors import InputError, nearest
-from lambdanets.files import printable_bytes, remove_unfinished, write_whole
+from lambdanets.files import printable_bytes, write_whole
+from lambdanets.locks import InUseError
 from lambdanets.training import run
 from lambdanets.training.classification.task import ClassificationTask
 from lambdanets.training.classification.trial import ClassificationTrial
@@ -65,14 +64,6 @@ class Run:
         return {"variant": self.variant, "seed": self.seed} | read_result(folder, ClassificationTask.RESULT)
 
 
-def labels_of(studies: Sequence[str]) -> list[str]:
-    """The variants of some studies. Raises InputError for a study that does not exist."""
-    for study in studies:
-        if study not in STUDIES:
-            raise InputError(f"there is no study {study!r}, only {', '.join(STUDIES)}{nearest(study, STUDIES)}")
-    return list(dict.fromkeys(label for study in studies for label in STUDIES[study].variants))
-
-
 def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: Recipe) -> Plan:
     """A checked plan. Raises InputError for what does not fit."""
     known = labels_of(studies)
@@ -124,7 +115,7 @@ def read_plan(folder: Path) -> Plan:
         content = json.loads(path.read_bytes())
         recipe = Recipe.from_fields(content["recipe"], str(path))
         return make_plan(content["studies"], content["variants"], content["seeds"], recipe)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is damaged; start the comparison again in another folder") from error
@@ -139,13 +130,11 @@ def train_all(plan: Plan, folder: Path, done: Callable[[dict[str, Any]], None]) 
     for planned in plan.runs():
         place = planned.folder(folder)
         try:
-            with FileLock(place.with_name(f"{place.name}.lock"), timeout=0):
-                if (place / RESULT).is_file():
-                    continue
-                remove_unfinished(place)
-                begun = (place / run.RECIPE).is_file()
-                result = run.resume(place) if begun else run.start(planned.recipe, place)
-        except Timeout:
+            if (place / RESULT).is_file():
+                continue
+            begun = (place / run.RECIPE).is_file()
+            result = run.resume(place) if begun else run.start(planned.recipe, place)
+        except InUseError:
             continue
         done({"variant": planned.variant, "seed": planned.seed} | result)
 

@@ -1,7 +1,9 @@
 """Which variants a comparison trains, and which table of the paper each of them answers to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lambdanets.errors import InputError, nearest
 from lambdanets.training.recipe import ModelOptions
 
 
@@ -108,3 +110,11 @@ STUDIES = {
 # A quarter of ResNet's width for images of about 32 pixels, with mixers from half of its resolution on.
 MODEL = "resnet20_mixer_small"
 MODEL_OPTIONS: ModelOptions = {"pattern": "CCLL"}
+
+
+def labels_of(studies: Sequence[str]) -> list[str]:
+    """The variants of some studies. Raises InputError for a study that does not exist."""
+    for study in studies:
+        if study not in STUDIES:
+            raise InputError(f"there is no study {study!r}, only {', '.join(STUDIES)}{nearest(study, STUDIES)}")
+    return list(dict.fromkeys(label for study in studies for label in STUDIES[study].variants))

@@ -108,7 +108,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         markdown(summary)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise InputError(f"{path} holds no results of a comparison") from error
     return dict(summary)
 

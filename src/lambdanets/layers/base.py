@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.embeddings import EdgeEmbedding, EmbeddingTable, RelativeEmbedding
+from lambdanets.layers.module import Layer
 from lambdanets.layers.projection import Projection, project
 from lambdanets.ops import content_lambda, lambda_interaction, position_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
@@ -14,7 +15,7 @@ from lambdanets.ops.content import check_normalization
 from lambdanets.ops.precision import autocast_dtype, wide
 
 
-class LambdaBase(nn.Module):
+class LambdaBase(Layer):
     """Base of the lambda layers: checks sizes, holds projections and norms, calls the operations on what they give.
 
     projection(channels in, channels out) makes a projection without bias, norm(channels) a batch norm.

@@ -37,6 +37,8 @@ def contiguous_gradient(x: Tensor) -> Tensor:
     PyTorch's batch norm on CPU returns a wrong gradient, silently, at batch 1 when the incoming one has strides like
     (C, 1, W C, C); the reshapes between an image and a sequence of positions produce just that.
     """
+    if torch.jit.is_tracing():  # the trace cannot hold a Function; these operations return the same gradient
+        return x.flatten().view(x.shape)
     if not torch.is_grad_enabled():
         return x
     function = _ContiguousGradient if torch.compiler.is_compiling() else _ForwardModeContiguousGradient

@@ -4,14 +4,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from lambdanets.layers.module import Layer
 from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.geometry import check_resize, embeddings_of_pairs, resize_table
 
 
-class EmbeddingTable(nn.Module):
+class EmbeddingTable(Layer):
     """A parameter `table` of embeddings, drawn from N(0, 1) (Sec. F.2): ([h,] *sides, k[, u])."""
 
     def __init__(
@@ -173,6 +174,8 @@ class EdgeEmbedding(EmbeddingTable):
         size: (b, n, m), nodes counted to the largest graph. Cost: b n m k u numbers.
         Raises ValueError naming the argument that does not fit.
         """
+        if isinstance(edges, fx.Proxy):
+            return self.fx_call(edges, types, size)
         check_tensors(edges=edges, types=types)
         if edges.ndim != 2 or edges.shape[0] != 3 or edges.dtype != torch.int64:
             raise ValueError(f"edges must be (3, edges) of int64, got {edges.dtype} of shape {tuple(edges.shape)}")

@@ -3,13 +3,14 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.maps import average_pool, memory_format
 from lambdanets.ops.checks import check_sizes, check_tensors
+from lambdanets.ops.geometry import shape_of
 from lambdanets.ops.position.plan import check_algorithm
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -92,12 +93,16 @@ class GridLambdaLayer(LambdaBase):
         graph, because the number of real positions is data); the output is 0 where the mask, taken at the stride, is
         False.
         """
+        if isinstance(x, fx.Proxy):
+            return self.fx_call(x, mask)
         check_tensors(x=x, mask=mask)
         if x.ndim != self.dimensions + 2 or x.shape[1] != self.dim:
             sides = ("length", "height, width", "depth, height, width")[self.dimensions - 1]
             raise ValueError(f"x must be (b, dim = {self.dim}, {sides}), got shape {tuple(x.shape)}")
         self._check_dtype("x", x)
-        grid = tuple(x.shape[2:])
+        grid = shape_of(x)[2:]
+        if torch.jit.is_tracing():
+            x = x.expand(-1, -1, *grid)  # the trace is for this grid alone, and this raises for others
         if mask is not None:
             if mask.dtype != torch.bool or tuple(mask.shape) != (x.shape[0], *grid):
                 raise ValueError(

@@ -108,7 +108,8 @@ def _products(x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor,
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         weights = tuple(weight.to(dtype) for weight in weights)
     function = _Products if torch.compiler.is_compiling() else _ForwardModeProducts
-    run = function.apply if torch.is_grad_enabled() else _Products.forward
+    # a trace cannot hold a Function
+    run = function.apply if torch.is_grad_enabled() and not torch.jit.is_tracing() else _Products.forward
     with without_autocast(x.device):
         return run(x, bias, *weights)
 

@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
+from lambdanets.ops.geometry import shape_of
 from lambdanets.ops.interaction import check_mask
 
 
@@ -90,6 +91,8 @@ class LambdaLayer(LambdaBase):
             In training batch norm counts all positions, except those that a mask (b, 1, m) leaves out.
         embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), with heads first under multi_head, in place of the module's.
         """
+        if isinstance(x, fx.Proxy):
+            return self.fx_call(x, context, mask=mask, embeddings=embeddings)
         check_tensors(x=x, context=context, mask=mask, embeddings=embeddings)
         self._check_tokens("x", x, self.dim)
         if context is None:
@@ -110,10 +113,10 @@ class LambdaLayer(LambdaBase):
                 source = source.masked_fill(~real.unsqueeze(-1), 0)
                 x = source if context is None else x
         queries, keys, values = self._projected(x, None if context is None else source, real)
-        table = None
+        positions, table = shape_of(x)[1], None
         if self.position and embeddings is None:
             own = context is None and (mask is None or real is not None)
-            table, embeddings = self._embeddings(x.shape[1], source.shape[1], own)
+            table, embeddings = self._embeddings(positions, shape_of(source)[1], own)
         output = self._interact(
             queries,
             keys,
@@ -121,7 +124,7 @@ class LambdaLayer(LambdaBase):
             mask=mask,
             embeddings=embeddings,
             table=table,
-            grid=(x.shape[1],),
+            grid=(positions,),
         )
         output = output.transpose(1, 2).flatten(2)  # (b, n, h v)
         return output if real is None or context is not None else output.masked_fill(~real.unsqueeze(-1), 0)

@@ -9,7 +9,7 @@ from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trainable numbers, shared ones once."""
+    """Numbers in all parameters, frozen ones too; shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
 from lambdanets.models.resnet import (
     RESNET_50,
+    RESNET_RS,
     SMALL_BLOCKS,
     SMALL_CFG,
     SMALL_RESNET_20,
@@ -115,14 +116,7 @@ class LambdaResNet(SurgicalResNet):
         self.replace(lambda_blocks, make_layer)
 
 
-_RESNET_RS = {
-    "block": Bottleneck,
-    "stem_width": 32,
-    "stem_type": "deep",
-    "replace_stem_pool": True,
-    "avg_down": True,
-    "block_args": {"attn_layer": partial(get_attn("se"), rd_ratio=0.25)},
-}
+_RESNET_RS = RESNET_RS | {"block_args": {"attn_layer": partial(get_attn("se"), rd_ratio=0.25)}}
 
 
 def _family() -> dict[str, dict[str, Any]]:

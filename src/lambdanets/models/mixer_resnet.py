@@ -7,9 +7,10 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.resnet import ResNet
 from torch import nn
 
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, did_you_mean, nearest
 from lambdanets.layers.baselines import MIXERS, options_of
 from lambdanets.layers.baselines.channel_attention import squeeze_excitation
+from lambdanets.layers.module import SYNONYMS
 from lambdanets.models.lambda_resnet import FAMILY, LambdaResNet
 from lambdanets.models.resnet import (
     RESNET_50,
@@ -32,7 +33,7 @@ class MixerResNet(SurgicalResNet):
     mixer_blocks: for c2..c5 the blocks, counted from 1, that get it. In a block that strides, the layer runs at the
         incoming resolution and an average pool follows.
     mixer_options: of each mixer.
-    Raises ValueError where options are not the mixer's, or do not fit its channels.
+    Raises TypeError where an option is not the mixer's, ValueError where one does not fit its channels.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class MixerResNet(SurgicalResNet):
         unknown = sorted(options.keys() - set(options_of(mixer)))
         unknown += sorted(resnet.keys() - inspect.signature(ResNet).parameters.keys())
         if unknown:
-            known = ", ".join(options_of(mixer)) or "none"
-            raise InputError(f"mixer {mixer} has no option {', '.join(unknown)}; its options are: {known}")
+            known = options_of(mixer)
+            close = did_you_mean(unknown[0], known, SYNONYMS) or f"; its options are: {', '.join(known) or 'none'}"
+            raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}{close}")
         super().__init__(small_images=small_images, **resnet)
         if mixer == "channel_attention":
             for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):
@@ -75,14 +77,17 @@ default_cfgs = generate_default_cfgs(
 )
 
 
+DEFAULT_MIXER = "lambda"
+
+
 @register_model
 def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
     """Vanilla ResNet-50 with a mixer in the stages marked L in `pattern` (c2 to c5), by default in all (Tables 3, 4).
 
-    mixer: a name in `lambdanets.layers.baselines.MIXERS`; "lambda" makes `resnet50_lambda`.
+    mixer: a name in `lambdanets.layers.baselines.MIXERS`; "lambda", the default, makes `resnet50_lambda`.
     mixer_options: of the mixer; they may also stand beside it, as in create_model("resnet50_mixer",
         mixer="local_attention", scope=5). overrides: what timm's ResNet takes.
-    Raises ValueError naming the argument that is unknown or does not fit.
+    Raises TypeError naming an unknown argument, ValueError one that does not fit.
     """
     pattern = overrides.pop("pattern", "LLLL")
     return _build("resnet50_mixer", pretrained, blocks_of_pattern(pattern, RESNET_50["layers"]), RESNET_50, overrides)
@@ -92,12 +97,12 @@ def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
 def resnet20_mixer_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     """`lambda_resnet20_small` with a mixer in the place of its lambda layers, or in the stages marked L in `pattern`.
 
-    Arguments as `resnet50_mixer`; mixer="lambda" makes `lambda_resnet20_small`.
+    Arguments as `resnet50_mixer`; mixer="lambda", the default, makes `lambda_resnet20_small`.
     """
     pattern = overrides.pop("pattern", None)
     blocks = SMALL_BLOCKS if pattern is None else blocks_of_pattern(pattern, SMALL_RESNET_20["layers"])
     arguments = SMALL_RESNET_20
-    if overrides.get("mixer") == "lambda":
+    if overrides.get("mixer", DEFAULT_MIXER) == "lambda":
         arguments = FAMILY["lambda_resnet20_small"]
     return _build("resnet20_mixer_small", pretrained, blocks, arguments, overrides)
 
@@ -108,7 +113,7 @@ MODELS = (resnet50_mixer, resnet20_mixer_small)
 def _build(
     name: str, pretrained: bool, blocks: Blocks, arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> nn.Module:
-    mixer = overrides.pop("mixer", None)
+    mixer = overrides.pop("mixer", DEFAULT_MIXER)
     if mixer not in MIXERS:
         close = nearest(mixer, MIXERS) if isinstance(mixer, str) else ""
         raise InputError(f"mixer must be one of {', '.join(MIXERS)}; got {mixer!r}{close}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from timm.layers import DropPath
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._efficientnet_builder import decode_arch_def
@@ -34,15 +35,26 @@ class LightweightLambdaBlock(nn.Module):
     printed counts leave that open. The last norm starts at zero (Appendix B).
     """
 
-    def __init__(self, channels: int, *, query_depth: int, heads: int, scope: int, drop_path: float = 0.0) -> None:
+    def __init__(
+        self,
+        channels: int,
+        *,
+        query_depth: int,
+        heads: int,
+        scope: int,
+        drop_path: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.conv_pw = nn.Conv2d(channels, channels, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.conv_pw = nn.Conv2d(channels, channels, 1, bias=False, **factory)
+        self.bn1 = nn.BatchNorm2d(channels, **factory)
         self.act1 = nn.ReLU6(inplace=True)
-        self.mixer = LambdaLayer2d(channels, query_depth=query_depth, heads=heads, scope=scope)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.conv_pwl = nn.Conv2d(channels, channels, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels)
+        self.mixer = LambdaLayer2d(channels, query_depth=query_depth, heads=heads, scope=scope, **factory)
+        self.bn2 = nn.BatchNorm2d(channels, **factory)
+        self.conv_pwl = nn.Conv2d(channels, channels, 1, bias=False, **factory)
+        self.bn3 = nn.BatchNorm2d(channels, **factory)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         for convolution in (self.conv_pw, self.conv_pwl):
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out")
@@ -92,10 +104,14 @@ class LambdaMobileNetV2(EfficientNet):
                     f"lambda_blocks must be blocks that keep size and channels, which block {number} does not; "
                     f"got {tuple(lambda_blocks)}"
                 )
-            channels = replaced.conv_pwl.out_channels
-            drop = getattr(replaced.drop_path, "drop_prob", 0.0)
             stage[i] = LightweightLambdaBlock(
-                channels, query_depth=query_depth, heads=heads, scope=scope, drop_path=drop
+                replaced.conv_pwl.out_channels,
+                query_depth=query_depth,
+                heads=heads,
+                scope=scope,
+                drop_path=getattr(replaced.drop_path, "drop_prob", 0.0),
+                device=replaced.conv_pwl.weight.device,
+                dtype=replaced.conv_pwl.weight.dtype,
             )
 
     def no_weight_decay(self) -> set[str]:

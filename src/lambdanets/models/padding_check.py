@@ -9,7 +9,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 
 _SIDE = 64  # of an image
 _TOLERANCE = 1e-8  # of the largest number in a map; float64 rounds to less than 1e-12 of it
@@ -47,7 +47,7 @@ def check_sizes(pyramid: nn.Module, stride: int, name: str) -> None:
         except Exception as error:  # whatever a network raises at a size it cannot take
             raise InputError(
                 f"{name} cannot take images of {height} x {width}, as batches may have: "
-                f"{' '.join(str(error).split()) or type(error).__name__}; choose another network"
+                f"{one_line(error)}; choose another network"
             ) from error
 
 

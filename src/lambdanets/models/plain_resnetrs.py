@@ -1,4 +1,4 @@
-"""ResNet-RS without squeeze-and-excitation: the convolutional twins of LambdaResNets in Tables 6, 13 and 14.
+"""ResNet-RS without squeeze-and-excitation: the convolutional baselines of LambdaResNets in Tables 6, 13 and 14.
 
 timm has ResNet-RS with squeeze-and-excitation, as resnetrs50 to resnetrs420.
 """
@@ -6,22 +6,32 @@ timm has ResNet-RS with squeeze-and-excitation, as resnetrs50 to resnetrs420.
 from collections.abc import Callable
 from typing import Any
 
-import timm
-from timm.models import register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, get_pretrained_cfg, register_model
+from timm.models.resnet import ResNet
 from torch import nn
 
-from lambdanets.errors import InputError
+from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
+from lambdanets.models.resnet import RESNET_RS, default_cfg
 
 DEPTHS = (50, 101, 152, 200, 270, 350, 420)
+_SIZES = ("input_size", "pool_size", "crop_pct", "test_input_size", "interpolation")
+
+default_cfgs = generate_default_cfgs(
+    {
+        f"resnetrs{depth}_plain.untrained": default_cfg(
+            **{name: getattr(get_pretrained_cfg(f"resnetrs{depth}"), name) for name in _SIZES}
+        )
+        for depth in DEPTHS
+    }
+)
 
 
 def _register(depth: int) -> Callable[..., nn.Module]:
     name = f"resnetrs{depth}_plain"
 
     def create(pretrained: bool = False, **overrides: Any) -> nn.Module:
-        if pretrained:
-            raise InputError(f"pretrained must be a path for {name}, which has no published weights, got True")
-        return timm.create_model(f"resnetrs{depth}", **{"block_args": {}} | overrides)
+        arguments = RESNET_RS | {"layers": LAMBDA_RESNETS[depth][0]}
+        return build_model_with_cfg(ResNet, name, pretrained, **arguments | overrides)
 
     create.__name__ = create.__qualname__ = name
     create.__doc__ = f"ResNet-RS-{depth} without squeeze-and-excitation; overrides are those of timm's ResNet."

@@ -59,6 +59,15 @@ class SurgicalResNet(ResNet):
 
 RESNET_50: dict[str, Any] = {"block": Bottleneck, "layers": (3, 4, 6, 3)}
 
+# ResNet-RS without squeeze-and-excitation, for any number of layers
+RESNET_RS: dict[str, Any] = {
+    "block": Bottleneck,
+    "stem_width": 32,
+    "stem_type": "deep",
+    "replace_stem_pool": True,
+    "avg_down": True,
+}
+
 # Ours, for images of about 32 pixels: a quarter of the width, c2 at the full resolution, no squeeze-and-excitation.
 SMALL_RESNET_20: dict[str, Any] = {
     "block": Bottleneck,

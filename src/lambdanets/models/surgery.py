@@ -1,25 +1,29 @@
 """Replaces convolutions in a live network, in place."""
 
+import fnmatch
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import nn
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, nearest
 from lambdanets.layers import LambdaBase
+from lambdanets.models.fitting import check_fits
 from lambdanets.ops.checks import check_flags
 
 
 def replace_convolutions(
     model: nn.Module,
     make_layer: Callable[[nn.Conv2d], nn.Module],
-    where: Callable[[str, nn.Conv2d], bool] | Iterable[str],
+    where: Callable[[str, nn.Conv2d], bool] | Iterable[str] | str,
     *,
     allow_several_per_block: bool = False,
 ) -> list[str]:
     """Put `make_layer(convolution)` in the place of chosen Conv2d modules of any network.
 
-    where: a test of (module name, convolution), or the names themselves. make_layer is given the convolution, so that
-    it can take over channels and stride; for a lambda layer:
+    where: a test of (module name, convolution), or names, of which any may be a pattern as a shell has them, such as
+    "layer4.*.conv2"; * matches dots too. make_layer is a function of the convolution, whose channels and stride the
+    layer must have; for a lambda layer:
     `lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0])`.
     The new layers take over the training mode. Weights of the rest stay as they are.
 
@@ -30,28 +34,24 @@ def replace_convolutions(
     The appendix also advises that the last norm of each residual block start at zero: timm's ResNets do
     (`zero_init_last`), torchvision's with `zero_init_residual=True`.
 
-    Returns the replaced names, in the model's order. Raises ValueError when a name is no Conv2d of the model, when
-    nothing was chosen, or when a block would hold two lambda layers; the model is then as it was.
+    Returns the replaced names, in the model's order. Raises ValueError when a name or pattern is no Conv2d of the
+    model, when nothing was chosen, when a layer has other channels or another stride than its convolution
+    (`lambdanets.models.fitting` says how that is found), or when a block would hold two lambda layers; the model is
+    then as it was.
     """
     everything = model.named_modules(remove_duplicate=False)  # a module may stand at several names
     convolutions = {name: module for name, module in everything if isinstance(module, nn.Conv2d)}
     check_flags(allow_several_per_block=allow_several_per_block)
-    if isinstance(where, str) or not (callable(where) or isinstance(where, Iterable)):
-        raise InputError(f"where must be a function of (name, convolution), or a list of names; got {where!r}")
-    if callable(where):
-        chosen = [name for name, convolution in convolutions.items() if where(name, convolution)]
-    else:
-        names = set(where)
-        unknown = sorted(names - convolutions.keys(), key=str)
-        if unknown:
-            raise InputError(f"where names {', '.join(map(str, unknown))}, no Conv2d of {type(model).__name__}")
-        chosen = [name for name in convolutions if name in names]
-    if not chosen:
-        raise InputError(f"where chose none of the {len(convolutions)} convolutions of {type(model).__name__}")
+    is_layer = isinstance(make_layer, type) and issubclass(make_layer, LambdaBase)
+    if isinstance(make_layer, nn.Module) or is_layer or not callable(make_layer):
+        raise InputError(
+            f"make_layer must be a function of the convolution, got {_kind(make_layer)}; write "
+            "lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0])"
+        )
+    chosen = _choose(where, convolutions, model)
     made = {convolution: make_layer(convolution) for convolution in dict.fromkeys(convolutions[n] for n in chosen)}
-    for layer in made.values():
-        if not isinstance(layer, nn.Module):
-            raise InputError(f"make_layer must return a module, got {type(layer).__name__}")
+    for name in chosen:
+        check_fits(name, convolutions[name], made[convolutions[name]])
     layers = {name: made[convolutions[name]] for name in chosen}
     if not allow_several_per_block:
         _refuse_several_per_block(model, layers)
@@ -59,6 +59,31 @@ def replace_convolutions(
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
     return chosen
+
+
+def _choose(where: Any, convolutions: dict[str, nn.Conv2d], model: nn.Module) -> list[str]:
+    """Names of the convolutions that `where` means, in the model's order."""
+    if not (callable(where) or isinstance(where, Iterable)) or isinstance(where, nn.Module):
+        raise InputError(f"where must be a function of (name, convolution), or names; got {_kind(where)}")
+    if callable(where):
+        chosen = {name for name, convolution in convolutions.items() if where(name, convolution)}
+    else:
+        chosen = set()
+        for pattern in [where] if isinstance(where, str) else where:
+            if not isinstance(pattern, str):
+                raise InputError(f"where must hold names, got {_kind(pattern)}")
+            found = [pattern] if pattern in convolutions else fnmatch.filter(convolutions, pattern)
+            if not found:
+                close = nearest(pattern, convolutions, 3)
+                raise InputError(f"where must name Conv2d modules of {type(model).__name__}, got {pattern!r}{close}")
+            chosen.update(found)
+    if not chosen:
+        raise InputError(f"where chose none of the {len(convolutions)} convolutions of {type(model).__name__}")
+    return [name for name in convolutions if name in chosen]
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, nn.Module) else repr(value)
 
 
 def _refuse_several_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None:

@@ -1,5 +1,6 @@
 """Weights from files: read without running code, and told apart from what is no checkpoint."""
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from lambdanets.errors import InputError
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load a model's weights from a .safetensors file or a checkpoint, all of them or none.
 
-    Raises ValueError when the file is no checkpoint, or when names or shapes differ: the message lists what only the
-    file has, what only the model has, and what differs in shape.
+    Raises ValueError when the file is no checkpoint, when weights are NaN or inf, or when names or shapes differ: the
+    message lists what only the file has, what only the model has, and what differs in shape.
     """
     load_tensors(model, read_weights(path)[0], str(path))
 
 
 def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Load named tensors, all of them or none; source names them in the error that says what does not fit."""
+    """Load named tensors, all of them or none; source names them in the error that says what does not fit.
+
+    NaN and inf are refused, except where a tensor of the new model is not finite either, such as a mask of -inf.
+    """
     ours = model.state_dict()
     only_file, only_model = sorted(weights.keys() - ours.keys()), sorted(ours.keys() - weights.keys())
     shapes = sorted(
@@ -34,6 +38,11 @@ def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> N
             f"{source} has the weights of another architecture: {_few(only_file)} only in the file, "
             f"{_few(only_model)} only in the model, {_few(shapes)} of another shape"
         )
+    for name, own in ours.items():
+        loaded = weights[name].to(own.dtype)
+        if not loaded.isfinite().all() and own.isfinite().all():
+            found = "NaN" if loaded.isnan().any() else "inf"
+            raise InputError(f"{source} must hold finite weights, got {found} in {name}")
     model.load_state_dict(weights)
 
 
@@ -53,7 +62,8 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is no safetensors file that can be read: {error}") from error
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch asks for a report of the pickles it does not read
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can make the reader raise nearly anything
         raise InputError(
             f"{path} is no checkpoint: it is damaged, of another kind, or holds code, which is never run"

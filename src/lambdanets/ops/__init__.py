@@ -1,4 +1,4 @@
-"""The mathematics: tensors in, tensors out, no parameters. Knows only torch."""
+"""The mathematics: tensors in, tensors out, no parameters. Knows only torch, `errors` and `files`."""
 
 from lambdanets.ops.content import content_lambda
 from lambdanets.ops.geometry import resize_table

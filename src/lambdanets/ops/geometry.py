@@ -17,6 +17,11 @@ from lambdanets.ops.precision import FLOATING
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor as numbers: torch.jit.trace makes tensors of sizes, here they become constants."""
+    return tuple(map(int, x.shape)) if torch.jit.is_tracing() else tuple(x.shape)
+
+
 def reach(scope: int, side: int) -> int:
     """How many positions a scope reaches to either side, no further than the side of the grid."""
     return min(scope // 2, side - 1)
@@ -25,7 +30,7 @@ def reach(scope: int, side: int) -> int:
 def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
     """The part of the table (r_1..r_D, k, u) whose offsets exist on the grid: odd sides of at most 2 S - 1."""
     for axis, side in enumerate(grid):
-        scope = table.shape[axis]
+        scope = shape_of(table)[axis]
         steps = reach(scope, side)
         table = table.narrow(axis, scope // 2 - steps, 2 * steps + 1)
     return table

@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import pkgutil
 import re
-import runpy
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, overload
@@ -17,6 +16,7 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe, TrainingRecipe
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
+COMMANDS = {"classification": "train", "detection": "detect train"}  # by task, what trains by a recipe of it
 _PACKAGES: dict[type[TrainingRecipe], str] = {Recipe: __name__, DetectionRecipe: f"{__name__}.detection"}
 
 
@@ -41,6 +41,8 @@ def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecip
             raise InputError(
                 f"{name} does not exist; expected a Python file that assigns recipe = {kind.__name__}(...)"
             )
+        import runpy
+
         try:
             recipe = runpy.run_path(name).get("recipe")
         except (Exception, SystemExit) as error:  # whatever the person's file raises
@@ -55,8 +57,13 @@ def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecip
             raise InputError(f"there is no recipe named {name!r}, only {', '.join(modules)}{nearest(name, known)}")
         module = modules[variants.get(name, name)]
         recipe = module.recipe if name in modules else module.recipes[name.removeprefix(f"{variants[name]}_")]
+    if isinstance(recipe, TrainingRecipe) and not isinstance(recipe, kind):
+        raise InputError(
+            f"{name} must hold a recipe of {kind.task}, got one of {recipe.task}; "
+            f"train by it with: lambdanets {COMMANDS[type(recipe).task]} {name}"
+        )
     if not isinstance(recipe, kind):
-        raise InputError(f"{name} must assign recipe = {kind.__name__}(...), got {recipe!r}")
+        raise InputError(f"{name} must assign recipe = {kind.__name__}(...), got {type(recipe).__name__}")
     return recipe
 
 

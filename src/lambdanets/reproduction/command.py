@@ -11,12 +11,9 @@ import tyro
 
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
-from lambdanets.reproduction.measured import read
-from lambdanets.reproduction.plots import draw
+from lambdanets.progress import track
 from lambdanets.reproduction.printed import figures_of
-from lambdanets.reproduction.rendering import RENDERINGS
-from lambdanets.reproduction.speed import TABLES, Plan, measure
-from lambdanets.reproduction.verdicts import DIFFERS, compare, summary
+from lambdanets.terminal import say
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,19 @@ class Tables:
     image_size: int | None = None
     """Side of all images, with --measure; by default each row's own."""
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 def run(options: Tables) -> int:
     """Do what is asked and return the exit code: 1 for a check that fails, else 0. Raises InputError for options."""
     figures = figures_of(options.tables)
-    _check(options)
+    from lambdanets.reproduction.measured import read
+    from lambdanets.reproduction.plots import draw
+    from lambdanets.reproduction.rendering import RENDERINGS
+    from lambdanets.reproduction.speed import TABLES, Plan, measure
+    from lambdanets.reproduction.verdicts import DIFFERS, compare, summary
+
     sources = options.measured
     if options.measure:
         source = options.out or Path(f"measured-{time.strftime('%Y%m%d-%H%M%S')}.json")
@@ -57,10 +62,10 @@ def run(options: Tables) -> int:
         measure(Plan(names, options.batch_size, options.repeats, options.image_size), source)
         sources = (source,)
     measured = read(sources)
-    lines = compare(figures, measured.values)
+    lines = compare(track(figures, "counting", len(figures), "figures"), measured.values)
     if options.figures is not None:
         for table, path in draw(options.figures, measured.values, measured.machine).items():
-            print(f"written to {path}", file=sys.stderr)
+            say(f"written to {path}", file=sys.stderr)
             beside = options.out.parent if options.out is not None else Path()
             measured.pictures[table] = Path(os.path.relpath(path, beside)).as_posix()
     if options.check:
@@ -68,12 +73,12 @@ def run(options: Tables) -> int:
             if line.verdict == DIFFERS:
                 ours = line.ours if isinstance(line.ours, str) else f"{line.ours:.5g}"
                 printed = line.printed
-                print(f"table {printed.table}, {printed.row}, {printed.column}: {printed.text()} printed, {ours} ours")
-        print(summary(lines))
+                say(f"table {printed.table}, {printed.row}, {printed.column}: {printed.text()} printed, {ours} ours")
+        say(*summary(lines).split("\n"))
         return int(any(line.verdict == DIFFERS for line in lines))
     text = RENDERINGS[options.format](lines, measured)
     if options.out is None or options.measure:
-        print(text, end="")
+        say(*text.rstrip("\n").split("\n"))
     else:
         write_whole(options.out, printable_bytes(text))
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.benchmark.layer import CONVOLUTION, OURS
-from lambdanets.benchmark.timing import summarize
+from lambdanets.benchmark.timing import is_noisy, summarize
 from lambdanets.errors import InputError
 from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rows import ROWS
@@ -64,7 +64,7 @@ def read(paths: Sequence[Path]) -> Measured:
                 measured.blocks.setdefault("4", []).append(kind(content, where))
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from error
-        except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{path} is no file that {' or '.join(_WRITERS.values())} wrote") from error
         if measured.machine not in ("", where):
             raise InputError(f"--measured files must be of one machine; got {measured.machine}, and {where} in {path}")
@@ -91,6 +91,8 @@ def values_of(samples: Sequence[Sample]) -> Measurements:
             note = f"{_seconds(base) / seconds:.2f} x {base.row}{paper}; {note}"
         if sample.peak_bytes is not None:
             note += f", peak {sample.peak_bytes / 2**30:.2f} GiB"
+        if is_noisy(sample.seconds):
+            note += ", noisy"
         values[sample.table, sample.row, column] = (seconds * 1024 if column == LATENCY else 1 / seconds, note)
         if sample.table == "5" and base is not None:
             values["5", sample.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / _seconds(base), "")
@@ -182,10 +184,12 @@ def _block(content: Mapping[str, Any], where: str, key: str, size: float, unit: 
                 cells.append(f"[{notes.index(said) + 1}]")
                 continue
             told = name != OURS and ours is not None
-            cells.append(f"{row[key] / size:.1f}" + (f" ({row[key] / ours:.2f} x)" if told else ""))
+            ratio = " (noisy)" if row.get("noisy") else f" ({row[key] / ours:.2f} x)" if told else ""
+            cells.append(f"{row[key] / size:.1f}{ratio}")
             if told:
                 ran[name] += 1
-                better += [name] if row[key] < ours else []
+                noisy = key == "median_seconds" and (row.get("noisy") or found[OURS].get("noisy"))
+                better += [name] if row[key] < ours and not noisy else []
         fewer.update(better)
         rows.append((shape, str(scope), work, *cells, ", ".join(better)))
     options = content["options"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from lambdanets.benchmark.allocations import peak_bytes
 from lambdanets.benchmark.race import plain_float32
@@ -19,9 +18,13 @@ from lambdanets.benchmark.timing import interleave
 from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
+from lambdanets.locks import locked
 from lambdanets.models.counting import count_flops
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.progress import Progress
+from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.reproduction.rows import ROWS, Build
+from lambdanets.signals import interruptible
+from lambdanets.terminal import say
 
 # Passes of each measured table.
 TABLES = {
@@ -65,49 +68,58 @@ class Sample:
 def measure(plan: Plan, out: Path) -> None:
     """Measure tables one after another, the rows of each in rounds, and write JSON to out after each pass.
 
-    Interrupted, it writes what was measured so far and raises KeyboardInterrupt. Raises InputError where out exists or
-    a table has nothing to measure.
+    Interrupted, it writes what was measured so far and raises KeyboardInterrupt; with the same plan and file it resumes
+    after the last finished pass. Raises InputError where out holds anything else or a table has nothing to measure.
     """
     unknown = [name for name in plan.tables if name not in TABLES]
     if unknown:
         raise InputError(f"table {unknown[0]} has no speeds to measure, only {', '.join(TABLES)} have")
-    if out.exists():
-        raise InputError(f"{out} exists; name another file, or remove it")
     device = best_device()
-    samples: list[Sample] = []
-    content: dict[str, Any] = {
+    begun = {
         "kind": "tables",
-        "started": time.strftime("%Y-%m-%d %H:%M:%S%z"),
-        "finished": False,
         "device": device.type,
         "options": dataclasses.asdict(plan),
-        "rows": [],
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
     }
+    with locked(out.with_name(f".{out.name}.lock"), out), plain_float32(None):
+        content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "passes": [], "rows": []}
+        if out.exists():
+            content = read_unfinished(out, begun)
+            _tell(f"resuming: {len(content['passes'])} passes are done")
+        done = [Sample(**row) for row in content["rows"] if [row["table"], row["work"]] in content["passes"]]
+        content |= begun | {"finished": False}
+        samples = list(done)
 
-    def save() -> None:
-        content["rows"] = [dataclasses.asdict(sample) for sample in samples]
-        write_whole(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
+        def save() -> None:
+            content["rows"] = [dataclasses.asdict(sample) for sample in samples]
+            write_whole(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
 
-    save()
-    with plain_float32(None):
-        _tell(f"about {estimate(plan, device) / 60:.1f} minutes on {machine(hardware())}")
+        save()
+        passes = [[name, work] for name in plan.tables for work in TABLES[name]]
         try:
-            for name in plan.tables:
-                for work in TABLES[name]:
-                    _measure_pass(name, work, plan, device, samples)
-                    save()
+            with interruptible():
+                _tell(f"about {estimate(plan, device) / 60:.1f} minutes on {machine(hardware())}")
+                for name, work in passes:
+                    if [name, work] not in content["passes"]:
+                        _measure_pass(name, work, plan, device, samples)
+                        content["passes"].append([name, work])
+                        save()
             content["finished"] = True
         finally:
             save()
-            _tell(f"{'written' if content['finished'] else 'interrupted; what was measured is written'} to {out}")
+            if content["finished"]:
+                _tell(f"written to {out}")
+            else:
+                _tell(
+                    f"interrupted; what was measured is written to {out}; resume with the same command and --out {out}"
+                )
 
 
 def _tell(said: str) -> None:
     """Beside the tables, which standard output is for."""
-    print(said, file=sys.stderr, flush=True)
+    say(said, file=sys.stderr)
 
 
 def estimate(plan: Plan, device: torch.device) -> float:
@@ -156,9 +168,9 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
     samples += mine.values()
     models: dict[str, nn.Module] = {}
     runs: dict[str, Callable[[], Any]] = {}
-    with tqdm(total=len(passes), unit="row", desc=f"table {name}, {work}", file=sys.stderr, disable=None) as bar:
+    with Progress(f"table {name}, {work}", len(passes), "rows") as progress:
         for sample, build, training in passes:
-            bar.set_postfix_str(f"{sample.row}, building and memory")
+            progress.tell(f"{sample.row}, building and memory")
             key = str(_fitting(build, plan))
             try:
                 if key not in models:
@@ -171,7 +183,7 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
                 sample.left_out = "out of memory"
                 continue
             finally:
-                bar.update()
+                progress.update()
             runs[sample.row] = run
         interleave(
             runs,
@@ -179,7 +191,7 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
             repeats=plan.repeats,
             seconds=plan.seconds,
             synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
-            tell=bar.set_postfix_str,
+            tell=progress.tell,
         )
 
 

@@ -1,6 +1,6 @@
 """Each printed figure with ours beside it, and what came of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,7 +47,7 @@ class Line:
         return self.printed.column in COUNTABLE and self.verdict in (MATCH, DIFFERS, LISTED)
 
 
-def compare(figures: Sequence[Printed], measured: Measurements | None = None) -> list[Line]:
+def compare(figures: Iterable[Printed], measured: Measurements | None = None) -> list[Line]:
     """A line for each figure; speeds only where they were measured."""
     return [_line(figure, measured or {}) for figure in figures]
 

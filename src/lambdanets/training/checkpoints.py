@@ -16,6 +16,7 @@ from torch import nn
 from lambdanets.errors import InputError
 from lambdanets.files import whole_file
 from lambdanets.models.weights import load_tensors, read_weights
+from lambdanets.terminal import say
 from lambdanets.training.data.batches import Batches
 from lambdanets.training.recipe import TrainingRecipe
 
@@ -138,7 +139,7 @@ def newest(folder: Path) -> Path | None:
             continue
         for other, why in damaged:
             aside = other.with_suffix(".damaged")
-            print(f"{why}; set aside as {aside.name}, going on from {path.name}", file=sys.stderr)
+            say(f"{why}; set aside as {aside.name}, going on from {path.name}", file=sys.stderr)
             other.replace(aside)
         return path
     if damaged:

@@ -7,6 +7,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.figure import Figure
 
+from lambdanets.files import whole_file
 from lambdanets.training.history import History, Row
 
 Panels = Sequence[tuple[str, Sequence[str]]]
@@ -53,4 +54,5 @@ def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, pat
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend()
-    figure.savefig(path, dpi=110)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)

@@ -10,9 +10,10 @@ from torch import nn
 
 from lambdanets.device import best_device, free_memory, has_fast_bfloat16
 from lambdanets.errors import InputError
+from lambdanets.terminal import say
 from lambdanets.training.data.order import Share
 from lambdanets.training.memory import Trial, at_a_time, images_that_fit, states_of
-from lambdanets.training.processes import Processes, least
+from lambdanets.training.processes import Processes, all_reduce_min
 from lambdanets.training.recipe import TrainingRecipe
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
@@ -38,18 +39,18 @@ def divided(
     images: how many there are to train on. Raises InputError where the fewest images of a part are too many, or a step
     has too few.
     """
-    own, least_own = images_of_process(recipe, images, these.count)
+    own, least_own = images_of_process(recipe, images, these.world_size)
     wanted = min(own, recipe.micro_batch or own)
     device = best_device()
     # processes on one processor share its memory
-    free = free_memory(device) // (these.local_count if device.type == "cpu" else 1)
+    free = free_memory(device) // (these.local_world_size if device.type == "cpu" else 1)
     fitting = _tried(trial, model, wanted, device) if device.type == "cuda" else images_that_fit(trial, wanted, free)
-    fitting = least(fitting)
-    if fitting < wanted and these.first:
-        print(f"{wanted} images at a time do not fit into memory: computing {fitting} at a time", file=sys.stderr)
+    fitting = all_reduce_min(fitting)
+    if fitting < wanted and these.is_rank_zero:
+        say(f"{wanted} images at a time do not fit into memory: computing {fitting} at a time", file=sys.stderr)
     # what fits, and not what the parts come to: a run that goes on must come to the same parts
     parts = parts_of_step(own, least_own, fitting, recipe.LEAST_PART)
-    return replace(recipe, micro_batch=max(fitting, recipe.LEAST_PART)), Share(these.rank, these.count, parts)
+    return replace(recipe, micro_batch=max(fitting, recipe.LEAST_PART)), Share(these.rank, these.world_size, parts)
 
 
 def images_of_process(recipe: TrainingRecipe, images: int, processes: int) -> tuple[int, int]:

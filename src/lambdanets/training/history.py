@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lambdanets.errors import InputError
+from lambdanets.files import write_whole
 from lambdanets.training.checkpoints import ends_step
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.processes import Processes, together, total
+from lambdanets.training.processes import Processes, all_gather_lists, all_reduce_sum
 
 # Step, epoch, split, and a value for each metric, None where it is not measured.
 Row = list[Any]
@@ -51,7 +52,7 @@ class History(Callback):
         self._new: list[str] = []
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.rows and self._these.first:  # a run without a checkpoint begins again
+        if not self.rows and self._these.is_rank_zero:  # a run without a checkpoint begins again
             self.path.unlink(missing_ok=True)
 
     def on_train_batch_end(
@@ -70,7 +71,7 @@ class History(Callback):
             self._part = [before + new for before, new in zip(self._part or nothing, more, strict=True)]
         if not ends_step(trainer, batch_idx):
             return
-        *step, unreadable = total(*(self._part or nothing), len(self._new))
+        *step, unreadable = all_reduce_sum(*(self._part or nothing), len(self._new))
         self._part = []
         self.images += int(step[0])
         self._sums = [before + new for before, new in zip(self._sums or nothing, step, strict=True)]
@@ -112,7 +113,7 @@ class History(Callback):
         )
 
     def _add_unreadable(self) -> None:
-        self.unreadable.update(together(self._new))
+        self.unreadable.update(all_gather_lists(self._new))
         self._new = []
         if len(self.unreadable) > self._max_unreadable:
             some = "; ".join(sorted(self.unreadable)[:3])
@@ -130,7 +131,7 @@ class History(Callback):
         values = [round(measured[name], 6) if name in measured else None for name in self.metrics]
         row = [trainer.global_step, trainer.current_epoch + 1, split, *values]
         self.rows.append(row)
-        if self._these.first:
+        if self._these.is_rank_zero:
             new = not self.path.exists()
             with self.path.open("a", newline="") as file:
                 writer = csv.writer(file)
@@ -152,7 +153,7 @@ class History(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows, self.images, self._sums = list(state["rows"]), state["images"], list(state["sums"])
         self.unreadable = set(state["unreadable"])
-        if self._these.first:
+        if self._these.is_rank_zero:
             text = io.StringIO(newline="")
             csv.writer(text).writerows([[*COLUMNS, *self.metrics], *self.rows])
-            self.path.write_text(text.getvalue(), newline="")
+            write_whole(self.path, text.getvalue().encode())  # it has rows of steps that will be made again

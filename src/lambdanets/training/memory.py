@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.device import best_device, free_memory
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.training.recipe import TrainingRecipe
 
 
@@ -42,10 +42,7 @@ def images_that_fit(trial: Trial, wanted: int, free_bytes: int | None = None) ->
     except InputError:
         raise
     except Exception as error:  # whatever a model raises at a size it cannot take
-        raise InputError(
-            f"{trial.recipe.model} cannot take images of {trial.size}: "
-            f"{' '.join(str(error).split()) or type(error).__name__}"
-        ) from error
+        raise InputError(f"{trial.recipe.model} cannot take images of {trial.size}: {one_line(error)}") from error
     images, least = wanted, trial.recipe.LEAST_PART
     while images > least and fixed + per_image * images > free:
         images = -(-images // 2)

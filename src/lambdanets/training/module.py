@@ -1,6 +1,7 @@
 """What all training does in a step, as a LightningModule: gradients of parts that add up, optimizer, schedule."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from lambdanets.errors import InputError
 from lambdanets.training.batch_norm import freeze_batch_norm
 from lambdanets.training.data.order import Share
-from lambdanets.training.finiteness import first_gradient_not_finite, first_not_finite
+from lambdanets.training.finiteness import explain_gradient, explain_loss, first_gradient_not_finite
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.schedules import schedule_of
 
@@ -47,6 +48,7 @@ class TrainingModule(LightningModule):
         self.description = description
         self.share = share or Share()
         self.validated: dict[str, float] = {}
+        self._micro_batch: tuple[Any, int] | None = None  # whose backward pass comes next, and its number
 
     @abstractmethod
     def count(self, batch: Any) -> int:
@@ -92,30 +94,51 @@ class TrainingModule(LightningModule):
         # gradients are averaged over processes and parts, whose images may differ in number
         loss = sums["loss"] * (several / batch.step_images)
         if not loss.isfinite():
-            self._explain(batch, batch_idx, loss)
+            value = loss.item()
+            del sums, loss  # and with them the memory of the graph, before another one is made
+            self._refuse_loss(batch, batch_idx, value)
+        self._micro_batch = batch, batch_idx
         self.log("loss", loss, prog_bar=True, logger=False)
         return {"loss": loss, "images": images, "sums": torch.stack([sums[name].detach() for name in self.SUMS])}
 
-    def _explain(self, batch: Any, batch_idx: int, loss: Tensor) -> None:
-        reason = "which layer was first is not looked for under sync_batch_norm"  # it would wait for the others
-        if not self.recipe.sync_batch_norm or self.share.processes == 1:
-            self._seed(batch_idx)
-            with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
-                reason = first_not_finite(self.model, *self.inputs(batch))
+    def _refuse_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
+        reason = self._explained(
+            batch, batch_idx, lambda compute: explain_loss(self.model, self.inputs(batch), compute)
+        )
         raise InputError(
-            f"the loss became {loss.item()} at step {self.global_step}; {reason}; lower learning_rate "
+            f"the loss became {loss} at step {self.global_step}; {reason}; lower learning_rate "
             f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
         )
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_after_backward(self) -> None:
+        batch, self._micro_batch = self._micro_batch, None
         if self.recipe.precision == "16-mixed":
             return  # the scaler meets infinite gradients by lowering its scale
         name = first_gradient_not_finite(self.model)
-        if name is not None:
-            raise InputError(
-                f"the gradient became infinite or nan at step {self.global_step}; the parameter nearest to the loss "
-                f"where it did is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set clip_gradient"
-            )
+        if name is None:
+            return
+        reason = "its images could not be read, so that it is another process's"
+        if batch is not None:
+            self.model.zero_grad(set_to_none=True)
+            reason = self._explained(*batch, lambda compute: explain_gradient(self.model, compute))
+        raise InputError(
+            f"the gradient became infinite or nan at step {self.global_step}; {reason}; the parameter nearest to the "
+            f"loss with such a gradient is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set "
+            "clip_gradient"
+        )
+
+    def _explained(self, batch: Any, batch_idx: int, explain: Callable[[Callable[[], Tensor]], str]) -> str:
+        """What `explain` says of the loss of a micro-batch, computed once more as it was."""
+        if self.recipe.sync_batch_norm and self.share.processes > 1:  # it would wait for the other processes
+            return "which operation was first is not looked for under sync_batch_norm"
+
+        def compute() -> Tensor:
+            self._seed(batch_idx)
+            with self.trainer.precision_plugin.forward_context():
+                return self.sums(batch)["loss"] * (self.share.processes * self.share.parts / batch.step_images)
+
+        with torch.compiler.set_stance("force_eager"):  # compiled code shows neither operations nor modules
+            return explain(compute)
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe

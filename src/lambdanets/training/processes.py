@@ -1,9 +1,10 @@
-"""The processes that train one model together: who they are, and what they tell each other.
+"""The processes of distributed training: their ranks, and the collectives over them.
 
-They are started by torchrun, which says to each in its environment which one it is; without it there is one.
+torchrun starts them and sets rank and world size in the environment; without it there is one process.
 """
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,33 +16,35 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from lambdanets.errors import AnotherRefused, InputError
+from lambdanets.errors import InputError, RankZeroFailed
 
 Decision = TypeVar("Decision")
 Item = TypeVar("Item")
 _ANSWER = timedelta(minutes=10)
 # Others wait while the first measures the trained model or writes; one that was lost is known by its closed connection.
 _UNTIL_GIVEN_UP = timedelta(days=1)
+# gloo raises RuntimeError and has no type for this; it names its source file first. Its failed checks begin otherwise.
+_LOST_BY_GLOO = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
 _PATIENCE = 300.0  # seconds that a process waits for the first to be there
 
 
 @dataclass(frozen=True)
 class Processes:
-    """How many processes train together, on all machines and on this one, and which of them this is."""
+    """Rank and world size of this process, over all nodes and on its own node."""
 
     rank: int = 0
-    count: int = 1
+    world_size: int = 1
     local_rank: int = 0
-    local_count: int = 1
+    local_world_size: int = 1
 
     @property
-    def machines(self) -> int:
-        """How many machines, each with as many processes as this one."""
-        return self.count // self.local_count
+    def nodes(self) -> int:
+        """The number of nodes, each with as many processes as this one."""
+        return self.world_size // self.local_world_size
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+    def is_rank_zero(self) -> bool:
+        """Whether this process, of rank 0, writes files and prints."""
         return self.rank == 0
 
 
@@ -49,7 +52,7 @@ ALONE = Processes()
 
 
 def processes() -> Processes:
-    """The processes that torchrun has started, and which of them this is."""
+    """Rank and world size as torchrun has set them; one process without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ALONE
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -60,42 +63,62 @@ def take_device(these: Processes) -> None:
     """Compute on the GPU that has this process's number, where there are GPUs. Raises InputError without one for it."""
     if not torch.cuda.is_available():
         return
-    if these.local_count > torch.cuda.device_count():
+    if these.local_world_size > torch.cuda.device_count():
         raise InputError(
-            f"processes on a machine must be at most {torch.cuda.device_count()}, its GPUs, got {these.local_count}"
+            f"processes on a node must be at most {torch.cuda.device_count()}, its GPUs, got {these.local_world_size}"
         )
     torch.cuda.set_device(these.local_rank)
 
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Joins the processes for what they compute and tell each other, by gloo and, between GPUs, NCCL."""
+    """Initializes the process group: gloo for CPU tensors and, on GPUs, NCCL."""
     these = processes()
     take_device(these)
-    if these.count == 1 or dist.is_initialized():
+    if these.world_size == 1 or dist.is_initialized():
         yield these
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(
-            backend, store=_fresh_store(these), rank=these.rank, world_size=these.count, timeout=_UNTIL_GIVEN_UP
-        )
-        yield these
-    except RuntimeError as error:
-        if not any(sign in str(error) for sign in ("peer", "timed out", "Timed out", "Socket")):
-            raise
-        raise InputError(f"another process of the run was lost: {' '.join(str(error).split())[:200]}") from error
+        with lost_connection_explained():
+            dist.init_process_group(
+                backend,
+                store=_fresh_store(these),
+                rank=these.rank,
+                world_size=these.world_size,
+                timeout=_UNTIL_GIVEN_UP,
+            )
+            yield these
     finally:
         if dist.is_initialized():  # Lightning may have ended it
             dist.destroy_process_group()
 
 
-def first_then_all(do: Callable[[], Decision]) -> Decision:
-    """What each process gets by doing the same, the others after the first: what it refuses is said once."""
+@contextmanager
+def lost_connection_explained() -> Iterator[None]:
+    """Raises InputError where a collective or the store lost the connection to another process.
+
+    Any other error is raised as it is, such as CUDA's of peer access, or NCCL's of one GPU that two processes use.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        lost = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
+        lost |= isinstance(error, dist.DistBackendError) and "ncclRemoteError" in str(error)
+        lost |= _LOST_BY_GLOO.match(str(error)) is not None
+        if not lost:
+            raise
+        raise InputError(
+            f"another process of the run was lost or cannot be reached: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
+def rank_zero_first(do: Callable[[], Decision]) -> Decision:
+    """Each rank's result of do(), rank 0 before the others, so that an error of rank 0 is reported once."""
     if not dist.is_initialized():
         return do()
     done: list[Decision] = []
-    decided_by_first(lambda: done.append(do()))
+    broadcast_from_rank_zero(lambda: done.append(do()))
     return done[0] if done else do()
 
 
@@ -106,9 +129,9 @@ def _fresh_store(these: Processes) -> dist.Store:
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return dist.TCPStore(host, port, these.count, is_master=these.first)
+        return dist.TCPStore(host, port, these.world_size, is_master=these.is_rank_zero)
     kept_by_torchrun = dist.TCPStore(host, port, is_master=False)
-    if these.first:
+    if these.is_rank_zero:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         kept_by_torchrun.set("lambdanets", str(store.port))
         return store
@@ -124,8 +147,8 @@ def _fresh_store(these: Processes) -> dist.Store:
             time.sleep(0.2)
 
 
-def total(*numbers: float) -> list[float]:
-    """Each number summed over the processes, in float64 and in a fixed order; the same in all of them."""
+def all_reduce_sum(*numbers: float) -> list[float]:
+    """The sum of each number over all ranks, in float64 and a fixed order, so that every rank has the same bits."""
     if not dist.is_initialized():
         return list(numbers)
     sums = torch.tensor(numbers, dtype=torch.float64)
@@ -133,8 +156,8 @@ def total(*numbers: float) -> list[float]:
     return sums.tolist()
 
 
-def least(number: int) -> int:
-    """The least of the processes' numbers."""
+def all_reduce_min(number: int) -> int:
+    """The smallest of all ranks' numbers."""
     if not dist.is_initialized():
         return number
     smallest = torch.tensor(number)
@@ -142,8 +165,8 @@ def least(number: int) -> int:
     return int(smallest)
 
 
-def together(items: list[Item]) -> list[Item]:
-    """The lists of all processes, joined in their order."""
+def all_gather_lists(items: list[Item]) -> list[Item]:
+    """The lists of all ranks, concatenated by rank."""
     if not dist.is_initialized():
         return items
     lists: list[Any] = [None] * dist.get_world_size()
@@ -151,8 +174,8 @@ def together(items: list[Item]) -> list[Item]:
     return [item for some in lists for item in some]
 
 
-def decided_by_first(decide: Callable[[], Decision]) -> Decision:
-    """What the first process decides, known to all. Where it raises, the others raise AnotherRefused."""
+def broadcast_from_rank_zero(decide: Callable[[], Decision]) -> Decision:
+    """The result of decide() on rank 0, broadcast to all. Where it raises, the other ranks raise RankZeroFailed."""
     if not dist.is_initialized():
         return decide()
     answer: list[Any] = [None, False]
@@ -164,5 +187,5 @@ def decided_by_first(decide: Callable[[], Decision]) -> Decision:
     else:
         dist.broadcast_object_list(answer)
         if not answer[1]:
-            raise AnotherRefused
+            raise RankZeroFailed
     return answer[0]

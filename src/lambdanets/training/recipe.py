@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
-import math
-from types import UnionType
-from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+import re
+from typing import Any, ClassVar, Literal, Self
 
 from lambdanets.errors import InputError, nearest
+from lambdanets.training.bounds import Range, check, types_of_fields
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]
@@ -34,6 +34,24 @@ class TrainingRecipe:
     # of which also whether they are given counts
     GIVEN_COUNTS: ClassVar[tuple[str, ...]] = ()
     LEAST_PART: ClassVar[int] = 1  # images that must be computed at a time
+    RANGES: ClassVar[dict[str, Range]] = {
+        "batch_norm_momentum": Range(above=0, most=1),
+        "freeze_batch_norm": Range(0, below=1),
+        "epochs": Range(1, 1_000_000),
+        "batch_size": Range(1, 1_000_000),
+        "learning_rate": Range(0, 1e30),
+        "decay": Range(above=0, most=1),
+        "decay_epochs": Range(above=0),
+        "momentum": Range(0, below=1),
+        "weight_decay": Range(0, 1e30),
+        "warmup_epochs": Range(0),
+        "clip_gradient": Range(above=0),
+        "average_decay": Range(0, below=1),
+        "seed": Range(0, 2**63 - 1),
+        "workers": Range(0, 1024),
+        "checkpoint_every": Range(1),
+        "max_unreadable": Range(0),
+    }
 
     model: str = "lambda_resnet20_small"
     """A model of this package or of timm."""
@@ -91,42 +109,12 @@ class TrainingRecipe:
     """Images that may be skipped as they cannot be read; one more stops the run."""
 
     def __post_init__(self) -> None:
-        for name, annotation in get_type_hints(type(self)).items():
-            if get_origin(annotation) is ClassVar:
-                continue
-            value = getattr(self, name)
-            if not fits(value, annotation):
-                expected = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-                raise InputError(f"{name} must be {expected.replace('typing.', '')}, got {value!r}")
-        least = {"epochs": 1, "batch_size": self.LEAST_PART, "workers": 0, "checkpoint_every": 1, "seed": 0}
-        least |= {"learning_rate": 0, "weight_decay": 0, "warmup_epochs": 0, "max_unreadable": 0}
-        self._at_least(**least)
-        self._positive("clip_gradient", "decay_epochs")
+        kind: Any = type(self)
+        for name, annotation in types_of_fields(kind).items():
+            check(name, getattr(self, name), annotation, self.RANGES.get(name))
         if self.micro_batch is not None and self.micro_batch < self.LEAST_PART:
             need = ", as batch norm needs" if self.LEAST_PART > 1 else ""
             raise InputError(f"micro_batch must be at least {self.LEAST_PART}{need}, got {self.micro_batch}")
-        self._share("momentum", "average_decay", "freeze_batch_norm", below=True)
-        for name in ("decay", "batch_norm_momentum"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise InputError(f"{name} must be in (0, 1], got {value}")
-
-    def _at_least(self, **least: float) -> None:
-        for name, bound in least.items():
-            if getattr(self, name) is not None and getattr(self, name) < bound:
-                raise InputError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-
-    def _positive(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise InputError(f"{name} must be positive, got {getattr(self, name)}")
-
-    def _share(self, *names: str, below: bool = False) -> None:
-        """Each between 0 and 1; below: and not 1."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not (0 <= value < 1 if below else 0 <= value <= 1):
-                raise InputError(f"{name} must be {'in [0, 1)' if below else 'between 0 and 1'}, got {value}")
 
     @property
     def beside_batch(self) -> int:
@@ -184,6 +172,19 @@ class Recipe(TrainingRecipe):
     FREE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.FREE)
     GIVEN_COUNTS: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")
     LEAST_PART: ClassVar[int] = 2  # as batch norm needs behind global pooling
+    RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
+        "batch_size": Range(2, 1_000_000),
+        "image_size": Range(8, 10_000),
+        "training_images": Range(1),
+        # less holds out no image of most sets, more leaves none to train on
+        "validation_share": Range(0.001, 0.9),
+        "hold_out": Range(0, 0.9),
+        "patience": Range(above=0),
+        "pseudo_ratio": Range(above=0),
+        **dict.fromkeys(("drop_path", "dropout", "label_smoothing", "flip"), Range(0, 1)),
+        "std": Range(above=0),
+        "eval_crop": Range(above=0, most=1),
+    }
 
     data: str = "digits"
     """'digits'; a folder with a sub-folder of images a class, or train/ and val/ of such; a folder in torchvision's
@@ -237,10 +238,6 @@ class Recipe(TrainingRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(image_size=1, training_images=1)
-        self._positive("patience", "pseudo_ratio")
-        self._share("hold_out", below=True)
-        self._share("drop_path", "dropout", "label_smoothing", "flip")
         if (self.pseudo_labels is None) != (self.pseudo_images is None):
             raise InputError("pseudo_labels and pseudo_images must be given together, got one without the other")
         if self.pseudo_labels is not None and not self.beside_batch:
@@ -248,17 +245,12 @@ class Recipe(TrainingRecipe):
                 f"pseudo_ratio must give a step of {self.batch_size} images a pseudo-labelled one at least, "
                 f"got {self.pseudo_ratio}"
             )
-        if not 0 < self.validation_share < 1:
-            raise InputError(f"validation_share must be between 0 and 1, both excluded, got {self.validation_share}")
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, self.channels):
                 raise InputError(
                     f"{name} must be one number or one for each of {self.channels} channels, got {getattr(self, name)}"
                 )
-        if min(self.std) <= 0:
-            raise InputError(f"std must be positive, got {self.std}")
-        if not 0 < self.eval_crop <= 1:
-            raise InputError(f"eval_crop must be in (0, 1], got {self.eval_crop}")
+        check_policy(self.rand_augment)
         if not 0 < self.crop_share[0] <= self.crop_share[1] <= 1:
             raise InputError(f"crop_share must be two numbers in (0, 1], the smaller first, got {self.crop_share}")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
@@ -270,6 +262,26 @@ class Recipe(TrainingRecipe):
         return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
 
 
+def check_policy(policy: str | None) -> None:
+    """Raise InputError for a name that timm takes for a RandAugment policy, and that is far beyond any policy's range.
+
+    timm checks the rest of the name when it makes the policy.
+    """
+    parts = dict(re.findall(r"-(m|mmax|n)(\d+)(?=-|$)", policy or ""))
+    most = max(10, int(parts.get("mmax", 10)))
+    fault = None
+    if policy == "":
+        fault = "must be a policy like rand-m10-n2, or None"
+    elif most > 30:
+        fault = "must have a largest magnitude mmax of at most 30"
+    elif int(parts.get("m", 0)) > most:
+        fault = f"must have a magnitude m of at most {most}"
+    elif int(parts.get("n", 1)) not in range(1, 17):
+        fault = "must have from 1 to 16 operations n"
+    if fault:
+        raise InputError(f"rand_augment {fault}, got {policy!r}")
+
+
 def read_fields(content: bytes, source: str) -> dict[str, Any]:
     """The fields in a recipe's JSON; source names it in errors."""
     try:
@@ -279,29 +291,3 @@ def read_fields(content: bytes, source: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InputError(f"{source} must hold the fields of a recipe, got {fields!r}")
     return fields
-
-
-def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value is of an annotated type: plain classes, None, Literal, unions, tuples and dicts of such.
-
-    A whole number fits where a float is wanted, True and False fit no number, and floats must be finite.
-    """
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return value in arguments and not isinstance(value, bool)
-    if origin in (Union, UnionType):
-        return any(fits(value, argument) for argument in arguments)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if arguments[-1] is Ellipsis:
-            return all(fits(item, arguments[0]) for item in value)
-        return len(value) == len(arguments) and all(map(fits, value, arguments))
-    if origin is dict:
-        key, item = arguments
-        return isinstance(value, dict) and all(fits(k, key) and fits(v, item) for k, v in value.items())
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, annotation)

@@ -10,7 +10,7 @@ from torch import nn
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
 from lambdanets.provenance import commit, hardware, versions
-from lambdanets.training.recipe import fits
+from lambdanets.training.bounds import fits
 
 RESULT = "result.json"
 # What every result.json is read for.

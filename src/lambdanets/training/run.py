@@ -1,5 +1,7 @@
 """A training run and the folder it leaves."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from lightning.pytorch.callbacks import Callback, Timer
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
+from lambdanets.locks import LOCK, Lock, locked_folder
 from lambdanets.models.weights import read_weights
 from lambdanets.training.averaging import AverageWeights
 from lambdanets.training.batch_norm import synchronized
@@ -21,7 +24,7 @@ from lambdanets.training.division import AnyRecipe, divided, with_precision
 from lambdanets.training.early_stopping import StopEarly
 from lambdanets.training.history import History
 from lambdanets.training.interruption import StopAfterStep
-from lambdanets.training.processes import Processes, decided_by_first, first_then_all, joined
+from lambdanets.training.processes import Processes, broadcast_from_rank_zero, joined, rank_zero_first
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
@@ -50,16 +53,21 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     So one command serves to start a run and to start it again, as torchrun and queues of clusters do. The folder gets
     recipe.json at once; metrics.csv, speed.csv, curves.png, tensorboard/ and checkpoints/ while it trains;
     weights.safetensors, the task's pictures and, last, result.json. Of several processes only the first returns the
-    result, the others an empty one. Raises InputError for what the recipe asks and cannot be done, before the folder is
-    made, and when the folder holds something else; Interrupted after Ctrl-C or SIGTERM.
+    result, the others an empty one. Raises InputError for what the recipe asks and cannot be done, and when the folder
+    holds something else, InUseError when another process trains into it; Interrupted after a signal. No new folder is
+    left when nothing could be begun.
     """
     recipe = given(with_precision(recipe))
     with joined() as these:
-        if decided_by_first(lambda: _holds_run(recipe, folder)):
-            return _go_on(folder, these, recipe)
-        prepared = _prepare(recipe, these)
-        decided_by_first(lambda: _make_folder(prepared.recipe, folder))
-        return _train(prepared, folder, these)
+        broadcast_from_rank_zero(
+            lambda: _holds_run(recipe, folder)
+        )  # before anything is written into a folder of something else
+        with _locked(folder) as lock:
+            if broadcast_from_rank_zero(lambda: _holds_run(recipe, folder)):
+                return _go_on(folder, these, lock, recipe)
+            prepared = _prepare(recipe, these)
+            broadcast_from_rank_zero(lambda: _write_recipe(prepared.recipe, folder))
+            return _train(prepared, folder, these, lock)
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -72,12 +80,12 @@ def resume(folder: Path) -> dict[str, Any]:
     """Go on with an unfinished run from its last checkpoint; the result equals that of a run never interrupted.
 
     A finished run is left alone and its result returned. Raises InputError when the folder is no run's, when its files
-    are damaged, and when the data has changed.
+    are damaged, when the data has changed, and, as InUseError, when another process trains into it.
     """
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} is no folder of a run: it has no {RECIPE}")
-    with joined() as these:
-        return _go_on(folder, these)
+    with joined() as these, _locked(folder) as lock:
+        return _go_on(folder, these, lock)
 
 
 def whole_paths(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -106,7 +114,7 @@ def _holds_run(recipe: TrainingRecipe, folder: Path) -> bool:
     """Whether the folder holds a run of the recipe; InputError where it holds another run, or anything else."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; name a folder for the run")
-    if not folder.is_dir() or all(is_unfinished(path) for path in folder.iterdir()):
+    if not folder.is_dir() or all(is_unfinished(path) or path.name == LOCK for path in folder.iterdir()):
         return False
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} holds files that are not a run's; name another folder")
@@ -122,24 +130,24 @@ def _holds_run(recipe: TrainingRecipe, folder: Path) -> bool:
     return True
 
 
-def _make_folder(recipe: TrainingRecipe, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder} for the run: {error.strerror}") from error
-    remove_unfinished(folder)
-    _write_recipe(recipe, folder)
+@contextmanager
+def _locked(folder: Path) -> Iterator[Lock | None]:
+    """Hold the folder's lock in the first process, for all of them; the others get None."""
+    with ExitStack() as stack:
+        locks: list[Lock] = []
+        broadcast_from_rank_zero(lambda: locks.append(stack.enter_context(locked_folder(folder))))
+        yield locks[0] if locks else None
 
 
 def _write_recipe(recipe: TrainingRecipe, folder: Path) -> None:
     write_whole(folder / RECIPE, printable_bytes(recipe.to_json() + "\n"))
 
 
-def _go_on(folder: Path, these: Processes, asked: TrainingRecipe | None = None) -> dict[str, Any]:
+def _go_on(folder: Path, these: Processes, lock: Lock | None, asked: TrainingRecipe | None = None) -> dict[str, Any]:
     """Go on by the folder's recipe; what may change meanwhile is as asked, the data's place and max_unreadable too."""
     recipe = read_recipe(folder / RECIPE)
-    if decided_by_first((folder / RESULT).is_file):
-        return read_result(folder, task_of(recipe.task).RESULT) if these.first else {}
+    if broadcast_from_rank_zero((folder / RESULT).is_file):
+        return read_result(folder, task_of(recipe.task).RESULT) if these.is_rank_zero else {}
     begun = any((folder / "checkpoints" / name).is_file() for name in (LAST, BEFORE))
     before = recipe
     if asked is not None:
@@ -147,16 +155,16 @@ def _go_on(folder: Path, these: Processes, asked: TrainingRecipe | None = None) 
         recipe = replace(recipe, **{name: fields[name] for name in recipe.FREE if fields[name] not in (None, "")})
     prepared = _prepare(recipe, these, begun)
     if prepared.recipe != before:  # so that --resume and evaluation find the data where it lies now
-        decided_by_first(lambda: _write_recipe(prepared.recipe, folder))
-    return _train(prepared, folder, these)
+        broadcast_from_rank_zero(lambda: _write_recipe(prepared.recipe, folder))
+    return _train(prepared, folder, these, lock)
 
 
 def _prepare(recipe: TrainingRecipe, these: Processes, begun: bool = False) -> _Prepared:
     """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
     recipe = with_precision(recipe)
-    task = first_then_all(lambda: _open(recipe, these, begun))
+    task = rank_zero_first(lambda: _open(recipe, these, begun))
     recipe, share = divided(recipe, task.trial(), task.model, task.training_images, these)
-    task.model = synchronized(task.model, recipe, these.count)
+    task.model = synchronized(task.model, recipe, these.world_size)
     training, validation = task.batches(recipe, share)
     return _Prepared(task, recipe, share, training, validation)
 
@@ -164,20 +172,20 @@ def _prepare(recipe: TrainingRecipe, these: Processes, begun: bool = False) -> _
 def _open(recipe: TrainingRecipe, these: Processes, begun: bool) -> Task:
     check_precision(recipe.precision)
     task = task_of(recipe.task).opened(recipe, these, begun)
-    if task.validation_images < these.count:
+    if task.validation_images < these.world_size:
         raise InputError(
-            f"validation images must be at least {these.count}, one for each process, got {task.validation_images}"
+            f"validation images must be at least {these.world_size}, one for each process, got {task.validation_images}"
         )
     return task
 
 
-def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any]:
+def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | None) -> dict[str, Any]:
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
-    begun = decided_by_first(lambda: newest(checkpoints))
+    begun = broadcast_from_rank_zero(lambda: newest(checkpoints))
     if begun is not None:
         check_resumable(begun, model, recipe, task.classes)
-    if these.first:
+    if these.is_rank_zero:
         for place in (folder, checkpoints):
             remove_unfinished(place)
         task.begin(folder)
@@ -190,14 +198,18 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
     # the order matters: what is averaged and measured is in the state before a checkpoint is written
     callbacks: list[Callback] = [average] if average else []
     callbacks += [history, timer]
-    callbacks += [TensorBoard(folder, history, speed), Curves(folder, history, task.PANELS)] if these.first else []
+    callbacks += (
+        [TensorBoard(folder, history, speed), Curves(folder, history, task.PANELS)] if these.is_rank_zero else []
+    )
     callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # last, so that what the others do does not count as waiting for data
-    callbacks += [KeepBest(checkpoints, task.BEST), keep_last, StopAfterStep(checkpoints / LAST), speed]
+    stop = StopAfterStep(checkpoints / LAST, lock)
+    callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
     trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts)
     try:
-        trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
+        with stop.handling():
+            trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
     finally:
         prepared.training.close()
         prepared.validation.close()
@@ -206,8 +218,8 @@ def _train(prepared: _Prepared, folder: Path, these: Processes) -> dict[str, Any
     if task.patience:
         model.load_state_dict(read_weights(checkpoints / BEST)[0])
     # the others wait, so that torchrun still has all of them should the first be lost
-    result = decided_by_first(lambda: _conclude(prepared, folder, history, timer))
-    return result if these.first else {}
+    result = broadcast_from_rank_zero(lambda: _conclude(prepared, folder, history, timer))
+    return result if these.is_rank_zero else {}
 
 
 def _conclude(prepared: _Prepared, folder: Path, history: History, timer: Timer) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 
+from lambdanets.progress import duration
 from lambdanets.training.checkpoints import ends_step
 from lambdanets.training.processes import Processes
 
@@ -72,7 +73,7 @@ class Speed(Callback):
             "process_gib": round(self._process.memory_info().rss / 2**30, 3),
             "gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3) if torch.cuda.is_available() else 0.0,
         }
-        if self._these.first:
+        if self._these.is_rank_zero:
             new = not self.path.exists()
             with self.path.open("a", newline="") as file:
                 writer = csv.writer(file)
@@ -90,18 +91,6 @@ class Speed(Callback):
         left = self._steps_left * self._seconds_a_step
         parts += [f"{duration(left)} left"] if self._steps_left else []
         return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the two largest units that say something: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
-    minutes = seconds / 60
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes:.0f} min"
-    if minutes < 48 * 60:
-        return f"{int(minutes // 60)} h {int(minutes % 60):02} min"
-    return f"{int(minutes // 1440)} d {int(minutes % 1440 // 60)} h"
 
 
 class Progress(TQDMProgressBar):

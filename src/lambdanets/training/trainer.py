@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.training.checkpoints import WholeFiles
 from lambdanets.training.processes import Processes
+from lambdanets.training.progress_lines import ProgressLines
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.speed import Progress, Speed
 
@@ -24,19 +25,20 @@ def make_trainer(
     parts: batches whose gradients add up to a step's.
     """
     _quieten()
-    watched = sys.stderr.isatty() and these.first
-    several = these.count > 1
+    watched = sys.stderr.isatty() and these.is_rank_zero
+    shown: list[Callback] = [Progress(speed) if watched else ProgressLines(speed)] if these.is_rank_zero else []
+    several = these.world_size > 1
     return Trainer(
         default_root_dir=folder,
         max_epochs=recipe.epochs,
         precision=recipe.precision,
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
-        devices=these.local_count,
-        num_nodes=these.machines,
+        devices=these.local_world_size,
+        num_nodes=these.nodes,
         strategy=_data_parallel() if several else "auto",
         accumulate_grad_batches=parts,
         gradient_clip_val=recipe.clip_gradient,
-        callbacks=[*callbacks, *([Progress(speed)] if watched else [])],
+        callbacks=[*callbacks, *shown],
         # named, so that a scheduler's variables, such as SLURM's, are not taken for a launcher
         plugins=[WholeFiles(), TorchElasticEnvironment() if several else LightningEnvironment()],
         logger=False,

@@ -14,8 +14,9 @@ from lambdanets.files import sha256_of, write_whole
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import read_weights
 from lambdanets.ops.geometry import resize_table
+from lambdanets.training.bounds import fits
 from lambdanets.training.checkpoints import LAST
-from lambdanets.training.recipe import TrainingRecipe, fits
+from lambdanets.training.recipe import TrainingRecipe
 
 WEIGHTS = "weights.safetensors"
 
@@ -28,17 +29,18 @@ def describe(recipe: TrainingRecipe, classes: Sequence[str], **more: Any) -> str
 def described(path: Path, rest: Mapping[str, Any]) -> dict[str, Any]:
     """What a file of weights says beside them: "recipe", its fields; "classes", a tuple; and what the task adds."""
     try:
-        content = dict(json.loads(rest["lambdanets"]))
-        if isinstance(content["classes"], str):
+        content = json.loads(rest["lambdanets"])
+        classes, recipe = content["classes"], content["recipe"]
+        if not (isinstance(classes, list) and isinstance(recipe, dict)):
             raise ValueError
-        content |= {"classes": tuple(content["classes"]), "recipe": dict(content["recipe"])}
-        if not fits(content["classes"], tuple[str, ...]):
+        content |= {"classes": tuple(classes)}
+        if not (classes and fits(content["classes"], tuple[str, ...])):
             raise ValueError
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{path} does not say which model and classes it holds; expected a file that a run left"
         ) from error
-    return content
+    return dict(content)
 
 
 def of_other_classes(path: Path, rest: Mapping[str, Any], classes: int | Sequence[str]) -> bool:

@@ -11,7 +11,8 @@ import torch
 from interpreted_fused import CASES
 
 from lambdanets.ops.position import fused
-from lambdanets.ops.position.fused import launches
+from lambdanets.ops.position.fused import device, launches
+from lambdanets.ops.position.fused.device import KernelDevice
 from lambdanets.ops.position.fused.tiles import halved, table_step, tables, tile_and_step, tiles_of
 from lambdanets.ops.position.problem import Problem
 from lambdanets.ops.position.rates import built_in
@@ -29,6 +30,7 @@ PROBLEM = Problem(
     dtype=torch.bfloat16,
     device="cuda",
 )
+GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
 RATES = built_in("cuda", 1)
 ARCHITECTURES = [80, 90]
 MOST_STACK = 8  # bytes a thread; with Triton 3.8 two of the tiles keep an address there, with 3.6 and 3.9 none does
@@ -39,10 +41,12 @@ CONFIGURATIONS = {
     for whole in rows
     for tiles in dict.fromkeys((whole, halved(kernel, whole)))
 }
-WIDEST = [
-    f"{kernel}-{architecture}-{'x'.join(str(size) for size in vars(rows[-1]).values())}"
+# The widest needs the most registers, and with half the warps as many a thread; the narrowest has the most rows a warp.
+EXTREMES = [
+    f"{kernel}-{architecture}-{'x'.join(str(size) for size in vars(tiles).values())}"
     for architecture in ARCHITECTURES
     for kernel, rows in tables(architecture // 10, 2).items()
+    for tiles in dict.fromkeys((rows[0], halved(kernel, rows[-1]), rows[-1]))
 ]
 
 
@@ -118,13 +122,13 @@ def check_configuration(name, folder, monkeypatch):
     assert int(stack) <= MOST_STACK, report.stdout + report.stderr
 
 
-@pytest.mark.parametrize("name", WIDEST)
+@pytest.mark.parametrize("name", EXTREMES)
 def test_every_kernel_compiles_to_tensor_core_products_without_spilling_registers(name, tmp_path, monkeypatch):
     check_configuration(name, tmp_path, monkeypatch)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name not in WIDEST])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name not in EXTREMES])
 def test_every_configuration_compiles_to_tensor_core_products_without_spilling_registers(name, tmp_path, monkeypatch):
     check_configuration(name, tmp_path, monkeypatch)
 
@@ -140,20 +144,31 @@ def test_every_configuration_compiles_to_tensor_core_products_without_spilling_r
     ids=lambda change: next(iter(change)),
 )
 def test_a_problem_beyond_the_limits_has_no_cost(change, monkeypatch):
-    monkeypatch.setattr(fused, "_has_kernels", lambda device: device == "cuda")
+    monkeypatch.setattr(fused, "kernel_device", lambda device: GPU if device == "cuda" else None)
     assert fused.cost(PROBLEM, RATES) is not None
     assert fused.cost(replace(PROBLEM, **change), RATES) is None
 
 
 def test_without_triton_there_is_no_cost(monkeypatch):
-    monkeypatch.setattr(fused, "_TRITON_INSTALLED", False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert fused.cost(PROBLEM, RATES) is not None
+    monkeypatch.setattr(device, "TRITON_INSTALLED", False)
     assert fused.cost(PROBLEM, RATES) is None
 
 
 def test_the_cost_counts_the_pairs_within_the_scope_alone(monkeypatch):
-    monkeypatch.setattr(fused, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
     # 8 positions, 2 to either side: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs an axis.
     assert fused.cost(PROBLEM, RATES).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
+
+
+def test_workspace_of_the_backward_pass_counts_the_parts_of_the_table_gradient(monkeypatch):
+    monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
+    whole = replace(PROBLEM, batch=1, grid=(256, 256), before=(255, 255), after=(255, 255), value_depth=64)
+    forward, backward = fused.cost(whole, RATES).workspaces
+    assert forward < 64 << 20
+    assert backward > 1 << 30  # 2,044 MiB of parts in float32, of 64 offsets and columns for 8 queries each
+    assert sum(fused.cost(replace(whole, batch=8), RATES).workspaces) == forward + backward  # more examples, same parts
 
 
 @pytest.mark.parametrize(

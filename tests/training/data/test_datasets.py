@@ -1,4 +1,5 @@
 import io
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -146,19 +147,37 @@ def test_no_image_is_opened_to_split_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_path_that_does_not_exist_is_named() -> None:
-    with pytest.raises(InputError, match="there is no 'nowhere/at/all'"):
+    with pytest.raises(InputError, match="got 'nowhere/at/all', which is not there"):
         open_splits("nowhere/at/all")
 
 
 def test_a_file_that_is_no_tar_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(0))
-    with pytest.raises(InputError, match="a file of another kind"):
+    with pytest.raises(InputError, match=r"a folder of images or an uncompressed \.tar, got"):
         open_splits(str(tmp_path / "a.png"))
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there are no images"):
         open_splits(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["empty", "empty classes", "all.zip", "all.tar.gz", ""])
+def test_a_set_without_images_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    for label in ("cat", "dog"):
+        (tmp_path / "empty classes" / label).mkdir(parents=True)
+    (tmp_path / "all.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    (tmp_path / "all.tar.gz").touch()
+    with pytest.raises(InputError, match=r"there are no images|an uncompressed \.tar, got|got '', which is not there"):
+        open_splits(str(tmp_path / name) if name else "")
+
+
+def test_a_named_pipe_in_place_of_a_set_is_refused(tmp_path: Path) -> None:
+    for name in ("pipe", "pipe.tar"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(InputError, match=r"uncompressed"):
+            open_splits(str(tmp_path / name))
 
 
 def test_loose_images_without_class_folders_are_refused(tmp_path: Path) -> None:
@@ -175,6 +194,11 @@ def test_a_single_class_is_refused(tmp_path: Path) -> None:
 def test_a_class_too_small_for_a_hold_out_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'rare' has 1"):
         open_splits(str(write_classes(tmp_path, common=5, rare=1)))
+
+
+def test_an_empty_root_is_refused() -> None:
+    with pytest.raises(InputError, match="data_root must be a folder, got ''"):
+        open_splits("torch/cifar10", root="")
 
 
 def test_a_root_without_a_timm_name_is_refused() -> None:

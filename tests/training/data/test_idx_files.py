@@ -1,5 +1,6 @@
 import gzip
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -50,17 +51,21 @@ def test_reading_idx_files_writes_nothing(tmp_path: Path) -> None:
 def test_two_idx_sets_in_one_root_are_refused(tmp_path: Path) -> None:
     write_idx(tmp_path / "MNIST/raw")
     write_idx(tmp_path / "KMNIST/raw")
-    with pytest.raises(InputError, match="one data set"):
+    with pytest.raises(InputError, match="must hold one data set, got "):
         open_splits(str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "begin with the bytes 00000803"),
-        (idx(np.zeros((6, 3, 4), np.uint8))[:-1], "as its header says"),
-        (idx(np.zeros((5, 3, 4), np.uint8)), "expected 5 labels"),
-        (idx(np.zeros(6, np.uint8)), "came '00000801'"),
+        (b"", "must begin with the bytes 00000803"),
+        (idx(np.zeros((6, 3, 4), np.uint8))[:-1], "must have 72 bytes after its header, as that says, got fewer"),
+        (idx(np.zeros((6, 3, 4), np.uint8)) + b"x", "must have 72 bytes after its header, as that says, got more"),
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3), "as that says, got fewer"),
+        (idx(np.zeros((6, 0, 4), np.uint8)), r"must have sizes of at least 1 in its header, got \[6, 0, 4\]"),
+        (idx(np.zeros((0, 3, 4), np.uint8)), "must have sizes of at least 1 in its header"),
+        (idx(np.zeros((5, 3, 4), np.uint8)), "must have 5 labels"),
+        (idx(np.zeros(6, np.uint8)), "got '00000801'"),
     ],
 )
 def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -75,6 +80,27 @@ def test_a_cut_gzip_file_is_named(tmp_path: Path) -> None:
     path = raw / "train-labels-idx1-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(InputError, match=r"train-labels-idx1-ubyte\.gz"):
+        open_splits(str(tmp_path))
+
+
+def test_rejects_a_gzip_that_unpacks_beyond_its_header_without_unpacking_it(tmp_path: Path) -> None:
+    raw = write_idx(tmp_path / "MNIST/raw", zipped=True)
+    begin = idx(np.zeros((6, 3, 4), np.uint8))
+    bomb = gzip.compress(begin + bytes(200 * 2**20), compresslevel=1)
+    (raw / "train-images-idx3-ubyte.gz").write_bytes(bomb)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"ubyte\.gz' must have 72 bytes after its header, as that says, got more"):
+        open_splits(str(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * 2**20
+
+
+def test_rejects_a_gzip_whose_header_asks_for_more_than_it_can_hold(tmp_path: Path) -> None:
+    raw = write_idx(tmp_path / "MNIST/raw", zipped=True)
+    huge = gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 28, 28) + bytes(1000))
+    (raw / "train-images-idx3-ubyte.gz").write_bytes(huge)
+    with pytest.raises(InputError, match="as that says, got fewer"):
         open_splits(str(tmp_path))
 
 

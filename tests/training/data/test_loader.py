@@ -1,6 +1,4 @@
-import multiprocessing
 import random
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -218,33 +216,3 @@ def test_a_batch_keeps_its_kind_when_lightning_moves_it() -> None:
     assert isinstance(batch, Batch)
     assert batch.images.device.type == "meta"
     assert batch.unreadable[0] == "numbers/0: it is damaged"
-
-
-class HangsAfterSome(ImageArray):
-    """Images of which all but the first few that a worker reads never come."""
-
-    asked = 0
-    hanging = multiprocessing.Semaphore(0)
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        self.asked += 1
-        if self.asked > 3:
-            self.hanging.release()
-            time.sleep(60)
-        return super().load(index)
-
-
-@pytest.mark.parametrize("kind", [ImageArray, HangsAfterSome])
-def test_close_ends_workers_and_kills_those_that_hang(kind: type[ImageArray], monkeypatch: pytest.MonkeyPatch) -> None:
-    others = multiprocessing.active_children()
-    batches = loader(images(12, kind), workers=2)
-    next(iter(batches))
-    workers = [process for process in multiprocessing.active_children() if process not in others]
-    assert len(workers) == 2
-    if kind is HangsAfterSome:
-        assert all(HangsAfterSome.hanging.acquire(timeout=30) for _ in workers)
-        monkeypatch.setattr("lambdanets.training.data.batches._PATIENCE", 0.5)
-    begun = time.monotonic()
-    batches.close()
-    assert time.monotonic() - begun < 5  # which PyTorch waits for each
-    assert [worker.exitcode for worker in workers] == [-9 if kind is HangsAfterSome else 0] * 2

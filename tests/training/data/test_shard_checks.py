@@ -114,7 +114,7 @@ def test_images_without_classes_are_listed_without(tmp_path: Path) -> None:
     ("members", "sentence"),
     [
         ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"a class \(\.cls\) for every image .*'2\.jpg' has none"),
-        ({"1.jpg": b"x", "1.cls": b"cat"}, r"a class number beside '1\.jpg' .* came b'cat'"),
+        ({"1.jpg": b"x", "1.cls": b"cat"}, r"the class of '1\.jpg' .* must be a number, got b'cat'"),
         ({"1.jpg": b"x", "1.cls": b"2"}, "names for the classes 0 to 2 .* came 2"),
         ({"1.txt": b"x"}, "images in .* there are none"),
     ],
@@ -131,7 +131,7 @@ def test_a_cut_tar_and_a_mixed_set_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"1\.tar' is unlike those before"):
         index_shards(tmp_path)
     whole = (tmp_path / "1.tar").read_bytes()
-    for cut in (1024, 1700, len(whole) - len(whole) % 10240 + 600):
+    for cut in (1024, 1124, 1700, len(whole) - len(whole) % 10240 + 600):
         (tmp_path / "0.tar").write_bytes(whole[:cut])
         if cut < len(whole):
             with pytest.raises(InputError, match=r"expected a whole tar in '.*0\.tar'"):

@@ -54,6 +54,21 @@ def test_options_that_do_not_fit_together_are_refused(two_classes: Path, tmp_pat
         shard("digits", tmp_path / "out", "--unlabelled")
 
 
+@pytest.mark.parametrize("options", [["OUT"], ["OUT", "--unlabelled"], ["--verify"], ["--index"]])
+def test_an_empty_folder_name_is_refused_and_not_the_current_folder(
+    options: list[str],
+    shards: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(shards)
+    arguments = [str(tmp_path / "out") if word == "OUT" else word for word in options]
+    assert main(["shard", "", *arguments]) == 2
+    assert "folder must be a data set, a folder or a URL, got ''" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from PIL import Image
 
+from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.locks import locked_folder
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.images import images_under
 from lambdanets.training.data.shards import writing
@@ -131,21 +132,21 @@ def test_a_killed_command_leaves_no_process_and_goes_on_to_the_same_bytes(two_cl
         "from lambdanets.training.data.datasets import open_splits\n"
         "write = writing.write_tar_samples\n"
         "def slowly(path, samples):\n"
-        "    if path.name > 'train-00001.tar': time.sleep(60)\n"
+        "    if path.name > 'train-00001.tar': time.sleep(600)\n"
         "    return write(path, samples)\n"
         "writing.write_tar_samples = slowly\n"
         "writing.write_shards(open_splits(sys.argv[1]), Path(sys.argv[2]), images_per_shard=2, processes=2)\n"
     )
     out = tmp_path / "out"
     process = subprocess.Popen([sys.executable, "-c", script, str(two_classes), str(out)], start_new_session=True)
-    second_entry = out / ".writing/train-00001.tar.json"
-    deadline = time.monotonic() + 60
+    second_entry = out / "unfinished/train-00001.tar.json"
+    deadline = time.monotonic() + 120
     while not second_entry.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert second_entry.exists()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while _group_lives(process.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _group_lives(process.pid)
@@ -175,12 +176,8 @@ def test_a_killed_process_of_several_is_told_of(
     assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
 
 
-def test_two_commands_do_not_write_into_one_folder(
-    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "_PATIENCE", 0.05)
-    (tmp_path / "out/.writing").mkdir(parents=True)
-    with FileLock(tmp_path / "out/.writing/lock"), pytest.raises(InputError, match="another process is writing"):
+def test_two_commands_do_not_write_into_one_folder(two_classes: Path, tmp_path: Path) -> None:
+    with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
         write_shards(images_under(two_classes), tmp_path / "out")
 
 
@@ -212,7 +209,7 @@ def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, 
         write_shards(splits, out)
     else:
         shutil.copytree(two_classes / "dark", two_classes / "grey")
-        (two_classes / "dark/00.png").write_bytes(b"damaged")
+        (two_classes / "dark/05.png").write_bytes(b"damaged")
         with pytest.raises(InputError, match="max_unreadable"):
             write_shards(splits, out, max_unreadable=0)
     with pytest.raises(InputError, match=r"begun with seed 0, got 1"):
@@ -221,6 +218,14 @@ def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, 
         write_shards(splits, out, images_per_shard=5)
     with pytest.raises(InputError, match="holds shards of another set"):
         write_shards(open_splits(str(two_classes), seed=5), out)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3"])
+def test_a_damaged_plan_of_begun_work_is_refused(two_classes: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "out/unfinished").mkdir(parents=True)
+    (tmp_path / "out/unfinished/plan.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"plan\.json is damaged .*; remove \S*out, or name a new folder"):
+        write_shards(images_under(two_classes), tmp_path / "out")
 
 
 def test_a_folder_of_other_things_is_refused(two_classes: Path, tmp_path: Path) -> None:
@@ -259,6 +264,44 @@ def test_too_many_unreadable_images_stop_the_work_and_more_may_be_allowed(two_cl
     assert write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=4).images == 16
 
 
+@pytest.mark.parametrize("check_images", [True, False])
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_part_without_a_readable_image_is_refused_without_a_folder(
+    two_classes: Path, tmp_path: Path, part: str, check_images: bool
+) -> None:
+    splits = open_splits(str(two_classes))
+    images = {"train": splits.train, "validation": splits.validation}[part]
+    for index in range(len(images)):
+        path = Path(images.name(index))
+        path.write_bytes(b"") if check_images else path.unlink()
+    spoken = {"train": "16 training", "validation": "4 validation"}[part]
+    with pytest.raises(InputError, match=rf"none of the {spoken} images can be read; the first: \S*png: the"):
+        write_shards(splits, tmp_path / "out", check_images=check_images)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shard_command_refuses_a_set_of_unreadable_images(
+    two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in images_under(two_classes):
+        path.write_bytes(b"")
+    for options in ([], ["--unlabelled"]):
+        assert main(["shard", str(two_classes), str(tmp_path / "out"), *options]) == 2
+        assert "training images can be read; the first: " in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
+def test_images_that_were_mended_are_written_when_the_work_resumes(two_classes: Path, tmp_path: Path) -> None:
+    splits, damaged = open_splits(str(two_classes)), two_classes / "dark/05.png"
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"")
+    with pytest.raises(InputError, match="more than max_unreadable"):
+        write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
+    damaged.write_bytes(content)
+    report = write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
+    assert (report.images, report.unreadable) == (20, [])
+
+
 def test_unchecked_images_are_copied_even_if_damaged(two_classes: Path, tmp_path: Path) -> None:
     (two_classes / "dark/03.png").write_bytes(b"no image")
     assert write_shards(open_splits(str(two_classes)), tmp_path / "out", check_images=False).images == 20
@@ -286,6 +329,8 @@ def test_keys_are_names_below_the_common_folder_without_suffix() -> None:
     assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]
     assert unique_keys(["/set/1.png"]) == ["1"]
     assert unique_keys(["1.png", "2.png"]) == ["1", "2"]
+    # members of a tar may lead out of it, which those of shards must not
+    assert unique_keys(["a.tar/../../x/1.png", "a.tar/_/_/x/1.png"]) == ["_/_/x/1", "_/_/x/1-2"]
 
 
 def test_dots_and_collisions_in_names_make_keys_that_differ() -> None:

@@ -1,3 +1,4 @@
+import hashlib
 import io
 import json
 import pickle
@@ -14,6 +15,7 @@ from lambdanets.training.classification.task import fingerprint
 from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
 from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.loader import ImageBatches
+from lambdanets.training.data.shards.checks import index_shards
 from lambdanets.training.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.training.data.shards.writing import write_shards
 from noise_images import write_images
@@ -228,6 +230,7 @@ def test_the_fingerprint_comes_from_the_list_alone(shards: Path) -> None:
         ({"parts": {"train": [{"name": "../a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}]}}, "lies outside"),
         ({"parts": {"train": [{"name": "a.tar", "images": -1, "bytes": 1, "sha256": "00" * 32}]}}, "no whole numbers"),
         ({"parts": {"train": [{"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00"}]}}, "no SHA-256"),
+        ({"parts": {"train": [{"name": "a.tar", "images": 10**30, "bytes": 1, "sha256": "00" * 32}]}}, "no whole num"),
         ({"parts": {"train": [{"name": "a.tar"}]}}, "it has no 'images'"),
         ({"parts": {"other": []}}, "but came 'other'"),
     ],
@@ -237,6 +240,27 @@ def test_a_list_that_is_none_is_refused(shards: Path, change: dict[str, object],
     (shards / "shards.json").write_text(json.dumps(listed | change))
     with pytest.raises(InputError, match=sentence):
         open_splits(str(shards))
+
+
+def test_a_list_nested_too_deep_is_refused(shards: Path) -> None:
+    (shards / "shards.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="a list of shards in"):
+        open_splits(str(shards))
+
+
+def test_a_class_of_thousands_of_digits_makes_its_image_unreadable(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name, content in (("1.png", b"x"), ("1.cls", b"9" * 5000)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(InputError, match=r"the class of '1\.png' in .* must be a number, got b'9999"):
+        index_shards(tmp_path)
+    digest = hashlib.sha256((tmp_path / "0.tar").read_bytes()).hexdigest()
+    entry = {"name": "0.tar", "images": 1, "bytes": (tmp_path / "0.tar").stat().st_size, "sha256": digest}
+    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [entry]}}))
+    with pytest.raises(UnreadableImage, match=r"its class is b'9999.* and no number"):
+        open_shards(str(tmp_path))[0]["train"].load(0)
 
 
 def test_a_folder_with_a_list_and_any_url_are_shards(shards: Path, two_classes: Path) -> None:

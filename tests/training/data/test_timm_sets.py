@@ -1,4 +1,5 @@
 import io
+import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,24 @@ def test_a_torchvision_set_is_read_by_index(tmp_path: Path) -> None:
 def test_a_timm_set_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=name):
         open_splits(name, root=str(tmp_path))
+
+
+def test_a_webdataset_of_which_a_tar_is_cut_within_a_header_is_refused(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    for split in ("train", "validation"):
+        with webdataset.TarWriter(str(tmp_path / f"{split}.tar")) as sink:
+            for number in range(6):
+                sink.write({"__key__": str(number), "png": png(number), "cls": number % 2})
+    parts = {
+        split: {"name": split, "num_samples": 6, "filenames": [f"{split}.tar"], "shard_lengths": [6]}
+        for split in ("train", "validation")
+    }
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": parts}))
+    assert len(open_splits("wds/x", root=str(tmp_path)).train) == 6
+    tar = tmp_path / "train.tar"
+    tar.write_bytes(tar.read_bytes()[: 3 * 2048 + 100])
+    with pytest.raises(InputError, match=r"train\.tar' must be a whole, uncompressed tar, but: it is cut off after"):
+        open_splits("wds/x", root=str(tmp_path))
 
 
 def test_a_torchvision_set_without_its_root_is_refused() -> None:

@@ -116,6 +116,7 @@ def test_a_contact_sheet_reduces_large_pictures_and_may_be_empty():
     assert contact_sheet([]).width > 200
 
 
+@pytest.mark.figures
 @pytest.mark.parametrize("objects", ["some", "none"])
 def test_curves_are_drawn_as_a_png(tmp_path, objects):
     truth = made_up_truth(0)

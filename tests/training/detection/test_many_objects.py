@@ -1,4 +1,4 @@
-"""Many objects in an image: memory does not grow with objects times pixels, nor time beyond seconds."""
+"""Many objects in an image: neither memory nor time grows with objects times pixels."""
 
 import io
 import json
@@ -22,8 +22,9 @@ from lambdanets.training.detection.feeding import for_training
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.detection.showing import draw_judgement
 
-HEIGHT, WIDTH, COUNT = 750, 1000, 20_000
-BYTES, SECONDS = 400 * 2**20, 30  # the masks of all at once would take 15 GB
+HEIGHT, WIDTH, COUNT = 350, 1000, 8_000
+BYTES = 2**30  # the masks of all at once would take 2.8 GB
+TIMES = 60  # as long as reading the annotations takes, on any machine
 
 
 def square(number, across, scale):
@@ -53,8 +54,14 @@ def set_of(height, width, count, across, scale=1):
 
 
 @pytest.fixture(scope="module")
-def crowded():
-    return set_of(HEIGHT, WIDTH, COUNT, across=200)
+def crowded_and_seconds():
+    began = time.process_time()
+    return set_of(HEIGHT, WIDTH, COUNT, across=200), time.process_time() - began
+
+
+@pytest.fixture
+def crowded(crowded_and_seconds):
+    return crowded_and_seconds[0]
 
 
 def most_memory():
@@ -63,11 +70,11 @@ def most_memory():
 
 
 @pytest.fixture
-def bounded(crowded):
-    """Ends the test where more memory or time was taken than is allowed."""
+def bounded(crowded_and_seconds):
+    """Fails the test where more memory or time was taken than is allowed."""
     before, began = most_memory(), time.process_time()
     yield
-    assert time.process_time() - began < SECONDS
+    assert time.process_time() - began < TIMES * crowded_and_seconds[1]
     assert most_memory() - before < BYTES
 
 
@@ -86,7 +93,7 @@ class FindsTwo(nn.Module):
 
 
 @pytest.mark.usefixtures("bounded")
-def test_a_detector_is_judged_on_an_image_of_twenty_thousand_objects(crowded, tmp_path):
+def test_a_detector_is_judged_on_an_image_of_8000_objects(crowded, tmp_path):
     detector = Detector(FindsTwo(), DetectionRecipe(), ("square",), (1,))
     judgement = judge(detector, crowded)
     draw_judgement(detector, crowded, judgement, tmp_path)
@@ -99,7 +106,7 @@ def test_a_detector_is_judged_on_an_image_of_twenty_thousand_objects(crowded, tm
 def test_of_what_a_crop_leaves_max_objects_are_learnt_from_and_not_of_all_objects(crowded):
     random.seed(0)
     recipe = DetectionRecipe(image_size=300, jitter=(4.0, 4.0), max_objects=150)
-    _, target = for_training(*crowded.load(0), recipe)  # a twelfth of the image
+    _, target = for_training(*crowded.load(0), recipe)  # less than a tenth of the image
     assert len(target["masks"]) == 150
 
 

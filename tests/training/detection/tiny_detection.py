@@ -1,12 +1,12 @@
 """A recipe of detection for tests, which trains in about a second, and annotations changed for them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lambdanets.training.data.coco.scattered_digits import CATEGORY_IDS, write_scattered_digits
 from lambdanets.training.detection.recipe import DetectionRecipe
+from training.runs import SEED
 
 IMAGES, VALIDATION = 4, 2
 TWO = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
@@ -39,19 +39,9 @@ def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
         "batch_size": 2,
         "warmup_epochs": 0.5,
         "checkpoint_every": 1,
+        "seed": SEED,
     }
     return DetectionRecipe(**fields | changes)
-
-
-def tuning_recipe(trained: Path, **changes: Any) -> DetectionRecipe:
-    """As few steps, as random, from the weights of `trained_detector` and on its images, of which it goes on to find
-    some objects."""
-    gentle = {"optimizer": "sgd", "learning_rate": 0.001, "batch_norm_momentum": 0.01}
-    random = {"jitter": (0.8, 1.25), "flip": 0.5, "drop_path": 0.1}
-    recipe = DetectionRecipe.from_json((trained / "run/recipe.json").read_bytes(), "recipe.json")
-    return replace(
-        recipe, weights=str(trained / "run"), **{"epochs": 2, "checkpoint_every": 1} | gentle | random | changes
-    )
 
 
 def change(path: Path, **sections: Any) -> None:

@@ -1,13 +1,14 @@
 """What all rivals share: maps in and out, pooling after a strided layer, 1x1 projections, heads."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from lambdanets.layers.maps import average_pool, memory_format
+from lambdanets.layers.module import Layer
 from lambdanets.ops.checks import check_sizes, check_tensors
 
 
-class Mixer(nn.Module):
+class Mixer(Layer):
     """Base of the rivals: (b, dim, H, W) to (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
     Subclasses say in `mix` what happens at the incoming resolution; a strided layer pools after it (F.2), as
@@ -25,6 +26,8 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, fx.Proxy):
+            return self.fx_call(x)
         check_tensors(x=x)
         if x.ndim != 4 or x.shape[1] != self.dim:
             raise ValueError(f"x must be (b, dim = {self.dim}, height, width), got shape {tuple(x.shape)}")

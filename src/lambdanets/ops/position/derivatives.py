@@ -3,7 +3,7 @@
 y = T(q, R, V) + q L, where L is the content lambda, if there is one: linear in each factor. With the gradient g of y,
 <g, y> is linear in each of five, and its derivatives are such functions again: the gradient of the gradients in the
 direction (a, B, C, D) is that of <g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>. So each derivative takes only
-`run_forward` and `run_backward`, and products with content lambdas.
+`follow_forward` and `follow_backward`, and products with content lambdas.
 
 For eager code, as autograd Functions, which know forward mode and vmap; for torch.compile see `operators`.
 """
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.execution import Gradients, run_backward, run_forward
+from lambdanets.ops.position.execution import Gradients
+from lambdanets.ops.position.fallback import follow_backward, follow_forward
 from lambdanets.ops.position.plan import Plan
 from lambdanets.ops.position.problem import Wanted
+from lambdanets.ops.precision import without_autocast
 
 # places among the factors
 _QUERIES, _TABLE, _VALUES, _CONTENT = range(4)
@@ -34,7 +36,7 @@ def interact(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | N
 class _Interaction(torch.autograd.Function):
     @staticmethod
     def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
-        return run_forward(queries, table, values, content, plan.problem, plan.chosen)
+        return follow_forward(queries, table, values, content, plan)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -81,7 +83,7 @@ class _Gradients(torch.autograd.Function):
         plan: Plan,
         wanted: Wanted,
     ) -> Gradients:
-        return run_backward(gradient, queries, table, values, content, plan.problem, plan.backward, wanted)
+        return follow_backward(gradient, queries, table, values, content, plan, wanted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
@@ -126,7 +128,7 @@ def _moved_output(factors: Sequence[Tensor], place: int, direction: Tensor, plan
     """The output with one factor replaced by a direction, of the terms that hold this factor."""
     queries, table, values, content = _with(factors, place, direction)
     if place == _CONTENT:
-        return queries @ content.unsqueeze(1)
+        return _product(queries, content)
     return _Interaction.apply(queries, table, values, content if place == _QUERIES else None, plan)
 
 
@@ -136,7 +138,7 @@ def _moved_gradients(
     """The gradients wanted with one factor replaced by a direction, of the terms that hold this factor."""
     queries, table, values, content = _with(factors, place, direction)
     if place == _CONTENT:
-        of_queries = gradient @ content.mT.unsqueeze(1) if wanted[_QUERIES] else None
+        of_queries = _product(gradient, content.mT) if wanted[_QUERIES] else None
         return of_queries, None, None, None
     by_queries = place == _QUERIES  # which alone stand beside the content lambda
     others = Wanted(
@@ -163,6 +165,12 @@ def _second(
             terms[0].append(_moved_output(factors, place, direction, plan))
         _append(terms[1:], _moved_gradients(gradient, factors, place, direction, plan, needed[1:]))
     return [_sum(of_one) if of_one else None for of_one in terms]
+
+
+def _product(rows: Tensor, matrices: Tensor) -> Tensor:
+    """rows (b, h, n, i) times matrices (b, i, j) in their own dtype, whatever autocast says."""
+    with without_autocast(rows.device):
+        return rows @ matrices.unsqueeze(1)
 
 
 def _append(terms: Sequence[list[Tensor]], new: Sequence[Tensor | None]) -> None:

@@ -57,13 +57,13 @@ def run_backward(
         factors = (queries, table, values, content)
         zeros = (torch.zeros_like(x) if x is not None and of else None for x, of in zip(factors, wanted, strict=True))
         return next(zeros), next(zeros), next(zeros), next(zeros)
-    of_content = _sum_of_products(queries, gradient) if wanted.content else None
-    if not any(wanted[:3]):
-        return None, None, None, of_content
-    module, dtype, rates, some = _set_up(problem, algorithm)
-    of_queries, of_values = [], []
-    of_prepared: Prepared | None = None
-    with without_autocast(queries.device):
+    with without_autocast(queries.device):  # a backward pass may run inside autocast, whatever the forward pass did
+        of_content = _sum_of_products(queries, gradient) if wanted.content else None
+        if not any(wanted[:3]):
+            return None, None, None, of_content
+        module, dtype, rates, some = _set_up(problem, algorithm)
+        of_queries, of_values = [], []
+        of_prepared: Prepared | None = None
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
         for g, q, v, c in _split(some.batch, gradient, queries, values, content):
             g = g.to(dtype)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
+from lambdanets.ops.geometry import shape_of
 from lambdanets.ops.position.derivatives import interact
 from lambdanets.ops.position.exportable import interact_exportable
 from lambdanets.ops.position.operators import joined, pose, position_interaction_operator
@@ -50,7 +51,7 @@ def position_interaction(
             output = position_interaction_operator(queries, table, values, content, grid, dilation, causal, algorithm)
         else:
             factors, problem = pose(queries, table, values, content, grid, dilation, causal)
-            if torch.compiler.is_exporting():
+            if torch.compiler.is_exporting() or torch.jit.is_tracing():
                 output = interact_exportable(*factors, problem, algorithm)
             else:
                 output = interact(*factors, make_plan(problem, algorithm))
@@ -117,7 +118,9 @@ def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, g
     if not 1 <= len(grid) <= 3:
         raise ValueError(f"grid must have 1, 2 or 3 sides, got {grid}")
     check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
-    batch, _, positions, depth = queries.shape
+    batch, heads, positions, depth = shape_of(queries)
+    sizes = dict(zip(("v of values", "u of values"), shape_of(values)[2:], strict=False))
+    check_sizes(**{"h of queries": heads, "k of queries": depth}, **sizes)
     if math.prod(grid) != positions:
         raise ValueError(f"grid must have n = {positions} positions as queries have, got {grid} = {math.prod(grid)}")
     if values.shape[:2] != (batch, positions):

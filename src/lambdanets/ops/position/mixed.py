@@ -94,9 +94,8 @@ def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Proble
     output = scratch("outputs", (*queries.shape[:3], 2 * p.heads, p.value_depth), queries)
     for start, stop, low, high, columns in tiling.rows():
         lambdas = _halves_of_lambdas(prepared, spectra[:, low:high], tiling, stop - start, columns)
-        for asked, both, result in zip(
-            queries[:, start:stop].flatten(1, 2), lambdas, output[:, start:stop].flatten(1, 2), strict=True
-        ):
+        results = _view_of_rows(output, start, stop)
+        for asked, both, result in zip(queries[:, start:stop].flatten(1, 2), lambdas, results, strict=True):
             torch.bmm(asked, both.transpose(0, 1), out=result)
     return unpack_outputs(output, p)
 
@@ -124,7 +123,8 @@ def backward(
         asked, said = queries[:, start:stop].flatten(1, 2), gradient[:, start:stop].flatten(1, 2)
         if of_queries is not None:
             lambdas = _halves_of_lambdas(prepared, spectra[:, low:high], tiling, rows, columns)
-            for one, both, result in zip(said, lambdas, of_queries[:, start:stop].flatten(1, 2), strict=True):
+            results = _view_of_rows(of_queries, start, stop)
+            for one, both, result in zip(said, lambdas, results, strict=True):
                 torch.bmm(one, both.permute(1, 2, 0), out=result)
         if of_block is None and of_spectra is None:
             continue
@@ -154,6 +154,15 @@ def backward(
         None if of_block is None else (of_block,),
         None if of_spectra is None else _transform_back(of_spectra, transform, p),
     )
+
+
+def _view_of_rows(packed: Tensor, start: int, stop: int) -> Tensor:
+    """Some rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..), to write into.
+
+    `flatten` may copy, and what is written would be lost; `view` raises instead.
+    """
+    halves, _, items, *rest = packed.shape
+    return packed[:, start:stop].view(halves, (stop - start) * items, *rest)
 
 
 def rows_of(problem: Problem, rates: Rates) -> Tiling:

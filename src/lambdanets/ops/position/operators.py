@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.geometry import crop_to_grid, join_phases, split_phases
-from lambdanets.ops.position.execution import run_backward, run_forward
+from lambdanets.ops.position.fallback import follow_backward, follow_forward
 from lambdanets.ops.position.plan import make_plan
 from lambdanets.ops.position.problem import Factors, Problem, Wanted, problem_of
 
@@ -57,8 +57,7 @@ def position_interaction_operator(
     Contiguous as (b, n, h, v).
     """
     factors, problem = pose(queries, table, values, content, grid, dilation, causal)
-    plan = make_plan(problem, algorithm)
-    output = joined(run_forward(*factors, problem, plan.chosen), grid, dilation)
+    output = joined(follow_forward(*factors, make_plan(problem, algorithm)), grid, dilation)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -85,8 +84,8 @@ def _backward_operator(
     factors, problem = pose(queries, table, values, content, grid, dilation, causal)
     if dilation > 1:
         gradient = split_phases(gradient.transpose(1, 2), grid, dilation).transpose(1, 2)
-    chosen = make_plan(problem, algorithm).backward
-    of_queries, of_table, of_values, of_content = run_backward(gradient, *factors, problem, chosen, Wanted(*wanted))
+    plan = make_plan(problem, algorithm)
+    of_queries, of_table, of_values, of_content = follow_backward(gradient, *factors, plan, Wanted(*wanted))
     if of_table is not None:
         cut = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], of_table.shape, strict=False)]
         of_table = F.pad(of_table, [0, 0, 0, 0, *(side for steps in reversed(cut) for side in (steps, steps))])

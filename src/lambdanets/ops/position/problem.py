@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import reach
+from lambdanets.ops.geometry import reach, shape_of
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Problem:
 
     before, after: how far the table reaches along each axis of the grid; its sides are before + 1 + after, and the
     entry at index `before` belongs to offset 0. causal: nothing that comes after the query in row-major order counts,
-    so that the table does not reach forward along the first axis.
+    so that the table does not reach forward along the first axis. device: with its index for a GPU ("cuda:0"), since
+    the GPUs of a machine may differ; without one ("cuda") it stands for the current GPU.
     """
 
     batch: int
@@ -86,29 +87,38 @@ class Cost:
     """Predicted cost of an algorithm.
 
     operations: of a forward pass, two per multiply-add. workspace_bytes: held beside inputs and output while it runs.
-    seconds, backward_seconds: on the device that the rates are of.
+    seconds, backward_seconds: on the device that the rates are of. backward_workspace_bytes: where it is not that of
+    the forward pass.
     """
 
     operations: int
     workspace_bytes: int
     seconds: float
     backward_seconds: float
+    backward_workspace_bytes: int | None = None
+
+    @property
+    def workspaces(self) -> tuple[int, int]:
+        """Bytes of workspace of the forward and of the backward pass."""
+        backward = self.backward_workspace_bytes
+        return self.workspace_bytes, self.workspace_bytes if backward is None else backward
 
 
 def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], causal: bool) -> Problem:
     """The problem that checked inputs pose: table (r_1..r_D, k, u) with odd sides, values (b, n, v, u)."""
-    batch, heads, _, query_depth = queries.shape
-    reaches = tuple(reach(r, side) for r, side in zip(table.shape, grid, strict=False))
+    batch, heads, _, query_depth = shape_of(queries)
+    *_, value_depth, intra_depth = shape_of(values)
+    reaches = tuple(reach(r, side) for r, side in zip(shape_of(table), grid, strict=False))
     return Problem(
         batch=max(1, batch),  # an empty batch is planned as one example
         heads=heads,
         grid=tuple(grid),
         query_depth=query_depth,
-        value_depth=values.shape[2],
-        intra_depth=values.shape[3],
+        value_depth=value_depth,
+        intra_depth=intra_depth,
         before=reaches,
         after=(0 if causal else reaches[0], *reaches[1:]),
         causal=causal,
         dtype=values.dtype,
-        device=values.device.type,
+        device=str(values.device) if values.device.type == "cuda" else values.device.type,
     )

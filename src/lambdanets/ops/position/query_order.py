@@ -115,7 +115,8 @@ def backward(
             continue
         of_logits = _gradient_of_logits(said, values[:, low:high].flatten(1, 2), rows)
         if of_queries is not None:
-            torch.bmm(of_logits, part.transpose(1, 2), out=of_queries[start:stop].flatten(0, 1))
+            of_tile = of_queries[start:stop].view(rows, *of_queries.shape[2:])  # flatten may copy, view never does
+            torch.bmm(of_logits, part.transpose(1, 2), out=of_tile)
         if of_block is not None:
             of_block.add((slice(rows), slice(None), columns), torch.bmm(asking.transpose(1, 2), of_logits))
     return (

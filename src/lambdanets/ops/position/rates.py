@@ -52,8 +52,12 @@ _OF_A_THREAD = Rates(145e9, 5, 8e9, 6e-6, 11e9, 0.6)
 _OF_A_GPU = Rates(50e12, 64, 2e12, 8e-6, 2e12, 8)
 
 
+# By algorithm and dtype of the problem: measured over predicted time, of the forward and of the backward pass.
+Corrections = tuple[tuple[str, str, float, float], ...]
+
+
 def rates_of(device: str) -> Rates:
-    """The rates of a type of device: as calibrated on this machine, or else built in, for the threads that torch has.
+    """The rates of a device: as calibrated on this machine, or else built in, for the threads that torch has.
 
     Tensors on the meta device stand for tensors on the CPU.
 
@@ -63,9 +67,19 @@ def rates_of(device: str) -> Rates:
     return _rates_of("cpu", torch.get_num_threads()) if device in ("cpu", "meta") else _rates_of(device, 1)
 
 
+def corrections_of(device: str) -> Corrections:
+    """What `lambdanets calibrate` found the predictions for a GPU to be off by; none for other devices."""
+    return _corrections_of(device) if torch.device(device).type == "cuda" else ()
+
+
 @lru_cache(maxsize=64)
 def _rates_of(device: str, threads: int) -> Rates:
     return read_calibration(device, threads) or built_in(device, threads)
+
+
+@lru_cache(maxsize=64)
+def _corrections_of(device: str) -> Corrections:
+    return read_corrections(device)
 
 
 def built_in(device: str, threads: int) -> Rates:
@@ -78,16 +92,27 @@ def built_in(device: str, threads: int) -> Rates:
     return Rates(**one)
 
 
-def calibration_file() -> Path:
-    """Where a calibration is kept: LAMBDANETS_CACHE, or lambdanets in the user's cache folder."""
+def cache_folder() -> Path:
+    """Where measurements of this machine are kept: LAMBDANETS_CACHE, or lambdanets in the user's cache folder.
+
+    Raises OSError for a user without a home folder, as in some containers.
+    """
     folder = os.environ.get("LAMBDANETS_CACHE")
-    if folder is None:
-        folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lambdanets")  # noqa: PTH118
-    return Path(folder) / "rates.json"
+    if folder is not None:
+        return Path(folder)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lambdanets"
+    except RuntimeError as error:
+        raise OSError(f"{error} set LAMBDANETS_CACHE to a folder") from error
+
+
+def calibration_file() -> Path:
+    """Where a calibration is kept."""
+    return cache_folder() / "rates.json"
 
 
 def read_calibration(device: str, threads: int) -> Rates | None:
-    """Rates measured on this machine for a type of device, or None; a file that cannot be understood counts as none."""
+    """Rates measured on this machine for a device, or None; a file that cannot be understood counts as none."""
     try:
         found = json.loads(calibration_file().read_text())[calibration_key(device, threads)]
         rates = Rates(**{field.name: float(found[field.name]) for field in fields(Rates)})
@@ -96,7 +121,18 @@ def read_calibration(device: str, threads: int) -> Rates | None:
     return rates if all(math.isfinite(value) and value > 0 for value in asdict(rates).values()) else None
 
 
+def read_corrections(device: str) -> Corrections:
+    """Corrections measured on this machine for a GPU; of what cannot be understood, none."""
+    try:
+        found = json.loads(calibration_file().read_text())[calibration_key(device, 1)]["corrections"]
+        rows = tuple((str(name), str(dtype), float(first), float(second)) for name, dtype, first, second in found)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    return tuple(row for row in rows if all(math.isfinite(factor) and factor > 0 for factor in row[2:]))
+
+
 def calibration_key(device: str, threads: int) -> str:
     """What a calibration holds for: the device, its threads and the release of torch."""
-    name = torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else device
+    is_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
+    name = torch.cuda.get_device_name(device) if is_gpu else device
     return f"{name}, {threads} threads, torch {torch.__version__}"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
+from lambdanets.progress import track
 from lambdanets.training.classification.classifier import Classifier
 from lambdanets.training.classification.feeding import make_batches, make_transform
 from lambdanets.training.data.datasets import LabelledImages, open_splits, renumber
@@ -47,11 +48,12 @@ def judge(classifier: Classifier, images: LabelledImages) -> Judgement:
     """Classify a labelled set, in its order. Raises InputError when no image of it can be read."""
     unreadable: list[str] = []
     parts: list[list[Tensor]] = []
-    for batch in make_batches(classifier.recipe, images, training=False):
-        unreadable += batch.unreadable
-        if len(batch.labels):
-            confidence, predicted = probabilities_of(classifier, batch.images).max(dim=1)
-            parts.append([batch.indices, batch.labels, predicted, confidence])
+    with make_batches(classifier.recipe, images, training=False) as batches:
+        for batch in track(batches, "evaluating", len(batches), "batches"):
+            unreadable += batch.unreadable
+            if len(batch.labels):
+                confidence, predicted = probabilities_of(classifier, batch.images).max(dim=1)
+                parts.append([batch.indices, batch.labels, predicted, confidence])
     if not parts:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
     columns = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
@@ -95,7 +97,7 @@ def fitting(classifier: Classifier) -> Classifier:
             hook.remove()
     free = free_memory(device)
     if device.type == "cpu":
-        free //= processes().local_count
+        free //= processes().local_world_size
     images = max(2, min(recipe.micro_batch or recipe.batch_size, free // made))
     return replace(classifier, recipe=replace(recipe, micro_batch=images))
 
@@ -118,6 +120,12 @@ def predict(classifier: Classifier, paths: Iterable[Path], top: int, unreadable:
 
 @torch.inference_mode()
 def probabilities_of(classifier: Classifier, images: Tensor) -> Tensor:
-    """The probabilities (b, classes) of images as the classifier is fed them, float32 on the processor."""
+    """The probabilities (b, classes) of images as the classifier is fed them, float32 on the processor.
+
+    Raises InputError where they are not finite, as of weights so large that the outputs overflow.
+    """
     device = next(classifier.model.parameters()).device
-    return classifier.model(images.to(device)).float().softmax(dim=1).cpu()
+    probabilities = classifier.model(images.to(device)).float().softmax(dim=1).cpu()
+    if not probabilities.isfinite().all():
+        raise InputError(f"the outputs of {classifier.recipe.model} must be finite, got NaN: its weights are damaged")
+    return probabilities

@@ -10,7 +10,7 @@ from lambdanets.errors import InputError
 from lambdanets.training.data.loader import Batch
 from lambdanets.training.data.order import Share
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.processes import total
+from lambdanets.training.processes import all_reduce_sum
 from lambdanets.training.recipe import Recipe
 
 
@@ -65,7 +65,7 @@ class Classification(TrainingModule):
             self._sums = tuple(before + new for before, new in sums)
 
     def on_validation_epoch_end(self) -> None:
-        loss, right, images = total(*self._sums)
+        loss, right, images = all_reduce_sum(*self._sums)
         self.validated = {}
         if images:  # the same in all processes, so that all write it or none
             self.validated = {"loss": loss / images, "top1": right / images}

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from lambdanets.files import whole_file
 from lambdanets.training.classification.evaluation import Judgement
 from lambdanets.training.data.datasets import LabelledImages
 
@@ -44,7 +45,8 @@ def draw_predictions(judgement: Judgement, images: LabelledImages, classes: Sequ
             said = f"{classes[judgement.predicted[i]]} {judgement.confidence[i]:.2f}"
             truth = f"\nis {classes[label]}" if judgement.predicted[i] != label else ""
             _show(axis, image, said + truth, colour)
-    figure.savefig(path, dpi=110)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)
 
 
 def _show(axis: Axes, image: Image.Image, title: str, colour: str) -> None:

@@ -20,6 +20,7 @@ from lambdanets.training.curves import Panels
 from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
 from lambdanets.training.data.loader import ImageBatches
 from lambdanets.training.data.order import Share
+from lambdanets.training.data.readable import check_readable
 from lambdanets.training.data.shards.images import ShardedImages
 from lambdanets.training.history import History
 from lambdanets.training.processes import Processes
@@ -57,13 +58,16 @@ class ClassificationTask(Task):
     @classmethod
     def opened(cls, recipe: Recipe, these: Processes, begun: bool) -> "ClassificationTask":
         splits = open_for_training(recipe)
+        for part, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
+            if images is not None:
+                check_readable(images.load, len(images), part, recipe.max_unreadable)
         beside = None
         if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
             soft = recipe.pseudo_targets == "soft"
             beside = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
         seed_everything(recipe.seed, verbose=False)
         model = build_model(replace(recipe, weights=None) if begun else recipe, splits.classes)
-        return cls(recipe, splits, beside, prepare_batch_norm(model, recipe, these.count))
+        return cls(recipe, splits, beside, prepare_batch_norm(model, recipe, these.world_size))
 
     def trial(self) -> ClassificationTrial:
         return ClassificationTrial(self.recipe, len(self.classes))

@@ -1,11 +1,13 @@
 """Batches of a set of images in an order, and with random numbers, that depend on the seed alone."""
 
+import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.data.order import Order, Share, mixed
 
 _PATIENCE = 3.0  # seconds that workers have to end
+_PARENT_CHECK = 1.0  # seconds between looks whether the parent is there
 
 
 class NamedImages(Protocol):
@@ -70,6 +73,9 @@ class Batches(Generic[Made]):
 
     make: an image of a set, by number, made ready; collate: a batch of such samples. beside: another set, of which
     every step of training has beside_size images more; it has epochs of its own.
+
+    Workers stay from one pass to the next, so a user closes the batches, by `with` or `close`. They end with their
+    parent, however that ends.
 
     Raises InputError for an empty set, for a training set with fewer than least_part images for each part, for fewer
     images beside it than processes, and for arguments out of range.
@@ -128,7 +134,7 @@ class Batches(Generic[Made]):
             num_workers=workers,
             persistent_workers=workers > 0,  # a key carries its epoch, so a worker has no state to go stale
             collate_fn=collate,
-            worker_init_fn=_leave_signals_to_parent,
+            worker_init_fn=_begin_worker,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else each pass would draw from the caller's generator
         )
@@ -156,6 +162,12 @@ class Batches(Generic[Made]):
                 yield batch
         except InputError as error:
             raise InputError(_own_words(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the workers, by SIGKILL where they hang in an image for more than a few seconds.
@@ -262,10 +274,18 @@ class _Samples(Dataset[Sample]):
             return Sample(None, key.number, f"{images.name(key.number)}: {error.reason}", key.step_images)
 
 
-def _leave_signals_to_parent(worker: int) -> None:
+def _begin_worker(worker: int) -> None:
     """A signal to the whole group is for the training process, which ends its workers after a checkpoint."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, also while it hangs in an image: PyTorch looks between batches only."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK)
+    os._exit(1)
 
 
 def _own_words(error: InputError) -> str:

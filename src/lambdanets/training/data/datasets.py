@@ -60,11 +60,13 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     training lacks, and for a class of fewer than 2 images, or a single shard, when some must be held out.
     """
     if not 0 < validation_share < 1:
-        raise InputError(f"expected validation_share between 0 and 1, but came {validation_share}")
+        raise InputError(f"validation_share must be between 0 and 1, got {validation_share}")
     if not 0 <= seed < 2**32:
-        raise InputError(f"expected seed from 0 to 2**32 - 1, but came {seed}")
+        raise InputError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if root is not None and not is_timm_name(data):
         raise InputError(f"expected data_root only with a timm data set such as 'torch/cifar10', but '{data}' is none")
+    if root == "":  # which libraries take for the current folder
+        raise InputError("data_root must be a folder, got ''")
     if is_sharded(data):
         return _open_shards(data, validation_share, seed)
     try:
@@ -123,10 +125,12 @@ def _open(data: str, root: str | None) -> tuple[_Part, _Part | None]:
         return _Part(train, train_classes, f"{data} (train)"), _Part(validation, classes, "its validation split")
     path = Path(data)
     if not data or not path.exists():
-        raise InputError(f"expected 'digits', a folder, a .tar or a timm data set, but there is no '{data}'")
-    if path.is_file():
+        raise InputError(
+            f"data must be 'digits', a folder, a .tar or a timm data set, got '{data}', which is not there"
+        )
+    if not path.is_dir():
         if path.suffix != ".tar":
-            raise InputError(f"expected a folder of images or a .tar, but '{data}' is a file of another kind")
+            raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
         beside = find_validation_tar(path)
         return _Part(*read_tar(path), str(path)), _Part(*read_tar(beside), str(beside)) if beside else None
     raw = find_idx_folder(path)

@@ -1,6 +1,7 @@
 """MNIST-like sets of grey images in IDX files, in the layout that torchvision keeps them in."""
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from lambdanets.errors import InputError
 from lambdanets.training.data.labelled_images import ImageArray
 
 _DIGITS = tuple("0123456789")
+_GZIP_RATIO = 1040  # how many times its size a gzip file can unpack to: deflate makes 258 bytes of 2 bits
 _CLASSES = {
     "FashionMNIST": (
         "T-shirt/top",
@@ -38,7 +40,7 @@ def find_idx_folder(folder: Path) -> Path | None:
             return place
     sets = [name for name in _CLASSES if _file(folder / name / "raw", "train-images-idx3-ubyte") is not None]
     if len(sets) > 1:
-        raise InputError(f"expected one data set in '{folder}', but it holds {', '.join(sets)}: give one's own folder")
+        raise InputError(f"'{folder}' must hold one data set, got {', '.join(sets)}; give the folder of one")
     return folder / sets[0] / "raw" if sets else None
 
 
@@ -57,33 +59,43 @@ def _read_part(raw: Path, part: str, classes: tuple[str, ...]) -> ImageArray:
     labels_path = _existing(raw, f"{part}-labels-idx1-ubyte")
     pixels, labels = _read_idx(images_path, 3), _read_idx(labels_path, 1)
     if len(pixels) != len(labels):
-        raise InputError(f"expected {len(pixels)} labels in '{labels_path}', as it has images, but came {len(labels)}")
+        raise InputError(f"'{labels_path}' must have {len(pixels)} labels, one for each image, got {len(labels)}")
     if len(labels) and labels.max() >= len(classes):
-        raise InputError(f"expected labels from 0 to {len(classes) - 1} in '{labels_path}', but came {labels.max()}")
+        raise InputError(f"'{labels_path}' must have labels from 0 to {len(classes) - 1}, got {labels.max()}")
     return ImageArray(pixels, labels.tolist(), f"{raw}/{part}")
 
 
 def _read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Read an IDX file of unsigned bytes: two zero bytes, type 8, the number of dimensions, their sizes, the data."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"expected an IDX file in '{path}', but it cannot be read: {error}") from error
+    """Read an IDX file of unsigned bytes: two zero bytes, type 8, the number of dimensions, their sizes, the data.
+
+    A gzip file is unpacked no further than its header says, so that it takes no more memory than that.
+    """
     magic = bytes([0, 0, 8, dimensions])
-    start = 4 + 4 * dimensions
-    if content[:4] != magic or len(content) < start:
-        raise InputError(f"expected '{path}' to begin with the bytes {magic.hex()}, but came {content[:4].hex()!r}")
-    shape = [int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4)]
-    expected = start + int(np.prod(shape, dtype=object))
-    if len(content) != expected:
-        raise InputError(f"expected '{path}' to hold {expected} bytes, as its header says, but came {len(content)}")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    packed = path.suffix == ".gz"
+    try:
+        with gzip.open(path) if packed else path.open("rb") as file:
+            header = file.read(4 + 4 * dimensions)
+            if header[:4] != magic or len(header) < 4 + 4 * dimensions:
+                raise InputError(f"'{path}' must begin with the bytes {magic.hex()}, got {header[:4].hex()!r}")
+            shape = [int(size) for size in np.frombuffer(header, ">u4", dimensions, offset=4)]
+            expected = math.prod(shape)
+            if not expected:
+                raise InputError(f"'{path}' must have sizes of at least 1 in its header, got {shape}")
+            possible = path.stat().st_size * (_GZIP_RATIO if packed else 1)
+            content = file.read(expected) if expected <= possible else b""
+            more = file.read(1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"'{path}' must be an IDX file, and cannot be read: {error}") from error
+    if more or len(content) < expected:
+        came = "more" if more and len(content) == expected else "fewer"
+        raise InputError(f"'{path}' must have {expected} bytes after its header, as that says, got {came}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _existing(raw: Path, name: str) -> Path:
     path = _file(raw, name)
     if path is None:
-        raise InputError(f"expected the file '{name}' or '{name}.gz' in '{raw}', but there is neither")
+        raise InputError(f"'{raw}' must have the file '{name}' or '{name}.gz', and has neither")
     return path
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import read_file, read_image
+from lambdanets.training.data.shards.tar_samples import names_in_tar
 from lambdanets.training.data.timm_sets import class_names, create_timm_dataset, whole_labels
 
 _VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
@@ -48,8 +49,13 @@ def find_validation_tar(train: Path) -> Path | None:
 def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
     """Index an uncompressed tar of PNG and JPEG images with timm's reader; a class is the innermost folder's name.
 
-    Raises InputError for a file that is no such tar.
+    Images may lie in tars within the tar. Raises InputError for a tar, or one within it, that is compressed, damaged or
+    cut off, and for one without images.
     """
+    from timm.data import is_img_extension
+
+    if not any(is_img_extension(Path(name).suffix.lower()) for name in names_in_tar(path)):
+        raise InputError(f"'{path}' must have images as PNG or JPEG, and has none")
     reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader  # a cache would write beside it
     members = []
     for member, _, inner in reader.samples:  # `inner` is the tar within the tar that holds the member, if any

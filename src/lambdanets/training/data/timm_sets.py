@@ -3,14 +3,16 @@
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.training.data.images import UnreadableImage, read_image, to_grey_or_rgb
 from lambdanets.training.data.labelled_images import LabelledImages, Numbered
+from lambdanets.training.data.shards.tar_samples import names_in_tar
 
 _PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")
 
@@ -81,6 +83,9 @@ def read_timm_set(data: str, root: str | None) -> list[tuple[LabelledImages, tup
         raise InputError(f"expected data_root, the folder that holds '{data}', but came none")
     if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):  # timm may give one folder twice
         raise InputError(f"expected the path of the folder itself in place of '{data}'")
+    if prefix.lower() == "wds" and root is not None:
+        for path in sorted(Path(root).rglob("*.tar")):
+            names_in_tar(path)  # webdataset takes a tar that is cut within a header for a whole one
     train = _read_split(data, root, "train")
     try:
         return [train, _read_split(data, root, "validation")]
@@ -160,8 +165,3 @@ def _torchvision_classes(dataset: Any, labels: Sequence[int]) -> tuple[str, ...]
     names = getattr(dataset, "classes", ())
     whole_names = [name if isinstance(name, str) else ", ".join(name) for name in names]  # ImageNet gives synonyms
     return tuple(whole_names) + tuple(str(number) for number in range(len(names), max([-1, *labels]) + 1))
-
-
-def one_line(error: Exception) -> str:
-    """An exception's message without line breaks and full stop, or its kind where it has none."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lambdanets.errors import InputError
 from lambdanets.files import write_whole
+from lambdanets.terminal import say
 from lambdanets.training.data.coco.annotations import Category, parse_annotations
 from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
 from lambdanets.training.data.coco.scattered_digits import scattered_digits
@@ -59,7 +60,7 @@ def tell_findings(**parts: AnnotatedImages) -> None:
     """Say on stderr what of the annotations was left out of each part."""
     for part, images in parts.items():
         for line in images.findings.lines():
-            print(f"{part}: {line}", file=sys.stderr)
+            say(f"{part}: {line}", file=sys.stderr)
 
 
 def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
@@ -68,7 +69,7 @@ def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
     path = folder / FINDINGS
     if any(found.values()):
         write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
-        print(f"all of them: {path}", file=sys.stderr)
+        say(f"all of them: {path}", file=sys.stderr)
     else:
         path.unlink(missing_ok=True)
 

@@ -12,9 +12,9 @@ from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.models.weights import load_tensors, read_weights
+from lambdanets.training.bounds import fits
 from lambdanets.training.data.coco.annotations import Category
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.recipe import fits
 from lambdanets.training.weight_files import of_other_classes, read_described, resize_tables, weights_in
 
 MASK_THRESHOLD = 0.5  # of a pixel's probability

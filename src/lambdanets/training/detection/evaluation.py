@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.errors import InputError
+from lambdanets.progress import track
 from lambdanets.training.data.coco.annotations import Category
 from lambdanets.training.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.training.data.images import UnreadableImage, read_image
@@ -36,12 +37,13 @@ def judge(detector: Detector, images: AnnotatedImages) -> Judgement:
     results: list[Result] = []
     read: list[int] = []
     unreadable: list[str] = []
-    for batch in make_batches(detector.recipe, images, training=False):
-        unreadable += batch.unreadable
-        # one by one: their masks are as large as they are
-        for number, image in zip(batch.indices.tolist(), batch.images, strict=True):
-            results += results_of(images, number, detector.find([image])[0], detector.category_ids)
-            read.append(number)
+    with make_batches(detector.recipe, images, training=False) as batches:
+        for batch in track(batches, "evaluating", len(batches), "batches"):
+            unreadable += batch.unreadable
+            # one by one: their masks are as large as they are
+            for number, image in zip(batch.indices.tolist(), batch.images, strict=True):
+                results += results_of(images, number, detector.find([image])[0], detector.category_ids)
+                read.append(number)
     if not read:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
     truth = images.annotations.to_coco(read)

@@ -14,7 +14,7 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.detection.results import Result, coco_results
 from lambdanets.training.detection.scores import evaluate
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.processes import decided_by_first, together
+from lambdanets.training.processes import all_gather_lists, broadcast_from_rank_zero
 
 # torchvision's names of the losses, and ours
 LOSSES = {
@@ -97,9 +97,9 @@ class Detection(TrainingModule):
             self._results += results_of(self._validation, number, self.model([image])[0], self._ids)
 
     def on_validation_epoch_end(self) -> None:
-        results, read = together(self._results), together(self._read)
+        results, read = all_gather_lists(self._results), all_gather_lists(self._read)
         self._results = []
-        self.validated = decided_by_first(lambda: self._score(results, read))
+        self.validated = broadcast_from_rank_zero(lambda: self._score(results, read))
         if self.validated:
             for name in ("bbox_AP", "segm_AP"):
                 self.log(name, self.validated[name], prog_bar=True, logger=False)

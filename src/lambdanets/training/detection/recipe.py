@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from lambdanets.errors import InputError
+from lambdanets.training.bounds import Range
 from lambdanets.training.recipe import Schedule, TrainingRecipe
 
 
@@ -21,6 +22,15 @@ class DetectionRecipe(TrainingRecipe):
         "validation_images",
         *TrainingRecipe.FREE,
     )
+
+    RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
+        "image_size": Range(4, 10_000),
+        **dict.fromkeys(("training_images", "max_objects", "pyramid_channels"), Range(1)),
+        **dict.fromkeys(("proposals", "sampled_regions", "detections"), Range(1)),
+        "mask_layers": Range(0),
+        **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
+        **dict.fromkeys(("flip", "drop_path"), Range(0, 1)),
+    }
 
     data: str = "digits"
     """'digits', scanned digits scattered over images; or instances in COCO's format to train on, a JSON file."""
@@ -85,23 +95,17 @@ class DetectionRecipe(TrainingRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(image_size=1, training_images=1, max_objects=1, pyramid_channels=1, mask_layers=0)
-        self._at_least(proposals=1, sampled_regions=1, detections=1)
-        self._positive("anchor_scale")
-        self._share("flip", "drop_path")
         if self.compile:
             raise InputError("compile must be False for detection: its images differ in size from batch to batch")
         if not 0 < self.jitter[0] <= self.jitter[1]:
             raise InputError(f"jitter must be two positive numbers, the smaller first, got {self.jitter}")
         for name in ("mean", "std"):
             if len(getattr(self, name)) != 3:
-                raise InputError(f"{name} must be a number for each of 3 channels, got {getattr(self, name)}")
-        if min(self.std) <= 0:
-            raise InputError(f"std must be positive, got {self.std}")
+                raise InputError(f"{name} must be three numbers, one for each color, got {getattr(self, name)}")
         if not self.levels:
             raise InputError("levels must be one at least, got none")
-        if not self.aspect_ratios or min(self.aspect_ratios) <= 0:
-            raise InputError(f"aspect_ratios must be positive numbers, got {self.aspect_ratios}")
+        if not self.aspect_ratios:
+            raise InputError("aspect_ratios must be at least one, got none")
         if min(self.box_layers) < 0 or self.box_layers[1] < 1:
             raise InputError(f"box_layers must be at least 0 and 1, got {self.box_layers}")
         if self.data not in ("digits", "") and (self.images is None or self.validation_data is None):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lambdanets.columns import columns
 from lambdanets.errors import InputError
-from lambdanets.training.recipe import fits
+from lambdanets.training.bounds import fits
 from lambdanets.training.report import RESULT
 
 Format = Literal["text", "markdown"]

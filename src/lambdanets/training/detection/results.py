@@ -12,7 +12,7 @@ from torchvision.ops import box_convert
 
 from lambdanets.errors import InputError
 from lambdanets.files import write_whole
-from lambdanets.training.recipe import fits
+from lambdanets.training.bounds import fits
 
 Result = dict[str, Any]
 _FIELDS = {

@@ -15,6 +15,7 @@ from lambdanets.training.curves import Panels
 from lambdanets.training.data.batches import Batches
 from lambdanets.training.data.coco.images import AnnotatedImages
 from lambdanets.training.data.order import Share
+from lambdanets.training.data.readable import check_readable
 from lambdanets.training.detection.data import open_sets, tell_findings, write_findings
 from lambdanets.training.detection.detector import Detector, build_detector
 from lambdanets.training.detection.evaluation import judge
@@ -60,12 +61,14 @@ class DetectionTask(Task):
     @classmethod
     def opened(cls, recipe: DetectionRecipe, these: Processes, begun: bool) -> "DetectionTask":
         training, validation, source = open_sets(recipe)
-        if these.first:
+        if these.is_rank_zero:
             tell_findings(training=training, validation=validation)
+        for part, images in (("training", training), ("validation", validation)):
+            check_readable(images.load, len(images), part, recipe.max_unreadable)
         seed_everything(recipe.seed, verbose=False)
         classes = [category.name for category in training.annotations.categories]
         model = build_detector(replace(recipe, weights=None) if begun else recipe, classes)
-        prepare_batch_norm(model, recipe, these.count)
+        prepare_batch_norm(model, recipe, these.world_size)
         first_weights = None if begun or recipe.weights is None else identified(Path(recipe.weights))
         return cls(recipe, training, validation, source, model, first_weights)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from lambdanets.errors import InputError
 from lambdanets.files import sha256_of
+from lambdanets.locks import LOCK, InUseError, locked
+from lambdanets.progress import track
 from lambdanets.training.classification.classifier import Classifier, load_classifier
 from lambdanets.training.classification.evaluation import fitting, probabilities_of
 from lambdanets.training.classification.feeding import make_batches
@@ -74,9 +75,8 @@ def label_shards(
         table = out / f"{Path(name).stem}.parquet"
         if table.is_file():
             continue
-        lock = out / f".{name}.lock"
         try:
-            with FileLock(lock, timeout=0):
+            with locked(out / f".{name}.lock", table):
                 if not table.is_file():
                     begun = time.monotonic()
                     for leftover in out.glob(f".{table.name}.*.unfinished"):  # of one that was killed
@@ -84,8 +84,7 @@ def label_shards(
                     count = _label(classifier, images.of_shards([number]), table, origin, unreadable, max_unreadable)
                     tell(name, count, time.monotonic() - begun)
                     done, read = done + 1, read + count
-                lock.unlink(missing_ok=True)
-        except Timeout:
+        except InUseError:
             elsewhere += 1
     return Labelled(done, read, tuple(unreadable), time.monotonic() - started, elsewhere)
 
@@ -104,7 +103,7 @@ def _begin(out: Path, origin: Origin, images: ShardedImages) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {out} for the labels: {error.strerror}") from error
-    with FileLock(out / ".lock"):
+    with locked(out / LOCK, out, wait=30):  # others that begin now take milliseconds
         path = out / DESCRIPTION
         if path.is_file():
             there, _ = read_description(out)
@@ -137,18 +136,19 @@ def _label(
     has no table, so that it is labelled once it can be read.
     """
     positions, classes, probabilities = [], [], []
-    for batch in make_batches(classifier.recipe, images, training=False):
-        unreadable += batch.unreadable
-        if len(unreadable) > max_unreadable:
-            some = "; ".join(unreadable[:3])
-            raise InputError(
-                f"{len(unreadable)} images could not be read, and max_unreadable is {max_unreadable}: {some}"
-            )
-        if len(batch.labels):
-            best = probabilities_of(classifier, batch.images).topk(origin.top)
-            positions.append(batch.indices.numpy())
-            classes.append(best.indices.numpy())
-            probabilities.append(best.values.numpy())
+    with make_batches(classifier.recipe, images, training=False) as batches:
+        for batch in track(batches, f"labelling {table.stem}", len(batches), "batches"):
+            unreadable += batch.unreadable
+            if len(unreadable) > max_unreadable:
+                some = "; ".join(unreadable[:3])
+                raise InputError(
+                    f"{len(unreadable)} images could not be read, and max_unreadable is {max_unreadable}: {some}"
+                )
+            if len(batch.labels):
+                best = probabilities_of(classifier, batch.images).topk(origin.top)
+                positions.append(batch.indices.numpy())
+                classes.append(best.indices.numpy())
+                probabilities.append(best.values.numpy())
     empty = np.empty((0, origin.top))
     where = np.concatenate(positions or [np.empty(0)]).astype(np.int64)
     write_table(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from lambdanets.training.pseudo.selection import SELECTION, select
+from lambdanets.signals import resumable
+from lambdanets.terminal import say
 
 NAMED = 10
 
@@ -29,26 +30,27 @@ class Select:
 
 def run_select(options: Select) -> int:
     """Select, print what came of it and what it took, and return the exit code. Raises InputError for options."""
+    from lambdanets.training.pseudo.selection import SELECTION, select
+
     started = time.monotonic()
-    report = select(
-        options.labels,
-        options.out,
-        confidence=options.confidence,
-        per_class=options.per_class,
-        seed=options.seed,
-    )
+    with resumable("finished tables are kept"):
+        report = select(
+            options.labels,
+            options.out,
+            confidence=options.confidence,
+            per_class=options.per_class,
+            seed=options.seed,
+        )
     seconds = time.monotonic() - started
-    print(f"{report.rows:,} rows, {report.confident:,} of confidence {options.confidence:g} or more")
+    say(f"{report.rows:,} rows, {report.confident:,} of confidence {options.confidence:g} or more")
     copies = f", {report.images:,} images with their copies" if options.per_class is not None else ""
-    print(f"{report.kept:,} kept{copies}")
+    say(f"{report.kept:,} kept{copies}")
     for what, classes in ((f"fewer than {options.per_class}", report.short), ("none", report.without)):
         if classes:
             more = f" and {len(classes) - NAMED} more" if len(classes) > NAMED else ""
-            print(f"classes with {what} ({len(classes)}): {', '.join(classes[:NAMED])}{more}")
-    print(
-        f"{seconds:.1f} s, {report.rows / max(seconds, 1e-9):,.0f} rows/s, peak memory {peak_memory() / 2**20:.0f} MiB"
-    )
-    print(f"written to {options.out}: a table a shard, and {SELECTION}")
+            say(f"classes with {what} ({len(classes)}): {', '.join(classes[:NAMED])}{more}")
+    say(f"{seconds:.1f} s, {report.rows / max(seconds, 1e-9):,.0f} rows/s, peak memory {peak_memory() / 2**20:.0f} MiB")
+    say(f"written to {options.out}: a table a shard, and {SELECTION}")
     return 0
 
 

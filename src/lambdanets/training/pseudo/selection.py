@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from lambdanets.errors import InputError
-from lambdanets.files import printable_bytes, remove_unfinished, write_whole
+from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
+from lambdanets.locks import LOCK, locked_folder
 from lambdanets.training.pseudo.cuts import Counts, Cuts, count, find_cuts
 from lambdanets.training.pseudo.scanning import Scan, in_threads
 from lambdanets.training.pseudo.tables import (
@@ -55,9 +56,9 @@ def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int |
     confident, or all, some repeated, as evenly as can be. The seed decides which are repeated, and among equal
     confidences which are kept. The rows kept depend on nothing else: not on files, their order or their row groups.
 
-    A selection that was stopped goes on: tables that are there are not written again. Raises InputError for options
+    A selection that was interrupted resumes: tables that are there are not written again. Raises InputError for options
     out of their range, labels that are missing, damaged or of several teachers, a folder with anything else in it, and
-    where nothing is confident enough.
+    where nothing is confident enough; InUseError where another process selects into the folder.
     """
     _check(confidence, per_class, seed)
     origin, paths = open_labels(labels)
@@ -67,17 +68,23 @@ def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int |
     done = _finished(out, paths)
     if done is not None:
         return done
-    scan = Scan(paths, origin, confidence)
+    with locked_folder(out):
+        _check_folder(out, chosen_by)
+        return _finished(out, paths) or _select(Scan(paths, origin, confidence), labels, out, chosen_by)
+
+
+def _select(scan: Scan, labels: Path, out: Path, chosen_by: dict[str, Any]) -> Report:
+    """Write the tables that are not there yet, and selection.json."""
+    origin, per_class = scan.origin, chosen_by["per_class"]
     counts = count(scan)
     if not counts.confident.any():
         raise InputError(
             f"confidence must be at most {counts.highest:.4g}, the highest of {counts.rows.sum()} rows in {labels}, "
-            f"got {confidence:g}"
+            f"got {scan.confidence:g}"
         )
-    cuts = find_cuts(scan, counts, per_class, seed)
-    out.mkdir(parents=True, exist_ok=True)
+    cuts = find_cuts(scan, counts, per_class, chosen_by["seed"])
     remove_unfinished(out)
-    shards = in_threads(lambda path: _select_shard(path, out / path.name, scan, cuts, chosen_by), paths)
+    shards = in_threads(lambda path: _select_shard(path, out / path.name, scan, cuts, chosen_by), scan.paths)
     images = np.where(counts.confident > 0, cuts.base * counts.confident + cuts.extra, 0)
     if sum(shard["images"] for shard in shards) != images.sum():
         raise InputError(f"{labels} changed while it was read; remove {out} and select again")
@@ -103,7 +110,14 @@ def read_selection(folder: Path) -> dict[str, Any]:
     if not (folder / SELECTION).is_file():
         raise InputError(f"{folder} is no finished selection of pseudo-labels: it has no {SELECTION}")
     content = _read(folder / SELECTION)
-    if not all(isinstance(content.get(name), kind) for name, kind in _PARTS.items()):
+    if not (
+        all(isinstance(content.get(name), kind) for name, kind in _PARTS.items())
+        and content["classes"]
+        and content["shards"]
+        and all(isinstance(entry, dict) and isinstance(entry.get("class"), str) for entry in content["classes"])
+        and all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in content["shards"])
+        and all(type(entry.get("images")) is int and entry["images"] >= 0 for entry in content["shards"])
+    ):
         raise InputError(_damaged(folder / SELECTION))
     return content
 
@@ -132,7 +146,7 @@ def _check_folder(out: Path, chosen_by: dict[str, Any]) -> None:
     if not out.is_dir():
         raise InputError(f"{out} must be a folder, and is a file; name another")
     for path in out.iterdir():
-        if path.name.endswith(".unfinished"):
+        if is_unfinished(path) or path.name == LOCK:
             continue
         there = None
         if path.name == SELECTION:

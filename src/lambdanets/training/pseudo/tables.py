@@ -199,6 +199,9 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
                 raise InputError(f"{path} must be a table of pseudo-labels, with {columns}; got {found}; {advice}")
             yield parquet
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError) or getattr(error, "errno", None) is not None:  # of the disk, not the content
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not the content
+            error.filename = str(path)  # which pyarrow leaves out
+            raise
+        if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is damaged ({str(error).partition(chr(10))[0]}); {advice}") from error

@@ -96,8 +96,8 @@ def make_gzip(path: Path) -> None:
     path.write_bytes(gzip.compress(write_tar(path.with_suffix(".whole"), FILES).read_bytes()))
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(write_tar(path.with_suffix(".whole"), FILES).read_bytes()[:1500])
+def cut(path: Path, size: int = 1500) -> None:
+    path.write_bytes(write_tar(path.with_suffix(".whole"), FILES).read_bytes()[:size])
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,25 @@ def cut(path: Path) -> None:
         (lambda path: path.write_bytes(b"text" * 500), "uncompressed tar"),
         (make_gzip, "uncompressed tar"),
         (cut, "uncompressed tar"),
+        (lambda path: cut(path, 1124), "uncompressed tar.*cut off after 1124 bytes"),
+        (lambda path: cut(path, 1024), "uncompressed tar.*cut off after 1024 bytes; copy it again"),
+        (os.mkfifo, "uncompressed tar.*it is a named pipe, not a file"),
         (lambda path: path.mkdir(), r"the 2 images of '\S*a.json' in '\S*', but none is there, such as '1.png'"),
         (lambda path: write_tar(path, {}), "none is there"),
         (lambda path: write_tar(path, {"3.png": png()}), "none is there"),
     ],
-    ids=["missing", "text", "gzip", "cut off", "empty folder", "empty tar", "other images"],
+    ids=[
+        "missing",
+        "text",
+        "gzip",
+        "cut off",
+        "cut in a header",
+        "cut between members",
+        "pipe",
+        "empty folder",
+        "empty tar",
+        "other images",
+    ],
 )
 def test_where_no_images_can_be_had_it_is_refused(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
     make(tmp_path / "images")

@@ -5,10 +5,9 @@ h (k + v) multiply-adds a pair (n, m), and the lambda order, lambda = E V in reg
 The gradients follow the query order. Sums in float32; the factor between two products is rounded to the inputs' dtype.
 """
 
-import importlib.util
 import itertools
 import math
-import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import EllipsisType
@@ -17,8 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.fused import launches
+from lambdanets.errors import KernelWarning
+from lambdanets.ops.position.fused import launches, verification
+from lambdanets.ops.position.fused.device import kernel_device
+from lambdanets.ops.position.fused.self_test_process import dtype_name
 from lambdanets.ops.position.fused.tiles import MOST_VALUES, K, prefers_lambda_order
+from lambdanets.ops.position.fused.verification import Refusals
 from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
 
@@ -30,8 +33,8 @@ MOST_HEADS = 16
 _SHARE, _SHARE_FLOAT32 = 0.4, 0.3
 WIDEST_TILE = 16
 
-_TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# By problem and pass: why its kernels, though they passed the self-test, are not used for it in this process.
+_REFUSED: dict[tuple[Problem, str], str] = {}
 
 # Where in the whole a part is added, and the part.
 _Part = tuple[tuple[EllipsisType | slice | int, ...], Tensor]
@@ -40,7 +43,8 @@ _Part = tuple[tuple[EllipsisType | slice | int, ...], Tensor]
 def cost(problem: Problem, rates: Rates) -> Cost | None:
     """Predicted cost of `forward` and `backward`; None where they cannot serve, see LIMITS."""
     too_large = len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4
-    if too_large or not _has_kernels(problem.device):
+    device = None if too_large else kernel_device(problem.device)
+    if device is None:
         return None
     pairs = math.prod(
         side * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
@@ -54,23 +58,48 @@ def cost(problem: Problem, rates: Rates) -> Cost | None:
         _SHARE * rates.bfloat16_gain if problem.dtype.itemsize == 2 else _SHARE_FLOAT32
     )
     calls = len(list(_launches(problem)))
+    parts = launches.table_parts_bytes(_symmetric(problem, problem.batch), device.capability[0])
     return Cost(
         operations,
         table * problem.dtype.itemsize,
         seconds=operations / rate + rates.calls(4 * calls),
         backward_seconds=3 * operations / rate + rates.calls(12 * calls),
+        backward_workspace_bytes=table * problem.dtype.itemsize + parts,
     )
 
 
-def _has_kernels(device: str) -> bool:
-    """Whether the kernels run on a type of device; Triton's interpreter runs them on the CPU."""
-    if not _TRITON_INSTALLED or (device != "cuda" and not _INTERPRETED):
-        return False
-    if _INTERPRETED:
-        return True
-    if torch.version.hip is not None or not torch.cuda.is_available():
-        return False
-    return bool(torch.cuda.get_device_properties(torch.cuda.current_device()).major >= 8)
+def refusals(problem: Problem) -> Refusals:
+    """Why the plan does not choose the kernels for a problem they would serve, tested now if they never were."""
+    device = kernel_device(problem.device)
+    if device is None:
+        return Refusals()
+    verdicts = verification.verdicts_of(device, problem.dtype)
+    order = _order(device.capability[0], problem)
+    forward = _reason(verdicts, [f"forward_{order}_order"], problem)
+    backward = _reason(verdicts, verification.BACKWARD, problem)
+    if _REFUSED:
+        forward, backward = _REFUSED.get((problem, "forward"), forward), _REFUSED.get((problem, "backward"), backward)
+    return Refusals(forward, backward)
+
+
+def _reason(verdicts: verification.Verdicts, kernels: Sequence[str], problem: Problem) -> str:
+    failed = [f"{name} {verdicts[name].reason}" for name in kernels if verdicts[name].reason]
+    return f"in the self-test for {dtype_name(problem.dtype)} {'; '.join(failed)}" if failed else ""
+
+
+def refuse(problem: Problem, way: str, error: Exception) -> None:
+    """Let the plan pass over the kernels for the "forward" or "backward" pass of a problem, where they raised; warn."""
+    if (problem, way) in _REFUSED:
+        return
+    reason = f"the {way} pass raised {' '.join(f'{type(error).__name__}: {error}'.split())[:500]}"
+    _REFUSED[problem, way] = reason
+    device = kernel_device(problem.device)
+    warnings.warn(
+        f"A plain algorithm, exact and slower, takes the place of the fused kernels for {problem}: {reason}. "
+        f"Please report this, with: {verification.described(device) if device else problem.device}",
+        KernelWarning,
+        stacklevel=2,
+    )
 
 
 def examples_at_once(problem: Problem, rates: Rates) -> int:
@@ -90,10 +119,8 @@ def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Te
 
 def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
     """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
-    architecture = launches.architecture(values.device)
-    sizes = len(values), problem.heads, min(problem.value_depth, MOST_VALUES)
-    order = "lambda" if prefers_lambda_order(architecture, values.dtype.itemsize, *sizes) else "query"
-    return forward_in_order(order, queries, prepared[0], values, _symmetric(problem, values))
+    order = _order(launches.architecture(values.device), replace(problem, batch=len(values)))
+    return forward_in_order(order, queries, prepared[0], values, _symmetric(problem, len(values)))
 
 
 def backward(
@@ -106,12 +133,18 @@ def backward(
     rates: Rates,
 ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
     """Gradients of queries, table and values from that of the output (b, h, n, v)."""
-    of = gradients(gradient, queries, prepared[0], values, _symmetric(problem, values), wanted)
+    of = gradients(gradient, queries, prepared[0], values, _symmetric(problem, len(values)), wanted)
     return of[0], None if of[1] is None else (of[1],), of[2]
 
 
-def _symmetric(problem: Problem, values: Tensor) -> Problem:
-    return replace(problem, batch=len(values), after=problem.before, causal=False)
+def _symmetric(problem: Problem, batch: int) -> Problem:
+    return replace(problem, batch=batch, after=problem.before, causal=False)
+
+
+def _order(architecture: int, problem: Problem) -> str:
+    """The order of the forward pass that is expected to be faster."""
+    sizes = problem.batch, problem.heads, min(problem.value_depth, MOST_VALUES)
+    return "lambda" if prefers_lambda_order(architecture, problem.dtype.itemsize, *sizes) else "query"
 
 
 def forward_in_order(order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:

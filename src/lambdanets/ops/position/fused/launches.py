@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lambdanets.ops.position.fused.tiles import (
     ENOUGH_PROGRAMS,
+    MOST_VALUES,
     K,
     Tiles,
     chunks_of,
@@ -121,16 +122,9 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
     grid, reach = _grid(problem), _reach(problem)
     gradient, queries, values = _rows(gradient), _rows(queries), _rows(values)
     constants = constants_of("table_parts", tiles, problem.heads)
-    step = table_step(grid, reach, tiles.positions, tiles.step)
-    row_groups = -(-(2 * reach[0] + 1) // step[0])
-    chunks = chunks_of(grid, reach, tiles.positions, step[1])
-    programs = row_groups * chunks * -(-grid[1] // tiles.positions)
-    groups = max(1, -(-problem.batch // constants["EXAMPLES"]))
-    # The batch is split until there are enough programs.
-    split_groups = -(-groups // min(groups, -(-ENOUGH_PROGRAMS // programs)))
-    splits = -(-groups // split_groups)
-    parts = values.new_empty(splits * programs, tiles.positions, tiles.step, K, dtype=torch.float32)
-    table_parts[(splits * programs,)](
+    step, row_groups, chunks, split_groups, splits, programs = _table_division(problem, tiles)
+    parts = values.new_empty(programs, tiles.positions, tiles.step, K, dtype=torch.float32)
+    table_parts[(programs,)](
         gradient,
         queries,
         values,
@@ -169,6 +163,27 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
         enable_fp_fusion=True,
     )
     return output
+
+
+def _table_division(problem: Problem, tiles: Tiles) -> tuple[tuple[int, int], int, int, int, int, int]:
+    """A step's sides, row groups, chunks, groups of examples in a split, splits and programs of `table_parts`."""
+    grid, reach = _grid(problem), _reach(problem)
+    step = table_step(grid, reach, tiles.positions, tiles.step)
+    row_groups = -(-(2 * reach[0] + 1) // step[0])
+    chunks = chunks_of(grid, reach, tiles.positions, step[1])
+    programs = row_groups * chunks * -(-grid[1] // tiles.positions)
+    groups = max(1, -(-problem.batch // constants_of("table_parts", tiles, problem.heads)["EXAMPLES"]))
+    # The batch is split until there are enough programs.
+    split_groups = -(-groups // min(groups, -(-ENOUGH_PROGRAMS // programs)))
+    splits = -(-groups // split_groups)
+    return step, row_groups, chunks, split_groups, splits, splits * programs
+
+
+def table_parts_bytes(problem: Problem, architecture: int) -> int:
+    """Bytes of the parts that `table_gradient` sums, of one launch."""
+    sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, MOST_VALUES)
+    tiles = tiles_of("table_parts", architecture, problem.dtype.itemsize, *sizes)
+    return 4 * _table_division(problem, tiles)[-1] * tiles.positions * tiles.step * K
 
 
 def _grid(problem: Problem) -> tuple[int, int]:

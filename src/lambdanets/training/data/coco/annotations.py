@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import open_regular
 from lambdanets.training.data.coco.findings import Dropped, Findings, first
 from lambdanets.training.data.coco.segmentations import (
     MOST_PIXELS,
@@ -22,7 +23,6 @@ from lambdanets.training.data.coco.segmentations import (
     patch_of,
     read_segmentation,
 )
-from lambdanets.training.data.timm_sets import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,11 @@ def read_annotations(path: Path) -> Annotations:
     images) took 2.5 s and 160 MB on a core of a virtual machine; 80 MB are kept.
     """
     try:
-        return parse_annotations(path.read_bytes(), path)
+        with open_regular(path) as file:
+            content = file.read()
     except OSError as error:
         raise InputError(f"expected COCO instances in '{path}', but: {error.strerror or error}") from error
+    return parse_annotations(content, path)
 
 
 def parse_annotations(file: bytes, path: Path) -> Annotations:

@@ -13,15 +13,14 @@ from typing import Protocol
 
 from PIL import Image
 
-from lambdanets.errors import InputError
-from lambdanets.files import printable_bytes
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import open_regular, printable_bytes
 from lambdanets.training.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
 from lambdanets.training.data.coco.findings import Findings, first
 from lambdanets.training.data.images import UnreadableImage, images_under, read_image
 from lambdanets.training.data.labelled_images import ImageFiles
 from lambdanets.training.data.shards.tar_samples import tar_members
 from lambdanets.training.data.tar_files import TarImages
-from lambdanets.training.data.timm_sets import one_line
 
 
 class Files(Protocol):
@@ -151,7 +150,7 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
 def _index(path: Path) -> dict[str, tuple[int, int]]:
     """The first byte and length of each file in a tar, by its name; of several with one name, the last."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return {
                 str(PurePosixPath(member.name)): (member.offset_data, member.size)
                 for member in tar_members(file)

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lambdanets.errors import InputError
-from lambdanets.files import sha256_of, write_whole
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import open_regular, sha256_of, write_whole
+from lambdanets.progress import track
 from lambdanets.training.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.training.data.shards.store import ShardStore
-from lambdanets.training.data.shards.tar_samples import read_tar_samples
-from lambdanets.training.data.timm_sets import one_line
+from lambdanets.training.data.shards.tar_samples import class_number, read_tar_samples
 
 _VALIDATION = ("val", "test")  # how the names of validation shards begin
 
@@ -38,7 +38,8 @@ def verify_shards(location: str, *, processes: int = 1) -> Verified:
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache:
         store = ShardStore(location, cache=Path(cache), cache_bytes=room)
         with ThreadPoolExecutor(processes) as pool:  # hashing and reading let other threads run
-            sentences = list(pool.map(lambda shard: _what_is_wrong(store, shard), shards))
+            found = pool.map(lambda shard: _what_is_wrong(store, shard), shards)
+            sentences = list(track(found, "verifying", len(shards), "shards"))
     return Verified(len(shards), sum(shard.images for shard in shards), [found for found in sentences if found])
 
 
@@ -100,7 +101,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
 def _read_numbers(path: Path) -> tuple[int, set[int], str]:
     """How many images a tar holds, which class numbers, and its SHA-256."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             samples = read_tar_samples(file)
             places = zip(samples.names, samples.places[:, 2:].tolist(), strict=True)
             found = [(name, os.pread(file.fileno(), length, start)) for name, (start, length) in places]
@@ -112,7 +113,11 @@ def _read_numbers(path: Path) -> tuple[int, set[int], str]:
         raise InputError(
             f"expected a class (.cls) for every image in '{path}' or for none, but '{without[0]}' has none"
         )
+    numbers: set[int] = set()
     for name, content in found:
-        if content and not content.strip().isdigit():
-            raise InputError(f"expected a class number beside '{name}' in '{path}', but came {content[:20]!r}")
-    return len(found), {int(content) for _, content in found if content}, digest
+        if content:
+            number = class_number(content)
+            if number is None:
+                raise InputError(f"the class of '{name}' in '{path}' must be a number, got {content[:20]!r}")
+            numbers.add(number)
+    return len(found), numbers, digest

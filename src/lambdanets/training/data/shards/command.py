@@ -7,6 +7,8 @@ from pathlib import Path
 import tyro
 
 from lambdanets.errors import InputError
+from lambdanets.signals import resumable
+from lambdanets.terminal import say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,8 @@ def run(options: Shard) -> int:
     processes = len(os.sched_getaffinity(0)) if options.processes is None else options.processes
     if processes < 1:
         raise InputError(f"processes must be at least 1, got {processes}")
+    if not options.folder:  # Path("") is the current folder
+        raise InputError("folder must be a data set, a folder or a URL, got ''")
     if options.out is None:
         if options.verify == options.index:
             raise InputError("name a folder for the shards after the data set, or one of --verify and --index")
@@ -82,28 +86,28 @@ def _write(options: Shard, out: Path, processes: int) -> int:
 
     if options.unlabelled and not Path(options.folder).is_dir():
         raise InputError(f"expected a folder of images with --unlabelled, but '{options.folder}' is none")
-    written = write_shards(
-        images_under(Path(options.folder))
-        if options.unlabelled
-        else open_splits(
-            options.folder,
-            root=options.data_root,
-            validation_share=options.validation_share,
+    with resumable("finished shards are kept"):
+        written = write_shards(
+            images_under(Path(options.folder))
+            if options.unlabelled
+            else open_splits(
+                options.folder,
+                root=options.data_root,
+                validation_share=options.validation_share,
+                seed=options.seed,
+            ),
+            out,
+            images_per_shard=options.images_per_shard,
+            processes=processes,
             seed=options.seed,
-        ),
-        out,
-        images_per_shard=options.images_per_shard,
-        processes=processes,
-        seed=options.seed,
-        check_images=options.check_images,
-        max_unreadable=options.max_unreadable,
-    )
+            check_images=options.check_images,
+            max_unreadable=options.max_unreadable,
+        )
     if written.unreadable:
-        print(f"left out {len(written.unreadable)} images that could not be read:")
-        for sentence in written.unreadable:
-            print(f"  {sentence}")
-    print(f"{written.images:,} images in {written.shards:,} shards of {out}, {written.bytes / 1e9:.3g} GB")
-    print(f"written in {written.seconds:.0f} s; train with --data {out}")
+        say(f"left out {len(written.unreadable)} images that could not be read:")
+        say(*(f"  {sentence}" for sentence in written.unreadable))
+    say(f"{written.images:,} images in {written.shards:,} shards of {out}, {written.bytes / 1e9:.3g} GB")
+    say(f"written in {written.seconds:.0f} s; train with --data {out}")
     return _verify(str(out), processes) if options.verify else 0
 
 
@@ -111,10 +115,9 @@ def _verify(location: str, processes: int) -> int:
     from lambdanets.training.data.shards.checks import verify_shards
 
     verified = verify_shards(location, processes=processes)
-    for sentence in verified.bad:
-        print(sentence)
+    say(*verified.bad)
     whole = verified.shards - len(verified.bad)
-    print(f"{whole:,} of {verified.shards:,} shards are whole; {verified.images:,} images by their list")
+    say(f"{whole:,} of {verified.shards:,} shards are whole; {verified.images:,} images by their list")
     return 2 if verified.bad else 0
 
 
@@ -131,6 +134,6 @@ def _index(options: Shard) -> int:
             raise InputError(f"expected class names in {options.classes}, but it cannot be read: {error}") from error
     listed = index_shards(folder, names)
     for name, shards in listed.parts.items():
-        print(f"{name}: {sum(shard.images for shard in shards):,} images in {len(shards):,} shards")
-    print(f"{len(listed.classes):,} classes; written to {folder / SHARD_LIST}")
+        say(f"{name}: {sum(shard.images for shard in shards):,} images in {len(shards):,} shards")
+    say(f"{len(listed.classes):,} classes; written to {folder / SHARD_LIST}")
     return 0

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.files import printable_bytes, write_whole
+from lambdanets.locks import LOCK
 from lambdanets.training.data.images import is_image_name
 from lambdanets.training.data.shards.listing import SHARD_LIST, ShardList
 
-WRITING = ".writing"  # the folder that holds the plan and an entry a shard until all are written
+WRITING = "unfinished"  # the folder that holds the plan and one entry per shard until all are written
 _PLAN = "plan.json"
 
 
@@ -42,7 +43,8 @@ def unique_keys(names: Sequence[str]) -> list[str]:
 def _key(name: str) -> str:
     folder, slash, base = printable_bytes(name).decode().rpartition("/")
     stem = PurePosixPath(base).stem if is_image_name(base) else base
-    return f"{folder}{slash}{stem.replace('.', '_')}"
+    inside = "/".join("_" if part == ".." else part for part in folder.split("/"))  # whoever unpacks the shards
+    return f"{inside}{slash}{stem.replace('.', '_')}"
 
 
 def split_evenly(order: np.ndarray, most: int) -> list[np.ndarray]:
@@ -60,7 +62,7 @@ def identity(classes: Sequence[str], parts: Mapping[str, tuple[Sequence[str], np
 
 
 def check_place(out: Path, made: dict[str, Any]) -> bool:
-    """Whether a folder holds the whole set already, made just so; else it is made ready for writing.
+    """Whether a folder holds the whole set already, made just so; False where it is new or holds the beginning of it.
 
     Raises InputError for a folder that holds anything but the same set, begun or whole.
     """
@@ -71,13 +73,23 @@ def check_place(out: Path, made: dict[str, Any]) -> bool:
         _check_same(out, ShardList.from_json(whole.read_bytes(), str(whole)).made, made)
         return True
     if plan.is_file():
-        _check_same(out, json.loads(plan.read_bytes()), made)
+        try:
+            begun = dict(json.loads(plan.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{plan} is damaged ({one_line(error)}); remove {out}, or name a new folder") from error
+        _check_same(out, begun, made)
         return False
-    if out.is_dir() and any(place.name != WRITING for place in out.iterdir()):
+    if out.is_dir() and any(place.name not in (WRITING, LOCK) for place in out.iterdir()):
         raise InputError(f"{out} holds files that are no shards of this set; name a new folder")
-    plan.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(plan, json.dumps(made).encode())
     return False
+
+
+def begin(out: Path, made: dict[str, Any]) -> None:
+    """Write into a folder what is made there, unless it was begun already."""
+    plan = out / WRITING / _PLAN
+    if not plan.is_file():
+        plan.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(plan, json.dumps(made).encode())
 
 
 def _check_same(out: Path, found: dict[str, Any], made: dict[str, Any]) -> None:

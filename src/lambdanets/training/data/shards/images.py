@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
+from lambdanets.errors import one_line
 from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.data.order import WINDOW
 from lambdanets.training.data.shards.listing import SHARD_LIST, Shard, UnreadableShard
 from lambdanets.training.data.shards.store import ShardStore, is_url
-from lambdanets.training.data.shards.tar_samples import TarSamples, read_tar_samples, split_name
-from lambdanets.training.data.timm_sets import one_line
+from lambdanets.training.data.shards.tar_samples import TarSamples, class_number, read_tar_samples, split_name
 
 UNLABELLED = -1
 _OPEN = 2 * WINDOW  # workers do not leave a window all at once
@@ -150,9 +150,9 @@ class ShardedImages:
         content = opened.label(place)
         if not content:
             raise UnreadableImage(opened.name(place), "it has no class (.cls) beside it")
-        if not content.strip().isdigit():
+        label = class_number(content)
+        if label is None:
             raise UnreadableImage(opened.name(place), f"its class is {content[:20]!r} and no number")
-        label = int(content)
         if label >= len(self.classes):
             raise UnreadableImage(opened.name(place), f"its class is {label}, and there are {len(self.classes)}")
         return label

@@ -8,6 +8,7 @@ from typing import Any
 from lambdanets.errors import InputError
 
 SHARD_LIST = "shards.json"
+_MOST = 2**50  # images or bytes of a shard; sums of them fit into int64
 
 
 class UnreadableShard(InputError):  # noqa: N818 - as UnreadableImage
@@ -57,9 +58,9 @@ class ShardList:
             fields = json.loads(content)
             classes = tuple(fields["classes"])
             parts = {name: tuple(_shard(entry) for entry in entries) for name, entries in fields["parts"].items()}
-            if not all(isinstance(name, str) for name in classes):
+            if not isinstance(fields["classes"], list) or not all(isinstance(name, str) for name in classes):
                 raise TypeError("its classes are not names")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise InputError(f"expected a list of shards in '{source}', but: {reason}") from error
         unknown = sorted(parts.keys() - {"train", "validation"})
@@ -75,7 +76,7 @@ def _shard(entry: dict[str, Any]) -> Shard:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"a shard lies outside the set: '{shard.name}'")
     numbers = (shard.images, shard.bytes)
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+    if not all(isinstance(number, int) and 0 <= number < _MOST for number in numbers):
         raise ValueError(f"'{shard.name}' has no whole numbers of images and bytes")
     if len(bytes.fromhex(shard.sha256)) != 32:
         raise ValueError(f"'{shard.name}' has no SHA-256")

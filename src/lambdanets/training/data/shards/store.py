@@ -1,7 +1,9 @@
 """Where shards come from: a local folder, or a URL by way of a cache of whole files."""
 
 import errno
+import itertools
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,10 +13,10 @@ from typing import Any, BinaryIO, TypeVar
 import fsspec
 from filelock import FileLock
 
-from lambdanets.errors import InputError
-from lambdanets.files import sha256_of, whole_file
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import open_regular, sha256_of, whole_file
+from lambdanets.terminal import say
 from lambdanets.training.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
-from lambdanets.training.data.timm_sets import one_line
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
 CACHE_BYTES = "LAMBDANETS_SHARDS_CACHE_BYTES"
@@ -22,6 +24,8 @@ _CACHE_BYTES = 100 * 10**9
 _ABANDONED = 3600.0  # seconds since the last write into a file that some process was fetching
 _MAY_PASS = {408, 429}  # of the answers 4xx: time-out, too many requests
 _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+
+_TRIES_WITHOUT_SERVER = 3  # at opening; in training a server may be restarting
 
 T = TypeVar("T")
 
@@ -34,8 +38,9 @@ class ShardStore:
     that a file in the cache is whole. The cache keeps below `cache_bytes` (by default $LAMBDANETS_SHARDS_CACHE_BYTES,
     or 100 GB), not counting what others are fetching just then, by removing the files that were opened longest ago; a
     process that has one open goes on reading it. What may pass (a dropped connection, a time-out, an answer 5xx) is
-    tried `tries` times, after pauses of `pause` seconds that double each time. Credentials and the like are fsspec's
-    own configuration (FSSPEC_... in the environment).
+    tried `tries` times, after pauses of `pause` seconds that double each time, and each retry is reported on stderr.
+    The list of shards is tried 3 times at most where no server answers, as its URL may be mistyped. Credentials and the
+    like are fsspec's own configuration (FSSPEC_... in the environment).
     """
 
     def __init__(
@@ -50,6 +55,8 @@ class ShardStore:
         self.location = location.rstrip("/") if is_url(location) else location
         self._cache = cache or _usual_cache()
         self._cache_bytes = _usual_bytes() if cache_bytes is None else cache_bytes
+        if tries < 1:
+            raise InputError(f"tries must be at least 1, got {tries}")
         self._tries = tries
         self._pause = pause
 
@@ -61,7 +68,7 @@ class ShardStore:
         """The list of the set's shards. Raises InputError when it cannot be had."""
         path = self.path(SHARD_LIST)
         try:
-            content = self._persevere(path, _read, path)
+            content = self._persevere(path, _read, path, opening=True)
         except UnreadableShard as error:
             raise InputError(f"expected a list of shards in '{path}', but {error.reason}") from error
         return ShardList.from_json(content, path)
@@ -71,7 +78,7 @@ class ShardStore:
         path = self.path(shard.name)
         if is_url(path):
             return self._open_cached(shard, path)
-        file = self._persevere(path, _open, path)
+        file = self._persevere(path, open_regular, path)
         size = os.fstat(file.fileno()).st_size
         if size != shard.bytes:
             file.close()
@@ -112,18 +119,22 @@ class ShardStore:
                     path.unlink(missing_ok=True)
                     used -= size
 
-    def _persevere(self, path: str, action: Callable[..., T], *arguments: Any) -> T:
+    def _persevere(self, path: str, action: Callable[..., T], *arguments: Any, opening: bool = False) -> T:
         """Do what reaches for a path, again and again while the cause of failing may pass."""
-        for attempt in range(self._tries):
+        for attempt in itertools.count(1):
             try:
                 return action(*arguments)
             except Exception as error:  # file systems raise whatever their libraries do
                 lasting = not is_url(path) or _is_lasting(error)
-                if lasting or attempt == self._tries - 1:
-                    tried = "" if lasting else f" (tried {self._tries} times)"
+                tries = min(self._tries, _TRIES_WITHOUT_SERVER) if opening and _has_no_server(error) else self._tries
+                if lasting or attempt >= tries:
+                    tried = "" if lasting else f" (tried {attempt} times)"
                     raise UnreadableShard(path, f"{_reason(error)}{tried}") from error
-            time.sleep(self._pause * 2**attempt)
-        raise InputError(f"expected at least 1 try, but came {self._tries}")
+                seconds = self._pause * 2 ** (attempt - 1)
+                retry = f"retrying in {seconds:g} s ({attempt} of {tries - 1})"
+                say(f"{path}: {retry}: {_reason(error)}", file=sys.stderr)
+            time.sleep(seconds)
+        raise AssertionError  # the loop has no end but those above
 
 
 class _DamagedError(Exception):
@@ -140,7 +151,7 @@ def _fetch(url: str, path: Path, shard: Shard) -> BinaryIO:
     """Fetch a shard to a path and open it. Opened before it gets its name, as others may remove it from then on."""
     with whole_file(path) as file:
         _file_system(url).get_file(url, file.name)
-        fetched = _open(file.name)
+        fetched = open_regular(file.name)
         digest, size = sha256_of(fetched), fetched.tell()
         if (size, digest) != (shard.bytes, shard.sha256):
             fetched.close()
@@ -153,11 +164,10 @@ def _fetch(url: str, path: Path, shard: Shard) -> BinaryIO:
 
 
 def _read(path: str) -> bytes:
-    return _file_system(path).cat_file(path) if is_url(path) else Path(path).read_bytes()
-
-
-def _open(path: str | Path) -> BinaryIO:
-    return Path(path).open("rb")
+    if is_url(path):
+        return _file_system(path).cat_file(path)
+    with open_regular(path) as file:
+        return file.read()
 
 
 def _open_whole(path: Path, size: int) -> BinaryIO | None:
@@ -193,6 +203,12 @@ def _is_lasting(error: Exception) -> bool:
     if isinstance(error, OSError) and error.errno in _LASTING:
         return True
     return isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError)
+
+
+def _has_no_server(error: Exception) -> bool:
+    """Whether a connection was refused, or no address is known for the name of the server (errors of getaddrinfo)."""
+    number = getattr(error, "errno", None)
+    return number == errno.ECONNREFUSED or (isinstance(number, int) and number < 0)
 
 
 def _reason(error: Exception) -> str:

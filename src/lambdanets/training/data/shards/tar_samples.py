@@ -11,9 +11,11 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from lambdanets.errors import InputError
-from lambdanets.files import sha256_of, whole_file
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import open_regular, sha256_of, whole_file
 from lambdanets.training.data.images import IMAGE_SUFFIXES
+
+_PADDING = 2**20  # bytes looked at behind the end-of-archive block; GNU tar writes up to 10,240 bytes of zeros there
 
 
 class Sample(NamedTuple):
@@ -64,15 +66,57 @@ def read_tar_samples(file: BinaryIO) -> TarSamples:
     return TarSamples(names, np.array(places, np.int64).reshape(-1, 4))
 
 
-def tar_members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """The regular files of an uncompressed tar, from its headers. Raises tarfile.TarError for anything else."""
+def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.TarInfo]:
+    """The regular files of an uncompressed tar, from its headers. Raises tarfile.TarError for anything but a whole tar.
+
+    The tar begins at the file's position and has `size` bytes, or all that follow. One without an end-of-archive block
+    is refused, as it may have been cut between two members; GNU tar, tarfile and webdataset all write that block. So is
+    one that goes on after it, such as several tars joined by cat: readers would stop at the first end.
+    """
+    begin = file.tell()
+    stop = file.seek(0, io.SEEK_END) if size is None else begin + size
+    file.seek(begin)
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             if member.isreg():
                 yield member
         file.seek(tar.offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a cut header for the end
-            raise tarfile.ReadError("the tar is cut off")
+    rest = file.read(max(0, min(stop - tar.offset, tarfile.BLOCKSIZE + _PADDING)))
+    if len(rest) < tarfile.BLOCKSIZE:  # tarfile takes a header that is cut or damaged for the end
+        advice = (
+            "" if rest or tar.offset > stop else "; copy it again, or append 1,024 zero bytes if no member is missing"
+        )
+        raise tarfile.ReadError(f"it is cut off after {stop - begin} bytes{advice}")
+    if rest[: tarfile.BLOCKSIZE].strip(b"\0"):
+        raise tarfile.ReadError(f"it is damaged at byte {tar.offset - begin}")
+    if rest.strip(b"\0"):
+        raise tarfile.ReadError("it goes on after its end, as if several tars were joined; give each on its own")
+
+
+def class_number(content: bytes) -> int | None:
+    """The class number that the content of a .cls member is, or None where it is none."""
+    text = content.strip()
+    return int(text) if text.isdigit() and len(text) < 10 else None
+
+
+def names_in_tar(path: Path) -> list[str]:
+    """The names of the files in an uncompressed tar, and of those in tars within it.
+
+    Raises InputError for anything but a whole tar, so that what a reader takes for the end of one is its end.
+    """
+    try:
+        with open_regular(path) as file:
+            return list(_names_in(file))
+    except (OSError, tarfile.TarError) as error:
+        raise InputError(f"'{path}' must be a whole, uncompressed tar, but: {one_line(error)}") from error
+
+
+def _names_in(file: BinaryIO, size: int | None = None) -> Iterator[str]:
+    for member in tar_members(file, size):
+        yield member.name
+        if member.name.lower().endswith(".tar"):
+            file.seek(member.offset_data)
+            yield from _names_in(file, member.size)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -6,33 +6,32 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished, write_whole
+from lambdanets.locks import locked_folder
+from lambdanets.progress import Progress
+from lambdanets.signals import SIGNALS
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.data.labelled_images import ImageFiles, LabelledImages, image_file
 from lambdanets.training.data.order import permuted
-from lambdanets.training.data.shards.division import WRITING, check_place, identity, split_evenly, unique_keys
+from lambdanets.training.data.readable import check_readable, check_unreadable
+from lambdanets.training.data.shards.division import WRITING, begin, check_place, identity, split_evenly, unique_keys
 from lambdanets.training.data.shards.images import UNLABELLED
 from lambdanets.training.data.shards.listing import SHARD_LIST, Shard, ShardList
 from lambdanets.training.data.shards.tar_samples import Sample, write_tar_samples
-
-_LOCK = "lock"
-_PATIENCE = 5.0  # seconds that the processes of a killed command have to end
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,9 @@ def write_shards(
     names and classes and by the options, not by what the files hold. The names of all images are held in memory.
 
     Raises InputError for options out of range, for a folder that holds anything but the beginning of the same work,
-    and for more than `max_unreadable` images that cannot be read; what is written stays, to go on from.
+    for a part of which no image can be read, before there is a folder, and for more than `max_unreadable` images that
+    cannot be read; what is written stays, to resume from, but for shards that left images out. Raises InUseError while
+    another process writes into the folder.
     """
     for name, value, least in (
         ("images_per_shard", images_per_shard, 1),
@@ -107,10 +108,17 @@ def write_shards(
         "seed": seed,
         "check_images": check_images,
     }
+    if not (out / SHARD_LIST).is_file():
+        for name, part in parts.items():
+            load = partial(_read, part, check=check_images)
+            check_readable(load, len(part.keys), "training" if name == "train" else name, max_unreadable)
     if check_place(out, made):
         return _finished(out, time.monotonic() - begun)
-    try:
-        with FileLock(out / WRITING / _LOCK, timeout=_PATIENCE):
+    with locked_folder(out):
+        if check_place(out, made):
+            return _finished(out, time.monotonic() - begun)
+        begin(out, made)
+        try:
             entries = _write(_Job(out, parts, check_images), processes, max_unreadable)
             unreadable = sorted(sentence for entry in entries.values() for sentence in entry.unreadable)
             listed = {
@@ -119,9 +127,9 @@ def write_shards(
             }
             whole = ShardList(classes, listed, made | {"unreadable": unreadable})
             write_whole(out / SHARD_LIST, whole.to_json())
-    except Timeout:
-        raise InputError(f"another process is writing shards into {out}; wait for it, or name another folder") from None
-    shutil.rmtree(out / WRITING)
+            shutil.rmtree(out / WRITING)
+        finally:
+            remove_unfinished(out)  # of processes that were ended
     return _finished(out, time.monotonic() - begun)
 
 
@@ -154,18 +162,17 @@ def _write(job: _Job, processes: int, max_unreadable: int) -> dict[str, _Entry]:
     for part in job.parts:
         for number in range(len(job.parts[part].shards)):
             entry = _read_entry(job.out, _shard_name(part, number))
-            if entry is None:
+            if entry is None or entry.unreadable:  # which may have been mended since
                 tasks.append((part, number))
             else:
                 entries[entry.shard.name] = entry
-    _check_unreadable(entries, max_unreadable)
     total = sum(len(part.keys) for part in job.parts.values())
     done = sum(entry.shard.images + len(entry.unreadable) for entry in entries.values())
-    with tqdm(total=total, initial=done, unit=" images", disable=not sys.stderr.isatty()) as progress:
+    with Progress("writing shards", total, "images", initial=done) as progress:
         for entry in _write_in_processes(job, tasks, processes):
             entries[entry.shard.name] = entry
             progress.update(entry.shard.images + len(entry.unreadable))
-            _check_unreadable(entries, max_unreadable)
+            check_unreadable([each for entry in entries.values() for each in entry.unreadable], max_unreadable)
     return entries
 
 
@@ -173,11 +180,16 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
     if processes == 1 or len(tasks) < 2:
         yield from (_write_shard(job, *task) for task in tasks)
         return
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_begin, initargs=(job,)) as pool:
         futures = [pool.submit(_write_one, *task) for task in tasks]
         try:
             for future in as_completed(futures):
                 yield future.result()
+        except KeyboardInterrupt:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()  # a shard that is half written takes as long again
+            raise
         except BrokenProcessPool as error:
             raise InputError(
                 f"a process that wrote shards into {job.out} was ended from outside, perhaps for want of memory; "
@@ -193,7 +205,8 @@ _job: _Job  # of a process of the pool: handed over once, as it may be large
 def _begin(job: _Job) -> None:
     global _job
     _job = job
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; the parent tells of it
+    for number in SIGNALS:  # Ctrl-C reaches all processes; the parent tells of it
+        signal.signal(number, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -219,13 +232,19 @@ def _write_shard(job: _Job, part: str, number: int) -> _Entry:
     return entry
 
 
+def _read(part: _Part, index: int, check: bool) -> tuple[bytes, str]:
+    """An image's file and its suffix, decoded once if it is to be checked. Raises UnreadableImage."""
+    content, suffix = image_file(part.images, index)
+    if check:
+        read_image(io.BytesIO(content), part.images.name(index))
+    return content, suffix
+
+
 def _readable(part: _Part, numbers: np.ndarray, check: bool, unreadable: list[str]) -> Iterator[Sample]:
     """The samples that can be read; the others are added to `unreadable`."""
     for index in numbers.tolist():
         try:
-            content, suffix = image_file(part.images, index)
-            if check:
-                read_image(io.BytesIO(content), part.images.name(index))
+            content, suffix = _read(part, index, check)
         except UnreadableImage as error:
             unreadable.append(f"{part.images.name(index)}: {error.reason}")
             continue
@@ -247,18 +266,9 @@ def _read_entry(out: Path, name: str) -> _Entry | None:
         fields: dict[str, Any] = json.loads(_entry_path(out, name).read_bytes())
         shard = Shard(**fields["shard"])
         there = (out / name).stat().st_size == shard.bytes
+        return _Entry(shard, fields["unreadable"]) if there else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return _Entry(shard, fields["unreadable"]) if there else None
-
-
-def _check_unreadable(entries: dict[str, _Entry], limit: int) -> None:
-    sentences = [sentence for entry in entries.values() for sentence in entry.unreadable]
-    if len(sentences) > limit:
-        raise InputError(
-            f"{len(sentences)} images cannot be read, more than max_unreadable ({limit}): {'; '.join(sentences[:3])}"
-            f"{' ...' if len(sentences) > 3 else ''}; mend them, or allow more and run the command again"
-        )
 
 
 def _finished(out: Path, seconds: float) -> Written:

@@ -1,0 +1,49 @@
+"""A server on this machine that answers badly, in a process of its own."""
+
+import http.server
+import os
+import signal
+import socket
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers by the first part of the path: with that status, or with another body than a list of shards."""
+
+    def do_GET(self) -> None:
+        kind = self.path.split("/")[1]
+        body = {"text": b"no list", "html": b"<html></html>", "list": b"[]", "cut": b"{"}.get(kind, b"")
+        self.send_response(int(kind) if kind.isdigit() else 200)
+        self.send_header("Content-Length", str(len(body) + 500 * (kind == "cut")))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - as the base class has it
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+class Server:
+    """A process that answers `Answers` at `url` until it is closed."""
+
+    def __init__(self) -> None:
+        server = http.server.HTTPServer(("127.0.0.1", 0), Answers)
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        self._process = os.fork()
+        if self._process == 0:
+            try:
+                server.serve_forever()
+            finally:
+                os._exit(1)
+        server.socket.close()
+
+    def close(self) -> None:
+        os.kill(self._process, signal.SIGTERM)
+        os.waitpid(self._process, 0)
+
+
+def closed_url() -> str:
+    """A URL at a port where nobody listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{found.getsockname()[1]}"

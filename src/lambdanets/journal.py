@@ -1,0 +1,67 @@
+"""A journal: what a long command has finished, a line of JSON each, to resume from after any interruption."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lambdanets.errors import InputError
+from lambdanets.files import printable_bytes
+
+SUFFIX = ".partial"
+
+
+class Journal:
+    """An open journal. entries: those of the interrupted command, `resumed` of them, then what this one adds."""
+
+    def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
+        self._file = file
+        self.entries = entries
+        self.resumed = len(entries)
+
+    def add(self, entry: Any) -> None:
+        """Append an entry; it is kept from here on, whatever ends the process."""
+        self._file.write(_line(entry))
+        self._file.flush()
+        self.entries.append(entry)
+
+
+@contextlib.contextmanager
+def open_journal(path: Path, identity: dict[str, Any]) -> Iterator[Journal]:
+    """A journal at `path`, begun or resumed; removed when the block ends, kept with its entries where it raises.
+
+    identity: what the entries depend on, by the names that messages use. Raises InputError where the journal that is
+    there has another identity, or is none. A last line that was cut off is dropped. The caller holds a lock.
+    """
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    entries = _read(path, whole, identity)
+    try:
+        with path.open("r+b" if whole else "wb") as file:
+            file.truncate(len(whole))
+            file.seek(len(whole))
+            if not whole:
+                file.write(_line(identity))
+            yield Journal(file, entries)
+    except BaseException:
+        if not entries:
+            path.unlink(missing_ok=True)
+        raise
+    path.unlink()
+
+
+def _line(entry: Any) -> bytes:
+    return printable_bytes(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _read(path: Path, content: bytes, identity: dict[str, Any]) -> list[Any]:
+    try:
+        found, *entries = [json.loads(line) for line in content.splitlines()] or [identity]
+        differ = [name for name, value in identity.items() if found.get(name) != value]
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged; remove it to start again") from error
+    if differ:
+        other = " and ".join(differ)
+        raise InputError(f"{path} was begun with other {other}; remove it to start again, or name another place")
+    return entries

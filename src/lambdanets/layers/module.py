@@ -1,0 +1,88 @@
+"""What all layers share: errors for wrong arguments; how torch.fx, torch.jit.trace and torch.jit.script see them."""
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lambdanets.errors import did_you_mean
+
+# Names that other packages and torch.nn give to arguments of the layers here.
+SYNONYMS = {
+    "num_heads": "heads", "n_heads": "heads", "nhead": "heads", "n_head": "heads", "head": "heads",
+    "dim_k": "query_depth", "qk_dim": "query_depth", "dim_qk": "query_depth", "dim_key": "query_depth",
+    "key_dim": "query_depth", "dim_head": "query_depth", "head_dim": "query_depth", "k": "query_depth",
+    "dim_u": "intra_depth", "u": "intra_depth",
+    "kernel_size": "scope", "r": "scope", "window_size": "scope", "receptive_field": "scope", "m": "scope",
+    "feat_size": "grid", "n": "grid", "img_size": "grid",
+    "in_channels": "dim", "in_dim": "dim", "dim_in": "dim", "in_features": "dim", "channels": "dim",
+    "out_channels": "dim_out", "out_dim": "dim_out", "out_features": "dim_out",
+    "context_dim": "dim_context", "kdim": "dim_context", "norm": "batch_norm", "is_causal": "causal",
+}  # fmt: skip
+
+
+class Layer(nn.Module):
+    """Base of the layers. A wrong argument of a constructor raises TypeError with the class and the nearest argument.
+
+    torch.fx sees a layer as one call, whatever the tracer: `forward` returns `fx_call` where x is a proxy.
+    torch.jit.trace records plain operations with the sizes of its example. torch.jit.script is refused.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            type.__setattr__(cls, "__init__", _with_named_errors(vars(cls)["__init__"]))
+
+    def fx_call(self, x: fx.Proxy, *inputs: Any, **named: Any) -> Any:
+        """The call of this layer as one node in the graph of the torch.fx tracer that x comes from."""
+        tracer: Any = x.tracer
+        name = tracer.path_of_module(self)
+        if not name:
+            raise NotImplementedError(
+                f"{type(self).__name__} is a single node to torch.fx: trace the network around it, "
+                "or use torch.export.export(layer, (x,))"
+            )
+        return tracer.create_proxy("call_module", name, (x, *inputs), named)
+
+    def _slow_forward(self, *inputs: Any, **named: Any) -> Any:
+        """What nn.Module calls under torch.jit.trace: forward, without warnings that sizes become constants."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets\.")
+            return super()._slow_forward(*inputs, **named)
+
+    def __prepare_scriptable__(self) -> Any:
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be compiled by torch.jit.script, which PyTorch deprecates; "
+            "use torch.export.export(model, (x,)) or torch.jit.trace(model, x)"
+        )
+
+
+def _with_named_errors(init: Callable[..., None]) -> Callable[..., None]:
+    """The constructor, whose TypeErrors about arguments name the class that was called and its nearest argument."""
+    signature = inspect.signature(init)
+    parameters = list(signature.parameters.values())[1:]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    names = [parameter.name for parameter in parameters]
+    positional = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+
+    @functools.wraps(init)
+    def checked(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        caller = f"{type(self).__name__}()"
+        unknown = next((name for name in kwargs if name not in names), None)
+        if unknown is not None and not takes_any:
+            close = did_you_mean(unknown, names, SYNONYMS) or f"; its arguments are {', '.join(names)}"
+            raise TypeError(f"{caller} got an unexpected argument {unknown}{close}")
+        try:
+            signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            if len(args) > len(positional):
+                taken = f"{len(positional)} positional arguments, {', '.join(positional)}"
+                raise TypeError(f"{caller} takes at most {taken}, got {len(args)}; name the others") from None
+            raise TypeError(f"{caller}: {error}") from None
+        init(self, *args, **kwargs)
+
+    return checked

@@ -1,0 +1,53 @@
+"""The devices that the fused kernels run on."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+_INTERPRETER = "Triton's interpreter"
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+@dataclass(frozen=True)
+class KernelDevice:
+    """A device that the kernels run on. device: as torch names it, "cuda:0"; capability: major and minor."""
+
+    device: str
+    name: str
+    capability: tuple[int, int]
+
+    @property
+    def is_interpreter(self) -> bool:
+        """Whether Triton interprets the kernels instead of compiling them."""
+        return self.name == _INTERPRETER
+
+
+def kernel_device(device: str) -> KernelDevice | None:
+    """The device as the kernels see it, or None where they do not run: see `LIMITS` of `fused`.
+
+    With TRITON_INTERPRET=1, which must be set before Triton is imported, Triton interprets them on any device, which
+    then stands for one of compute capability 9.0.
+    """
+    if not TRITON_INSTALLED:
+        return None
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return KernelDevice("cpu" if device == "meta" else device, _INTERPRETER, (9, 0))
+    kind = torch.device(device)
+    if kind.type != "cuda":
+        return None
+    if kind.index is None:
+        return _cuda_device(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    return _cuda_device(kind.index)
+
+
+@lru_cache
+def _cuda_device(index: int) -> KernelDevice | None:
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(index)
+    if properties.major < 8:
+        return None
+    return KernelDevice(f"cuda:{index}", properties.name, (properties.major, properties.minor))

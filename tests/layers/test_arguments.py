@@ -1,0 +1,88 @@
+"""Wrong arguments of the constructors of layers."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+
+from lambdanets import (
+    DenseEmbedding,
+    EdgeEmbedding,
+    LambdaLayer,
+    LambdaLayer1d,
+    LambdaLayer2d,
+    LambdaLayer3d,
+    RelativeEmbedding,
+)
+from lambdanets.layers.baselines import GlobalAttention
+
+
+class Mine(LambdaLayer2d):
+    def __init__(self, width, **options):
+        super().__init__(width, **options)
+
+
+CALLS = {
+    "heads": (
+        LambdaLayer2d,
+        {"num_heads": 8},
+        r"LambdaLayer2d\(\) got an unexpected argument num_heads; did you mean h",
+    ),
+    "lucidrains' k": (LambdaLayer2d, {"dim_k": 16}, "argument dim_k; did you mean query_depth\\?"),
+    "lucidrains' u": (LambdaLayer2d, {"dim_u": 4}, "argument dim_u; did you mean intra_depth\\?"),
+    "lucidrains' r": (LambdaLayer2d, {"r": 23}, "argument r; did you mean scope\\?"),
+    "timm's depth": (LambdaLayer2d, {"dim_head": 16}, "argument dim_head; did you mean query_depth\\?"),
+    "timm's size": (LambdaLayer2d, {"feat_size": (7, 7)}, "argument feat_size; did you mean grid\\?"),
+    "a convolution's scope": (
+        LambdaLayer3d,
+        {"kernel_size": 3},
+        r"LambdaLayer3d\(\) .* kernel_size; did you mean scope",
+    ),
+    "a convolution's channels": (LambdaLayer1d, {"out_channels": 3}, r"LambdaLayer1d\(\) .*; did you mean dim_out"),
+    "another spelling": (LambdaLayer, {"normalise_keys": None}, r"LambdaLayer\(\) .*; did you mean normalize_keys\?"),
+    "nothing near": (LambdaLayer, {"bias": True}, r"unexpected argument bias; its arguments are dim, dim_out, dim_con"),
+    "what a layer has not": (LambdaLayer, {"kernel_size": 3}, "kernel_size; its arguments are dim, "),
+    "a baseline": (GlobalAttention, {"num_heads": 8}, r"GlobalAttention\(\) .* num_heads; did you mean heads\?"),
+    "a subclass": (Mine, {"num_heads": 8}, r"Mine\(\) .* num_heads; did you mean heads\?"),
+}
+
+
+@pytest.mark.parametrize(("layer", "options", "message"), CALLS.values(), ids=CALLS.keys())
+def test_an_unknown_argument_is_named_with_the_class_and_the_right_one(layer, options, message):
+    with pytest.raises(TypeError, match=message):
+        layer(32, **options)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "arguments"),
+    [(RelativeEmbedding, ((3,), 16)), (DenseEmbedding, (4, 4, 16)), (EdgeEmbedding, (4, 16))],
+    ids=["relative", "dense", "edge"],
+)
+def test_embeddings_name_unknown_arguments_too(embedding, arguments):
+    with pytest.raises(TypeError, match=rf"{embedding.__name__}\(\) .* num_heads; did you mean heads\?"):
+        embedding(*arguments, num_heads=2)
+
+
+def test_too_many_positions_and_a_missing_argument_name_the_class():
+    with pytest.raises(TypeError, match=r"LambdaLayer2d\(\) takes at most 2 positional arguments, dim, dim_out, got 3"):
+        LambdaLayer2d(64, 64, 3)
+    with pytest.raises(TypeError, match=r"LambdaLayer2d\(\): missing a required argument: 'dim'"):
+        LambdaLayer2d()
+    with pytest.raises(TypeError, match=r"LambdaLayer2d\(\): multiple values for argument 'dim'"):
+        LambdaLayer2d(64, dim=64)
+
+
+def test_signatures_show_the_arguments():
+    parameters = inspect.signature(LambdaLayer2d).parameters
+    assert list(parameters)[:4] == ["dim", "dim_out", "query_depth", "heads"]
+    assert parameters["scope"].default == 23
+    assert "self" not in parameters
+
+
+def test_layers_are_copied_and_pickled():
+    layer = LambdaLayer2d(8, heads=2, scope=3).eval()
+    x = torch.randn(1, 8, 4, 4)
+    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(again(x), layer(x))

@@ -1,0 +1,208 @@
+"""What timm expects of a model: on meta where shapes are enough, on small members otherwise.
+
+benchmarks/timm_tests.py runs timm's own tests for every name.
+"""
+
+import copy
+import fnmatch
+import re
+
+import pytest
+import timm
+import torch
+from timm.models import FeatureInfo, group_parameters
+
+from lambdanets import create_model, list_models
+
+SMALL = ("lambda_resnet20_small", "resnet20_mixer_small", "mobilenetv2_lambda")
+# one of each family at its full width, and the small ones
+MEMBERS = (*SMALL, "lambda_resnet50", "resnet50_lambda", "resnetrs50_plain")
+# what is deeper differs in the number of blocks alone
+SHALLOW = [name for name in list_models() if not re.search("152|[234][0-9]0", name)]
+shallow = pytest.mark.parametrize("name", SHALLOW)
+every_model = pytest.mark.parametrize("name", list_models())
+members = pytest.mark.parametrize("name", MEMBERS)
+small = pytest.mark.parametrize("name", SMALL)
+
+
+def on_meta(name, **options):
+    return timm.create_model(name, device="meta", dtype=torch.float32, **options)
+
+
+def images(size=32, count=2):
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+@shallow
+def test_features_and_head_have_the_shapes_of_the_default_cfg(name):
+    model = on_meta(name).eval()
+    cfg = model.default_cfg
+    assert cfg["architecture"] == name
+    x = torch.empty(1, *cfg["input_size"], device="meta")
+    features = model.forward_features(x)
+    assert tuple(features.shape) == (1, model.num_features, *cfg["pool_size"])
+    assert model.forward_head(features, pre_logits=True).shape == (1, model.head_hidden_size)
+    assert model.forward_head(features).shape == (1, model.num_classes) == (1, 1000)
+    weights = model.state_dict()
+    assert weights[f"{cfg['classifier']}.weight"].shape[0] == 1000
+    assert weights[f"{cfg['first_conv']}.weight"].shape[1] == model.in_chans == 3
+
+
+@members
+def test_every_tensor_is_made_on_the_device_and_in_the_dtype_asked_for(name):
+    model = timm.create_model(name, device="meta", dtype=torch.float64)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    assert not [key for key, tensor in tensors if tensor.device.type != "meta"]
+    assert not [key for key, tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float64]
+
+
+@members
+def test_the_classifier_and_the_pooling_can_be_removed(name):
+    x = torch.empty(2, 3, 32, 32, device="meta")
+    model = on_meta(name).eval()
+    side = 32 // model.feature_info[-1]["reduction"]
+    pooled, maps = (2, model.head_hidden_size), (2, model.num_features, side, side)
+    assert on_meta(name, num_classes=0).eval()(x).shape == pooled
+    assert on_meta(name, num_classes=0, global_pool="").eval()(x).shape == maps
+    model.reset_classifier(0)
+    assert model.num_classes == 0
+    assert model(x).shape == pooled
+    model.reset_classifier(0, "")
+    assert model(x).shape == maps
+    model.reset_classifier(7, "avg")
+    assert model(x).shape == (2, 7)
+
+
+@members
+def test_parameters_fall_into_groups_without_overlap(name):
+    model = on_meta(name)
+    groups = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+    names = {key for key, _ in model.named_parameters()}
+    assert set(groups) == names
+    assert len(set(groups.values())) > 3
+    undecayed = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
+    assert not [pattern for pattern in undecayed if not fnmatch.filter(names, pattern)]
+
+
+@members
+def test_an_unknown_argument_raises_a_type_error(name):
+    with pytest.raises(TypeError, match="not_an_argument"):
+        on_meta(name, not_an_argument=1)
+
+
+@members
+@pytest.mark.parametrize("how", [None, "getter"], ids=["as usual", "getter"])
+def test_features_have_the_channels_and_strides_they_announce(name, how):
+    model = on_meta(name, features_only=True, feature_cls=how).eval()
+    info = model.feature_info
+    assert len(info.channels()) == len(info.reduction()) == 5
+    outputs = model(torch.empty(1, 3, 64, 96, device="meta"))
+    assert [x.shape[1] for x in outputs] == info.channels()
+    assert [tuple(x.shape[2:]) for x in outputs] == [(64 // r, 96 // r) for r in info.reduction()]
+
+
+@members
+def test_features_can_be_chosen(name):
+    model = on_meta(name, features_only=True, out_indices=(1, 3)).eval()
+    every = on_meta(name, features_only=True).feature_info
+    assert model.feature_info.channels() == [every.channels()[i] for i in (1, 3)]
+    outputs = model(torch.empty(1, 3, 64, 64, device="meta"))
+    assert [x.shape[2] for x in outputs] == [64 // every.reduction()[i] for i in (1, 3)]
+
+
+@small
+def test_training_reaches_every_parameter(name):
+    model = timm.create_model(name, num_classes=7).train()
+    output = model(images())
+    assert output.shape == (2, 7)
+    output.mean().backward()
+    assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@small
+def test_checkpointing_changes_no_output(name):
+    model = timm.create_model(name).eval()
+    expected = model(images())
+    model.set_grad_checkpointing()
+    torch.testing.assert_close(model(images()), expected)
+
+
+@small
+def test_intermediates_end_in_what_forward_features_gives(name):
+    model = timm.create_model(name).eval()
+    info = FeatureInfo(model.feature_info, len(model.feature_info))
+    with torch.no_grad():
+        last, intermediates = model.forward_intermediates(images())
+        torch.testing.assert_close(last, model.forward_features(images()))
+    assert [x.shape[1] for x in intermediates] == info.channels()
+    assert [x.shape[2] for x in intermediates] == [-(-32 // r) for r in info.reduction()]
+
+
+@small
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_pruning_to_an_intermediate_keeps_its_values_and_no_other_parameter(name, index):
+    model = timm.create_model(name).eval()
+    with torch.no_grad():
+        (expected,) = model.forward_intermediates(images(), indices=[index], intermediates_only=True)
+        pruned = copy.deepcopy(model)
+        kept = pruned.prune_intermediate_layers([index], prune_norm=True)
+        (output,) = pruned.forward_intermediates(images(), indices=kept, intermediates_only=True)
+    assert torch.equal(output, expected)
+    pruned.train()
+    (output,) = pruned.forward_intermediates(images(), indices=kept, intermediates_only=True)
+    output.sum().backward()
+    assert not [key for key, parameter in pruned.named_parameters() if parameter.grad is None]
+
+
+@small
+def test_a_model_goes_to_bfloat16_after_a_forward_pass(name):
+    model = timm.create_model(name).eval()
+    with torch.no_grad():
+        model(images())
+        assert model.bfloat16()(images().bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "name", ["lambda_resnet20_small", "resnet20_mixer_small", "resnet50_lambda", "resnetrs50_plain"]
+)
+def test_a_folder_keeps_its_architecture_and_number_of_classes(name, tmp_path):
+    options = {"pattern": "CCCL"} if name in ("resnet50_lambda", "resnet20_mixer_small") else {}
+    model = create_model(name, num_classes=5, **options).eval()
+    timm.models.save_for_hf(model, tmp_path, model_args=options)
+    for create in (create_model, timm.create_model):
+        again = create(f"local-dir:{tmp_path}", pretrained=True).eval()
+        assert again.num_classes == 5
+        assert type(again) is type(model)
+        assert torch.equal(again(images()), model(images()))
+    assert create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=3).num_classes == 3
+
+
+def test_without_a_number_of_classes_there_are_1000():
+    assert create_model("lambda_resnet20_small").num_classes == 1000
+
+
+@every_model
+def test_pretrained_without_weights_says_what_there_is(name):
+    message = (
+        f"pretrained must be a path to weights for {name}, which has none of its own, got True; models of this "
+        "package with weights: none yet; to load your own: pretrained=PATH, checkpoint_path=PATH, or the name "
+        "'local-dir:FOLDER' or 'hf-hub:USER/NAME' with pretrained=True"
+    )
+    with pytest.raises(ValueError, match="pretrained must be") as refused:
+        create_model(name, pretrained=True)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lambda_resnet50", {"num_heads": 8}, "^lambda_resnet50 takes no argument 'num_heads'; did you mean heads\\?$"),
+        ("lambda_resnet50", {"scopes": 7}, "takes no argument 'scopes'; did you mean scope\\?$"),
+        ("mobilenetv2_lambda", {"kernel_size": 7}, "takes no argument 'kernel_size'; did you mean scope\\?$"),
+        ("resnetrs50_plain", {"scope": 7}, "takes no argument 'scope'$"),
+        ("local-dir:/no/such/folder", {"pretrained": True}, "^local-dir:/no/such/folder cannot be built: "),
+    ],
+)
+def test_a_wrong_argument_of_a_model_is_named_with_the_right_one(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        create_model(name, **options)

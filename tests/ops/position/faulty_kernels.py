@@ -1,0 +1,87 @@
+"""The self-test of the fused kernels on one tiny problem in Triton's interpreter, with a fault put into a kernel.
+
+FAULT, then the arguments of the self-test. A process of its own, because TRITON_INTERPRET=1 must be set before Triton
+is imported, and because some faults end it.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, self_test
+
+
+def multiply_bfloat16():
+    """Let the interpreter multiply bfloat16 as such: it takes the bits, which it holds as integers."""
+    create_dot = InterpreterBuilder.create_dot
+
+    def widened(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    InterpreterBuilder.create_dot = lambda self, a, b, *more: create_dot(self, widened(a), widened(b), *more)
+
+
+class Faulty:
+    """A kernel whose launches are handed to a fault."""
+
+    def __init__(self, kernel, fault):
+        self.kernel, self.fault = kernel, fault
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: self.fault(self.kernel[grid], *arguments, **constants)
+
+
+def raises(launch, *arguments, **constants):
+    raise RuntimeError("out of resource: shared memory,\n Required: 303104, Hardware limit: 232448")
+
+
+def is_wrong(launch, *arguments, **constants):
+    launch(*arguments, **constants)
+    output = arguments[3]
+    if output.dtype == torch.bfloat16:
+        output.view(-1)[7] += 4
+
+
+def leaves_an_element_unwritten(launch, *arguments, **constants):
+    output = arguments[3]
+    before = output.view(-1)[7].clone()
+    launch(*arguments, **constants)
+    if output.dtype == torch.bfloat16:
+        output.view(-1)[7] = before
+
+
+def hangs(launch, *arguments, **constants):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(os.environ["LAMBDANETS_CACHE"], "pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def crashes(launch, *arguments, **constants):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+if __name__ == "__main__":
+    fault, *arguments = sys.argv[1:]
+    multiply_bfloat16()
+    self_test.CASES = (self_test.Case(1, 2, (2, 3), (3, 3), 16, 16),)
+    forward, backward = {
+        "none": (None, None),
+        "raises": (raises, None),
+        "wrong_in_bfloat16": (is_wrong, leaves_an_element_unwritten),
+        "hangs": (hangs, None),
+        "crashes": (None, crashes),
+    }[fault]
+    if forward:
+        forward_kernels.forward_query_order = Faulty(forward_kernels.forward_query_order, forward)
+    if backward:
+        gradient_kernels.queries_gradient = Faulty(gradient_kernels.queries_gradient, backward)
+    sys.exit(self_test.main(arguments))

@@ -1,0 +1,364 @@
+"""Fused kernels are chosen only after a self-test has passed, whatever goes wrong in it.
+
+Triton's interpreter on the CPU stands for a GPU; the rest is as on one: the plan, the process of the self-test, its
+time limit, the file of verdicts, the warnings.
+"""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from interactions import assert_all_close, make_inputs, run
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lambdanets.errors import KernelWarning
+from lambdanets.ops import definition, explain, position_interaction
+from lambdanets.ops.position import fused, plan
+from lambdanets.ops.position.fused import device, launches, self_test_process, verification
+from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
+from lambdanets.ops.position.problem import problem_of
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+HERE = Path(__file__).parent
+GRID, SIDES = (7, 7), (13, 13)  # where the kernels, as planned for the interpreter, are the fastest
+
+
+def inputs_of(dtype=torch.float32, batch=2):
+    return make_inputs(GRID, SIDES, batch=batch, heads=4, k=16, v=16, dtype=dtype)
+
+
+def explained(dtype=torch.float32, **options):
+    return explain(*inputs_of(dtype), GRID, **options)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The user's cache folder, of a user on whose machine no kernel was tested; kernels are interpreted."""
+    monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(fused, "_REFUSED", {})
+    verification.forget()
+    plan._make_plan.cache_clear()
+    yield tmp_path / "cache"
+    verification.forget()
+    verification.versions.cache_clear()
+    plan._make_plan.cache_clear()
+
+
+@pytest.fixture
+def with_fault(cache, monkeypatch):
+    """A function that puts a fault into the kernels of the self-test."""
+
+    def put(fault):
+        monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, str(HERE / "faulty_kernels.py"), fault))
+
+    return put
+
+
+@pytest.fixture
+def counted(cache, tmp_path, monkeypatch):
+    """A self-test that all kernels pass; called, says in which dtypes it ran."""
+    runs = tmp_path / "runs"
+    command = (sys.executable, str(HERE / "counted_self_test.py"), str(runs))
+    monkeypatch.setattr(self_test_process, "SELF_TEST", command)
+    return lambda: runs.read_text().split() if runs.exists() else []
+
+
+@contextlib.contextmanager
+def another_process(monkeypatch):
+    """What a later process of the user knows: the cache folder alone. It must not test."""
+    verification.forget()
+    monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('tested again')"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KernelWarning)
+        yield
+
+
+@pytest.mark.slow
+def test_kernels_are_chosen_once_their_self_test_has_passed(with_fault, cache, monkeypatch):
+    with_fault("none")
+    found = explained(torch.bfloat16)
+    assert (found.chosen, found.backward, found.refused) == ("fused", "fused", {})
+    (kept,) = json.loads((cache / "kernels.json").read_text()).values()
+    assert kept["bfloat16"].keys() == {*verification.FORWARD, *verification.BACKWARD}
+    assert all(0 < verdict["error"] <= verdict["allowed"] for verdict in kept["bfloat16"].values())
+    with another_process(monkeypatch):
+        assert explained(torch.bfloat16).chosen == "fused"
+
+
+@pytest.mark.slow
+def test_a_kernel_that_raises_is_replaced_with_one_warning(with_fault, monkeypatch):
+    with_fault("raises")
+    with pytest.warns(KernelWarning) as warned:
+        found = explained()
+    (warning,) = warned
+    versions = f"torch {torch.__version__}", "triton ", "lambdanets ", "Triton's interpreter, compute capability 9.0"
+    reason = "forward_query_order raises RuntimeError: out of resource: shared memory, Required: 303104"
+    assert all(part in str(warning.message) for part in (*versions, "float32", reason))
+    for known in contextlib.nullcontext(), another_process(monkeypatch):
+        with known:
+            found = explained()
+            assert found.chosen != "fused"
+            assert found.backward == "fused"  # its kernels passed
+            assert reason in str(found)
+            inputs = inputs_of()
+            result = position_interaction(*inputs, GRID)
+            exact = definition.position_interaction(*(x.double() for x in inputs), GRID)
+            assert_all_close([result.double()], [exact], 1e-5)
+
+
+@pytest.mark.slow
+def test_kernels_wrong_in_one_dtype_serve_the_other(with_fault):
+    with_fault("wrong_in_bfloat16")
+    one_element = r"forward_query_order is wrong: its largest relative error is 0\.\d+, allowed is 0\.06"
+    one_unwritten = "queries_gradient is wrong: its largest relative error is nan"
+    with pytest.warns(KernelWarning, match=f"for bfloat16: .*{one_element}.*{one_unwritten}"):
+        verdicts = verification.verdicts_of(kernel_device("cpu"), torch.bfloat16)
+    assert {name for name, verdict in verdicts.items() if verdict.reason} == {"forward_query_order", "queries_gradient"}
+    assert explained(torch.float32).chosen == "fused"
+
+
+@pytest.mark.slow
+def test_a_kernel_that_hangs_is_ended_at_the_time_limit(counted, with_fault, cache, monkeypatch):
+    healthy = self_test_process.SELF_TEST
+    with_fault("hangs")
+    cache.mkdir()
+    monkeypatch.setenv("LAMBDANETS_KERNEL_TEST_SECONDS", "1")
+    with pytest.warns(KernelWarning, match="forward_query_order took longer than 1 s to compile and test"):
+        found = explained()
+    assert "fused" not in (found.chosen, found.backward)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((cache / "pid").read_text()), 0)
+    # the kernels after it were not tested: the next process tests them, and not the one that hangs
+    monkeypatch.setattr(self_test_process, "SELF_TEST", healthy)
+    verification.forget()
+    found = explained()
+    assert (found.chosen == "fused", found.backward) == (False, "fused")
+    assert "took longer than 1 s" in str(found)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_crashes_its_process_is_blamed_alone(with_fault):
+    with_fault("crashes")
+    with pytest.warns(KernelWarning, match="queries_gradient ended the self-test's process, exit code -11"):
+        found = explained()
+    assert found.chosen == "fused"
+    assert found.backward != "fused"
+    verdicts = verification.verdicts_of(kernel_device("cpu"), torch.float32)
+    assert [name for name, verdict in verdicts.items() if verdict.reason] == ["queries_gradient"]
+
+
+def test_kernels_that_could_not_be_tested_are_tested_by_the_next_process(counted, cache, monkeypatch):
+    command = self_test_process.SELF_TEST
+    monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('GPU is busy')"))
+    with pytest.warns(KernelWarning, match=r"could not be tested.*GPU is busy.*the next process tries again") as warned:
+        assert explained().chosen != "fused"
+    assert len(warned) == 1
+    assert explained().chosen != "fused"
+    assert "GPU is busy" in str(explained())
+    monkeypatch.setattr(self_test_process, "SELF_TEST", command)
+    verification.forget()
+    assert explained().chosen == "fused"
+
+
+@pytest.mark.slow
+def test_a_self_test_that_finds_another_device_gives_no_verdict(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    gpu = KernelDevice("cuda:0", "a GPU that nobody has", (9, 0))
+    kept, unkept = self_test_process.run_self_test(gpu, torch.float32, ["queries_gradient"])
+    assert kept == {}
+    assert re.search("could not be tested: .*process finds .* as cuda:0", unkept["queries_gradient"].reason)
+
+
+def test_a_self_test_that_cannot_be_started_leaves_plain_algorithms(cache, monkeypatch):
+    monkeypatch.setattr(self_test_process, "SELF_TEST", (str(cache / "no python"),))
+    with pytest.warns(KernelWarning, match="could not be tested: .*no python does not start"):
+        assert explained().chosen != "fused"
+
+
+DAMAGES = ["", "{", "[]", '{"%s": 3}', '{"%s": {"float32": []}}', '{"%s": {"float32": {"queries_gradient": {}}}}']
+DAMAGES += ['{"%s": {"float32": {"queries_gradient": {"reason": 1}, "values_gradient": 2}}}', "\udc80"]
+
+
+@pytest.mark.parametrize("text", DAMAGES)
+def test_a_damaged_file_of_verdicts_is_tested_anew(text, counted, cache):
+    cache.mkdir()
+    key = verification.described(kernel_device("cpu"))
+    (cache / "kernels.json").write_bytes(text.replace("%s", key).encode("utf-8", "surrogateescape"))
+    assert explained().chosen == "fused"
+    assert counted() == ["float32"]
+    assert json.loads((cache / "kernels.json").read_text())[key]["float32"].keys() >= {"queries_gradient"}
+    verification.forget()
+    assert explained().chosen == "fused"
+    assert counted() == ["float32"]
+
+
+@pytest.mark.parametrize("changed", ["torch", "lambdanets"])
+def test_another_version_is_tested_anew(changed, counted, cache, monkeypatch):
+    assert explained().chosen == "fused"
+    monkeypatch.setattr(sys.modules[changed], "__version__", "99.0")
+    verification.versions.cache_clear()
+    verification.forget()
+    assert explained().chosen == "fused"
+    assert counted() == ["float32", "float32"]
+    assert len(json.loads((cache / "kernels.json").read_text())) == 2
+
+
+def test_verdicts_hold_for_the_process_where_the_cache_cannot_be_written(counted, monkeypatch):
+    monkeypatch.setenv("LAMBDANETS_CACHE", os.devnull)
+    for _ in range(2):
+        assert explained().chosen == "fused"
+    assert counted() == ["float32"]
+
+
+def test_verdicts_hold_for_the_process_of_a_user_without_a_home(counted, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("LAMBDANETS_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    for _ in range(2):
+        assert explained().chosen == "fused"
+    assert counted() == ["float32"]
+
+
+def test_threads_at_first_use_test_once(counted):
+    chosen = []
+    threads = [threading.Thread(target=lambda: chosen.append(explained().chosen)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (chosen, counted()) == (["fused"] * 4, ["float32"])
+
+
+@pytest.mark.slow
+def test_processes_at_first_use_test_once(counted, monkeypatch):
+    script = (
+        "import sys, torch\n"
+        "from lambdanets.ops.position.fused import self_test_process, verification\n"
+        "from lambdanets.ops.position.fused.device import kernel_device\n"
+        "self_test_process.SELF_TEST = tuple(sys.argv[1:])\n"
+        "verdicts = verification.verdicts_of(kernel_device('cpu'), torch.float32)\n"
+        "assert not any(verdict.reason for verdict in verdicts.values())\n"
+    )
+    command = [sys.executable, "-c", script, *self_test_process.SELF_TEST]
+    processes = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert counted() == ["float32"]
+
+
+def test_kernels_asked_for_by_name_need_no_self_test(counted):
+    found = explained(algorithm="fused")
+    assert (found.chosen, found.backward) == ("fused", "fused")
+    assert counted() == []
+
+
+def test_a_problem_that_plain_algorithms_serve_better_needs_no_self_test(counted):
+    assert explained(torch.float64).chosen != "fused"
+    assert counted() == []
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "2 minutes", ""])
+def test_a_time_limit_that_is_none_is_named(text, cache, monkeypatch):
+    monkeypatch.setenv("LAMBDANETS_KERNEL_TEST_SECONDS", text)
+    message = f"LAMBDANETS_KERNEL_TEST_SECONDS must be a positive number of seconds, got {text!r}"
+    with pytest.raises(ValueError, match=message):
+        explained()
+
+
+@pytest.fixture
+def launched(counted, monkeypatch):
+    """Kernels that passed the self-test, and raise when they are launched; what was launched."""
+    names = []
+
+    def put(error):
+        def launch(name):
+            def fails(*arguments):
+                names.append(name)
+                raise error
+
+            return fails
+
+        for name in ("forward", "queries_gradient", "values_gradient", "table_gradient"):
+            monkeypatch.setattr(launches, name, launch(name))
+        return names
+
+    return put
+
+
+def test_a_kernel_that_cannot_be_launched_is_replaced_for_that_problem(launched):
+    names = launched(RuntimeError("out of resource: shared memory"))
+    inputs = inputs_of()
+    expected = run(inputs, GRID, algorithm="query_order")
+    with pytest.warns(KernelWarning, match=r"out of resource.*batch=2.*|batch=2.*out of resource") as warned:
+        results = run(inputs, GRID)
+    assert len(warned) == 2  # forward and backward
+    assert_all_close(results, expected, 1e-5)
+    assert names == ["forward", "queries_gradient"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_all_close(run(inputs, GRID), expected, 1e-5)
+        assert "the forward pass raised RuntimeError: out of resource" in str(explain(*inputs, GRID))
+    assert len(names) == 2
+    with pytest.warns(KernelWarning, match="batch=3"):
+        position_interaction(*inputs_of(batch=3), GRID)
+
+
+def test_a_kernel_that_cannot_be_launched_is_replaced_in_a_compiled_graph(launched):
+    launched(RuntimeError("out of resource"))
+    queries, table, values = inputs_of()
+    with pytest.warns(KernelWarning, match="out of resource"):
+        result = torch.ops.lambdanets.position_interaction(
+            queries, table[..., None], values[..., None], None, GRID, 1, False, "auto"
+        )
+    assert_all_close([result], [position_interaction(queries, table, values, GRID, algorithm="mixed")], 1e-5)
+
+
+def test_a_kernel_asked_for_by_name_is_never_replaced(launched):
+    launched(RuntimeError("out of resource"))
+    with pytest.raises(RuntimeError, match="out of resource"):
+        position_interaction(*inputs_of(), GRID, algorithm="fused")
+
+
+def test_lack_of_memory_is_not_blamed_on_a_kernel(launched):
+    launched(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        position_interaction(*inputs_of(), GRID)
+    assert explained().chosen == "fused"
+
+
+def test_each_gpu_of_a_machine_has_a_plan_of_its_own(monkeypatch):
+    generations = {0: (9, "H100"), 1: (7, "T4")}
+
+    def properties(index):
+        major, name = generations[index]
+        return SimpleNamespace(major=major, minor=0, name=name)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.version, "hip", None)
+    device._cuda_device.cache_clear()
+    assert device.kernel_device("cuda:0") == device.kernel_device("cuda") == KernelDevice("cuda:0", "H100", (9, 0))
+    assert device.kernel_device("cuda:1") is None
+    device._cuda_device.cache_clear()
+    with FakeTensorMode():
+        problems = [
+            problem_of(
+                *(torch.empty(shape, device=gpu) for shape in ((1, 1, 4, 2), (3, 3, 2, 1), (1, 4, 2, 1))), (2, 2), False
+            )
+            for gpu in ("cuda:0", "cuda:1")
+        ]
+    assert [problem.device for problem in problems] == ["cuda:0", "cuda:1"]

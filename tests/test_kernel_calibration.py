@@ -1,0 +1,155 @@
+"""Calibration of a GPU. The CPU stands for it, and plain algorithms for the kernels that it would run."""
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from lambdanets import calibration, kernel_calibration
+from lambdanets.cli import main
+from lambdanets.kernel_calibration import Timing, calibrate_kernels, corrections_from
+from lambdanets.ops.position import fused, plan, rates
+from lambdanets.ops.position.execution import run_backward, run_forward
+from lambdanets.ops.position.fused import self_test_process, verification
+from lambdanets.ops.position.fused.device import kernel_device
+from lambdanets.ops.position.plan import make_plan, predicted_costs
+from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.position.rates import Rates, built_in, read_corrections
+
+RATES = built_in("cpu", 1)
+PROBLEM = Problem(2, 4, (7, 7), 16, 16, 1, (6, 6), (6, 6), False, torch.float32, "cpu")
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """A device that passes the self-test, and runs query order where kernels would be launched."""
+    monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    counted = Path(__file__).parent / "ops/position/counted_self_test.py"
+    command = (sys.executable, str(counted), str(tmp_path / "runs"))
+    monkeypatch.setattr(self_test_process, "SELF_TEST", command)
+    monkeypatch.setattr(kernel_calibration, "SHAPES", ((2, 4, 7, 23, 16, 16),))
+
+    def forward(order, queries, table, values, problem):
+        return run_forward(queries, table, values, None, problem, "query_order")
+
+    def gradients(gradient, queries, table, values, problem, wanted):
+        return run_backward(gradient, queries, table, values, None, problem, "query_order", wanted)[:3]
+
+    monkeypatch.setattr(fused, "forward_in_order", forward)
+    monkeypatch.setattr(fused, "gradients", gradients)
+    verification.forget()
+    plan._make_plan.cache_clear()
+    yield kernel_device("cpu")
+    verification.forget()
+    plan._make_plan.cache_clear()
+
+
+def calibrated():
+    """The lines reported, and the corrections by algorithm and dtype."""
+    lines = []
+    corrections = calibrate_kernels("cpu", RATES, lines.append)
+    return lines, {(name, dtype): factors for name, dtype, *factors in corrections}
+
+
+def test_calibration_tests_all_kernels_and_times_them_beside_plain_algorithms(gpu):
+    lines, corrections = calibrated()
+    for dtype in verification.DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        passed = {line.split()[0] for line in lines if f" {name} " in line and line.endswith("passed")}
+        assert passed == set(verification.kernels_of(dtype)) == verification.read_verdicts(gpu, dtype).keys()
+        rows = [line.split() for line in lines if line.startswith("7x7") and f" {name} " in line]
+        assert [row[5] for row in rows] == ["forward", "backward"]
+        assert all(float(row[6]) > 0 and float(row[7]) > 0 and row[8] != "fused" for row in rows)
+        assert {"query_order", "fused"} <= {algorithm for algorithm, of in corrections if of == name}
+    assert all(factor > 0 for factors in corrections.values() for factor in factors)
+
+
+def test_predictions_with_corrections_are_the_times_measured():
+    costs = predicted_costs(PROBLEM, RATES)["query_order"]
+    times = (3e-3, "forward", costs.seconds), (5e-3, "backward", costs.backward_seconds)
+    corrections = corrections_from([Timing(PROBLEM, way, "query_order", time, cost) for time, way, cost in times])
+    corrected = predicted_costs(PROBLEM, RATES, corrections)
+    assert corrected["query_order"].seconds == pytest.approx(3e-3)
+    assert corrected["query_order"].backward_seconds == pytest.approx(5e-3)
+    assert corrected["mixed"] == predicted_costs(PROBLEM, RATES)["mixed"]
+
+
+def test_a_kernel_that_is_wrong_at_a_larger_shape_is_not_used(gpu, monkeypatch):
+    forward = fused.forward_in_order
+
+    def wrong(order, queries, *others):
+        output = forward(order, queries, *others)
+        return output + 1e-3 if queries.dtype == torch.float32 else output
+
+    monkeypatch.setattr(fused, "forward_in_order", wrong)
+    lines, corrections = calibrated()
+    assert any(line.startswith("forward_query_order is wrong") and "at 7x7 b=2" in line for line in lines)
+    assert corrections["fused", "float32"][0] == 1.0  # not timed
+    verification.forget()
+    assert "is wrong" in verification.read_verdicts(gpu, torch.float32)["forward_query_order"].reason
+    assert make_plan(PROBLEM).chosen != "fused"
+    assert make_plan(PROBLEM).backward == "fused"
+
+
+def test_a_kernel_that_raises_at_a_larger_shape_is_reported_and_not_timed(gpu, monkeypatch):
+    def raises(*arguments):
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(fused, "gradients", raises)
+    lines, corrections = calibrated()
+    assert any(line.startswith("queries_gradient raises RuntimeError: out of resource") for line in lines)
+    assert corrections["fused", "bfloat16"][1] == 1.0
+    assert not any(verdict.reason for verdict in verification.read_verdicts(gpu, torch.bfloat16).values())
+
+
+def test_kernels_that_fail_their_self_test_are_reported_and_not_timed(gpu, monkeypatch):
+    monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('GPU is busy')"))
+    lines, corrections = calibrated()
+    assert sum(line.endswith("GPU is busy") for line in lines) == 9
+    assert not any(algorithm == "fused" for algorithm, _ in corrections)
+
+
+def test_without_kernels_plain_algorithms_are_timed(gpu, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    lines, corrections = calibrated()
+    assert lines[0].startswith("no fused kernels: ")
+    assert ("query_order", "float32") in corrections
+
+
+def test_the_command_keeps_what_it_finds_of_a_gpu(gpu, monkeypatch, capsys):
+    found = ("fused", "float32", 0.25, 0.5), ("mixed", "bfloat16", 3.0, 4.0)
+    measured = Rates(1e13, 2, 3e12, 4e-6, 5e12, 6)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(calibration, "_measure", lambda device, threads: measured)
+    monkeypatch.setattr(kernel_calibration, "calibrate_kernels", lambda device, rates, report: report("timed") or found)
+    assert main(["calibrate", "--device", "cuda"]) == 0
+    assert capsys.readouterr().out.startswith("timed\n\n")
+    assert read_corrections("cuda:0") == found
+    assert rates.read_calibration("cuda:0", 1) == measured
+    assert main(["calibrate", "--device", "cuda:3"]) == 2
+    assert "must be one of 1 GPUs, got 'cuda:3'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", ["3", '[["fused", "float32", 1]]', '[["fused", "float32", "x", 1]]', "null"])
+def test_corrections_that_cannot_be_understood_count_as_none(kept, tmp_path, monkeypatch):
+    monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path))
+    (tmp_path / "rates.json").write_text(f'{{"{rates.calibration_key("cuda", 1)}": {{"corrections": {kept}}}}}')
+    assert read_corrections("cuda") == ()
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "mps"])
+def test_the_command_names_a_device_it_cannot_measure(device, capsys):
+    assert main(["calibrate", "--device", device]) == 2
+    assert f"device must be cpu, cuda or a GPU by its number such as cuda:1, got '{device}'" in capsys.readouterr().err
+
+
+def test_the_command_refuses_threads_beside_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert main(["calibrate", "--device", "cuda", "--threads", "2"]) == 2
+    assert "threads must be left out where a GPU is measured" in capsys.readouterr().err

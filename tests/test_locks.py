@@ -1,0 +1,165 @@
+"""A folder has one owner at a time; a dead owner's lock is taken over."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from lambdanets import locks
+from lambdanets.locks import LOCK, InUseError, locked, locked_folder
+
+FORK = multiprocessing.get_context("fork")
+
+
+def hold(folder, ready):
+    with locked_folder(folder):
+        ready.set()
+        time.sleep(60)
+
+
+def claim(folder):
+    with locked_folder(folder):
+        pass
+
+
+@pytest.fixture
+def owner(tmp_path):
+    """A process that holds the lock of tmp_path / "work"."""
+    ready = FORK.Event()
+    process = FORK.Process(target=hold, args=(tmp_path / "work", ready), daemon=True)
+    process.start()
+    assert ready.wait(30)
+    yield process
+    process.kill()
+    process.join()
+
+
+def owner_in(lock):
+    """The number of the process that a lock file names."""
+    return int(lock.read_text().partition("pid=")[2].split()[0])
+
+
+def rewrite(lock, **changed):
+    """Change what a lock file says of its owner."""
+    lines = [line.partition("=") for line in lock.read_text().splitlines()]
+    lock.write_text("".join(f"{name}{sign}{changed.get(name, value)}\n" for name, sign, value in lines))
+
+
+def test_second_process_is_refused_and_told_the_owner(owner, tmp_path):
+    with pytest.raises(InUseError, match=rf"work is in use by process {owner.pid} on .*, which runs since 20"):
+        claim(tmp_path / "work")
+
+
+def test_same_process_is_refused_a_second_time(tmp_path):
+    with locked_folder(tmp_path), pytest.raises(InUseError):
+        claim(tmp_path)
+
+
+def test_stopped_owner_keeps_its_lock(owner, tmp_path):
+    os.kill(owner.pid, signal.SIGSTOP)
+    with pytest.raises(InUseError):
+        claim(tmp_path / "work")
+    os.kill(owner.pid, signal.SIGCONT)
+
+
+def test_lock_of_a_killed_owner_is_taken_over(owner, tmp_path):
+    owner.kill()
+    owner.join()
+    with locked_folder(tmp_path / "work"):
+        assert (tmp_path / "work" / LOCK).is_file()
+
+
+def test_lock_of_an_owner_that_nobody_reaps_is_taken_over(owner, tmp_path):
+    os.kill(owner.pid, signal.SIGKILL)
+    while "zombie" not in locks.psutil.Process(owner.pid).status():
+        time.sleep(0.01)
+    with locked_folder(tmp_path / "work") as lock:
+        assert owner_in(tmp_path / "work" / LOCK) == os.getpid()
+        lock.check()
+
+
+def test_lock_from_before_a_reboot_is_taken_over(tmp_path):
+    with locked_folder(tmp_path):
+        text = (tmp_path / LOCK).read_text()
+    (tmp_path / LOCK).write_text(text)
+    rewrite(tmp_path / LOCK, start="1")  # this process's number, another start
+    with locked_folder(tmp_path):
+        assert "\nstart=1\n" not in (tmp_path / LOCK).read_text()
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["alive", "dead"])
+def test_owner_on_another_host_is_waited_for(alive, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(locks, "EXPIRY_SECONDS", 1.0)
+    with locked_folder(tmp_path):
+        text = (tmp_path / LOCK).read_text()
+    (tmp_path / LOCK).write_text(text)
+    rewrite(tmp_path / LOCK, host="elsewhere")
+    if alive:
+        with (
+            pytest.raises(InUseError, match=r"in use by process [0-9]+ on elsewhere; wait for it to end"),
+            refreshing(tmp_path),
+        ):
+            claim(tmp_path)
+    else:
+        claim(tmp_path)
+    assert "waiting 1 s to see whether it is alive" in capsys.readouterr().err
+
+
+def refresh(lock, stop):
+    while not stop.wait(0.1):
+        os.utime(lock)
+
+
+class refreshing:  # noqa: N801 - used as a function
+    """Refreshes a lock file as its owner would."""
+
+    def __init__(self, folder):
+        self.stop = FORK.Event()
+        self.process = FORK.Process(target=refresh, args=(folder / LOCK, self.stop), daemon=True)
+
+    def __enter__(self):
+        self.process.start()
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.process.join()
+
+
+def check_for(lock, seconds):
+    for _ in range(100 * seconds):
+        time.sleep(0.01)
+        lock.check()
+
+
+def test_lock_that_was_removed_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "EXPIRY_SECONDS", 0.3)
+    with locked_folder(tmp_path) as lock:
+        lock.check()
+        (tmp_path / LOCK).unlink()
+        with pytest.raises(InUseError, match="has lost its lock file"):
+            check_for(lock, seconds=60)
+
+
+def test_lock_leaves_no_file_and_no_empty_folder(tmp_path):
+    claim(tmp_path / "a/b")
+    with locked_folder(tmp_path / "kept"):
+        (tmp_path / "kept/file").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept"]
+
+
+def test_lock_is_not_inherited_by_forked_workers(owner, tmp_path):
+    with locked(tmp_path / "lock", tmp_path):
+        worker = FORK.Process(target=time.sleep, args=(60,), daemon=True)
+        worker.start()
+    with locked(tmp_path / "lock", tmp_path):
+        pass
+    worker.kill()
+    worker.join()
+
+
+def test_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot make the folder .*/file/run: Not a directory"):
+        claim(tmp_path / "file/run")

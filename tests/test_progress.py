@@ -1,0 +1,87 @@
+"""Progress: a line every so many seconds where no terminal watches, a bar on one, silence from what is quick."""
+
+import re
+import time
+
+import pytest
+
+from lambdanets import progress
+from lambdanets.cli import main
+from lambdanets.progress import Progress, duration, track
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Lines twenty times a second instead of twice a minute."""
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.05)
+
+
+def until_said(capsys, pattern, seconds=20):
+    """What was printed on standard error until it matches."""
+    said = ""
+    deadline = time.monotonic() + seconds
+    while not re.search(pattern, said):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+        said += capsys.readouterr().err
+    return said
+
+
+def test_what_is_quick_prints_nothing(capsys):
+    assert list(track([1, 2, 3], "counting", 3, "figures")) == [1, 2, 3]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_lines_say_how_many_how_fast_and_how_long(often, capsys):
+    with Progress("shards", 1000, "images", initial=200) as under_way:
+        under_way.update(300)
+        said = until_said(capsys, "left")
+    assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", said, flags=re.MULTILINE)
+
+
+def test_lines_come_while_a_single_item_takes_long(often, capsys):
+    with Progress("planning"):
+        assert until_said(capsys, "(?s)so far.*so far").startswith("planning: 0 s so far\n")
+
+
+def test_the_note_says_what_is_under_way(often, capsys):
+    with Progress("table 4", 3, "rows") as under_way:
+        under_way.tell("resnet50\x1b[2J, warming up")
+        assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in until_said(capsys, "warming")
+
+
+def test_no_line_comes_after_the_end(often, capsys):
+    with pytest.raises(ZeroDivisionError), Progress("planning"):
+        raise ZeroDivisionError
+    capsys.readouterr()
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar_and_no_lines(often, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Progress("shards", 10, "images") as under_way:
+        under_way.update(5)
+        under_way.tell("00000\x1b[2J.tar", label="labels")
+        time.sleep(0.2)
+    said = capsys.readouterr().err
+    assert "shards:" in said
+    assert "labels:" in said
+    assert "00000\\x1b[2J.tar" in said
+    assert "5/10" in said or "0/10" in said
+    assert "left" not in said
+
+
+def test_training_says_epoch_step_loss_and_speed_in_lines(two_classes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.001)
+    fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 3, "--batch-size", 6]
+    assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"^epoch [123]/3: \d+ of \d+ steps, loss \d+\.\d+, .*images/s", said, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(42, "42 s"), (200, "3 min"), (7500, "2 h 05 min"), (76 * 3600, "3 d 4 h")]
+)
+def test_a_duration_has_its_two_largest_units(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,155 @@
+"""What a signal does to the command line, in each of its phases."""
+
+import os
+import signal
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from lambdanets import cli, signals
+from lambdanets.errors import InputError
+from lambdanets.files import whole_file
+from lambdanets.locks import locked_folder
+
+NUMBERS = pytest.mark.parametrize("number", signals.SIGNALS, ids=lambda number: number.name)
+
+
+def run(command):
+    """The exit code of the command line for a command of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cli.COMMANDS, "try", "")
+        patch.setitem(sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda given: command()))
+        return cli.main(["try"])
+
+
+def outcome_of(command, tmp_path):
+    """The exit code of a process that does `command` as a command line does, and what it wrote to its streams."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            sys.stdout = sys.stderr = (tmp_path / "log").open("w", buffering=1)
+            code = run(command)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (tmp_path / "log").read_text()
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@NUMBERS
+def test_signal_before_any_work_ends_the_process_quietly(number, tmp_path):
+    def command():
+        send(number)
+        raise AssertionError
+
+    assert outcome_of(command, tmp_path) == (130, "")
+
+
+@NUMBERS
+def test_signal_while_a_file_is_written_leaves_the_one_before(number, tmp_path):
+    def command():
+        with whole_file(tmp_path / "file") as file:
+            file.write(b"half")
+            file.flush()
+            send(number)
+        raise AssertionError
+
+    (tmp_path / "file").write_bytes(b"before")
+    assert outcome_of(command, tmp_path) == (130, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "log"]
+    assert (tmp_path / "file").read_bytes() == b"before"
+
+
+@NUMBERS
+def test_signal_under_a_lock_leaves_no_lock_and_no_empty_folder(number, tmp_path):
+    def command():
+        with locked_folder(tmp_path / "new/folder"):
+            send(number)
+        raise AssertionError
+
+    assert outcome_of(command, tmp_path) == (130, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
+
+
+@NUMBERS
+def test_signal_in_a_deferred_block_counts_when_it_ends(number, tmp_path):
+    def command():
+        with signals.interruptible():
+            with signals.deferred():
+                send(number)
+                (tmp_path / "done").touch()
+            raise AssertionError
+
+    assert outcome_of(command, tmp_path) == (130, "")
+    assert (tmp_path / "done").exists()
+
+
+@NUMBERS
+def test_signal_during_work_lets_it_clean_up_once(number, tmp_path):
+    def command():
+        try:
+            with signals.resumable("all is kept"), whole_file(tmp_path / "file"):
+                send(number)
+        finally:
+            send(signal.SIGTERM)  # schedulers send it again
+            (tmp_path / "cleaned").touch()
+
+    code, said = outcome_of(command, tmp_path)
+    assert (code, said) == (130, "stopped; all is kept; give the same command to resume\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned", "log"]
+
+
+def test_second_ctrl_c_ends_the_cleaning_up(tmp_path):
+    def command():
+        try:
+            with signals.interruptible():
+                send(signal.SIGINT)
+        finally:
+            send(signal.SIGINT)
+            (tmp_path / "cleaned").touch()
+
+    assert outcome_of(command, tmp_path) == (130, "")
+    assert not (tmp_path / "cleaned").exists()
+
+
+def test_error_that_a_library_makes_of_a_signal_is_no_error(tmp_path):
+    def command():
+        try:
+            with signals.interruptible():
+                send(signal.SIGTERM)
+        except KeyboardInterrupt as error:
+            raise SystemError("initialization of _C raised unreported exception") from error
+
+    assert outcome_of(command, tmp_path) == (130, "")
+
+
+def test_signal_where_python_drops_exceptions_is_not_lost(tmp_path):
+    class Dropping:
+        def __del__(self):
+            send(signal.SIGTERM)
+
+    def command():
+        with signals.resumable("all is kept"):
+            Dropping()
+            time.sleep(60)
+        raise AssertionError
+
+    assert outcome_of(command, tmp_path) == (130, "stopped; all is kept; give the same command to resume\n")
+
+
+def test_handlers_are_put_back(tmp_path):
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    assert cli.main(["--version"]) == 0
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+
+
+def test_an_error_without_a_signal_stays_an_error():
+    def command():
+        raise InputError("nothing can be done")
+
+    assert run(command) == 2

@@ -1,0 +1,49 @@
+"""What the command line prints: lines that no name of a file can turn into something else."""
+
+import io
+
+import pytest
+from tqdm import tqdm
+
+from lambdanets.columns import columns
+from lambdanets.terminal import printable, say
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("two\nlines\r", "two\\nlines\\r"),
+        ("\x9b2J and \x07", "\\x9b2J and \\x07"),
+        ("\u202egpj.exe", "\\u202egpj.exe"),
+        ("\u2028", "\\u2028"),
+        ("a\tb", "a\\tb"),
+    ],
+)
+def test_control_characters_are_shown_and_not_obeyed(text, shown):
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize("text", ["größe 23×23", "数字 — «ok»", "नमस्ते", "👩\u200d🔬", "no\u00a0break", ""])
+def test_text_in_any_script_is_left_alone(text):
+    assert printable(text) == text
+
+
+def test_each_line_is_printed_as_one_line():
+    stream = io.StringIO()
+    say("one\ntwo", 3, file=stream)
+    assert stream.getvalue() == "one\\ntwo\n3\n"
+
+
+def test_a_cell_of_a_table_stays_in_its_column():
+    lines = columns([["name", "top-1"], ["a\nb\x1b[2J", "0.5"]]).split("\n")
+    assert len(lines) == 2
+    assert lines[1].split() == ["a\\nb\\x1b[2J", "0.5"]
+
+
+def test_a_line_beside_a_progress_bar_stands_alone():
+    stream = io.StringIO()
+    with tqdm(total=2, file=stream) as bar:
+        bar.update()
+        say("a line", file=stream)
+    assert "\ra line\n" in stream.getvalue()

@@ -1,0 +1,66 @@
+"""Detection learns: from images in files to average precision, on one image until all of it is found."""
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import nn
+
+from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.detector import Detector, build_detector
+from lambdanets.training.detection.evaluation import judge
+from lambdanets.training.detection.feeding import make_batches
+from training.data.coco.coco_files import image, write
+from training.detection.tiny_detection import TWO, tiny_recipe
+from training.runs import SEED
+
+SIDE, STEPS = 64, 300  # five times as many steps as were needed with any of eight seeds
+BOXES = {4: (6, 8, 30, 50), 7: (36, 20, 60, 44)}
+SHADES = {4: 20, 7: 235}
+
+
+def write_two_rectangles(folder: Path) -> None:
+    """An image with a dark and a light object, to train and to validate on."""
+    pixels = torch.full((SIDE, SIDE), 120, dtype=torch.uint8)
+    annotations = []
+    for number, (left, top, right, bottom) in BOXES.items():
+        pixels[top:bottom, left:right] = SHADES[number]
+        width, height = right - left, bottom - top
+        polygon = [left, top, right, top, right, bottom, left, bottom]
+        shape = {"bbox": [left, top, width, height], "area": width * height, "segmentation": [polygon]}
+        annotations.append({"id": number, "image_id": 1, "category_id": number, "iscrowd": 0} | shape)
+    whole = {"images": [image(1, height=SIDE, width=SIDE)], "annotations": annotations, "categories": TWO}
+    (folder / "images").mkdir()
+    Image.fromarray(pixels.numpy()).save(folder / "images/1.png")
+    write(folder / "train.json", whole)
+
+
+def test_overfits_one_image(tmp_path):
+    write_two_rectangles(tmp_path)
+    annotated = {name: str(tmp_path / "train.json") for name in ("data", "validation_data")}
+    images = {name: str(tmp_path / "images") for name in ("images", "validation_images")}
+    steady = {"jitter": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0, "batch_size": 1}
+    heads = {"pyramid_channels": 16, "box_layers": (1, 32), "proposals": 20, "sampled_regions": 16, "detections": 10}
+    recipe = tiny_recipe(tmp_path, **annotated, **images, **steady, **heads)
+    training, validation = open_sets(recipe)[:2]
+    torch.manual_seed(SEED)
+    model = build_detector(recipe, len(TWO))
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.momentum = 0.3
+    detector = Detector(model, recipe, tuple(each["name"] for each in TWO), tuple(each["id"] for each in TWO))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    (batch,) = make_batches(recipe, training, training=True)
+    reached = []
+    for step in range(1, STEPS + 1):
+        model.train()
+        sum(model(batch.images, batch.targets).values()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 20 == 0:
+            model.eval()
+            summary = judge(detector, validation).scores.summary()
+            reached.append([summary[kind]["AP50"] for kind in ("bbox", "segm")])
+            if min(reached[-1]) == 1:
+                return
+    raise AssertionError(f"AP50 of boxes and of masks must be 1 within {STEPS} steps, got every 20 steps {reached}")

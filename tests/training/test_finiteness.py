@@ -1,0 +1,168 @@
+"""Which operation, layer or parameter the diagnosis of NaN and inf names."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets import LambdaLayer2d
+from lambdanets.training.finiteness import explain_gradient, explain_loss, first_gradient_not_finite
+
+
+def network(layer):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), layer, nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+
+
+def images():
+    return torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+
+
+def explained(model, loss=lambda maps: maps.square().mean(), given=None):
+    given = images() if given is None else given
+    assert not loss(model(given)).isfinite()
+    return explain_loss(model, given, lambda: loss(model(given)))
+
+
+def backwards(model, loss=lambda maps: maps.square().mean()):
+    loss(model(images())).backward()
+    name = first_gradient_not_finite(model)
+    model.zero_grad()
+    return explain_gradient(model, lambda: loss(model(images()))), name
+
+
+@pytest.mark.parametrize("options", [{"scope": 5}, {"scope": None, "grid": (7, 7)}, {"scope": 5, "content": False}])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_contraction_that_overflows_names_its_lambda_layer(options, training):
+    layer = LambdaLayer2d(8, query_depth=4, heads=2, **options)
+    with torch.no_grad():
+        layer.embedding.table.mul_(3e38 / layer.embedding.table.abs().max())
+    said = explained(network(layer).train(training))
+    assert re.fullmatch(r"the first operation with a non-finite result is \w+ in 2 \(LambdaLayer2d\)", said), said
+
+
+def test_a_lambda_layer_computes_the_same_when_it_is_looked_at():
+    model = network(LambdaLayer2d(8, query_depth=4, heads=2, scope=5)).train()
+    states = []
+
+    def loss():
+        torch.manual_seed(0)
+        states.append(model(images()))
+        return states[-1].mean() * float("nan")
+
+    loss()
+    assert "is mul in the loss" in explain_loss(model, images(), loss)
+    explain_gradient(model, loss)
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(states[0], states[2])
+
+
+class Exp(nn.Module):
+    def forward(self, x):
+        return (100 * x).exp()
+
+
+class Parent(nn.Module):
+    """Computes with its own hands before and after its child."""
+
+    def __init__(self, before=lambda x: x, after=lambda x: x):
+        super().__init__()
+        self.before, self.child, self.after = before, nn.Conv2d(8, 8, 1), after
+
+    def forward(self, x):
+        return self.after(self.child(self.before(x)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "place"),
+    [
+        (Exp(), "exp in 2 (Exp)"),
+        (Parent(before=lambda x: (x - x) / (x - x)), "div in 2 (Parent)"),
+        (Parent(after=lambda x: x.relu().mul_(3e38).add_(3e38)), "mul_ in 2 (Parent)"),
+    ],
+)
+def test_the_innermost_layer_and_the_operation_are_named(layer, place):
+    assert explained(network(layer)) == f"the first operation with a non-finite result is {place}"
+
+
+def test_an_operation_of_the_loss_is_named():
+    said = explained(network(nn.Identity()), lambda maps: (0 * maps.mean()).log() * 0)
+    assert said == "the first operation with a non-finite result is log in the loss"
+
+
+class Masked(nn.Module):
+    """Attention in which no position sees a later one, by a constant or a buffer of -inf, and row 0 nothing at all."""
+
+    def __init__(self, *, buffer, empty):
+        super().__init__()
+        mask = torch.full((49, 49), float("-inf")).triu(1)
+        if empty:
+            mask[0] = float("-inf")
+        self.register_buffer("mask", mask)
+        self.buffer = buffer
+
+    def forward(self, x):
+        maps = x.flatten(2)
+        scores = maps.mT @ maps
+        scores = scores + self.mask if self.buffer else scores.masked_fill(self.mask < 0, float("-inf"))
+        return (maps @ scores.softmax(2).mT).unflatten(2, x.shape[2:])
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_infinite_masks_are_not_taken_for_the_cause(buffer):
+    said = explained(nn.Sequential(network(Masked(buffer=buffer, empty=False)), Exp(), nn.BatchNorm2d(4)))
+    assert said.endswith("is exp in 1 (Exp)")
+    assert "_softmax in 2 (Masked)" in explained(network(Masked(buffer=buffer, empty=True)))
+
+
+def test_a_parameter_a_buffer_and_an_image_that_are_not_finite_are_named():
+    model = network(nn.Identity())
+    with torch.no_grad():
+        model[1].running_var[0] = float("nan")
+        assert explained(model.eval()) == "the buffer 1.running_var is NaN"
+        model[0].weight[0, 0, 0, 0] = float("inf")
+        assert explained(model) == "the parameter 0.weight is not finite"
+    fresh = network(nn.Identity())
+    assert explained(fresh, given=images() * float("inf")) == "an image of the batch is not finite"
+
+
+def test_statistics_that_the_failed_step_spoilt_are_not_taken_for_the_cause():
+    model = network(Exp()).train()
+    model(images())
+    assert not model[3].running_var.isfinite().all()
+    assert explained(model).endswith("exp in 2 (Exp)")
+
+
+class Root(nn.Module):
+    def forward(self, x):
+        return x + 0 * (x - x.detach()).sqrt()  # the slope of a root is infinite at 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "place", "nearest"),
+    [
+        (Root(), "SqrtBackward0 in 2 (Root)", "1.bias"),
+        (Parent(before=Root().forward), "SqrtBackward0 in 2 (Parent)", "1.bias"),
+        (Parent(after=Root().forward), "SqrtBackward0 in 2 (Parent)", "2.child.bias"),
+    ],
+)
+def test_the_operation_of_a_gradient_that_is_not_finite_is_named(layer, place, nearest):
+    said, parameter = backwards(network(layer))
+    assert said == f"the first operation whose backward pass has a non-finite result is {place}"
+    assert parameter == nearest
+
+
+def test_the_backward_pass_of_a_lambda_layer_that_overflows_is_named():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), LambdaLayer2d(8, query_depth=4, heads=2, scope=5))
+    with torch.no_grad():
+        model[1].embedding.table.mul_(1e6)
+    said, parameter = backwards(model, lambda maps: maps.sum() * 1e36)
+    assert re.search(r"is \w+Backward in 1 \(LambdaLayer2d\)$", said), said
+    assert parameter.startswith("1.")
+
+
+def test_a_gradient_that_is_finite_once_more_is_said_to_be_a_sum():
+    model = network(nn.Identity())
+    assert "sum over micro-batches or processes" in explain_gradient(model, lambda: model(images()).mean())

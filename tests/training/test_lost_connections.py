@@ -1,0 +1,81 @@
+"""Which errors say that another process of the run was lost, and which are raised as they are."""
+
+import multiprocessing
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lambdanets.errors import InputError
+from lambdanets.training.processes import all_reduce_sum, joined, lost_connection_explained
+from training.runs import forks
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"{GLOO}pair.cc:561] Connection closed by peer [127.0.0.1]:13188. This is typically caused by"),
+        RuntimeError(f"{GLOO}unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete"),
+        dist.DistNetworkError("The client socket has timed out after 2000ms while trying to connect to (host, 29811)."),
+        dist.DistStoreError("wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1/0"),
+        dist.DistBackendError(
+            "NCCL error: remote process exited\nncclRemoteError: A call failed possibly due to a ..."
+        ),
+    ],
+    ids=lambda error: str(error)[-40:],
+)
+def test_a_connection_lost_in_a_collective_or_the_store_is_explained(error):
+    with pytest.raises(InputError, match="another process of the run was lost or"), lost_connection_explained():
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: peer access is not supported between these two devices"),
+        RuntimeError("DataLoader timed out after 300 seconds"),
+        RuntimeError("Socket is a word of the data set, and Timed out another"),
+        RuntimeError("[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:454] 80 vs 8"),
+        dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"),
+    ],
+    ids=lambda error: str(error)[:40],
+)
+def test_an_error_that_is_no_lost_connection_is_raised_as_it_is(error):
+    with pytest.raises(RuntimeError) as raised, lost_connection_explained():
+        raise error
+    assert raised.value is error
+
+
+def sum_beside(rank, port, lost):
+    """Exit with 7 where a sum over two processes ends with the sentence, and with 1 by another error."""
+    torch.set_num_threads(1)
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        with joined():
+            all_reduce_sum(rank)
+            if rank == lost:
+                os._exit(9)
+            all_reduce_sum(rank)
+    except InputError as error:
+        os._exit(7 if "another process of the run was lost" in str(error) else 1)
+
+
+@forks
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_end_of_another_process_in_a_collective_is_explained(lost):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = multiprocessing.get_context("fork").Process
+    both = [start(target=sum_beside, args=(rank, port, lost)) for rank in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(timeout=60)
+    assert both[lost].exitcode == 9
+    assert both[1 - lost].exitcode == 7

@@ -1,0 +1,133 @@
+"""Weights that no command may use: each is refused in one sentence that names the file, and nothing is left behind."""
+
+import json
+import os
+import pickle
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from lambdanets.cli import main
+from lambdanets.training.classification.classifier import load_classifier
+from lambdanets.training.classification.evaluation import predict
+from lambdanets.training.detection.detector import build_detector
+from lambdanets.training.weight_files import describe, save_weights
+from training.detection.tiny_detection import tiny_recipe
+from training.teaching import write_teacher
+
+
+def edit(source, target, change, metadata=None):
+    """Copy weights.safetensors with its tensors changed in place, or other metadata."""
+    with safe_open(source, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        described = dict(file.metadata())
+    change(tensors)
+    save_file(tensors, target, metadata=metadata or described)
+    return target
+
+
+def spoil(name):
+    return lambda tensors: tensors[name].view(-1)[-1:].fill_(float("nan"))
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """Weights of an untrained classifier of dark and light images, with a NaN in its first convolution."""
+    folder = tmp_path_factory.mktemp("classifier")
+    teacher = write_teacher(folder / "teacher", ("dark", "light"))
+    return edit(teacher / "weights.safetensors", folder / "nan.safetensors", spoil("conv1.weight"))
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory):
+    """Weights of an untrained detector, with a NaN in its backbone."""
+    folder = tmp_path_factory.mktemp("detector")
+    recipe = tiny_recipe(folder)
+    description = describe(recipe, ["cup"], category_ids=[1])
+    save_weights(folder / "weights.safetensors", build_detector(recipe, 1), description)
+    return edit(
+        folder / "weights.safetensors", folder / "nan.safetensors", spoil("backbone.network.layer1.0.bn1.running_mean")
+    )
+
+
+def refusal(capsys, *arguments):
+    """The one line that a refused command prints."""
+    assert main([str(argument) for argument in arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err.strip()
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "pseudo-label", "train"])
+def test_a_classifier_with_nan_weights_is_refused_by_name(
+    command, classifier, two_classes, shards, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    arguments = {
+        "predict": ["predict", classifier, two_classes],
+        "evaluate": ["evaluate", classifier, "--data", two_classes],
+        "pseudo-label": ["pseudo-label", classifier, shards, tmp_path / "out"],
+        "train": ["train", "--weights", classifier, "--channels", 3, "--data", two_classes, "--run", tmp_path / "run"],
+    }[command]
+    expected = f"lambdanets: {classifier} must hold finite weights, got NaN in conv1.weight"
+    assert refusal(capsys, *arguments) == expected
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "train"])
+def test_a_detector_with_nan_weights_is_refused_by_name(command, detector, two_classes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "recipe.py"
+    file.write_text(
+        "from pathlib import Path\nfrom training.detection.tiny_detection import tiny_recipe\n"
+        f"recipe = tiny_recipe(Path({str(detector.parent)!r}), weights={str(detector)!r})\n"
+    )
+    before = sorted(tmp_path.rglob("*"))
+    arguments = {
+        "predict": ["predict", detector, two_classes],
+        "evaluate": ["evaluate", detector, "--out", tmp_path / "out"],
+        "train": ["train", file, "--run", tmp_path / "run"],
+    }[command]
+    said = refusal(capsys, "detect", *arguments)
+    assert said.startswith(f"lambdanets: {detector} must hold finite weights, got NaN in ")
+    assert said.endswith("layer1.0.bn1.running_mean")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_weights_whose_outputs_overflow_predict_nothing(two_classes, tmp_path):
+    def enlarge(tensors):
+        tensors["fc.weight"].fill_(3e38)
+
+    source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
+    large = load_classifier(edit(source, tmp_path / "large.safetensors", enlarge))
+    with pytest.raises(ValueError, match=r"outputs of .* must be finite, got NaN"):
+        next(predict(large, sorted(two_classes.glob("*/*.png")), 1, []))
+
+
+@pytest.mark.parametrize("classes", [{"dark": 0, "light": 1}, "dl", 2, [], [1, 2], None], ids=repr)
+def test_classes_that_are_no_list_of_names_are_refused(classes, tmp_path, capsys):
+    source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
+    with safe_open(source, framework="pt") as file:
+        content = json.loads(file.metadata()["lambdanets"])
+    wrong = {"lambdanets": json.dumps(content | {"classes": classes})}
+    path = edit(source, tmp_path / "wrong.safetensors", lambda tensors: None, wrong)
+    assert f"{path} does not say which model and classes it holds" in refusal(capsys, "evaluate", path)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "train --weights", "detect evaluate", "detect train --weights"])
+def test_a_pickle_that_holds_code_is_refused_in_one_line(command, two_classes, tmp_path, recwarn, capsys):
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    path = tmp_path / "evil.ckpt"
+    path.write_bytes(pickle.dumps(Evil(), protocol=4))
+    options = ["--data", two_classes, "--run", tmp_path / "run"] if command == "train --weights" else []
+    options += ["--quicktest", "--run", tmp_path / "run"] if command == "detect train --weights" else []
+    assert f"{path} is no checkpoint" in refusal(capsys, *command.split(), path, *options)
+    assert not recwarn.list
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "run").exists()
