@@ -24,7 +24,11 @@ class InputError(ValueError):
 
 def one_line(error: Exception) -> str:
     """An exception's message without line breaks and full stop, or its type where it has none."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    try:
+        message = str(error)
+    except Exception:  # a class of a user's may fail at it
+        message = ""
+    return " ".join(message.split()).rstrip(".") or type(error).__name__
 
 
 class KernelWarning(UserWarning):

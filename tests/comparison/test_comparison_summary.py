@@ -1,4 +1,5 @@
 import json
+import os
 import re
 
 import pytest
@@ -118,6 +119,12 @@ def test_other_files_are_no_results(content, tmp_path):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(InputError, match="holds no results of a comparison"):
         read_summary(tmp_path / "other.json")
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
+        read_summary(tmp_path / "pipe")
 
 
 def test_printed_accuracies_are_those_of_the_papers_tables():

@@ -96,6 +96,14 @@ def test_a_mask_of_minus_infinity_is_no_damage(tmp_path):
     load_weights(Masked(), tmp_path / "mask.safetensors")
 
 
+def test_a_checkpoint_path_that_is_no_file_is_named(tmp_path, caplog):
+    with pytest.raises(
+        ValueError, match=r"checkpoint_path must be a checkpoint file, got .*missing\.pth', which is none"
+    ):
+        create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "missing.pth"))
+    assert not caplog.records
+
+
 def test_a_checkpoint_path_that_holds_code_gets_no_advice_to_run_it(tmp_path):
     class Evil:
         def __reduce__(self):

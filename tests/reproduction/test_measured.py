@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -150,3 +151,9 @@ def test_a_file_of_something_else_is_refused(tmp_path, content):
     path = written(tmp_path / "other.json", content)
     with pytest.raises(InputError, match="is no file that lambdanets tables --measure or lambdanets benchmark layer"):
         read([path])
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
+        read([tmp_path / "pipe"])

@@ -47,6 +47,13 @@ def test_a_recipe_file_that_fails_says_why(text, message, tmp_path):
         find_recipe(str(path))
 
 
+def test_a_recipe_file_whose_error_has_no_message_is_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("class Mute(Exception):\n    def __str__(self):\n        raise TypeError\nraise Mute\n")
+    with pytest.raises(ValueError, match=r"mine\.py cannot be run: Mute: Mute$"):
+        find_recipe(str(path))
+
+
 def test_an_unknown_recipe_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"no recipe named 'digit', only cifar10, digits, .*; the nearest is digits"):
         find_recipe("digit")

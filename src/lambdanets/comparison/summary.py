@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from lambdanets.comparison.execution import Plan
 from lambdanets.comparison.studies import STUDIES
 from lambdanets.errors import InputError
-from lambdanets.files import printable_bytes, whole_file, write_whole
+from lambdanets.files import open_regular, printable_bytes, whole_file, write_whole
 
 RESULTS, TABLE = "results.json", "comparison.md"
 # Of a run's result, what differs from run to run; the rest is said once.
@@ -104,10 +104,11 @@ def _deviation(values: Sequence[float]) -> float | None:
 def read_summary(path: Path) -> dict[str, Any]:
     """The content of a results.json. Raises InputError where it is none."""
     try:
-        summary = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            summary = json.loads(file.read())
         markdown(summary)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+        raise InputError(f"{path}: {error.strerror or error}") from error
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise InputError(f"{path} holds no results of a comparison") from error
     return dict(summary)

@@ -42,6 +42,9 @@ def create_model(
         raise InputError(unknown_model(name))
     if pretrained is True and name.split(".")[0] in list_models():
         _check_has_weights(name.split(".")[0])
+    checkpoint = overrides.get("checkpoint_path")
+    if checkpoint and not Path(checkpoint).is_file():
+        raise InputError(f"checkpoint_path must be a checkpoint file, got '{checkpoint}', which is none")
     if "normalize_keys" in overrides and overrides["normalize_keys"] is None:
         overrides["normalize_keys"] = "none"  # timm drops options that are None
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, overload
 
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest, one_line
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe, TrainingRecipe
 
@@ -46,9 +46,10 @@ def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecip
         try:
             recipe = runpy.run_path(name).get("recipe")
         except (Exception, SystemExit) as error:  # whatever the person's file raises
-            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            reason = one_line(error)
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", reason)
             advice = nearest(unknown[1], [field.name for field in dataclasses.fields(kind)]) if unknown else ""
-            raise InputError(f"{name} cannot be run: {type(error).__name__}: {error}{advice}") from error
+            raise InputError(f"{name} cannot be run: {type(error).__name__}: {reason}{advice}") from error
     else:
         modules = _modules(kind)
         variants = {variant: module for module in modules for variant in list_variants(module, kind)}

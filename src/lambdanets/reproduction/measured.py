@@ -10,6 +10,7 @@ from typing import Any
 from lambdanets.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.benchmark.timing import is_noisy, summarize
 from lambdanets.errors import InputError
+from lambdanets.files import open_regular
 from lambdanets.reproduction.printed import figures_of
 from lambdanets.reproduction.rows import ROWS
 from lambdanets.reproduction.speed import LATENCY, Sample, machine
@@ -52,7 +53,8 @@ def read(paths: Sequence[Path]) -> Measured:
     measured = Measured()
     for path in paths:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            with open_regular(path) as file:
+                content = json.loads(file.read())
             where = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
             if content["kind"] == "tables":
                 samples = [Sample(**row) for row in content["rows"]]
@@ -63,7 +65,7 @@ def read(paths: Sequence[Path]) -> Measured:
                 kind = {"layer": _times, "memory": _memory}[content["kind"]]
                 measured.blocks.setdefault("4", []).append(kind(content, where))
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror}") from error
+            raise InputError(f"{path}: {error.strerror or error}") from error
         except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{path} is no file that {' or '.join(_WRITERS.values())} wrote") from error
         if measured.machine not in ("", where):

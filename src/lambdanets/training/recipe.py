@@ -6,7 +6,7 @@ import re
 from typing import Any, ClassVar, Literal, Self
 
 from lambdanets.errors import InputError, nearest
-from lambdanets.training.bounds import Range, check, types_of_fields
+from lambdanets.training.bounds import VALIDATION_SHARE, Range, check, types_of_fields
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]
@@ -176,8 +176,7 @@ class Recipe(TrainingRecipe):
         "batch_size": Range(2, 1_000_000),
         "image_size": Range(8, 10_000),
         "training_images": Range(1),
-        # less holds out no image of most sets, more leaves none to train on
-        "validation_share": Range(0.001, 0.9),
+        "validation_share": VALIDATION_SHARE,
         "hold_out": Range(0, 0.9),
         "patience": Range(above=0),
         "pseudo_ratio": Range(above=0),

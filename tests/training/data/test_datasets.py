@@ -61,9 +61,11 @@ def test_hold_out_and_training_share_no_image() -> None:
     assert len({*names(splits.train), *names(splits.validation)}) == 1797
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
-def test_a_share_outside_0_and_1_is_refused(share: float) -> None:
-    with pytest.raises(InputError, match="validation_share"):
+@pytest.mark.parametrize("share", [0.0, 1e-4, 0.99, 1.0, -1.0, float("nan")])
+def test_a_share_that_leaves_a_part_empty_is_refused(share: float) -> None:
+    with pytest.raises(
+        InputError, match=r"validation_share must be a finite number, at least 0\.001 and at most 0\.9, got"
+    ):
         open_splits("digits", validation_share=share)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 
 from lambdanets.errors import InputError
 from lambdanets.training.data.images import UnreadableImage, find_images, read_file, read_image
@@ -262,6 +262,17 @@ def test_a_huge_image_within_the_limit_is_read_without_a_warning(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_image(path).size == (8, 8)
+
+
+def test_an_image_with_damaged_exif_is_read_without_a_warning(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    image = gradient()
+    image.save(tmp_path / "a.jpg", exif=exif.tobytes()[:-9])
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert read_image(tmp_path / "a.jpg").size == image.size
+    assert not shown
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1)])

@@ -1,6 +1,7 @@
 import io
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +38,16 @@ def test_a_torchvision_set_is_read_by_index(tmp_path: Path) -> None:
 def test_a_timm_set_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=name):
         open_splits(name, root=str(tmp_path))
+
+
+def test_what_timm_prints_of_a_missing_package_is_part_of_the_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    monkeypatch.delitem(sys.modules, "timm.data.readers.reader_tfds", raising=False)
+    with pytest.raises(InputError, match=r"'tfds/x' .* timm can open, but: .*; Please install tensorflow_datasets"):
+        open_splits("tfds/x", root=str(tmp_path))
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_webdataset_of_which_a_tar_is_cut_within_a_header_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lambdanets.errors import InputError
+from lambdanets.training.bounds import VALIDATION_SHARE, check
 from lambdanets.training.data.idx_files import find_idx_folder, read_idx_set
 from lambdanets.training.data.image_folders import read_class_folders, split_folders
 from lambdanets.training.data.labelled_images import ImageArray, LabelledImages, SelectedImages
@@ -59,8 +60,7 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     Raises InputError for a data set that is missing, damaged, empty or of one class, for a validation class that
     training lacks, and for a class of fewer than 2 images, or a single shard, when some must be held out.
     """
-    if not 0 < validation_share < 1:
-        raise InputError(f"validation_share must be between 0 and 1, got {validation_share}")
+    check("validation_share", validation_share, float, VALIDATION_SHARE)
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if root is not None and not is_timm_name(data):

@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,11 @@ IMAGE_SUFFIXES = frozenset(
 )  # fmt: skip
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-_LARGE = ("ignore", None, Image.DecompressionBombWarning, None, 0)  # filter: a large image is read or refused
+# Filters: a large image is read or refused, and metadata that are damaged change no pixel.
+_QUIET = [
+    ("ignore", None, Image.DecompressionBombWarning, None, 0),
+    ("ignore", None, UserWarning, re.compile(r"PIL\."), 0),
+]
 _GREY_MODES = {"1", "L", "LA", "La"}
 
 
@@ -55,8 +60,10 @@ def read_image(
     """
     if name is None:
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else str(getattr(source, "name", "memory"))
-    if _LARGE not in warnings.filters:  # once: each change of a filter makes warnings that were shown appear again
+    # once: each change of a filter makes warnings that were shown appear again
+    if any(quiet not in warnings.filters for quiet in _QUIET):
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     try:
         with _opened(source) as file, Image.open(file) as image:
             if image.width == 0 or image.height == 0:

@@ -1,5 +1,6 @@
 """Data sets that timm knows by a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
 
+import contextlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,12 +119,15 @@ def create_timm_dataset(name: str, root: str | None, split: str, **options: Any)
     """Call timm's create_dataset; whatever it raises becomes an InputError with its reason."""
     import timm.data
 
+    printed = io.StringIO()
     try:
         # an empty mode keeps the image's own, which read_image turns into 8 bits
-        return timm.data.create_dataset(name, root=root, split=split, input_img_mode="", **options)
+        with contextlib.redirect_stdout(printed):  # where a package is missing, timm prints which
+            return timm.data.create_dataset(name, root=root, split=split, input_img_mode="", **options)
     except Exception as error:  # the readers raise whatever their libraries do
         what = f"'{name}' (split '{split}')" if name else f"'{root}'"
-        raise InputError(f"expected {what} to be a data set that timm can open, but: {one_line(error)}") from error
+        reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
+        raise InputError(f"expected {what} to be a data set that timm can open, but: {reason}") from error
 
 
 def _read_through(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list[bytes], list[int]]:
