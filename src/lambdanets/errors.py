@@ -22,7 +22,7 @@ class InputError(ValueError):
     """
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An exception's message without line breaks and full stop, or its type where it has none."""
     try:
         message = str(error)
