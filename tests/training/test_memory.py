@@ -46,3 +46,19 @@ def test_the_average_of_the_weights_takes_memory_too():
 def test_a_size_that_the_model_cannot_take_is_named():
     with pytest.raises(ValueError, match="vit_tiny_patch16_224 cannot take images of 8 x 8"):
         images_that_fit(ClassificationTrial(Recipe(model="vit_tiny_patch16_224", image_size=8), 10), 64)
+
+
+def test_further_seeds_and_places_of_a_recipe_are_not_counted_again():
+    built, small = [], Recipe()
+
+    class Counted(ClassificationTrial):
+        def build(self):
+            built.append(self.recipe.seed)
+            return super().build()
+
+    first = training_memory(Counted(small, 10))
+    assert training_memory(Counted(replace(small, seed=7, data="elsewhere"), 10)) == first
+    assert len(built) == 1
+    assert training_memory(Counted(replace(small, image_size=64), 10)) != first
+    assert training_memory(Counted(small, 11)) != first
+    assert len(built) == 3

@@ -1,5 +1,6 @@
 """Says before a run starts how many images at a time fit into memory with the model."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -11,10 +12,23 @@ from lambdanets.errors import InputError, one_line
 from lambdanets.training.recipe import TrainingRecipe
 
 
+_counted: dict[str, tuple[int, int]] = {}  # what training_memory returned, by the trial's key
+
+
+@dataclasses.dataclass(frozen=True)
 class Trial(ABC):
     """A recipe's forward pass on made-up images, to see what a step takes."""
 
     recipe: TrainingRecipe
+
+    @property
+    def key(self) -> str:
+        """The same for trials that need the same memory: not of the places of data and the seed."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        recipe = dataclasses.asdict(fields.pop("recipe"))
+        for name in (*self.recipe.PLACES, "seed"):
+            del recipe[name]
+        return repr((type(self), fields, recipe))
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -64,8 +78,15 @@ def training_memory(trial: Trial) -> tuple[int, int]:
     """Bytes that a training step holds: those of weights, gradients and optimizer, and those of each image.
 
     Counted, not measured: the step runs on the meta device, where tensors have shapes and no content, and what
-    autograd would keep for the backward pass is added up.
+    autograd would keep for the backward pass is added up. That takes seconds for a large model, so what was counted
+    serves further seeds of a recipe in this process.
     """
+    if trial.key not in _counted:
+        _counted[trial.key] = _count(trial)
+    return _counted[trial.key]
+
+
+def _count(trial: Trial) -> tuple[int, int]:
     meta = torch.device("meta")
     with meta:
         model = trial.build()
