@@ -16,7 +16,7 @@ from lambdanets import (
 
 # class, options, sizes
 LAYERS = {
-    "1d causal": (LambdaLayer1d, {"causal": True}, ((9,), (30,), (257,))),
+    "1d": (LambdaLayer1d, {}, ((9,), (30,), (257,))),
     "2d": (LambdaLayer2d, {}, ((8, 8), (9, 12), (16, 20), (14, 14))),
     "2d convolution, dilated": (
         LambdaLayer2d,

@@ -15,7 +15,7 @@ from lambdanets.training.pseudo.selection import select
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.weight_files import WEIGHTS, describe, save_weights
 
-BATCH, EPOCHS, IMAGES, LARGEST_SIDE = 4, 2, 24, 32
+BATCH, EPOCHS, IMAGES, LARGEST_SIDE = 4, 2, 12, 32
 
 
 def small(recipe: Recipe, folder: Path) -> Recipe:
@@ -34,7 +34,7 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
         "warmup_epochs": min(recipe.warmup_epochs, 0.5),
         "learning_rate": recipe.learning_rate * BATCH / recipe.batch_size,
         "workers": min(recipe.workers, 1),
-        "checkpoint_every": IMAGES // BATCH - 2,  # one in mid-epoch: of a large model it takes longer than a step
+        "checkpoint_every": IMAGES // BATCH - 1,  # one in mid-epoch: of a large model it takes longer than a step
         "pseudo_ratio": min(max(recipe.pseudo_ratio, 0.5), 2.0),
     }
     if recipe.data == "digits":
