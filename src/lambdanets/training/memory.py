@@ -11,7 +11,6 @@ from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, one_line
 from lambdanets.training.recipe import TrainingRecipe
 
-
 _counted: dict[str, tuple[int, int]] = {}  # what training_memory returned, by the trial's key
 
 
