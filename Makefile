@@ -11,12 +11,14 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $(p))))
 
-# Tests of numerics and of small trainings, which the processor and the seed must not decide; not those of compilers.
+# Tests of numerics and of small trainings, which the processor and the seed must not decide; none of compilers,
+# kernels in an interpreter and tools.
 NUMERICS := tests/ops tests/layers tests/models tests/examples \
-	$(addprefix tests/training/, test_run.py test_batch_norm.py test_averaging_and_schedules.py) \
-	$(addprefix tests/training/detection/test_, detection_run.py detector.py detection_processes.py overfitting.py) \
-	$(addprefix --ignore=tests/, ops/test_compiled_operations.py ops/position/test_fused_kernels.py \
-	layers/test_compiled_layers.py)
+	$(addprefix tests/training/, test_batch_norm.py test_averaging_and_schedules.py) \
+	$(addprefix tests/training/detection/test_, detection_run.py detector.py overfitting.py) \
+	$(addprefix --ignore=tests/, ops/test_compiled_operations.py layers/test_compiled_layers.py \
+	$(addprefix ops/position/test_, fused_kernels.py kernel_verification.py operators.py) \
+	layers/test_tracing.py models/test_model_tracing.py models/test_timm_contract.py)
 
 .PHONY: demo test test-isa tables lint format clean
 
