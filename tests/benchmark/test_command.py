@@ -85,6 +85,21 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path
     assert "is finished; name another place" in fails(capsys, *given[1:])
 
 
+def test_benchmark_interrupted_at_its_end_has_its_plots(tmp_path, capsys, monkeypatch):
+    drawn, out = command.plots.draw, tmp_path / "out"
+
+    def with_signal(report, folder):
+        os.kill(os.getpid(), signal.SIGTERM)
+        drawn(report, folder)
+
+    monkeypatch.setattr(command.plots, "draw", with_signal)
+    given = ["benchmark", "layer", *COMMANDS["layer"], "--contestants", "lambdanets", "convolution", "--out", str(out)]
+    assert main(given) == 130
+    assert sorted(path.name for path in out.iterdir()) == ["layer.png", RESULTS]
+    assert f"written to {out}" in capsys.readouterr().out
+    assert json.loads((out / RESULTS).read_text())["finished"]
+
+
 def test_case_that_was_cut_short_is_measured_again(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     given = ["benchmark", "layer", *COMMANDS["layer"], "--contestants", "lambdanets", "convolution", "--out", str(out)]

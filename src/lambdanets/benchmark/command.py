@@ -19,7 +19,7 @@ from lambdanets.locks import LOCK, locked_folder
 from lambdanets.ops.position.plan import check_algorithm
 from lambdanets.progress import Progress
 from lambdanets.provenance import hardware
-from lambdanets.signals import interruptible
+from lambdanets.signals import deferred, interruptible
 from lambdanets.terminal import say
 
 Cases = Callable[[Any, torch.device, Sequence[Any]], list[Case]]
@@ -54,19 +54,25 @@ def run(kind: str, options: Common) -> Path:
                 _race_all(make_cases(options, device, report.rows), report, device, folder)
             report.finished = True
         finally:
-            report.write(folder)
-            plots.draw(report, folder)
-            say(*figures_table(figures(kind, report.rows)).split("\n"))
-            if said := noise(report.rows):
-                say("", said)
-            if report.finished:
-                say("", f"written to {folder}")
-            else:
-                kept = f"interrupted; what was measured is written to {folder}"
-                say("", f"{kept}; resume with the same command and --out {folder}")
+            with deferred():  # a finished benchmark has its plots
+                _conclude(report, folder)
     if all(row.left_out for row in report.rows):
         raise InputError(f"nothing was measured: {report.rows[0].left_out}; {folder / RESULTS} has every reason")
     return folder
+
+
+def _conclude(report: Report, folder: Path) -> None:
+    """Write what was measured, and say where it is."""
+    report.write(folder)
+    plots.draw(report, folder)
+    say(*figures_table(figures(report.kind, report.rows)).split("\n"))
+    if said := noise(report.rows):
+        say("", said)
+    if report.finished:
+        say("", f"written to {folder}")
+    else:
+        kept = f"interrupted; what was measured is written to {folder}"
+        say("", f"{kept}; resume with the same command and --out {folder}")
 
 
 def _check_folder(folder: Path) -> bool:
