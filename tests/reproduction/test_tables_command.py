@@ -132,6 +132,16 @@ def test_measuring_writes_samples_with_what_they_came_from_and_shows_them(few_ro
     assert "Speeds measured on " in again
 
 
+def test_images_that_a_row_cannot_compute_are_refused(few_rows, capsys, tmp_path):
+    sizes = ["--image-size", "32", "--batch-size", "1"]
+    said = refused(capsys, "18", "--measure", *sizes, "--out", tmp_path / "measured.json")
+    assert (
+        "depth 50, 128px of table 18 cannot compute 1 images of 32 x 32 in training: Expected more than 1 value" in said
+    )
+    assert "choose another --batch-size or --image-size" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_interrupted_measurement_keeps_finished_passes_and_resumes(few_rows, tmp_path, monkeypatch, capsys):
     measured, out = speed._measure_pass, tmp_path / "measured.json"
 

@@ -16,7 +16,7 @@ from lambdanets.benchmark.allocations import peak_bytes
 from lambdanets.benchmark.race import plain_float32
 from lambdanets.benchmark.timing import interleave
 from lambdanets.device import best_device
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.files import printable_bytes, write_whole
 from lambdanets.locks import locked
 from lambdanets.models.counting import count_flops
@@ -106,15 +106,17 @@ def measure(plan: Plan, out: Path) -> None:
                         _measure_pass(name, work, plan, device, samples)
                         content["passes"].append([name, work])
                         save()
-            content["finished"] = True
-        finally:
+        except InputError:  # a row cannot be measured with these options
+            if not content["passes"]:
+                out.unlink()
+            raise
+        except BaseException:
             save()
-            if content["finished"]:
-                _tell(f"written to {out}")
-            else:
-                _tell(
-                    f"interrupted; what was measured is written to {out}; resume with the same command and --out {out}"
-                )
+            _tell(f"interrupted; what was measured is written to {out}; resume with the same command and --out {out}")
+            raise
+        content["finished"] = True
+        save()
+        _tell(f"written to {out}")
 
 
 def _tell(said: str) -> None:
@@ -177,9 +179,13 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
                     models[key] = _fitting(build, plan).create(str(device)).train(training)
                 run = _work(models[key], plan.batch_size, sample.image_size, training, device)
                 sample.peak_bytes = peak_bytes(run, device)
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if "memory" not in str(error).lower():
-                    raise
+            except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
+                if not is_out_of_memory(error):
+                    side = sample.image_size
+                    raise InputError(
+                        f"{sample.row} of table {name} cannot compute {plan.batch_size} images of {side} x {side} in "
+                        f"{work}: {one_line(error)}; choose another --batch-size or --image-size"
+                    ) from error
                 sample.left_out = "out of memory"
                 continue
             finally:
