@@ -109,7 +109,7 @@ def commands(scratch: Path) -> dict[str, Command]:
             ("results.json", "layer.png"),
         ),
         "tables --measure": Command(
-            "tables 10 18 --measure --image-size 32 --batch-size 2 --repeats 1 --out {}", rows, ("",)
+            "tables 10 12 --measure --image-size 32 --batch-size 1 --repeats 1 --out {}", rows, ("",)
         ),
     }
 
