@@ -34,8 +34,9 @@ FIELDS = {
     "drop-path": 0.2, "average-decay": 0.9, "checkpoint-every": 1,
 }  # fmt: skip
 
-# The command, at a quarter of a second per step so that a run outlasts the starts. Its first argument names the call at
-# which it stops itself.
+BATCHES = 96  # of a run, with two for each step
+# The command, slowed down so that a run outlasts the starts: its first argument is how long to wait after each batch,
+# its second names the call at which it stops itself.
 COMMAND = """
 import os, signal, sys, time
 from pathlib import Path
@@ -44,11 +45,11 @@ from lambdanets.training.speed import Speed
 
 on_batch_end = Speed.on_train_batch_end
 def slowly(*given):
-    time.sleep(0.125)
+    time.sleep(pause)
     on_batch_end(*given)
 Speed.on_train_batch_end = slowly
 
-held = sys.argv.pop(1)
+pause, held = float(sys.argv.pop(1)), sys.argv.pop(1)
 if held:
     owner = os if held == "fsync" else Path
     original, calls = getattr(owner, held), []
@@ -74,11 +75,12 @@ class Start:
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def start(images: Path, folder: Path, number: int, held: str = "") -> Start:
-    """Start training into the folder."""
+def start(images: Path, folder: Path, number: int, seconds: float, held: str = "") -> Start:
+    """Start training into the folder, for at least so many seconds."""
     log = folder.with_name(f"{folder.name}-{number}.log")
     fields = [text for name, value in FIELDS.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, "-c", COMMAND, held, "train", "--data", str(images), *fields, "--run", str(folder)]
+    slowed = [sys.executable, "-c", COMMAND, str(seconds / BATCHES), held]
+    command = [*slowed, "train", "--data", str(images), *fields, "--run", str(folder)]
     with log.open("wb") as file:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         return Start(subprocess.Popen(command, stdout=file, stderr=file, env=environment), log)
@@ -108,7 +110,7 @@ def start_apart(images: Path, folder: Path, count: int, gap: float) -> list[Star
     """Several starts, so many seconds apart."""
     starts = []
     for number in range(count):
-        starts.append(start(images, folder, number))
+        starts.append(start(images, folder, number, count * gap + 20))  # 20: for the imports of the last
         if number < count - 1:
             time.sleep(gap)
     return starts
@@ -116,11 +118,11 @@ def start_apart(images: Path, folder: Path, count: int, gap: float) -> list[Star
 
 def start_beside_held(images: Path, folder: Path, count: int, held: str) -> list[Start]:
     """Starts beside a first one that has stopped itself; it goes on once the others have ended."""
-    first = start(images, folder, 0, held)
+    first = start(images, folder, 0, 12, held)
     while not first.stopped:
         assert first.process.poll() is None, first.log.read_text(errors="replace")
         time.sleep(0.05)
-    others = [start(images, folder, number) for number in range(1, count)]
+    others = [start(images, folder, number, 12) for number in range(1, count)]
     for entry in others:
         entry.process.wait(120)
     os.kill(first.process.pid, signal.SIGCONT)
@@ -137,7 +139,7 @@ def main() -> None:
         scratch = Path(place)
         images = draw_images(scratch / "images")
         undisturbed = scratch / "undisturbed"
-        assert start(images, undisturbed, 0).process.wait(300) == 0, (scratch / "undisturbed-0.log").read_text()
+        assert start(images, undisturbed, 0, 0).process.wait(300) == 0, (scratch / "undisturbed-0.log").read_text()
         cases: list[tuple[int, str, float | str]] = [(count, "gap", gap) for count in STARTS for gap in GAPS]
         cases += [(count, "held", name) for count in STARTS for name in HELD]
         for number, (count, kind, value) in enumerate(cases):
