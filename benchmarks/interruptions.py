@@ -32,7 +32,7 @@ import torch
 import torch.utils.tensorboard
 from kills import draw_images
 
-from lambdanets import cli
+from lambdanets import cli, signals
 from lambdanets.provenance import commit, hardware, versions
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -130,9 +130,12 @@ def prepare(scratch: Path) -> None:
 def attempt(arguments: list[str], log: Path, number: int | None = None, after: float = 0.0) -> tuple[int, float, str]:
     """Run a command in a fork, interrupted after so many seconds; its exit code, seconds, and what it said."""
     began = time.perf_counter()
+    log.touch()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child has the handlers with which a command starts
     child = os.fork()
     if child == 0:
         _be_child(arguments, log)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if number is not None:
         time.sleep(after)
         os.kill(child, number)
@@ -155,7 +158,8 @@ def _be_child(arguments: list[str], log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signals.exit_quietly()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         code = cli.main(arguments)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
