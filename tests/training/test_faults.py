@@ -36,6 +36,7 @@ def small(two_classes):
         drop_path=0.2,
         dropout=0.1,
         checkpoint_every=2,
+        seed=SEED,
     )
 
 
