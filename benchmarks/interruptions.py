@@ -247,6 +247,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write what came of each as JSON")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
     torch.set_num_threads(1)  # a process that has begun threads is not safe to fork
     generator = random.Random(options.seed)
     done: list[dict[str, Any]] = []

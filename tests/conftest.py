@@ -13,6 +13,7 @@ os.environ["LAMBDANETS_CACHE"] = os.devnull
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from PIL import Image
 
 from noise_images import write_two_classes
 
+# A shell ignores SIGINT for what it runs in the background, and so would the package.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Where autograd's engine first runs in a compilation, PyTorch refuses backward passes in processes forked later.
 torch.zeros(1, requires_grad=True).sum().backward()
 

@@ -165,6 +165,17 @@ def test_predict_overwrites_nothing(trained, tmp_path, capsys):
     assert out.read_text() == "kept"
 
 
+def test_predict_overwrites_nothing_that_came_while_it_loaded(trained, tmp_path, capsys, monkeypatch):
+    def slow(*given):
+        (tmp_path / "out.jsonl").write_text("another's")
+        return load_classifier(*given)
+
+    monkeypatch.setattr("lambdanets.training.classification.classifier.load_classifier", slow)
+    given = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
+    assert "exists; name another file" in fails(capsys, *given)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.jsonl", "another's")]
+
+
 def test_predict_without_images_fails(trained, capsys):
     assert "no images given" in fails(capsys, "predict", trained / "run")
 
@@ -322,6 +333,11 @@ def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, cap
 def test_predict_refuses_an_empty_path_for_its_output(trained, capsys):
     assert "--out must be a path, got ''" in fails(capsys, "predict", trained / "run", "a.png", "--out", "")
     assert "CHECKPOINT must be a path, got ''" in fails(capsys, "predict", "", "a.png")
+
+
+def test_predict_refuses_a_null_byte_in_its_output(trained, capsys):
+    said = fails(capsys, "predict", trained / "run", "a.png", "--out", "a\0b")
+    assert "must hold no null byte, got 'a\\x00b'" in said
 
 
 def test_a_refusal_of_a_version_of_tyro_without_the_hook_is_its_own(monkeypatch, capsys):

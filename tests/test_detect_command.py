@@ -267,6 +267,28 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
+    draw = showing.draw_found
+
+    def with_signal(*given):
+        picture = draw(*given)
+
+        def save(file, kind):
+            Image.Image.save(picture, file, kind)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        picture.save = save
+        return picture
+
+    command = ["detect", "predict", str(trained_detector / "run"), str(photos), "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        patch.setattr(showing, "draw_found", with_signal)
+        assert main(command) == 130
+    assert len(list((tmp_path / "out").glob("*.png"))) == 1
+    assert main(command) == 0
+    assert "resuming: 1 of " in capsys.readouterr().err
+
+
 def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
     assert "no images given" in fails(capsys, "predict", run)

@@ -1,5 +1,6 @@
 """A folder has one owner at a time; a dead owner's lock is taken over."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -8,7 +9,7 @@ import time
 import pytest
 
 from lambdanets import locks
-from lambdanets.locks import LOCK, InUseError, locked, locked_folder
+from lambdanets.locks import LOCK, InUseError, LostLockError, locked, locked_folder
 
 FORK = multiprocessing.get_context("fork")
 
@@ -127,19 +128,72 @@ class refreshing:  # noqa: N801 - used as a function
         self.process.join()
 
 
-def check_for(lock, seconds):
-    for _ in range(100 * seconds):
-        time.sleep(0.01)
-        lock.check()
-
-
-def test_lock_that_was_removed_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "EXPIRY_SECONDS", 0.3)
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_lock_that_was_lost_is_noticed_at_once(replaced, tmp_path):
     with locked_folder(tmp_path) as lock:
         lock.check()
-        (tmp_path / LOCK).unlink()
-        with pytest.raises(InUseError, match="has lost its lock file"):
-            check_for(lock, seconds=60)
+        text = (tmp_path / LOCK).read_text()
+        (tmp_path / LOCK).rename(tmp_path / "aside")
+        if replaced:
+            (tmp_path / LOCK).write_text(text)
+            rewrite(tmp_path / LOCK, host="elsewhere")
+        with pytest.raises(LostLockError, match="taken over by process .* on elsewhere" if replaced else "has lost"):
+            lock.check()
+    assert (tmp_path / LOCK).exists() == replaced
+
+
+def test_dead_owner_is_found_where_names_cannot_be_exchanged(owner, tmp_path, monkeypatch):
+    monkeypatch.setattr("filelock._soft.exchange_names", lambda *_: False, raising=False)  # as on NFS
+    with pytest.raises(InUseError):
+        claim(tmp_path / "work")
+    owner.kill()
+    owner.join()
+    claim(tmp_path / "work")
+
+
+@pytest.mark.parametrize("text", ["", "filelock/2\npid=12"], ids=["empty", "cut"])
+def test_lock_file_that_names_no_owner_is_taken_over_in_time(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(locks, "EXPIRY_SECONDS", 1.0)
+    (tmp_path / LOCK).write_text(text)
+    claim(tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert "in use by another process; waiting 1 s" in capsys.readouterr().err
+
+
+def test_impatient_process_leaves_an_owner_on_another_host_alone(tmp_path, capsys):
+    with locked_folder(tmp_path):
+        text = (tmp_path / LOCK).read_text()
+    (tmp_path / LOCK).write_text(text)
+    rewrite(tmp_path / LOCK, host="elsewhere")
+    with pytest.raises(InUseError, match="on elsewhere"), locked(tmp_path / LOCK, tmp_path, patient=False):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def own_once(folder, start, inside, most):
+    start.wait()
+    with contextlib.suppress(InUseError), locked_folder(folder):
+        with inside.get_lock():
+            inside.value += 1
+            most.value = max(most.value, inside.value)
+        time.sleep(0.8)  # longer than a contender tries
+        with inside.get_lock():
+            inside.value -= 1
+
+
+def test_of_several_processes_one_takes_over_a_dead_owner_s_lock(owner, tmp_path):
+    os.kill(owner.pid, signal.SIGKILL)
+    while "zombie" not in locks.psutil.Process(owner.pid).status():
+        time.sleep(0.01)
+    start, inside, most = FORK.Event(), FORK.Value("i", 0), FORK.Value("i", 0)
+    given = tmp_path / "work", start, inside, most
+    contenders = [FORK.Process(target=own_once, args=given) for _ in range(4)]
+    for contender in contenders:
+        contender.start()
+    start.set()
+    for contender in contenders:
+        contender.join()
+    assert most.value == 1
 
 
 def test_lock_leaves_no_file_and_no_empty_folder(tmp_path):

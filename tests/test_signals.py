@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -48,6 +49,26 @@ def test_signal_before_any_work_ends_the_process_quietly(number, tmp_path):
         raise AssertionError
 
     assert outcome_of(command, tmp_path) == (130, "")
+
+
+def test_signal_that_was_ignored_when_the_process_began_stays_ignored(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for what it runs in the background
+    try:
+        assert outcome_of(lambda: send(signal.SIGINT) or 7, tmp_path) == (7, "")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@NUMBERS
+def test_signal_before_and_after_the_command_line_ends_the_process_quietly(number):
+    script = (
+        "import os, sys\n"
+        "from lambdanets import cli\n"
+        f"cli.main = lambda: os.kill(os.getpid(), {int(number)})\n"
+        "cli.console()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @NUMBERS

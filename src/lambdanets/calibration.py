@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 import torch
 
+from lambdanets.errors import InputError
 from lambdanets.files import write_whole
 from lambdanets.ops.position.rates import Rates, calibration_file, calibration_key
 
@@ -43,9 +44,9 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
     Raises ValueError for another device, OSError where the folder cannot be written.
     """
     if device != "cpu" and (re.fullmatch(r"cuda(:\d+)?", device) is None or not torch.cuda.is_available()):
-        raise ValueError(f"device must be 'cpu', or 'cuda' where there is a GPU, got {device!r}")
+        raise InputError(f"device must be 'cpu', or 'cuda' where there is a GPU, got {device!r}")
     if device != "cpu" and (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device must be one of {torch.cuda.device_count()} GPUs, got {device!r}")
+        raise InputError(f"device must be one of {torch.cuda.device_count()} GPUs, got {device!r}")
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads() if device == "cpu" else 1

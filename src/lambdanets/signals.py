@@ -2,8 +2,7 @@
 
 Until a command has begun what it must clean up or can resume, a signal ends the process at once and quietly. Within
 `interruptible` it raises KeyboardInterrupt, once, so that what is finished is kept; while that is done only another
-Ctrl-C counts. Handlers are those of the command line: as a library the package leaves signals alone. Under nohup SIGHUP
-stays ignored.
+Ctrl-C counts. Handlers are those of the command line: as a library the package leaves signals alone.
 """
 
 import contextlib
@@ -18,15 +17,18 @@ from typing import Any
 from lambdanets.terminal import say
 
 EXIT_CODE = 130
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
-if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-    SIGNALS.append(signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Depths of nested blocks, in the main thread, which alone handles signals.
 _interruptible = 0
 _deferred = 0
 _pending: int | None = None  # the signal that came in a deferred block
 _interrupted = False
+
+
+def heeded() -> list[signal.Signals]:
+    """SIGNALS, but for those that were ignored when the process began: SIGHUP by nohup, SIGINT by a shell's `&`."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
@@ -40,7 +42,7 @@ def handled() -> Iterator[None]:
     hook = sys.unraisablehook
     _interrupted, _pending = False, None
     try:
-        for number in (*SIGNALS, signal.SIGALRM):
+        for number in (*heeded(), signal.SIGALRM):
             before[number] = signal.signal(number, _handle)
         sys.unraisablehook = lambda what: _raise_again() if _is_ours(what.exc_type) else hook(what)
         yield
@@ -99,7 +101,7 @@ def interrupted() -> bool:
 
 def exit_quietly() -> None:
     """From here on a signal ends the process at once: while Python starts and shuts down."""
-    for number in SIGNALS:
+    for number in heeded():
         signal.signal(number, lambda *_: os._exit(EXIT_CODE))
 
 

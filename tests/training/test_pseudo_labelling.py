@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lambdanets import locks
 from lambdanets.errors import InputError
 from lambdanets.locks import locked
 from lambdanets.training.classification.classifier import load_classifier
@@ -119,6 +120,23 @@ def test_a_locked_shard_is_left_to_the_process_that_holds_it(teacher, shards, tm
     assert (done.shards, done.elsewhere) == (7, 1)
     assert not (tmp_path / "out/train-00003.parquet").exists()
     assert label_shards(teacher, str(shards), tmp_path / "out").shards == 1
+
+
+def test_a_shard_of_a_host_that_is_gone_is_labelled_after_the_others(teacher, shards, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(locks, "EXPIRY_SECONDS", 1.0)
+    label_shards(teacher, str(shards), tmp_path / "whole")
+    with pytest.raises(StoppedError):
+        label_shards(teacher, str(shards), tmp_path / "out", tell=stop)
+    (tmp_path / "out/train-00000.parquet").unlink()
+    lock = tmp_path / "out/.train-00000.tar.lock"
+    with locked(lock, tmp_path):
+        text = lock.read_text()
+    lock.write_text(text.replace("host=", "host=elsewhere-"))
+    names = []
+    label_shards(teacher, str(shards), tmp_path / "out", tell=lambda name, *_: names.append(name))
+    assert names[-1] == "train-00000.tar"
+    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "whole")
+    assert capsys.readouterr().err.count("waiting 1 s to see whether it is alive") == 1
 
 
 def in_processes(count, work):

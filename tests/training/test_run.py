@@ -4,16 +4,14 @@ import json
 import os
 import shutil
 import signal
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
-from lambdanets import locks
 from lambdanets.errors import InputError
-from lambdanets.locks import LOCK, InUseError
+from lambdanets.locks import LOCK, InUseError, LostLockError
 from lambdanets.training import run
 from lambdanets.training.checkpoints import WholeFiles
 from lambdanets.training.classification.classifier import load_classifier
@@ -140,10 +138,15 @@ def test_a_signal_during_validation_ends_the_run_too(quick, quick_end, tmp_path,
 
 
 def test_second_start_of_a_run_is_refused_and_told_the_owner(quick, quick_end, tmp_path, monkeypatch):
+    unfinished = tmp_path / "run/checkpoints/.last.ckpt.1.unfinished"
+
     def start_again():
+        unfinished.touch()  # the owner's: it may be stopped in the middle of a checkpoint
         for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
             with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, which runs since"):
                 start_or_resume()
+            assert unfinished.exists()
+        unfinished.unlink()
 
     with monkeypatch.context() as patch:
         at_step(patch, 4, start_again)
@@ -153,16 +156,18 @@ def test_second_start_of_a_run_is_refused_and_told_the_owner(quick, quick_end, t
 
 
 def test_run_that_lost_its_lock_writes_no_other_checkpoint(quick, tmp_path, monkeypatch):
-    def lose():
-        (tmp_path / "run" / LOCK).unlink()
-        time.sleep(2)  # twenty heartbeats
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    left = []
 
-    monkeypatch.setattr(locks, "EXPIRY_SECONDS", 0.3)
+    def lose():
+        left.append(checkpoint.read_bytes())
+        (tmp_path / "run" / LOCK).unlink()
+
     with monkeypatch.context() as patch:
-        at_step(patch, 3, lose)
-        with pytest.raises(InUseError, match="has lost its lock file"):
-            run.start(replace(quick, checkpoint_every=1000), tmp_path / "run")
-    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
+        at_step(patch, 4, lose)
+        with pytest.raises(LostLockError, match="has lost its lock file"):
+            run.start(replace(quick, checkpoint_every=1), tmp_path / "run")
+    assert checkpoint.read_bytes() == left[0]
 
 
 def test_refused_start_leaves_no_folder(quick, tmp_path):

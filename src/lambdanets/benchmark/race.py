@@ -80,17 +80,17 @@ def race(case: Case, rows: list[Row], measuring: Measuring) -> list[Row]:
     """Append a row for each contestant to rows, and fill them in; returns them.
 
     Nothing is measured before every contestant was checked, and nothing of one that was wrong. Interrupted, it leaves
-    the rows with what was measured so far.
+    the rows as not reached, whatever was measured of them: fewer rounds than the others have say little.
     """
     mine = [Row(case.sizes, contestant.name, NOT_REACHED) for contestant in case.contestants]
     rows += mine
     try:
         ready = _check_all(case, mine, measuring)
         _measure(ready, {row.contestant: row for row in mine}, measuring)
-    finally:
+    except BaseException:
         for row in mine:
-            if row.left_out is None and not row.seconds and row.peak_bytes is None:
-                row.left_out = NOT_REACHED
+            row.left_out = row.left_out or NOT_REACHED
+        raise
     ready.clear()
     gc.collect()
     return mine

@@ -43,11 +43,8 @@ def main(arguments: list[str]) -> int:
         torch.set_num_threads(options.threads)
     usual = dataclasses.asdict(built_in(options.device, torch.get_num_threads()))
     report = {} if options.device == "cpu" else {"report": lambda text: say(*text.split("\n"))}
-    try:
-        with interruptible():
-            rates = dataclasses.asdict(calibration.calibrate(options.device, **report))
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    with interruptible():
+        rates = dataclasses.asdict(calibration.calibrate(options.device, **report))
     if report:
         say("")
     say(f"{'':24}{'measured':>12}{'built in':>12}")

@@ -1,5 +1,6 @@
 """`lambdanets detect`."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -14,6 +15,7 @@ from lambdanets.cli.runs import images_journal, parse_with_recipe, tell_unreadab
 from lambdanets.cli.training import train
 from lambdanets.errors import InputError, nearest
 from lambdanets.progress import track
+from lambdanets.signals import deferred
 from lambdanets.terminal import say
 from lambdanets.training.detection.recipe import DetectionRecipe
 
@@ -147,6 +149,7 @@ def _evaluate(arguments: list[str]) -> int:
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
     from lambdanets.files import printable_bytes, write_whole
+    from lambdanets.locks import locked_folder
     from lambdanets.training.detection.data import open_validation, tell_findings
     from lambdanets.training.detection.detector import load_detector
     from lambdanets.training.detection.evaluation import judge, open_for_evaluation
@@ -165,19 +168,21 @@ def _evaluate(arguments: list[str]) -> int:
     else:
         images = open_for_evaluation(detector, options.data, options.images)
         tell_findings(data=images)
-    if options.out is not None:  # before what takes long, of which nothing is to be lost
-        options.out.mkdir(parents=True, exist_ok=True)
-    judgement = judge(detector, images)
-    tell_unreadable(judgement.unreadable)
-    say(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
-    _print_scores(judgement.scores.summary())
-    if options.out is not None:
-        scores = {**judgement.scores.told(), "images": len(judgement.read)}
-        write_whole(
-            options.out / "scores.json", printable_bytes(json.dumps(scores, indent=2, ensure_ascii=False) + "\n")
-        )
-        write_results(judgement.results, options.out / "results.json")
-        draw_judgement(detector, images, judgement, options.out)
+    # made before what takes long, of which nothing is to be lost
+    with locked_folder(options.out) if options.out is not None else contextlib.nullcontext():
+        if options.out is not None:
+            _refuse_full(options.out)
+        judgement = judge(detector, images)
+        tell_unreadable(judgement.unreadable)
+        say(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
+        _print_scores(judgement.scores.summary())
+        if options.out is not None:
+            scores = {**judgement.scores.told(), "images": len(judgement.read)}
+            text = json.dumps(scores, indent=2, ensure_ascii=False) + "\n"
+            with deferred():  # a folder with a part of it would be in the way
+                write_whole(options.out / "scores.json", printable_bytes(text))
+                write_results(judgement.results, options.out / "results.json")
+                draw_judgement(detector, images, judgement, options.out)
     return 0
 
 
@@ -222,12 +227,14 @@ def _find_objects(options: Predict, paths: list[Path]) -> None:
             files = find_in_files(detector, left, unreadable)
             for path, image, found in track(files, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
                 number = len(journal.entries) + 1
-                if options.pictures:
-                    with whole_file(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
-                        draw_found(image, found, detector.classes, options.score).save(file, "PNG")
                 entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
                 results = coco_results(found, number, detector.category_ids)
-                journal.add({"image": entry, "results": results})
+                drawn = draw_found(image, found, detector.classes, options.score) if options.pictures else None
+                with deferred():  # a picture without its entry in the journal would be in the way
+                    if drawn is not None:
+                        with whole_file(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
+                            drawn.save(file, "PNG")
+                    journal.add({"image": entry, "results": results})
                 say(f"{path}  {int((found['scores'] >= options.score).sum())} objects")
         finally:
             tell_unreadable(unreadable)

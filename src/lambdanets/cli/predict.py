@@ -51,16 +51,21 @@ def main(arguments: list[str]) -> int:
     from lambdanets.training.classification.classifier import load_classifier
     from lambdanets.training.data.images import find_images
 
-    if options.out.exists():
-        raise InputError(f"{options.out} exists; name another file with --out, or remove it")
+    _refuse_existing(options.out)
     if not options.images:
         raise InputError("no images given; expected files, folders or globs after the checkpoint")
     paths = find_images(options.images)
     classifier = load_classifier(options.checkpoint, options.model)
     with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
+        _refuse_existing(options.out)  # another process may have written it meanwhile
         count = _predict(classifier, options, paths)
     say(f"{count} images, written to {options.out}")
     return 0
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise InputError(f"{out} exists; name another file with --out, or remove it")
 
 
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:

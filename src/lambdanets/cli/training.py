@@ -1,6 +1,7 @@
 """What `lambdanets train` and `lambdanets detect train` share: which folder, how many processes, the run itself."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,7 @@ def train(
         if folder.exists() and not beside.exists():
             raise InputError(f"{folder} exists and is no quicktest's; name another folder")
         recipe = small(recipe, beside)
-    with explained(f"lambdanets {' '.join(command)} --resume {folder}", folder / run.RECIPE):
+    with explained(f"lambdanets {' '.join(command)} --resume {shlex.quote(str(folder))}", folder / run.RECIPE):
         result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
     return result, folder
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from lambdanets.comparison.studies import STUDIES, Variant, labels_of
 from lambdanets.errors import InputError, nearest
-from lambdanets.files import printable_bytes, write_whole
-from lambdanets.locks import InUseError
+from lambdanets.files import is_unfinished, printable_bytes, write_whole
+from lambdanets.locks import LOCK, InUseError, locked, locked_folder
 from lambdanets.training import run
 from lambdanets.training.classification.task import ClassificationTask
 from lambdanets.training.classification.trial import ClassificationTrial
@@ -92,18 +92,26 @@ def begin(plan: Plan, folder: Path) -> None:
 
     Raises InputError for a folder that holds something, and for what cannot be trained.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if (folder / PLAN).is_file():
-            raise InputError(f"{folder} holds a comparison; go on with --resume, or name another folder")
-        raise InputError(f"{folder} holds something already; name another folder")
+    _refuse_full(folder)
     runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
     task = run.check(runs[0].recipe)
     for planned in runs[1:]:
         trial = ClassificationTrial(planned.recipe, len(task.classes))
         images_that_fit(trial, min(planned.recipe.batch_size, task.training_images))
-    folder.mkdir(parents=True, exist_ok=True)
     recipe = replace(plan.recipe, **run.whole_paths(plan.recipe))
-    write_whole(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))
+    with locked_folder(folder):
+        _refuse_full(folder)  # another comparison may have begun there meanwhile
+        write_whole(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))
+
+
+def _refuse_full(folder: Path) -> None:
+    """Raise InputError where a folder holds anything but what a killed start has left."""
+    if not folder.exists():
+        return
+    if (folder / PLAN).is_file():
+        raise InputError(f"{folder} holds a comparison; go on with --resume, or name another folder")
+    if not folder.is_dir() or any(path.name != LOCK and not is_unfinished(path) for path in folder.iterdir()):
+        raise InputError(f"{folder} holds something already; name another folder")
 
 
 def read_plan(folder: Path) -> Plan:
@@ -127,16 +135,20 @@ def train_all(plan: Plan, folder: Path, done: Callable[[dict[str, Any]], None]) 
     Several processes may work on one folder, each on a device of its own: a run that another has locked is left to it.
     """
     (folder / "runs").mkdir(exist_ok=True)
-    for planned in plan.runs():
-        place = planned.folder(folder)
-        try:
+    for patient in (False, True):  # first those that no other process has; then it waits for those of dead hosts
+        for planned in plan.runs():
+            place = planned.folder(folder)
             if (place / RESULT).is_file():
                 continue
-            begun = (place / run.RECIPE).is_file()
-            result = run.resume(place) if begun else run.start(planned.recipe, place)
-        except InUseError:
-            continue
-        done({"variant": planned.variant, "seed": planned.seed} | result)
+            try:
+                if place.is_dir():
+                    with locked(place / LOCK, place, patient=patient):
+                        pass  # it is free: training takes the lock itself
+                begun = (place / run.RECIPE).is_file()
+                result = run.resume(place) if begun else run.start(planned.recipe, place)
+            except InUseError:
+                continue
+            done({"variant": planned.variant, "seed": planned.seed} | result)
 
 
 def read_results(plan: Plan, folder: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.files import whole_file
+from lambdanets.locks import Lock
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import say
 from lambdanets.training.data.batches import Batches
@@ -26,12 +27,21 @@ BEFORE = "before.ckpt"  # the one before the last, should the last be damaged
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Writes checkpoints so that a kill or a full disk leaves the one before intact, and keeps that one too."""
+    """Writes checkpoints so that a kill or a full disk leaves the one before intact, and keeps that one too.
+
+    lock: of the folder. Whoever has lost it writes none.
+    """
+
+    def __init__(self, lock: Lock | None = None) -> None:
+        super().__init__()
+        self.lock = lock
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
         content = io.BytesIO()
         torch.save(checkpoint, content)
+        if self.lock is not None:
+            self.lock.check()
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, path.with_name(BEFORE) if path.name == LAST else None) as file:
             file.write(content.getbuffer())

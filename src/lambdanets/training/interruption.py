@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lambdanets.locks import Lock
-from lambdanets.signals import SIGNALS
+from lambdanets.signals import heeded
 from lambdanets.training.checkpoints import ends_epoch, ends_step
 from lambdanets.training.processes import all_reduce_sum
 
@@ -35,7 +35,7 @@ class StopAfterStep(Callback):
     @contextmanager
     def handling(self) -> Iterator[None]:
         """Handle signals while Lightning trains, whose own handling can stop in the middle of an optimizer step."""
-        before = {number: signal.getsignal(number) for number in SIGNALS}
+        before = {number: signal.getsignal(number) for number in heeded()}
         try:
             self._handle()
             yield
@@ -51,7 +51,7 @@ class StopAfterStep(Callback):
         self._handle()  # again, after Lightning has put its own handlers in place, which it takes back at the end
 
     def _handle(self) -> None:
-        for number in SIGNALS:
+        for number in heeded():
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -64,7 +64,6 @@ class StopAfterStep(Callback):
     ) -> None:
         if ends_step(trainer, batch_idx) and all_reduce_sum(self.asked)[0]:
             if not ends_epoch(trainer, batch_idx):
-                self._check_lock()
                 trainer.save_checkpoint(self.checkpoint)
             raise Interrupted
 

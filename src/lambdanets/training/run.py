@@ -206,7 +206,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     # last, so that what the others do does not count as waiting for data
     stop = StopAfterStep(checkpoints / LAST, lock)
     callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
-    trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts)
+    trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts, lock)
     try:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
@@ -218,13 +218,15 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     if task.patience:
         model.load_state_dict(read_weights(checkpoints / BEST)[0])
     # the others wait, so that torchrun still has all of them should the first be lost
-    result = broadcast_from_rank_zero(lambda: _conclude(prepared, folder, history, timer))
+    result = broadcast_from_rank_zero(lambda: _conclude(prepared, folder, lock, history, timer))
     return result if these.is_rank_zero else {}
 
 
-def _conclude(prepared: _Prepared, folder: Path, history: History, timer: Timer) -> dict[str, Any]:
+def _conclude(prepared: _Prepared, folder: Path, lock: Lock | None, history: History, timer: Timer) -> dict[str, Any]:
     """Measure the trained model and write what a finished run has."""
     task, recipe = prepared.task, prepared.recipe
+    if lock is not None:
+        lock.check()
     concluded = task.conclude(recipe, folder, history)
     save_weights(folder / WEIGHTS, task.model, task.description(recipe))
     draw_curves(history.rows, history.metrics, task.PANELS, folder / "curves.png")

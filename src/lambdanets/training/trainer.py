@@ -10,6 +10,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
+from lambdanets.locks import Lock
 from lambdanets.training.checkpoints import WholeFiles
 from lambdanets.training.processes import Processes
 from lambdanets.training.progress_lines import ProgressLines
@@ -18,11 +19,17 @@ from lambdanets.training.speed import Progress, Speed
 
 
 def make_trainer(
-    recipe: TrainingRecipe, folder: Path, callbacks: list[Callback], speed: Speed, these: Processes, parts: int
+    recipe: TrainingRecipe,
+    folder: Path,
+    callbacks: list[Callback],
+    speed: Speed,
+    these: Processes,
+    parts: int,
+    lock: Lock | None = None,
 ) -> Trainer:
     """A trainer on all GPUs that torchrun has given processes, or on one GPU, or on the processor.
 
-    parts: batches whose gradients add up to a step's.
+    parts: batches whose gradients add up to a step's. lock: of the folder, in the process that has it.
     """
     _quieten()
     watched = sys.stderr.isatty() and these.is_rank_zero
@@ -40,7 +47,7 @@ def make_trainer(
         gradient_clip_val=recipe.clip_gradient,
         callbacks=[*callbacks, *shown],
         # named, so that a scheduler's variables, such as SLURM's, are not taken for a launcher
-        plugins=[WholeFiles(), TorchElasticEnvironment() if several else LightningEnvironment()],
+        plugins=[WholeFiles(lock), TorchElasticEnvironment() if several else LightningEnvironment()],
         logger=False,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,

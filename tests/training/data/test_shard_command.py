@@ -69,6 +69,11 @@ def test_an_empty_folder_name_is_refused_and_not_the_current_folder(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_empty_second_folder_is_refused(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shard", str(shards), ""]) == 2
+    assert "OUT must be a path, got ''" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -49,7 +49,7 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
     names, ids = tuple(each["name"] for each in TWO), tuple(each["id"] for each in TWO)
     detector = Detector(_construct(recipe, pixels), recipe, names, ids)
     found = [
-        _annotation(image.id, ids[label - 1], box)
+        _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)
         for label, box in _apart(detector.find([tensor])[0])
     ]
@@ -99,11 +99,12 @@ def _apart(found: dict[str, Tensor]) -> list[tuple[int, list[float]]]:
     return [(int(found["labels"][number]), boxes[number].tolist()) for number in kept]
 
 
-def _annotation(image_id: int, category_id: int, box: list[float]) -> dict[str, Any]:
-    """A rectangle, a tenth of its width to the right of the box."""
+def _annotation(image_id: int, category_id: int, box: list[float], image_width: int) -> dict[str, Any]:
+    """A rectangle, a tenth of its width to the right of the box, or to the left at the image's right edge."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
-    left, right = left + width / 10, right + width / 10
+    left = left + width / 10 if right + width / 10 <= image_width else max(left - width / 10, 0.0)
+    right = left + width
     return {
         "image_id": image_id,
         "category_id": category_id,

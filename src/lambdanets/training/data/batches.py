@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -134,7 +135,7 @@ class Batches(Generic[Made]):
             num_workers=workers,
             persistent_workers=workers > 0,  # a key carries its epoch, so a worker has no state to go stale
             collate_fn=collate,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=partial(_begin_worker, os.getpid()),
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else each pass would draw from the caller's generator
         )
@@ -274,11 +275,11 @@ class _Samples(Dataset[Sample]):
             return Sample(None, key.number, f"{images.name(key.number)}: {error.reason}", key.step_images)
 
 
-def _begin_worker(worker: int) -> None:
+def _begin_worker(parent: int, worker: int) -> None:
     """A signal to the whole group is for the training process, which ends its workers after a checkpoint."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:

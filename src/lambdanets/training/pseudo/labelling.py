@@ -71,21 +71,24 @@ def label_shards(
     done = read = elsewhere = 0
     unreadable: list[str] = []
     started = time.monotonic()
-    for number, name in enumerate(images.shard_names):
-        table = out / f"{Path(name).stem}.parquet"
-        if table.is_file():
-            continue
-        try:
-            with locked(out / f".{name}.lock", table):
-                if not table.is_file():
-                    begun = time.monotonic()
-                    for leftover in out.glob(f".{table.name}.*.unfinished"):  # of one that was killed
-                        leftover.unlink(missing_ok=True)
-                    count = _label(classifier, images.of_shards([number]), table, origin, unreadable, max_unreadable)
-                    tell(name, count, time.monotonic() - begun)
-                    done, read = done + 1, read + count
-        except InUseError:
-            elsewhere += 1
+    for patient in (False, True):  # first those that no other process has; then it waits for those of dead hosts
+        elsewhere = 0
+        for number, name in enumerate(images.shard_names):
+            table = out / f"{Path(name).stem}.parquet"
+            if table.is_file():
+                continue
+            try:
+                with locked(out / f".{name}.lock", table, patient=patient):
+                    if not table.is_file():
+                        begun = time.monotonic()
+                        for leftover in out.glob(f".{table.name}.*.unfinished"):  # of one that was killed
+                            leftover.unlink(missing_ok=True)
+                        part = images.of_shards([number])
+                        count = _label(classifier, part, table, origin, unreadable, max_unreadable)
+                        tell(name, count, time.monotonic() - begun)
+                        done, read = done + 1, read + count
+            except InUseError:
+                elsewhere += 1
     return Labelled(done, read, tuple(unreadable), time.monotonic() - started, elsewhere)
 
 

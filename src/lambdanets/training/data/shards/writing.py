@@ -1,5 +1,6 @@
 """Writing a set of images into WebDataset shards, in processes, so that it can go on after any interruption."""
 
+import contextlib
 import io
 import json
 import multiprocessing
@@ -8,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished, write_whole
 from lambdanets.locks import locked_folder
 from lambdanets.progress import Progress
-from lambdanets.signals import SIGNALS
+from lambdanets.signals import heeded
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.data.labelled_images import ImageFiles, LabelledImages, image_file
@@ -112,24 +113,23 @@ def write_shards(
         for name, part in parts.items():
             load = partial(_read, part, check=check_images)
             check_readable(load, len(part.keys), "training" if name == "train" else name, max_unreadable)
-    if check_place(out, made):
+    if check_place(out, made) and not (out / WRITING).is_dir():
         return _finished(out, time.monotonic() - begun)
     with locked_folder(out):
-        if check_place(out, made):
-            return _finished(out, time.monotonic() - begun)
-        begin(out, made)
-        try:
-            entries = _write(_Job(out, parts, check_images), processes, max_unreadable)
-            unreadable = sorted(sentence for entry in entries.values() for sentence in entry.unreadable)
-            listed = {
-                name: tuple(entries[_shard_name(name, number)].shard for number in range(len(part.shards)))
-                for name, part in parts.items()
-            }
-            whole = ShardList(classes, listed, made | {"unreadable": unreadable})
-            write_whole(out / SHARD_LIST, whole.to_json())
-            shutil.rmtree(out / WRITING)
-        finally:
-            remove_unfinished(out)  # of processes that were ended
+        if not check_place(out, made):
+            begin(out, made)
+            try:
+                entries = _write(_Job(out, parts, check_images), processes, max_unreadable)
+                unreadable = sorted(sentence for entry in entries.values() for sentence in entry.unreadable)
+                listed = {
+                    name: tuple(entries[_shard_name(name, number)].shard for number in range(len(part.shards)))
+                    for name, part in parts.items()
+                }
+                whole = ShardList(classes, listed, made | {"unreadable": unreadable})
+                write_whole(out / SHARD_LIST, whole.to_json())
+            finally:
+                remove_unfinished(out)  # of processes that were ended
+        shutil.rmtree(out / WRITING)  # perhaps of one that was ended here
     return _finished(out, time.monotonic() - begun)
 
 
@@ -168,15 +168,18 @@ def _write(job: _Job, processes: int, max_unreadable: int) -> dict[str, _Entry]:
                 entries[entry.shard.name] = entry
     total = sum(len(part.keys) for part in job.parts.values())
     done = sum(entry.shard.images + len(entry.unreadable) for entry in entries.values())
-    with Progress("writing shards", total, "images", initial=done) as progress:
-        for entry in _write_in_processes(job, tasks, processes):
+    with (
+        Progress("writing shards", total, "images", initial=done) as progress,
+        contextlib.closing(_write_in_processes(job, tasks, processes)) as written,
+    ):
+        for entry in written:
             entries[entry.shard.name] = entry
             progress.update(entry.shard.images + len(entry.unreadable))
             check_unreadable([each for entry in entries.values() for each in entry.unreadable], max_unreadable)
     return entries
 
 
-def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int) -> Iterator[_Entry]:
+def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int) -> Generator[_Entry, None, None]:
     if processes == 1 or len(tasks) < 2:
         yield from (_write_shard(job, *task) for task in tasks)
         return
@@ -186,7 +189,7 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
         try:
             for future in as_completed(futures):
                 yield future.result()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, GeneratorExit):
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()  # a shard that is half written takes as long again
             raise
@@ -205,7 +208,7 @@ _job: _Job  # of a process of the pool: handed over once, as it may be large
 def _begin(job: _Job) -> None:
     global _job
     _job = job
-    for number in SIGNALS:  # Ctrl-C reaches all processes; the parent tells of it
+    for number in heeded():  # Ctrl-C reaches all processes; the parent tells of it
         signal.signal(number, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
