@@ -202,6 +202,18 @@ def test_finished_work_is_left_alone(two_classes: Path, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
 
 
+def test_what_was_killed_right_after_its_list_is_tidied_up(two_classes: Path, tmp_path: Path) -> None:
+    splits = open_splits(str(two_classes))
+    write_shards(splits, tmp_path / "whole", images_per_shard=5)
+    shutil.copytree(tmp_path / "whole", tmp_path / "out")
+    (tmp_path / "out/unfinished").mkdir()
+    (tmp_path / "out/unfinished/train-00000.tar.json").write_text("{}")
+    write_shards(splits, tmp_path / "out", images_per_shard=5)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, whole: bool) -> None:
     splits, out = open_splits(str(two_classes)), tmp_path / "out"
