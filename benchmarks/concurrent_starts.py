@@ -40,7 +40,7 @@ BATCHES = 96  # of a run, with two for each step
 COMMAND = """
 import os, signal, sys, time
 from pathlib import Path
-from lambdanets.cli import console
+from lambdanets.__main__ import console
 from lambdanets.training.speed import Speed
 
 on_batch_end = Speed.on_train_batch_end

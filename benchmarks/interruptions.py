@@ -32,7 +32,8 @@ import torch
 import torch.utils.tensorboard
 from kills import draw_images
 
-from lambdanets import cli, signals
+from lambdanets import cli
+from lambdanets.__main__ import end_quietly
 from lambdanets.provenance import commit, hardware, versions
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -158,7 +159,7 @@ def _be_child(arguments: list[str], log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
-        signals.exit_quietly()
+        end_quietly()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         code = cli.main(arguments)
     except BaseException:

@@ -63,9 +63,9 @@ def test_signal_that_was_ignored_when_the_process_began_stays_ignored(tmp_path, 
 def test_signal_before_and_after_the_command_line_ends_the_process_quietly(number):
     script = (
         "import os, sys\n"
-        "from lambdanets import cli\n"
+        "from lambdanets import __main__, cli\n"
         f"cli.main = lambda: os.kill(os.getpid(), {int(number)})\n"
-        "cli.console()"
+        "__main__.console()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -3,11 +3,13 @@
 Every name is imported on first use, so that the command line answers before PyTorch, which takes seconds, is loaded.
 """
 
+from __future__ import annotations
+
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from lambdanets._timm import register_with_timm
 
+TYPE_CHECKING = False  # as type checkers know it, without the time that importing typing takes
 if TYPE_CHECKING:
     from lambdanets import layers, models, ops
     from lambdanets.calibration import calibrate
@@ -61,7 +63,7 @@ _MODULES |= dict.fromkeys(
 )
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'lambdanets' has no attribute {name!r}")
     if name in _PACKAGES:

@@ -4,13 +4,21 @@ timm has no plug-in mechanism: models are registered by importing their module. 
 package does not do it on its own; it waits for somebody else's `import timm`.
 """
 
+from __future__ import annotations
+
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+
+TYPE_CHECKING = False  # typing and importlib's other modules would double the time until the command line answers
+if TYPE_CHECKING:
+    import importlib.abc
+    import importlib.machinery
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    Loader = importlib.abc.Loader
+else:
+    Loader = object
 
 
 def register_with_timm() -> None:
@@ -21,7 +29,7 @@ def register_with_timm() -> None:
         sys.meta_path.insert(0, _TimmFinder())
 
 
-class _TimmFinder(importlib.abc.MetaPathFinder):
+class _TimmFinder:
     """Finds timm as usual, and has its loader import the models afterwards."""
 
     def find_spec(
@@ -29,6 +37,8 @@ class _TimmFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "timm":
             return None
+        import importlib.util
+
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("timm")
         if spec is not None and spec.loader is not None:
@@ -36,7 +46,7 @@ class _TimmFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _ThenRegister(importlib.abc.Loader):
+class _ThenRegister(Loader):
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
 

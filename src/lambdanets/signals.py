@@ -99,12 +99,6 @@ def interrupted() -> bool:
     return _interrupted
 
 
-def exit_quietly() -> None:
-    """From here on a signal ends the process at once: while Python starts and shuts down."""
-    for number in heeded():
-        signal.signal(number, lambda *_: os._exit(EXIT_CODE))
-
-
 def _is_ours(error: type[BaseException] | None) -> bool:
     return _interrupted and error is KeyboardInterrupt
 

@@ -118,3 +118,11 @@ def test_a_model_with_memory_is_refused():
 def test_every_row_with_a_model_is_a_row_of_the_paper():
     known = {(figure.table, figure.row) for figure in printed()}
     assert {(table, row) for table, rows in ROWS.items() for row in rows} <= known
+
+
+def test_frozen_parameters_count_too_and_shared_ones_once():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[0].requires_grad_(False)
+    assert count_parameters(model) == 24
+    model[1].weight = model[0].weight
+    assert count_parameters(model) == 15

@@ -9,7 +9,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from lambdanets import __version__, signals
 from lambdanets.errors import InputError, RankZeroFailed, is_for_user, is_out_of_memory, nearest
@@ -28,12 +27,6 @@ COMMANDS = {
     "benchmark": "Measure layers and models beside baselines: lambdanets benchmark layer|model|memory|scaling.",
     "calibrate": "Measure how fast this machine computes, for the choice of algorithms: lambdanets calibrate.",
 }
-
-
-def console() -> NoReturn:
-    """The command `lambdanets`: runs the command line and exits, quietly on a signal also while Python shuts down."""
-    signals.exit_quietly()  # before and after main, which handles them itself
-    sys.exit(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

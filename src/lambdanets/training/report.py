@@ -9,6 +9,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
+from lambdanets.models.counting import count_parameters
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.training.bounds import fits
 
@@ -30,7 +31,7 @@ def write_result(folder: Path, *, seconds: float, seen: int, model: nn.Module, *
     result = {
         "seconds": round(seconds, 2),
         "images_per_second": round(seen / seconds, 1) if seconds else 0.0,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": count_parameters(model),
         **more,
         "commit": commit(),
         "versions": versions(),

@@ -59,9 +59,9 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     """
     recipe = given(with_precision(recipe))
     with joined() as these:
-        broadcast_from_rank_zero(
-            lambda: _holds_run(recipe, folder)
-        )  # before anything is written into a folder of something else
+        # before anything is written into a folder of something else
+        if broadcast_from_rank_zero(lambda: _holds_run(recipe, folder)) and _is_finished(folder):
+            return _result_in(folder, these)
         with _locked(folder) as lock:
             if broadcast_from_rank_zero(lambda: _holds_run(recipe, folder)):
                 return _go_on(folder, these, lock, recipe)
@@ -84,8 +84,11 @@ def resume(folder: Path) -> dict[str, Any]:
     """
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} is no folder of a run: it has no {RECIPE}")
-    with joined() as these, _locked(folder) as lock:
-        return _go_on(folder, these, lock)
+    with joined() as these:
+        if _is_finished(folder):  # without its lock: it may lie where nothing can be written
+            return _result_in(folder, these)
+        with _locked(folder) as lock:
+            return _go_on(folder, these, lock)
 
 
 def whole_paths(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -143,11 +146,20 @@ def _write_recipe(recipe: TrainingRecipe, folder: Path) -> None:
     write_whole(folder / RECIPE, printable_bytes(recipe.to_json() + "\n"))
 
 
+def _is_finished(folder: Path) -> bool:
+    return broadcast_from_rank_zero((folder / RESULT).is_file)
+
+
+def _result_in(folder: Path, these: Processes) -> dict[str, Any]:
+    """The result of a finished run in the first process, and an empty one in the others."""
+    return read_result(folder, task_of(read_recipe(folder / RECIPE).task).RESULT) if these.is_rank_zero else {}
+
+
 def _go_on(folder: Path, these: Processes, lock: Lock | None, asked: TrainingRecipe | None = None) -> dict[str, Any]:
     """Go on by the folder's recipe; what may change meanwhile is as asked, the data's place and max_unreadable too."""
+    if _is_finished(folder):  # by another process, until just now
+        return _result_in(folder, these)
     recipe = read_recipe(folder / RECIPE)
-    if broadcast_from_rank_zero((folder / RESULT).is_file):
-        return read_result(folder, task_of(recipe.task).RESULT) if these.is_rank_zero else {}
     begun = any((folder / "checkpoints" / name).is_file() for name in (LAST, BEFORE))
     before = recipe
     if asked is not None:

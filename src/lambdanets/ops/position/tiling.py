@@ -154,14 +154,13 @@ def unpack_values(gradient: Tensor, tiling: Tiling) -> Tensor:
     x = gradient.view(*tiling.counts, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
     for i, (tile, side) in enumerate(zip(tiling.tile[1:], p.grid[1:], strict=True)):
         # (J_i, .., b, S_1, .., w_i, ..): the axes of tiles go one by one, those of positions stay
-        at = d + 1 - i + i - 1
         before, after = _window_padding(tiling)[i]
         shape = list(x.shape[1:])
-        shape[at] = before + side + after
+        shape[d] = before + side + after
         padded = x.new_zeros(shape)
         for j, part in enumerate(x):
-            padded.narrow(at, j * tile, part.shape[at]).add_(part)
-        x = padded.narrow(at, before, side)
+            padded.narrow(d, j * tile, part.shape[d]).add_(part)
+        x = padded.narrow(d, before, side)
     return x.flatten(1, d).transpose(2, 3)
 
 
