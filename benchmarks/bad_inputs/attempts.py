@@ -94,8 +94,9 @@ def _run(entry: Input, arguments: list[str], here: Path, limit: float) -> tuple[
             _be_child(arguments, here, logs, limit)
     if entry.during is not None:
         entry.during(child, here)
-    ended = status = 0
+    ended = status = highest = 0
     while not ended and time.perf_counter() - began < limit:
+        highest = max(highest, _peak_of(child))
         ended, status, used = os.wait4(child, os.WNOHANG)
         time.sleep(0.002)
     if not ended:
@@ -106,7 +107,18 @@ def _run(entry: Input, arguments: list[str], here: Path, limit: float) -> tuple[
     texts = [log.read_bytes() for log in logs]
     for log in logs:
         log.unlink()
-    return code, seconds, used.ru_maxrss << 10, texts[0], texts[1]
+    # what the system counts of a process of its own includes this one's memory, of before its exec
+    return code, seconds, highest if entry.alone else used.ru_maxrss << 10, texts[0], texts[1]
+
+
+def _peak_of(process: int) -> int:
+    """Peak bytes of a process since its exec; 0 where it has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, flags=re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
 
 
 def run_command(arguments: list[str], here: Path, limit: float = 600.0) -> tuple[int | None, str]:

@@ -94,6 +94,23 @@ def deferred() -> Iterator[None]:
             _handle(number, None)
 
 
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """A signal within the block waits for its end, and in a process forked within it until that one unblocks it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_at_once() -> None:
+    """In a worker process, forked while signals were `blocked`: they end it, but for those that are ignored."""
+    for number in heeded():
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
 def interrupted() -> bool:
     """Whether KeyboardInterrupt was raised for a signal: what reaches the command line then is no error."""
     return _interrupted

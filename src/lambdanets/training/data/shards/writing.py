@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -23,7 +22,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished, write_whole
 from lambdanets.locks import locked_folder
 from lambdanets.progress import Progress
-from lambdanets.signals import heeded
+from lambdanets.signals import blocked, end_at_once
 from lambdanets.training.data.datasets import Splits
 from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.data.labelled_images import ImageFiles, LabelledImages, image_file
@@ -185,7 +184,8 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
         return
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_begin, initargs=(job,)) as pool:
-        futures = [pool.submit(_write_one, *task) for task in tasks]
+        with blocked():  # the parent may end a process before that has handlers of its own
+            futures = [pool.submit(_write_one, *task) for task in tasks]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -208,8 +208,7 @@ _job: _Job  # of a process of the pool: handed over once, as it may be large
 def _begin(job: _Job) -> None:
     global _job
     _job = job
-    for number in heeded():  # Ctrl-C reaches all processes; the parent tells of it
-        signal.signal(number, signal.SIG_DFL)
+    end_at_once()  # Ctrl-C reaches all processes; the parent tells of it
     parent = multiprocessing.parent_process()
     assert parent is not None
 
