@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--moments", type=int, default=20, help="of each command and signal")
     parser.add_argument("--commands", nargs="*", help="by name; all if none is given")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write what came of each as JSON")
+    parser.add_argument("--out", type=Path, help="write what came of each as JSON, beside that of other commands")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
     torch.set_num_threads(1)  # a process that has begun threads is not safe to fork
@@ -273,9 +273,19 @@ def main() -> None:
             ends = Counter(entry["exit_code"] for entry in done if entry["command"] == name)
             kept = sum(entry["finished"] > 0 for entry in done if entry["command"] == name)
             print(f"{name}: {ends[130]} interrupted ({kept} with finished work), {ends[0]} ended before", flush=True)
-    if options.out:
-        result = {"moments": done, "commit": commit(), "versions": versions(), "hardware": hardware()}
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            write(done, options.out)
+    write(done, options.out)
+
+
+def write(done: list[dict[str, Any]], out: Path | None) -> None:
+    """Write what came of each interruption; commands that did not run here keep what the file has of them."""
+    if out is None:
+        return
+    kept = json.loads(out.read_bytes())["moments"] if out.is_file() else []
+    names = {entry["command"] for entry in done}
+    moments = [entry for entry in kept if entry["command"] not in names] + done
+    result = {"moments": moments, "commit": commit(), "versions": versions(), "hardware": hardware()}
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
