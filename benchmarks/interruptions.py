@@ -283,8 +283,9 @@ def write(done: list[dict[str, Any]], out: Path | None) -> None:
         return
     kept = json.loads(out.read_bytes())["moments"] if out.is_file() else []
     names = {entry["command"] for entry in done}
-    moments = [entry for entry in kept if entry["command"] not in names] + done
-    result = {"moments": moments, "commit": commit(), "versions": versions(), "hardware": hardware()}
+    moments = [entry for entry in kept if entry["command"] not in names]
+    moments += [entry | {"commit": commit()} for entry in done]
+    result = {"moments": moments, "versions": versions(), "hardware": hardware()}
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
