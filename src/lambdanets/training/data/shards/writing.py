@@ -127,7 +127,8 @@ def write_shards(
                 whole = ShardList(classes, listed, made | {"unreadable": unreadable})
                 write_whole(out / SHARD_LIST, whole.to_json())
             finally:
-                remove_unfinished(out)  # of processes that were ended
+                for place in (out, out / WRITING):
+                    remove_unfinished(place)  # of processes that were ended
         shutil.rmtree(out / WRITING)  # perhaps of one that was ended here
     return _finished(out, time.monotonic() - begun)
 
