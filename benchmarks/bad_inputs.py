@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -126,6 +127,7 @@ def main() -> int:
     if options.list:
         print(*(f"{group}: {entry!s}" for group, entry in inputs), f"{len(inputs)} inputs", sep="\n")
         return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
     for name in IMPORTED:
         importlib.import_module(name)
     torch.set_num_threads(1)  # a process that has begun threads is not safe to fork
