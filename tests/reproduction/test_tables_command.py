@@ -122,7 +122,7 @@ def test_measuring_writes_samples_with_what_they_came_from_and_shows_them(few_ro
     content = json.loads(out.read_text())
     assert content["finished"]
     assert {"commit", "versions", "hardware", "options"} <= content.keys()
-    assert [len(row["seconds"]) for row in content["rows"]] == [3, 3]
+    assert {len(row["seconds"]) for row in content["rows"]} <= {3, 6, 9}  # what is noisy runs again
     assert all(row["peak_bytes"] > 2 * 3 * 32 * 32 for row in content["rows"])
     assert main(["tables", "12", "--measured", str(out)]) == 0
     again = capsys.readouterr().out
