@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not request.node.get_closest_marker("figures"):
         blank = Image.new("L", (1, 1))
         monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: blank.save(file, "PNG"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
+    """OpenMP's threads do not survive a fork: a forked process would wait for them for good."""
+    threads = torch.get_num_threads()
+    if any("fork" in mark.kwargs.get("reason", "") for mark in request.node.iter_markers("skipif")):
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
