@@ -178,6 +178,7 @@ def _one_process_at_a_time() -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     with contextlib.ExitStack() as stack:
+        # filelock raises NotImplementedError where a file system has no locks
         with contextlib.suppress(OSError, NotImplementedError, Timeout):
             path = verdicts_file()
             path.parent.mkdir(parents=True, exist_ok=True)
