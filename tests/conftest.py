@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         for name in MADE_ONCE.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(name))
+        if item.get_closest_marker("forks"):
+            item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="systems other than Linux do not fork"))
+            item.add_marker(pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not survive a fork"))
 
 
 @pytest.hookimpl(trylast=True)
@@ -57,7 +61,7 @@ def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
     """OpenMP's threads do not survive a fork: a forked process would wait for them for good."""
     threads = torch.get_num_threads()
-    if any("fork" in mark.kwargs.get("reason", "") for mark in request.node.iter_markers("skipif")):
+    if request.node.get_closest_marker("forks"):
         torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)

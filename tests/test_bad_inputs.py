@@ -5,7 +5,6 @@ import re
 import pytest
 
 from scripts import load_script
-from training.runs import forks
 
 bad_inputs = load_script("benchmarks/bad_inputs/__init__.py")
 QUICK = [
@@ -29,7 +28,7 @@ def places(scratch):
     places.close()
 
 
-@forks
+@pytest.mark.forks
 @pytest.mark.parametrize("entry", QUICK, ids=lambda entry: re.sub(r"\W+", "-", str(entry))[-60:])
 def test_refuses_a_bad_input_in_one_sentence_and_leaves_nothing(entry, places, scratch, request):
     outcome = bad_inputs.attempt(entry, scratch / request.node.name / "here", places, scratch, limit=60)

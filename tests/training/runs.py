@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 
 import pytest
 import torch
@@ -18,11 +17,6 @@ from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import Recipe
 
 SEED = int(os.environ.get("TRAINING_SEED", "0"))  # of the recipes that tests train; any must do
-
-forks = pytest.mark.skipif(
-    sys.platform != "linux" or torch.cuda.is_available(),
-    reason="forks this process, which CUDA and systems other than Linux do not survive",
-)
 
 
 def quick_on(images):

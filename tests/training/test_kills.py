@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from scripts import load_script
-from training.runs import forks
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def held_phases(script, monkeypatch):
 
 
 @pytest.mark.slow
-@forks
+@pytest.mark.forks
 @pytest.mark.usefixtures("held_phases")
 def test_a_run_that_is_killed_at_its_start_in_a_write_and_at_its_end_goes_on_to_the_same_bits(script, tmp_path):
     recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)

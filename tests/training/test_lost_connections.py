@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from lambdanets.errors import InputError
 from lambdanets.training.processes import all_reduce_sum, joined, lost_connection_explained
-from training.runs import forks
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -65,7 +64,7 @@ def sum_beside(rank, port, lost):
         os._exit(7 if "another process of the run was lost" in str(error) else 1)
 
 
-@forks
+@pytest.mark.forks
 @pytest.mark.parametrize("lost", [0, 1])
 def test_the_end_of_another_process_in_a_collective_is_explained(lost):
     with socket.socket() as free:

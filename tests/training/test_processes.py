@@ -25,7 +25,7 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.data.datasets import open_splits
 from lambdanets.training.data.order import Share
 from lambdanets.training.recipe import Recipe
-from training.runs import assert_same_end, by_two_processes, forks, train_together
+from training.runs import assert_same_end, by_two_processes, train_together
 
 RECIPE = Recipe(model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
 
@@ -130,7 +130,7 @@ def unbroken(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@forks
+@pytest.mark.forks
 def test_a_worker_lost_on_one_of_two_machines_is_replaced_and_the_run_ends_with_the_same_bits(unbroken, tmp_path):
     folder = tmp_path / "broken"
     agents = on_two_machines(folder)
@@ -143,7 +143,7 @@ def test_a_worker_lost_on_one_of_two_machines_is_replaced_and_the_run_ends_with_
 
 
 @pytest.mark.slow
-@forks
+@pytest.mark.forks
 def test_a_run_of_two_processes_goes_on_with_one(unbroken, tmp_path, monkeypatch):
     import shutil
 
@@ -172,7 +172,7 @@ def refused(rank: int, folder: Path) -> tuple[int, str]:
         return main(["train", "digits", "--run", str(folder)]), said.getvalue()
 
 
-@forks
+@pytest.mark.forks
 def test_what_processes_refuse_is_said_once_with_exit_code_2(tmp_path):
     folder = tmp_path / "thesis"
     folder.mkdir()
@@ -203,7 +203,7 @@ def until_stopped(command: list[str], folder: Path) -> None:
 
 
 @pytest.mark.slow
-@forks
+@pytest.mark.forks
 def test_two_processes_with_workers_go_on_to_the_same_bits_after_a_signal_to_all(unbroken, tmp_path):
     folder = tmp_path / "stopped"
     options = ["--devices", "2", *typed(FIELDS), "--workers", "1", "--run", str(folder)]

@@ -151,6 +151,7 @@ def in_processes(count, work):
     return [process.exitcode for process in processes]
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 def test_two_processes_label_every_shard_once(teacher, shards, tmp_path):
     def work(number, barrier):
@@ -173,6 +174,7 @@ def test_two_processes_label_every_shard_once(teacher, shards, tmp_path):
     assert tables_in(tmp_path / "out") == tables_in(tmp_path / "alone")
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 def test_what_a_killed_process_began_the_next_finishes(teacher, shards, tmp_path):
     out = tmp_path / "out"

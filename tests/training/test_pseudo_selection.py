@@ -20,7 +20,6 @@ from lambdanets.training.pseudo.select_command import Select, run_select
 from lambdanets.training.pseudo.selection import Report, select
 from lambdanets.training.pseudo.tables import read_table
 from training.pseudo_labels import CONFIDENCES, ORIGIN, Label, copies_in, expected, some_labels, write_labels
-from training.runs import forks
 
 
 @pytest.fixture
@@ -223,7 +222,7 @@ def test_a_stopped_selection_goes_on_without_writing_again_and_ends_with_the_sam
     assert select(tmp_path / "in", tmp_path / "out", per_class=50) == report
 
 
-@forks
+@pytest.mark.forks
 def test_a_killed_selection_goes_on(tmp_path):
     labels = some_labels(3000)
     write_labels(tmp_path / "in", [labels[i::100] for i in range(100)])

@@ -72,6 +72,7 @@ def test_the_curves_are_those_of_the_tables(quick, tmp_path):
     }
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "every"), [(2, 200), (8, 200), (8, 4)])
 def test_a_killed_run_that_went_on_has_each_step_once(quick, step, every, tmp_path, monkeypatch):

@@ -26,7 +26,6 @@ from lambdanets.training.pseudo import labelling
 from training.data.test_loader import images, loader
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-from training.runs import forks
 from training.teaching import RECIPE, write_teacher
 
 
@@ -125,7 +124,7 @@ def test_evaluating_a_detector_leaves_no_worker_that_hangs(
         detection_evaluation.judge(detector, some)
 
 
-@forks
+@pytest.mark.forks
 def test_workers_that_hang_end_with_a_parent_that_is_killed(hang: Callable[[type[Any]], Any]) -> None:
     hanging = hang(ImageArray)
 

@@ -26,7 +26,7 @@ from lambdanets.training.task import read_recipe
 from training.detection.constructed_detector import check_scores
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-from training.runs import assert_same_end, by_two_processes, forks, train_together
+from training.runs import assert_same_end, by_two_processes, train_together
 
 IMAGES = 2
 
@@ -127,7 +127,7 @@ def resumed(rank: int, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@forks
+@pytest.mark.forks
 def test_two_processes_that_are_killed_go_on_to_the_same_bits(trained_detector, tmp_path):
     recipe = replace(read_recipe(trained_detector / "run/recipe.json"), epochs=3)
     assert train_together(recipe, tmp_path / "whole", 2) == [0, 0]
