@@ -25,8 +25,10 @@ from PIL import Image
 
 from noise_images import write_two_classes
 
-# A shell ignores SIGINT for what it runs in the background, and so would the package.
+# A shell ignores SIGINT for what it runs in the background, nohup SIGHUP, and so would the package.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Where autograd's engine first runs in a compilation, PyTorch refuses backward passes in processes forked later.
 torch.zeros(1, requires_grad=True).sum().backward()
 
