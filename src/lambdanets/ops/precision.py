@@ -46,6 +46,11 @@ def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, tor
     return torch.float32 if first.dtype == torch.float16 else first.dtype, first.dtype
 
 
+def output_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the position interaction of inputs of a dtype: float32 for float16, whose range its sums leave."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums and exponentials: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32

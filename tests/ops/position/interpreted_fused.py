@@ -31,7 +31,7 @@ def errors(dtype: torch.dtype, case: Case) -> dict[str, float]:
     found = {}
     for kernel in kernels_of(dtype):
         result, exact, _ = run_kernel(kernel, example)
-        assert result.dtype == dtype
+        assert result.dtype == (torch.float32 if kernel.startswith("forward") and dtype == torch.float16 else dtype)
         found[kernel] = ((result.double() - exact).norm() / exact.norm()).item()
     return found
 

@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,11 +10,12 @@ import torch
 from interpreted_fused import CASES
 
 from lambdanets.ops.position import fused
-from lambdanets.ops.position.fused import device, launches
+from lambdanets.ops.position.fused import device
 from lambdanets.ops.position.fused.device import KernelDevice
-from lambdanets.ops.position.fused.tiles import halved, table_step, tables, tile_and_step, tiles_of
+from lambdanets.ops.position.fused.tiles import table_step, tile_and_step, tiles_of
 from lambdanets.ops.position.problem import Problem
 from lambdanets.ops.position.rates import built_in
+from scripts import load_script
 
 PROBLEM = Problem(
     batch=2,
@@ -32,21 +32,12 @@ PROBLEM = Problem(
 )
 GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
 RATES = built_in("cuda", 1)
-ARCHITECTURES = [80, 90]
-MOST_STACK = 8  # bytes a thread; with Triton 3.8 two of the tiles keep an address there, with 3.6 and 3.9 none does
-CONFIGURATIONS = {
-    f"{kernel}-{architecture}-{'x'.join(str(size) for size in vars(tiles).values())}": (kernel, architecture, tiles)
-    for architecture in ARCHITECTURES
-    for kernel, rows in tables(architecture // 10, 2).items()
-    for whole in rows
-    for tiles in dict.fromkeys((whole, halved(kernel, whole)))
-}
-# The widest needs the most registers, and with half the warps as many a thread; the narrowest has the most rows a warp.
-EXTREMES = [
-    f"{kernel}-{architecture}-{'x'.join(str(size) for size in vars(tiles).values())}"
-    for architecture in ARCHITECTURES
-    for kernel, rows in tables(architecture // 10, 2).items()
-    for tiles in dict.fromkeys((rows[0], halved(kernel, rows[-1]), rows[-1]))
+KERNELS = load_script("benchmarks/kernels.py")
+# Of each kernel and device the least and the most heads, the deepest values and depths that are no multiple of 16.
+SOME = [
+    configuration
+    for architecture, heads, depths in ((80, (1,), (128,)), (90, (4,), (64,)), (120, (16,), (24,)))
+    for configuration in KERNELS.configurations([architecture], heads, depths, ["bfloat16"])
 ]
 
 
@@ -70,67 +61,31 @@ def test_results_and_gradients_equal_the_definition_whatever_lies_around_the_inp
     assert all(error <= allowed for error in interpreted[case].values()), interpreted[case]
 
 
-def compiled(kernel, architecture, tiles, folder, monkeypatch):
-    """Triton's code for a kernel, as it is launched for 4 heads and aligned bfloat16 tensors."""
-    triton = pytest.importorskip("triton", reason="the kernels need Triton")
+def name_of(configuration):
+    c = configuration
+    tiles = "x".join(str(size) for size in vars(c.tiles).values())
+    return f"{c.kernel}-{c.architecture}-{c.heads}-{c.dtype}-{tiles}"
+
+
+def check_configuration(configuration):
+    pytest.importorskip("triton", reason="the kernels need Triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton interprets its kernels instead of compiling them")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, table_kernels
-
-    modules = gradient_kernels, table_kernels, forward_kernels
-    function = next(getattr(module, kernel) for module in modules if hasattr(module, kernel))
-    constants = launches.constants_of(kernel, tiles, 4)
-    options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
-    signature, attributes = {}, {}
-    for i, name in enumerate(function.arg_names):
-        if name == "q_k_stride":  # dense queries, as Triton sees a 1
-            constants[name] = 1
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name.endswith("_ptr"):
-            signature[name] = "*fp32" if (kernel, name) == ("table_parts", "out_ptr") else "*bf16"
-        else:
-            signature[name] = "i32"
-        if name.endswith("_ptr") or (name.endswith(("_stride", "_depth")) and name not in constants):
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
-    source = ASTSource(function, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    row = KERNELS.examine(configuration)
+    assert [*KERNELS.faults(row)] == [], row
 
 
-def check_configuration(name, folder, monkeypatch):
-    kernel, architecture, tiles = CONFIGURATIONS[name]
-    code = compiled(kernel, architecture, tiles, folder, monkeypatch)
-    wgmma = architecture == 90 and kernel == "forward_lambda_order"
-    assert ("wgmma.mma_async" in code.asm["ptx"]) == wgmma
-    assert ("mma.sync" in code.asm["ptx"]) != wgmma
-    assert "cp.async" in code.asm["ptx"]
-    # What every device of 8.x has, and the 9.0.
-    assert code.metadata.shared <= (227 << 10 if architecture == 90 else 99 << 10)
-
-    from triton import knobs
-
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(code.asm["cubin"])
-    report = subprocess.run(
-        [knobs.nvidia.cuobjdump.path, "-res-usage", cubin], capture_output=True, text=True, check=True
-    )
-    (stack,) = re.findall(r"STACK:(\d+)\b", report.stdout + report.stderr)
-    assert int(stack) <= MOST_STACK, report.stdout + report.stderr
-
-
-@pytest.mark.parametrize("name", EXTREMES)
-def test_every_kernel_compiles_to_tensor_core_products_without_spilling_registers(name, tmp_path, monkeypatch):
-    check_configuration(name, tmp_path, monkeypatch)
+@pytest.mark.parametrize("configuration", SOME, ids=name_of)
+def test_kernels_fit_the_device_and_load_16_bytes_at_a_time(configuration, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    check_configuration(configuration)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name not in EXTREMES])
-def test_every_configuration_compiles_to_tensor_core_products_without_spilling_registers(name, tmp_path, monkeypatch):
-    check_configuration(name, tmp_path, monkeypatch)
+@pytest.mark.parametrize("configuration", [c for c in KERNELS.configurations() if c not in SOME], ids=name_of)
+def test_every_configuration_fits_the_device_and_loads_16_bytes_at_a_time(configuration, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    check_configuration(configuration)
 
 
 @pytest.mark.parametrize(
@@ -183,16 +138,18 @@ def test_tiles_take_the_shape_that_needs_the_fewest_steps(grid, reach, expected)
     assert tile_and_step(grid, reach, 16, 32) == expected
 
 
-def test_the_table_gradient_takes_more_rows_where_the_map_is_narrow():
+def test_the_table_gradient_takes_more_rows_where_the_map_is_narrow_or_they_cost_little():
     assert table_step((1, 50), (0, 49), 8, 64) == (1, 64)
     assert table_step((7, 7), (6, 6), 8, 64)[1] == 8
+    assert table_step((56, 56), (11, 11), 8, 64) == (8, 8)
 
 
-def test_a_batch_or_a_map_that_cannot_fill_the_device_takes_half_the_rows_with_half_the_warps():
-    def rows_and_warps(batch, positions):
-        tiles = tiles_of("forward_query_order", 9, 2, batch, 4, positions, 16)
-        return tiles.rows, tiles.warps
+def test_a_batch_or_a_map_that_cannot_fill_the_device_takes_fewer_examples():
+    def examples(batch, positions, kernel="forward_query_order"):
+        return tiles_of(kernel, (9, 0), 2, batch, 4, positions, 16).examples
 
-    assert rows_and_warps(128, 56 * 56) == (32, 8)
-    assert rows_and_warps(4, 128 * 128) == (16, 4)
-    assert rows_and_warps(128, 7 * 7) == (16, 4)
+    assert examples(128, 56 * 56) == 8
+    assert examples(2, 56 * 56) == 2
+    assert examples(1, 56 * 56) == 2  # fewer would be too little for the threads to load
+    assert examples(128, 7 * 7) == 4
+    assert examples(1, 7 * 7, "table_parts") == 4  # 16 rows of examples and heads are the fewest that it can sum

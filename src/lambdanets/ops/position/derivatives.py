@@ -168,9 +168,10 @@ def _second(
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """rows (b, h, n, i) times matrices (b, i, j) in their own dtype, whatever autocast says."""
+    """rows (b, h, n, i) times matrices (b, i, j) in the wider of their dtypes, whatever autocast says."""
+    dtype = torch.promote_types(rows.dtype, matrices.dtype)
     with without_autocast(rows.device):
-        return rows @ matrices.unsqueeze(1)
+        return rows.to(dtype) @ matrices.to(dtype).unsqueeze(1)
 
 
 def _append(terms: Sequence[list[Tensor]], new: Sequence[Tensor | None]) -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import without_future
-from lambdanets.ops.position.plan import ALGORITHMS, working
+from lambdanets.ops.position.plan import ALGORITHMS, TAKE_CONTENT, working
 from lambdanets.ops.position.problem import Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
-from lambdanets.ops.precision import without_autocast
+from lambdanets.ops.precision import output_dtype, without_autocast
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -30,16 +30,20 @@ def run_forward(
     content: (b, k, v), a lambda that all positions of an example have beside their own.
     """
     if len(queries) == 0:
-        return queries.new_zeros(*queries.shape[:3], problem.value_depth)
+        return queries.new_zeros(*queries.shape[:3], problem.value_depth, dtype=output_dtype(queries.dtype))
     module, dtype, rates, some = _set_up(problem, algorithm)
     with without_autocast(queries.device):
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
         parts = []
         for q, v, c in _split(some.batch, queries, values, content):
-            part = module.forward(q.to(dtype), prepared, v.to(dtype), some, rates)
-            parts.append(part if c is None else _add_products(part, q.to(dtype), c.to(dtype)))
+            q, v, c = q.to(dtype), v.to(dtype), None if c is None else c.to(output_dtype(dtype))
+            if algorithm in TAKE_CONTENT:
+                parts.append(module.forward(q, prepared, v, some, rates, c))
+            else:
+                part = module.forward(q, prepared, v, some, rates)
+                parts.append(part if c is None else _add_products(part, q, c))
         output = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return output.to(queries.dtype)
+        return output.to(output_dtype(queries.dtype))
 
 
 def run_backward(
@@ -58,7 +62,9 @@ def run_backward(
         zeros = (torch.zeros_like(x) if x is not None and of else None for x, of in zip(factors, wanted, strict=True))
         return next(zeros), next(zeros), next(zeros), next(zeros)
     with without_autocast(queries.device):  # a backward pass may run inside autocast, whatever the forward pass did
-        of_content = _sum_of_products(queries, gradient) if wanted.content else None
+        of_content = None
+        if wanted.content and content is not None:
+            of_content = _sum_of_products(queries.to(gradient.dtype), gradient).to(content.dtype)
         if not any(wanted[:3]):
             return None, None, None, of_content
         module, dtype, rates, some = _set_up(problem, algorithm)
@@ -66,10 +72,14 @@ def run_backward(
         of_prepared: Prepared | None = None
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
         for g, q, v, c in _split(some.batch, gradient, queries, values, content):
-            g = g.to(dtype)
-            dq, dp, dv = module.backward(g, q.to(dtype), prepared, v.to(dtype), some, wanted, rates)
-            if dq is not None and c is not None:
-                dq = _add_products(dq, g, c.mT.to(dtype))
+            g, q, v = g.to(output_dtype(dtype)), q.to(dtype), v.to(dtype)
+            c = None if c is None else c.to(output_dtype(dtype))
+            if algorithm in TAKE_CONTENT:
+                dq, dp, dv = module.backward(g, q, prepared, v, some, wanted, rates, c)
+            else:
+                dq, dp, dv = module.backward(g, q, prepared, v, some, wanted, rates)
+                if dq is not None and c is not None:
+                    dq = _add_products(dq, g, c.mT)
             of_queries.append(dq)
             of_values.append(dv)
             if dp is None:
@@ -149,7 +159,7 @@ class _Kept:
         self._bytes = 0
 
     def get(self, table: Tensor, problem: Problem, algorithm: str, dtype: torch.dtype, rates: Rates) -> Prepared:
-        module = ALGORITHMS[algorithm]
+        module, dtype = ALGORITHMS[algorithm], output_dtype(dtype)
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
             return module.prepare(_fit(table, problem).to(dtype), problem, rates)
         key = (table.data_ptr(), algorithm, problem, dtype, rates)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lambdanets.ops.geometry import embeddings_of_pairs, without_future
 from lambdanets.ops.position.convolution import CONVOLUTIONS
 from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.precision import output_dtype
 
 # the algorithms that are here again
 EXPORTABLE = ("lambda_order", "convolution")
@@ -24,6 +25,7 @@ def interact_exportable(
     content: (b, k, v), a lambda that all positions of an example have beside their own.
     algorithm: one of EXPORTABLE; any other name takes the one with fewer operations for one example.
     """
+    queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
     output = _position_term(queries, table.to(values.dtype), values, problem, algorithm)
     return output if content is None else output + queries @ content.unsqueeze(1)
 

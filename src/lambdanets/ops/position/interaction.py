@@ -38,8 +38,9 @@ def position_interaction(
     causal: only context positions that do not come after the query in row-major order; the query itself counts.
     algorithm: a name from ALGORITHMS, or "auto" for the plan's choice; `explain` shows it.
 
-    Returns (b, h, n, v) in the dtype of the inputs. Sums are kept in float32 or wider: float16 computes in float32,
-    and under float16 autocast the result is float32. Any strides; differentiable twice. Exact up to rounding.
+    Returns (b, h, n, v) in the dtype of the inputs. Sums are kept in float32 or wider: float16 is computed in
+    float32, or by fused kernels in products of float16 that are scaled by powers of two, and under float16 autocast the
+    result is float32. Any strides; differentiable twice. Exact up to rounding.
     For the backward pass only the inputs are kept. Cost: `explain` shows it; at most b n k u v min(n, prod(r))
     multiply-adds. Raises ValueError naming the argument that does not fit.
     """
@@ -103,7 +104,9 @@ def _prepare(
         if tuple(content.shape) != expected:
             raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
     compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values, content=content)
-    queries, values = queries.to(compute), values.to(compute)  # the table is cast where it is used
+    # float16 is widened by the algorithms that need it; the table is cast where it is used
+    if not (compute == torch.float32 and queries.dtype == values.dtype == torch.float16):
+        queries, values = queries.to(compute), values.to(compute)
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
     return queries, table, values, None if content is None else content.to(compute), grid, returned

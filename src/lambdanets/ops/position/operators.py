@@ -14,6 +14,7 @@ from lambdanets.ops.geometry import crop_to_grid, join_phases, split_phases
 from lambdanets.ops.position.fallback import follow_backward, follow_forward
 from lambdanets.ops.position.plan import make_plan
 from lambdanets.ops.position.problem import Factors, Problem, Wanted, problem_of
+from lambdanets.ops.precision import output_dtype
 
 
 def pose(
@@ -64,7 +65,7 @@ def position_interaction_operator(
 @position_interaction_operator.register_fake
 def _(queries: Tensor, table: Tensor, values: Tensor, *options: Any) -> Tensor:
     b, h, n, _ = queries.shape
-    return queries.new_empty(b, n, h, values.shape[2]).transpose(1, 2)
+    return queries.new_empty(b, n, h, values.shape[2], dtype=output_dtype(queries.dtype)).transpose(1, 2)
 
 
 @torch.library.custom_op("lambdanets::position_interaction_backward", mutates_args=())

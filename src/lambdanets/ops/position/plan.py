@@ -39,6 +39,9 @@ ALGORITHMS: dict[str, ModuleType] = {
 # Those that bfloat16 values go through in bfloat16, where its products are faster than those of float32.
 KEEP_BFLOAT16 = ("query_order", "lambda_order", "convolution", "depthwise_convolution", "value_axis_convolution")
 
+# Those that add the content term themselves, so that the output is written once.
+TAKE_CONTENT = ("fused",)
+
 # An algorithm that would hold more than this beside inputs and output is passed over while another stays below.
 WORKSPACE_LIMIT_BYTES = 1 << 30
 
@@ -103,14 +106,16 @@ def working(problem: Problem, algorithm: str) -> tuple[torch.dtype, Rates]:
     """The dtype that an algorithm computes a problem in, and the rates for it.
 
     bfloat16 is computed in float32 where products of that are as fast, and by algorithms that would lose by rounding
-    between their steps, those not in KEEP_BFLOAT16.
+    between their steps, those not in KEEP_BFLOAT16; float16 by all but the fused kernels, which scale it.
     """
     return _working(problem.dtype, algorithm, rates_of(problem.device))
 
 
 def _working(dtype: torch.dtype, algorithm: str, rates: Rates) -> tuple[torch.dtype, Rates]:
-    if dtype != torch.bfloat16 or algorithm == "fused":
+    if dtype not in (torch.bfloat16, torch.float16) or algorithm == "fused":
         return dtype, rates
+    if dtype == torch.float16:
+        return torch.float32, rates
     if rates.bfloat16_gain <= 1 or algorithm not in KEEP_BFLOAT16:
         return torch.float32, rates
     return dtype, replace(rates, operations_per_second=rates.operations_per_second * rates.bfloat16_gain)
@@ -118,10 +123,13 @@ def _working(dtype: torch.dtype, algorithm: str, rates: Rates) -> tuple[torch.dt
 
 def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = ()) -> dict[str, Cost | None]:
     """What each algorithm is predicted to cost with these rates, None where it cannot serve."""
-    costs = {name: module.cost(problem, _working(problem.dtype, name, rates)[1]) for name, module in ALGORITHMS.items()}
-    for name, dtype, forward, backward in corrections:
+    costs: dict[str, Cost | None] = {}
+    for name, module in ALGORITHMS.items():
+        dtype, rates_for_it = _working(problem.dtype, name, rates)
+        costs[name] = module.cost(replace(problem, dtype=dtype), rates_for_it)
+    for name, of_dtype, forward, backward in corrections:
         cost = costs.get(name)
-        if cost is not None and dtype == str(problem.dtype).removeprefix("torch."):
+        if cost is not None and of_dtype == str(problem.dtype).removeprefix("torch."):
             seconds, backward_seconds = forward * cost.seconds, backward * cost.backward_seconds
             costs[name] = replace(cost, seconds=seconds, backward_seconds=backward_seconds)
     return costs

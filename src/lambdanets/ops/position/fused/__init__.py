@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning
-from lambdanets.ops.position.fused import launches, verification
+from lambdanets.ops.position.fused import launches, scaling, verification
 from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
-from lambdanets.ops.position.fused.tiles import MOST_VALUES, K, prefers_lambda_order
+from lambdanets.ops.position.fused.tiles import K, most_values, prefers_lambda_order
 from lambdanets.ops.position.fused.verification import Refusals
 from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
+from lambdanets.ops.precision import output_dtype
 
 LIMITS = (
     "serves grids of 1 or 2 sides, at most 16 heads and dtypes of at most 32 bits, "
@@ -58,7 +59,7 @@ def cost(problem: Problem, rates: Rates) -> Cost | None:
         _SHARE * rates.bfloat16_gain if problem.dtype.itemsize == 2 else _SHARE_FLOAT32
     )
     calls = len(list(_launches(problem)))
-    parts = launches.table_parts_bytes(_symmetric(problem, problem.batch), device.capability[0])
+    parts = launches.table_parts_bytes(_symmetric(problem, problem.batch), device)
     return Cost(
         operations,
         table * problem.dtype.itemsize,
@@ -109,7 +110,8 @@ def examples_at_once(problem: Problem, rates: Rates) -> int:
 
 def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:
     """The table, as far after offset 0 as before it: with zeros for a causal one."""
-    return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, problem.before[0] - problem.after[0]]),)
+    missing = problem.before[0] - problem.after[0]
+    return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, missing]) if missing else table,)
 
 
 def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Tensor:
@@ -117,10 +119,17 @@ def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Te
     return gradients[0].narrow(0, 0, problem.scope[0])
 
 
-def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
-    """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
-    order = _order(launches.architecture(values.device), replace(problem, batch=len(values)))
-    return forward_in_order(order, queries, prepared[0], values, _symmetric(problem, len(values)))
+def forward(
+    queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates, content: Tensor | None = None
+) -> Tensor:
+    """queries (b, h, n, k), values (b, n, v, u), content (b, k, v) -> (b, h, n, v) as it lies in (b, n, h, v).
+
+    float16 gives float32, and takes a table and a content lambda of float32.
+    """
+    device = kernel_device(str(values.device))
+    assert device is not None
+    order = _order(device.capability[0], replace(problem, batch=len(values)))
+    return forward_in_order(order, queries, prepared[0], values, _symmetric(problem, len(values)), content)
 
 
 def backward(
@@ -131,9 +140,10 @@ def backward(
     problem: Problem,
     wanted: Wanted,
     rates: Rates,
+    content: Tensor | None = None,
 ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
     """Gradients of queries, table and values from that of the output (b, h, n, v)."""
-    of = gradients(gradient, queries, prepared[0], values, _symmetric(problem, len(values)), wanted)
+    of = gradients(gradient, queries, prepared[0], values, _symmetric(problem, len(values)), wanted, content)
     return of[0], None if of[1] is None else (of[1],), of[2]
 
 
@@ -143,20 +153,28 @@ def _symmetric(problem: Problem, batch: int) -> Problem:
 
 def _order(architecture: int, problem: Problem) -> str:
     """The order of the forward pass that is expected to be faster."""
-    sizes = problem.batch, problem.heads, min(problem.value_depth, MOST_VALUES)
+    sizes = problem.batch, problem.heads, min(problem.value_depth, most_values(problem.dtype.itemsize))
     return "lambda" if prefers_lambda_order(architecture, problem.dtype.itemsize, *sizes) else "query"
 
 
-def forward_in_order(order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
+def forward_in_order(
+    order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, content: Tensor | None = None
+) -> Tensor:
     """`forward` in lambda order, which does not serve float32, or in query order."""
     calls = list(_launches(problem))
+    scales = None
     dtype = queries.dtype if len(calls) == 1 else torch.float32
+    if queries.dtype == torch.float16:
+        dtype = torch.float32
+        operands = scaling.forward_operands(queries, table, content)
+        table, content, scales = operands.table, operands.content, operands.scales
     parts: list[_Part] = []
     with torch.cuda.device_of(values):  # Triton launches on the current device
         for depths, channels, u in calls:
             factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
-            parts.append(((..., channels), launches.forward(order, *factors, problem, dtype)))
-    return _sum(parts, (*queries.shape[:3], problem.value_depth), queries.dtype)
+            added = content[:, depths, channels] if content is not None and u == 0 else None
+            parts.append(((..., channels), launches.forward(order, *factors, added, problem, dtype, scales)))
+    return _sum(parts, (*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype))
 
 
 def gradients(
@@ -166,22 +184,33 @@ def gradients(
     values: Tensor,
     problem: Problem,
     wanted: Wanted,
+    content: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of queries, table and values, in their dtypes, from that of the output; None where not wanted."""
     calls = list(_launches(problem))
     dtype = queries.dtype if len(calls) == 1 else torch.float32
+    scaled = scaling.unscaled(gradient, table, content)
+    if queries.dtype == torch.float16:
+        scaled = scaling.backward_operands(gradient, queries, table, values, content)
     of_queries: list[_Part] = []
     of_table: list[_Part] = []
     of_values: list[_Part] = []
     with torch.cuda.device_of(values):
         for depths, channels, u in calls:
-            g, q, r, v = gradient[..., channels], queries[..., depths], table[..., depths, u], values[:, :, channels, u]
+            g, q, v = scaled.gradient[..., channels], queries[..., depths], values[:, :, channels, u]
             if wanted.queries:
-                of_queries.append(((..., depths), launches.queries_gradient(g, r, v, problem, dtype)))
+                r = scaled.table_beside_gradient[..., depths, u]
+                c = scaled.content[:, depths, channels] if scaled.content is not None and u == 0 else None
+                part = launches.queries_gradient(g, r, v, c, problem, dtype, scaled.of_queries)
+                of_queries.append(((..., depths), part))
             if wanted.table:
-                of_table.append(((..., depths, u), launches.table_gradient(g, q, v, problem, dtype)))
+                part = launches.table_gradient(g, q, v, problem, dtype, scaled.of_table)
+                of_table.append(((..., depths, u), part))
             if wanted.values:
-                of_values.append(((..., channels, u), launches.values_gradient(g, q, r, problem, dtype)))
+                r = scaled.table_beside_queries[..., depths, u]
+                of_values.append(
+                    ((..., channels, u), launches.values_gradient(g, q, r, problem, dtype, scaled.of_values))
+                )
     return (
         _sum(of_queries, queries.shape, queries.dtype) if wanted.queries else None,
         _sum(of_table, table.shape, table.dtype) if wanted.table else None,
@@ -192,14 +221,15 @@ def gradients(
 def _launches(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
     """Query depths, value channels and intra-depth that one launch takes: the sum is linear in each of them."""
     depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
-    channels = [slice(first, first + MOST_VALUES) for first in range(0, problem.value_depth, MOST_VALUES)]
+    most = most_values(problem.dtype.itemsize)
+    channels = [slice(first, first + most) for first in range(0, problem.value_depth, most)]
     return itertools.product(depths, channels, range(problem.intra_depth))
 
 
 def _sum(parts: list[_Part], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The parts, each added at its place in a tensor of the shape, in float32."""
     if len(parts) == 1:
-        return parts[0][1].view(shape)
+        return parts[0][1].reshape(shape).to(dtype)
     total = torch.zeros(shape, dtype=torch.float32, device=parts[0][1].device)
     for index, part in parts:
         total[index] += part

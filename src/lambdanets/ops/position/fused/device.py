@@ -25,6 +25,13 @@ class KernelDevice:
         return self.name == _INTERPRETER
 
 
+def shared_memory_of(capability: tuple[int, int]) -> int:
+    """Bytes of shared memory that a program may take on a device of a compute capability from 8.0 on."""
+    if capability[0] in (9, 10):
+        return 227 << 10
+    return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
+
+
 def kernel_device(device: str) -> KernelDevice | None:
     """The device as the kernels see it, or None where they do not run: see `LIMITS` of `fused`.
 

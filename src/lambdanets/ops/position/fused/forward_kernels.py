@@ -5,13 +5,19 @@ A program owns a tile of tile_rows x tile_columns query positions for some examp
 positions that the tile's scope reaches, step_rows x step_columns at a time. The table comes with zeros around it, as
 wide as a tile (`launches`), so pairs beyond a query's scope need no mask. Only what lies beyond the map or the
 batch does: it counts as zero, and the index of its embeddings is held inside the table, for 0 times NaN is NaN.
+
+Strides and depths come in units of UNIT elements, 16 bytes, so that the compiler knows that loads are aligned; offsets
+into tensors have 64 bits. SCALED: for float16, whose operands come multiplied by powers of two (`scaling`); `scale_ptr`
+holds what the sum, and what the content term, is multiplied by.
 """
 
 import triton
 import triton.language as tl
 
-# A new value of one of these is no new kernel: strides and depths alone decide how memory is read.
+# A new value of one of these is no new kernel: constants alone decide how memory is read.
 SIZES = [
+    "value_depth",
+    "query_depth",
     "batch",
     "heads",
     "height",
@@ -23,6 +29,22 @@ SIZES = [
     "step_rows",
     "step_columns",
 ]
+STRIDES = [f"{tensor}_{axis}_stride" for tensor in "qvcygo" for axis in "bhnk"]
+
+
+@triton.jit
+def far(index, stride, UNIT: tl.constexpr):
+    """index * stride in elements, with 64 bits; the stride in units."""
+    return index.to(tl.int64) * stride * UNIT
+
+
+@triton.jit
+def tile_of(program, blocks, height, width, tile_rows, tile_columns):
+    """Which block of value channels, tile (its first row and column) and group of examples are a program's."""
+    tiles_x = tl.cdiv(width, tile_columns)
+    tiles = tl.cdiv(height, tile_rows) * tiles_x
+    tile = program // blocks % tiles
+    return program % blocks, tile // tiles_x * tile_rows, tile % tiles_x * tile_columns, program // blocks // tiles
 
 
 @triton.jit
@@ -39,18 +61,24 @@ def place(i, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_co
     return tl.minimum(y, y_last), tl.minimum(x, x_last), (y <= y_last) & (x <= x_last)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + STRIDES)
 def forward_query_order(
-    q_ptr,  # (b, h, n, k), any strides
+    q_ptr,  # (b, h, n, k), rows
     table_ptr,  # padded table, (.., .., K)
     v_ptr,  # (b, n, v), rows
-    y_ptr,  # (b, h, n, v), contiguous
+    c_ptr,  # (b, k, v), rows
+    y_ptr,  # (b, h, n, v), rows
+    scale_ptr,
     q_b_stride,
     q_h_stride,
     q_n_stride,
-    q_k_stride,
     v_b_stride,
     v_n_stride,
+    c_b_stride,
+    c_k_stride,
+    y_b_stride,
+    y_h_stride,
+    y_n_stride,
     value_depth,
     query_depth,
     batch,
@@ -69,37 +97,39 @@ def forward_query_order(
     STEP: tl.constexpr,  # context positions of a step
     K: tl.constexpr,
     V: tl.constexpr,
+    UNIT: tl.constexpr,
+    CONTENT: tl.constexpr,  # whether there is a content lambda
+    SCALED: tl.constexpr,
 ):
-    """y[b,(n h),v] = sum_m S[b,(n h),m] V[b,m,v] with logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]."""
+    """y[b,(n h),v] = q c + sum_m S[b,(n h),m] V[b,m,v] with logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
-    tiles_x = tl.cdiv(width, tile_columns)
-    tiles = tl.cdiv(height, tile_rows) * tiles_x
+    value_depth *= UNIT
+    query_depth *= UNIT
     blocks = tl.cdiv(value_depth, V)
-    program = tl.program_id(0)
-    first_value = program % blocks * V
-    tile = program // blocks % tiles
-    first_example = program // blocks // tiles * EXAMPLES
-    y0 = tile // tiles_x * tile_rows
-    x0 = tile % tiles_x * tile_columns
-    q_ptr += first_example.to(tl.int64) * q_b_stride
-    v_ptr += first_example.to(tl.int64) * v_b_stride
-    y_ptr += first_example.to(tl.int64) * (heads * height * width * value_depth)
+    block, y0, x0, group = tile_of(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
+    first_example = group * EXAMPLES
 
     n = tl.arange(0, TILE)
     y_n = y0 + n // tile_columns
     x_n = x0 + n % tile_columns
     in_grid = (y_n < height) & (x_n < width)
     rows = tl.arange(0, ROWS)
-    example = rows // HEADS
+    example = first_example + rows // HEADS
     head = rows % HEADS
-    in_batch = (first_example + example < batch) & (head < heads)
     k = tl.arange(0, K)
     m = tl.arange(0, STEP)
+    examples = first_example + tl.arange(0, EXAMPLES)
+    in_batch = (examples < batch)[:, None, None]
+    v = block * V + tl.arange(0, V)
+    in_depth = (v < value_depth)[None, None, :]
 
-    q_offset = (y_n * width + x_n)[:, None, None] * q_n_stride + k[None, None, :] * q_k_stride
-    q_offset += (example * q_b_stride + head * q_h_stride)[None, :, None]
-    q_mask = in_grid[:, None, None] & in_batch[None, :, None] & (k < query_depth)[None, None, :]
-    q = tl.load(q_ptr + q_offset, mask=q_mask, other=0.0)
+    q_offset = (far(example, q_b_stride, UNIT) + far(head, q_h_stride, UNIT))[None, :, None] + k[None, None, :]
+    q_mask = ((example < batch) & (head < heads))[None, :, None] & (k < query_depth)[None, None, :]
+    q = tl.load(
+        q_ptr + (q_offset + far(y_n * width + x_n, q_n_stride, UNIT)[:, None, None]),
+        mask=q_mask & in_grid[:, None, None],
+        other=0.0,
+    )
 
     y_first, y_last = window(y0, tile_rows, row_reach, height)
     x_first, x_last = window(x0, tile_columns, column_reach, width)
@@ -109,47 +139,59 @@ def forward_query_order(
     table_width = 2 * (column_reach + tile_columns) - 1
     of_query = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
     e_offset = of_query[:, None, None] * K + k[None, :, None]
-    examples = tl.arange(0, EXAMPLES)
-    v = first_value + tl.arange(0, V)
-    v_offset = examples[:, None, None] * v_b_stride + v[None, None, :]
-    v_mask = (first_example + examples < batch)[:, None, None] & (v < value_depth)[None, None, :]
+    v_rows = v_ptr + (far(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
 
     total = tl.zeros((EXAMPLES, TILE * HEADS, V), tl.float32)
+    if CONTENT:
+        c_offset = far(examples, c_b_stride, UNIT)[:, None, None] + far(k, c_k_stride, UNIT)[None, :, None]
+        c_mask = in_batch & (k < query_depth)[None, :, None] & in_depth
+        c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0)
+        q_of_example = tl.permute(tl.reshape(q, (TILE, EXAMPLES, HEADS, K)), (1, 0, 2, 3))
+        total = tl.dot(tl.reshape(q_of_example, (EXAMPLES, TILE * HEADS, K)), c, total, input_precision="ieee")
+        if SCALED:
+            total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
         y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
-        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, None, :]))
+        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, None, :]), cache_modifier=".ca")
         values = tl.load(
-            v_ptr + (v_offset + ((y_m * width + x_m) * v_n_stride)[None, :, None]),
-            mask=v_mask & inside[None, :, None],
+            v_rows + far(y_m * width + x_m, v_n_stride, UNIT)[None, :, None],
+            mask=in_batch & in_depth & inside[None, :, None],
             other=0.0,
         )
         logits = tl.dot(q, e, input_precision="ieee").to(values.dtype)
         logits = tl.permute(tl.reshape(logits, (TILE, EXAMPLES, HEADS, STEP)), (1, 0, 2, 3))
         total = tl.dot(tl.reshape(logits, (EXAMPLES, TILE * HEADS, STEP)), values, total, input_precision="ieee")
 
+    if SCALED:
+        total *= tl.load(scale_ptr)
     rows = tl.arange(0, TILE * HEADS)
     head = rows % HEADS
     y_n = y0 + rows // HEADS // tile_columns
     x_n = x0 + rows // HEADS % tile_columns
-    row_offset = head * (height * width) + y_n * width + x_n
-    y_offset = examples[:, None, None] * (heads * height * width * value_depth)
-    y_offset += row_offset[None, :, None] * value_depth + v[None, None, :]
-    y_mask = v_mask & ((y_n < height) & (x_n < width) & (head < heads))[None, :, None]
+    row_offset = far(head, y_h_stride, UNIT) + far(y_n * width + x_n, y_n_stride, UNIT)
+    y_offset = far(examples, y_b_stride, UNIT)[:, None, None] + row_offset[None, :, None] + v[None, None, :]
+    y_mask = in_batch & in_depth & ((y_n < height) & (x_n < width) & (head < heads))[None, :, None]
     tl.store(y_ptr + y_offset, total.to(y_ptr.dtype.element_ty), mask=y_mask)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + STRIDES)
 def forward_lambda_order(
-    q_ptr,  # (b, h, n, k), any strides
+    q_ptr,  # (b, h, n, k), rows
     table_ptr,  # padded table, (.., .., K)
     v_ptr,  # (b, n, v), rows
-    y_ptr,  # (b, h, n, v), contiguous
+    c_ptr,  # (b, k, v), rows
+    y_ptr,  # (b, h, n, v), rows
+    scale_ptr,
     q_b_stride,
     q_h_stride,
     q_n_stride,
-    q_k_stride,
     v_b_stride,
     v_n_stride,
+    c_b_stride,
+    c_k_stride,
+    y_b_stride,
+    y_h_stride,
+    y_n_stride,
     value_depth,
     query_depth,
     batch,
@@ -168,24 +210,21 @@ def forward_lambda_order(
     STEP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    UNIT: tl.constexpr,
+    CONTENT: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
-    """lambda[(b v),(n k)] = sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q[b,h,n,k] lambda.
+    """lambda[(b v),(n k)] = c + sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q[b,h,n,k] lambda.
 
     (n k) are the columns of the product, so that a thread holds several k of a position and the last sum takes few
     exchanges between threads.
     """
-    tiles_x = tl.cdiv(width, tile_columns)
-    tiles = tl.cdiv(height, tile_rows) * tiles_x
+    value_depth *= UNIT
+    query_depth *= UNIT
     blocks = tl.cdiv(value_depth, V)
-    program = tl.program_id(0)
-    first_value = program % blocks * V
-    tile = program // blocks % tiles
-    first_example = program // blocks // tiles * EXAMPLES
-    y0 = tile // tiles_x * tile_rows
-    x0 = tile % tiles_x * tile_columns
-    q_ptr += first_example.to(tl.int64) * q_b_stride
-    v_ptr += first_example.to(tl.int64) * v_b_stride
-    y_ptr += first_example.to(tl.int64) * (heads * height * width * value_depth)
+    block, y0, x0, group = tile_of(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
+    first_example = group * EXAMPLES
+    first_value = block * V
 
     columns = tl.arange(0, TILE * K)
     y_n = y0 + columns // K // tile_columns
@@ -199,35 +238,45 @@ def forward_lambda_order(
     table_width = 2 * (column_reach + tile_columns) - 1
     of_query = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
     e_offset = (of_query * K + columns % K)[None, :]
-    v_offset = (rows // V * v_b_stride + first_value + rows % V)[:, None]
+    v_rows = v_ptr + (far(first_example + rows // V, v_b_stride, UNIT) + first_value + rows % V)[:, None]
     v_mask = ((first_example + rows // V < batch) & (first_value + rows % V < value_depth))[:, None]
 
     lambdas = tl.zeros((EXAMPLES * V, TILE * K), tl.float32)
     for step in range(steps_x * steps_y):
         y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
-        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]))
+        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]), cache_modifier=".ca")
         values = tl.load(
-            v_ptr + (v_offset + ((y_m * width + x_m) * v_n_stride)[None, :]), mask=v_mask & inside[None, :], other=0.0
+            v_rows + far(y_m * width + x_m, v_n_stride, UNIT)[None, :], mask=v_mask & inside[None, :], other=0.0
         )
         lambdas = tl.dot(values, e, lambdas, input_precision="ieee")
 
     lambdas = tl.reshape(lambdas, (EXAMPLES, V, TILE, K))
-    examples = tl.arange(0, EXAMPLES)
+    examples = first_example + tl.arange(0, EXAMPLES)
     v = first_value + tl.arange(0, V)
     n = tl.arange(0, TILE)
     y_n = y0 + n // tile_columns
     x_n = x0 + n % tile_columns
     k = tl.arange(0, K)
     in_grid = (y_n < height) & (x_n < width)
-    in_batch = first_example + examples < batch
+    in_batch = examples < batch
+    if CONTENT:
+        c_offset = far(examples, c_b_stride, UNIT)[:, None, None] + far(k, c_k_stride, UNIT)[None, None, :]
+        c_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & (k < query_depth)[None, None, :]
+        c = tl.load(c_ptr + (c_offset + v[None, :, None]), mask=c_mask, other=0.0).to(tl.float32)
+        if SCALED:
+            c *= tl.load(scale_ptr + 1)
+        lambdas += c[:, :, None, :]
+    if SCALED:
+        lambdas *= tl.load(scale_ptr)
     position = y_n * width + x_n
-    q_offset = examples[:, None, None] * q_b_stride + (position * q_n_stride)[None, :, None]
-    q_offset += k[None, None, :] * q_k_stride
+    q_offset = far(examples, q_b_stride, UNIT)[:, None, None] + far(position, q_n_stride, UNIT)[None, :, None]
+    q_offset += k[None, None, :]
     q_mask = in_batch[:, None, None] & in_grid[None, :, None] & (k < query_depth)[None, None, :]
-    y_offset = examples[:, None, None] * (heads * height * width) + position[None, None, :]
-    y_offset = y_offset * value_depth + v[None, :, None]
+    y_offset = far(examples, y_b_stride, UNIT)[:, None, None] + far(position, y_n_stride, UNIT)[None, None, :]
+    y_offset += v[None, :, None]
     y_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & in_grid[None, None, :]
     for head in tl.static_range(HEADS):
-        q = tl.load(q_ptr + head * q_h_stride + q_offset, mask=q_mask, other=0.0).to(tl.float32)
+        q = tl.load(q_ptr + head * UNIT * q_h_stride.to(tl.int64) + q_offset, mask=q_mask, other=0.0).to(tl.float32)
         y = tl.sum(lambdas * q[:, None, :, :], axis=3)
-        tl.store(y_ptr + head * (height * width * value_depth) + y_offset, y.to(y_ptr.dtype.element_ty), mask=y_mask)
+        y_of_head = y_ptr + head * UNIT * y_h_stride.to(tl.int64)
+        tl.store(y_of_head + y_offset, y.to(y_ptr.dtype.element_ty), mask=y_mask)

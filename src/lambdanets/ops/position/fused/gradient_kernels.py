@@ -1,28 +1,47 @@
 # mypy: allow-untyped-defs
-"""The gradients of the fused position interaction in Triton: nothing saved but the inputs, no atomic additions.
+"""The gradients of queries and values in Triton: nothing saved but the inputs, no atomic additions.
 
-Each number of a result is written by one program, which adds in a fixed order; the table's gradient comes as parts,
-one a split and tile, which `sum_table_parts` adds in a fixed order. Tiles, steps and table as in `forward_kernels`;
-g is the gradient of y.
+Each number of a result is written by one program, which adds in a fixed order. Tiles, steps, units, scales and the
+table as in `forward_kernels`; g is the gradient of y, o the result.
 """
 
 import triton
 import triton.language as tl
 
-from lambdanets.ops.position.fused.forward_kernels import SIZES, place, window
+from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far, place, tile_of, window
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit
+def product(a, b, total):
+    """total + a b for each matrix of a batch; a batch of one as a plain product, whose rows the warps share."""
+    if a.shape[0] == 1:
+        one = tl.reshape(a, (a.shape[1], a.shape[2]))
+        other = tl.reshape(b, (b.shape[1], b.shape[2]))
+        total = tl.reshape(total, (a.shape[1], b.shape[2]))
+        total = tl.reshape(tl.dot(one, other, total, input_precision="ieee"), (1, a.shape[1], b.shape[2]))
+    else:
+        total = tl.dot(a, b, total, input_precision="ieee")
+    return total
+
+
+@triton.jit(do_not_specialize=SIZES + STRIDES)
 def queries_gradient(
     g_ptr,  # (b, h, n, v), rows
     table_ptr,
     v_ptr,  # (b, n, v), rows
-    out_ptr,  # (b, h, n, k), contiguous
+    c_ptr,  # (b, k, v), rows
+    o_ptr,  # (b, h, n, k), rows
+    scale_ptr,
     g_b_stride,
     g_h_stride,
     g_n_stride,
     v_b_stride,
     v_n_stride,
+    c_b_stride,
+    c_k_stride,
+    o_b_stride,
+    o_h_stride,
+    o_n_stride,
     value_depth,
     query_depth,
     batch,
@@ -41,32 +60,30 @@ def queries_gradient(
     STEP: tl.constexpr,  # context positions of a step
     K: tl.constexpr,
     V: tl.constexpr,
+    UNIT: tl.constexpr,
+    CONTENT: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
-    """dq[n,(b h),k] = sum_m T[n,(b h),m] E[n,m,k] with T[b,(n h),m] = g[b,(n h),v] V[b,v,m]."""
-    tiles_x = tl.cdiv(width, tile_columns)
-    tiles = tl.cdiv(height, tile_rows) * tiles_x
-    program = tl.program_id(0)
-    tile = program % tiles
-    first_example = program // tiles * EXAMPLES
-    y0 = tile // tiles_x * tile_rows
-    x0 = tile % tiles_x * tile_columns
-    g_ptr += first_example.to(tl.int64) * g_b_stride
-    v_ptr += first_example.to(tl.int64) * v_b_stride
-    out_ptr += first_example.to(tl.int64) * (heads * height * width * query_depth)
+    """dq[n,(b h),k] = g c + sum_m T[n,(b h),m] E[n,m,k] with T[b,(n h),m] = g[b,(n h),v] V[b,v,m]."""
+    value_depth *= UNIT
+    query_depth *= UNIT
+    _, y0, x0, group = tile_of(tl.program_id(0), 1, height, width, tile_rows, tile_columns)
+    first_example = group * EXAMPLES
 
-    examples = tl.arange(0, EXAMPLES)
-    in_batch = first_example + examples < batch
+    examples = first_example + tl.arange(0, EXAMPLES)
+    in_batch = (examples < batch)[:, None, None]
     v = tl.arange(0, V)
+    in_depth = (v < value_depth)[None, None, :]
     k = tl.arange(0, K)
     rows = tl.arange(0, TILE * HEADS)
     y_n = y0 + rows // HEADS // tile_columns
     x_n = x0 + rows // HEADS % tile_columns
     head = rows % HEADS
-    row_offset = head * g_h_stride + (y_n * width + x_n) * g_n_stride
+    row_offset = far(head, g_h_stride, UNIT) + far(y_n * width + x_n, g_n_stride, UNIT)
     row_mask = (y_n < height) & (x_n < width) & (head < heads)
     g = tl.load(
-        g_ptr + (examples[:, None, None] * g_b_stride + row_offset[None, :, None] + v[None, None, :]),
-        mask=in_batch[:, None, None] & row_mask[None, :, None] & (v < value_depth)[None, None, :],
+        g_ptr + (far(examples, g_b_stride, UNIT)[:, None, None] + row_offset[None, :, None] + v[None, None, :]),
+        mask=in_batch & row_mask[None, :, None] & in_depth,
         other=0.0,
     )
 
@@ -81,47 +98,61 @@ def queries_gradient(
     table_width = 2 * (column_reach + tile_columns) - 1
     of_query = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
     e_offset = of_query[:, None, None] * K + k[None, None, :]
-    v_offset = examples[:, None, None] * v_b_stride + v[None, None, :]
-    v_mask = in_batch[:, None, None] & (v < value_depth)[None, None, :]
+    v_rows = v_ptr + (far(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
 
     total = tl.zeros((TILE, EXAMPLES * HEADS, K), tl.float32)
+    if CONTENT:
+        c_offset = far(examples, c_b_stride, UNIT)[:, None, None] + far(k, c_k_stride, UNIT)[None, :, None]
+        c_mask = in_batch & (k < query_depth)[None, :, None] & in_depth
+        c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0)
+        term = tl.dot(g, tl.permute(c, (0, 2, 1)), input_precision="ieee")
+        term = tl.permute(tl.reshape(term, (EXAMPLES, TILE, HEADS, K)), (1, 0, 2, 3))
+        total = tl.reshape(term, (TILE, EXAMPLES * HEADS, K))
+        if SCALED:
+            total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
         y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
-        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, :, None]))
+        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, :, None]), cache_modifier=".ca")
         values = tl.load(
-            v_ptr + (v_offset + ((y_m * width + x_m) * v_n_stride)[None, :, None]),
-            mask=v_mask & inside[None, :, None],
+            v_rows + far(y_m * width + x_m, v_n_stride, UNIT)[None, :, None],
+            mask=in_batch & in_depth & inside[None, :, None],
             other=0.0,
         )
-        products = tl.dot(g, tl.permute(values, (0, 2, 1)), input_precision="ieee").to(e.dtype)
+        products = tl.zeros((EXAMPLES, TILE * HEADS, STEP), tl.float32)
+        products = product(g, tl.permute(values, (0, 2, 1)), products).to(e.dtype)
         products = tl.permute(tl.reshape(products, (EXAMPLES, TILE, HEADS, STEP)), (1, 0, 2, 3))
         total = tl.dot(tl.reshape(products, (TILE, EXAMPLES * HEADS, STEP)), e, total, input_precision="ieee")
 
+    if SCALED:
+        total *= tl.load(scale_ptr)
     rows = tl.arange(0, EXAMPLES * HEADS)
-    example = rows // HEADS
+    example = first_example + rows // HEADS
     head = rows % HEADS
-    position = (head * (height * width))[None, :] + (y_n * width + x_n)[:, None]
-    offset = (example * (heads * height * width))[None, :] + position
-    mask = ((y_n < height) & (x_n < width))[:, None] & ((first_example + example < batch) & (head < heads))[None, :]
+    row_offset = (far(example, o_b_stride, UNIT) + far(head, o_h_stride, UNIT))[None, :]
+    offset = row_offset + far(y_n * width + x_n, o_n_stride, UNIT)[:, None]
+    mask = ((y_n < height) & (x_n < width))[:, None] & ((example < batch) & (head < heads))[None, :]
     tl.store(
-        out_ptr + (offset[:, :, None] * query_depth + k[None, None, :]),
-        total.to(out_ptr.dtype.element_ty),
+        o_ptr + (offset[:, :, None] + k[None, None, :]),
+        total.to(o_ptr.dtype.element_ty),
         mask=mask[:, :, None] & (k < query_depth)[None, None, :],
     )
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + STRIDES)
 def values_gradient(
     g_ptr,  # (b, h, n, v), rows
     q_ptr,  # (b, h, n, k), rows
     table_ptr,
-    out_ptr,  # (b, n, v), contiguous
+    o_ptr,  # (b, n, v), rows
+    scale_ptr,
     g_b_stride,
     g_h_stride,
     g_n_stride,
     q_b_stride,
     q_h_stride,
     q_n_stride,
+    o_b_stride,
+    o_n_stride,
     value_depth,
     query_depth,
     batch,
@@ -140,21 +171,16 @@ def values_gradient(
     STEP: tl.constexpr,  # query positions of a step
     K: tl.constexpr,
     V: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     """dV[b,m,v] = sum_(n h) S[b,m,(n h)] g[b,(n h),v] with logits S[n,m,(b h)] = E[n,m,k] q[n,k,(b h)]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
-    tiles_x = tl.cdiv(width, tile_columns)
-    tiles = tl.cdiv(height, tile_rows) * tiles_x
+    value_depth *= UNIT
+    query_depth *= UNIT
     blocks = tl.cdiv(value_depth, V)
-    program = tl.program_id(0)
-    first_value = program % blocks * V
-    tile = program // blocks % tiles
-    first_example = program // blocks // tiles * EXAMPLES
-    y0 = tile // tiles_x * tile_rows
-    x0 = tile % tiles_x * tile_columns
-    g_ptr += first_example.to(tl.int64) * g_b_stride
-    q_ptr += first_example.to(tl.int64) * q_b_stride
-    out_ptr += first_example.to(tl.int64) * (height * width * value_depth)
+    block, y0, x0, group = tile_of(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
+    first_example = group * EXAMPLES
 
     m = tl.arange(0, TILE)
     y_m = y0 + m // tile_columns
@@ -169,24 +195,26 @@ def values_gradient(
     of_key = (row_reach + tile_rows - 1 + y_m) * table_width + column_reach + tile_columns - 1 + x_m
     e_offset = of_key[None, :, None] * K + k[None, None, :]
     rows = tl.arange(0, ROWS)
-    example = rows // HEADS
+    example = first_example + rows // HEADS
     head = rows % HEADS
-    q_offset = (example * q_b_stride + head * q_h_stride)[None, None, :] + k[None, :, None]
-    q_mask = ((first_example + example < batch) & (head < heads))[None, None, :] & (k < query_depth)[None, :, None]
-    examples = tl.arange(0, EXAMPLES)
-    v = first_value + tl.arange(0, V)
+    q_offset = far(example, q_b_stride, UNIT) + far(head, q_h_stride, UNIT)
+    q_rows = q_ptr + (q_offset[None, None, :] + k[None, :, None])
+    q_mask = ((example < batch) & (head < heads))[None, None, :] & (k < query_depth)[None, :, None]
+    examples = first_example + tl.arange(0, EXAMPLES)
+    v = block * V + tl.arange(0, V)
     rows = tl.arange(0, STEP * HEADS)
     g_head = rows % HEADS
-    g_offset = examples[:, None, None] * g_b_stride + (g_head * g_h_stride)[None, :, None] + v[None, None, :]
-    out_mask = (first_example + examples < batch)[:, None, None] & (v < value_depth)[None, None, :]
-    g_mask = out_mask & (g_head < heads)[None, :, None]
+    g_offset = far(examples, g_b_stride, UNIT)[:, None, None] + far(g_head, g_h_stride, UNIT)[None, :, None]
+    g_rows = g_ptr + (g_offset + v[None, None, :])
+    o_mask = (examples < batch)[:, None, None] & (v < value_depth)[None, None, :]
+    g_mask = o_mask & (g_head < heads)[None, :, None]
 
     total = tl.zeros((EXAMPLES, TILE, V), tl.float32)
     for step in range(steps_x * steps_y):
         y_n, x_n, inside = place(n, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
-        e = tl.load(table_ptr + (e_offset - ((y_n * table_width + x_n) * K)[:, None, None]))
+        e = tl.load(table_ptr + (e_offset - ((y_n * table_width + x_n) * K)[:, None, None]), cache_modifier=".ca")
         q = tl.load(
-            q_ptr + (q_offset + ((y_n * width + x_n) * q_n_stride)[:, None, None]),
+            q_rows + far(y_n * width + x_n, q_n_stride, UNIT)[:, None, None],
             mask=q_mask & inside[:, None, None],
             other=0.0,
         )
@@ -195,7 +223,7 @@ def values_gradient(
             rows // HEADS, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns
         )
         g = tl.load(
-            g_ptr + (g_offset + ((y_n * width + x_n) * g_n_stride)[None, :, None]),
+            g_rows + far(y_n * width + x_n, g_n_stride, UNIT)[None, :, None],
             mask=g_mask & inside[None, :, None],
             other=0.0,
         )
@@ -203,9 +231,11 @@ def values_gradient(
         logits = tl.permute(tl.reshape(logits, (STEP, TILE, EXAMPLES, HEADS)), (2, 1, 0, 3))
         total = tl.dot(tl.reshape(logits, (EXAMPLES, TILE, STEP * HEADS)), g, total, input_precision="ieee")
 
-    offset = examples[:, None, None] * (height * width) + (y_m * width + x_m)[None, :, None]
+    if SCALED:
+        total *= tl.load(scale_ptr)
+    offset = far(examples, o_b_stride, UNIT)[:, None] + far(y_m * width + x_m, o_n_stride, UNIT)[None, :]
     tl.store(
-        out_ptr + (offset * value_depth + v[None, None, :]),
-        total.to(out_ptr.dtype.element_ty),
-        mask=out_mask & ((y_m < height) & (x_m < width))[None, :, None],
+        o_ptr + (offset[:, :, None] + v[None, None, :]),
+        total.to(o_ptr.dtype.element_ty),
+        mask=o_mask & ((y_m < height) & (x_m < width))[None, :, None],
     )

@@ -1,19 +1,22 @@
 """One launch of each fused kernel: tiles, copies of what has the wrong strides, the padded table, the result.
 
 Shapes as in `fused`, without u: queries (b, h, n, k) with k of at most K, table (r_1..r_D, k), values (b, n, v),
-gradient (b, h, n, v). Triton is imported at the first launch.
+content (b, k, v) or None, gradient (b, h, n, v). Results lie as the layers have them, (b, n, h, v) and (b, n, h, k). For
+float16, `scales` holds two numbers of float32: what the result and what the content term is multiplied by. Triton is
+imported at the first launch.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.tiles import (
     ENOUGH_PROGRAMS,
-    MOST_VALUES,
     K,
     Tiles,
     chunks_of,
+    most_values,
     power_of_two,
     table_step,
     tile_and_step,
@@ -21,107 +24,139 @@ from lambdanets.ops.position.fused.tiles import (
 )
 from lambdanets.ops.position.problem import Problem
 
+UNIT_BYTES = 16  # that a thread loads at a time
 
-def forward(order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
+
+def forward(
+    order: str,
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    problem: Problem,
+    dtype: torch.dtype,
+    scales: Tensor | None,
+) -> Tensor:
     """y (b, h, n, v) in a dtype; order: "lambda" or "query"."""
     from lambdanets.ops.position.fused import forward_kernels
 
     tiles = _tiles(f"forward_{order}_order", values, problem)
-    grid, reach = _grid(problem), _reach(problem)
-    shape = tile_and_step(grid, reach, tiles.positions, tiles.step)
-    channels = values.shape[2]
-    values = _rows(values)
-    output = queries.new_empty(*queries.shape[:3], channels, dtype=dtype)
-    constants = constants_of(f"forward_{order}_order", tiles, problem.heads)
-    programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // tiles.values)
+    shape = tile_and_step(_grid(problem), _reach(problem), tiles.positions, tiles.step)
+    output = _result(values, problem.batch, problem.positions, problem.heads, values.shape[2], dtype=dtype)
+    output = output.transpose(1, 2)
+    queries, values, unit = _rows(queries), _rows(values), _unit(values)
+    content = None if content is None else _content_rows(content)
     kernel = forward_kernels.forward_lambda_order if order == "lambda" else forward_kernels.forward_query_order
-    kernel[(programs,)](
+    constants = constants_of(f"forward_{order}_order", tiles, problem.heads, values.dtype)
+    constants |= {"CONTENT": content is not None, "SCALED": scales is not None}
+    kernel[(_programs(problem, shape, tiles) * -(-values.shape[2] // tiles.values),)](
         queries,
         _padded(table, shape),
         values,
+        values if content is None else content,
         output,
-        *queries.stride(),
-        *values.stride()[:2],
-        channels,
-        queries.shape[3],
+        values if scales is None else scales,
+        *_strides(queries, unit),
+        *_strides(values, unit),
+        *((0, 0) if content is None else _strides(content, unit)),
+        *_strides(output, unit),
+        -(-values.shape[2] // unit),
+        -(-queries.shape[3] // unit),
         problem.batch,
         problem.heads,
-        *grid,
-        *reach,
+        *_grid(problem),
+        *_reach(problem),
         *shape,
         **constants,
     )
     return output
 
 
-def queries_gradient(gradient: Tensor, table: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
+def queries_gradient(
+    gradient: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    problem: Problem,
+    dtype: torch.dtype,
+    scales: Tensor | None,
+) -> Tensor:
     """dq (b, h, n, k) in a dtype."""
     from lambdanets.ops.position.fused.gradient_kernels import queries_gradient as kernel
 
     tiles = _tiles("queries_gradient", values, problem)
-    grid, reach = _grid(problem), _reach(problem)
-    shape = tile_and_step(grid, reach, tiles.positions, tiles.step)
-    gradient, values = _rows(gradient), _rows(values)
-    output = values.new_empty(*gradient.shape[:3], table.shape[-1], dtype=dtype)
-    constants = constants_of("queries_gradient", tiles, problem.heads)
-    kernel[(_programs(problem, shape, constants["EXAMPLES"]),)](
+    shape = tile_and_step(_grid(problem), _reach(problem), tiles.positions, tiles.step)
+    output = _result(values, problem.batch, problem.positions, problem.heads, table.shape[-1], dtype=dtype)
+    output = output.transpose(1, 2)
+    gradient, values, unit = _rows(gradient), _rows(values), _unit(values)
+    content = None if content is None else _content_rows(content)
+    constants = constants_of("queries_gradient", tiles, problem.heads, values.dtype)
+    constants |= {"CONTENT": content is not None, "SCALED": scales is not None}
+    kernel[(_programs(problem, shape, tiles),)](
         gradient,
         _padded(table, shape),
         values,
+        values if content is None else content,
         output,
-        *gradient.stride()[:3],
-        *values.stride()[:2],
-        values.shape[2],
-        table.shape[-1],
+        values if scales is None else scales,
+        *_strides(gradient, unit),
+        *_strides(values, unit),
+        *((0, 0) if content is None else _strides(content, unit)),
+        *_strides(output, unit),
+        -(-values.shape[2] // unit),
+        -(-table.shape[-1] // unit),
         problem.batch,
         problem.heads,
-        *grid,
-        *reach,
+        *_grid(problem),
+        *_reach(problem),
         *shape,
         **constants,
     )
     return output
 
 
-def values_gradient(gradient: Tensor, queries: Tensor, table: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
+def values_gradient(
+    gradient: Tensor, queries: Tensor, table: Tensor, problem: Problem, dtype: torch.dtype, scales: Tensor | None
+) -> Tensor:
     """dV (b, n, v) in a dtype."""
     from lambdanets.ops.position.fused.gradient_kernels import values_gradient as kernel
 
     tiles = _tiles("values_gradient", gradient, problem)
-    grid, reach = _grid(problem), _reach(problem)
-    gradient, queries = _rows(gradient), _rows(queries)
+    shape = tile_and_step(_grid(problem), _reach(problem), tiles.positions, tiles.step)
     channels = gradient.shape[3]
-    constants = constants_of("values_gradient", tiles, problem.heads)
-    shape = tile_and_step(grid, reach, tiles.positions, constants["STEP"])
-    output = gradient.new_empty(problem.batch, problem.positions, channels, dtype=dtype)
-    programs = _programs(problem, shape, constants["EXAMPLES"]) * -(-channels // tiles.values)
-    kernel[(programs,)](
+    output = _result(gradient, problem.batch, problem.positions, channels, dtype=dtype)
+    gradient, queries, unit = _rows(gradient), _rows(queries), _unit(gradient)
+    constants = constants_of("values_gradient", tiles, problem.heads, gradient.dtype) | {"SCALED": scales is not None}
+    kernel[(_programs(problem, shape, tiles) * -(-channels // tiles.values),)](
         gradient,
         queries,
         _padded(table, shape),
         output,
-        *gradient.stride()[:3],
-        *queries.stride()[:3],
-        channels,
-        queries.shape[3],
+        gradient if scales is None else scales,
+        *_strides(gradient, unit),
+        *_strides(queries, unit),
+        *_strides(output, unit),
+        -(-channels // unit),
+        -(-queries.shape[3] // unit),
         problem.batch,
         problem.heads,
-        *grid,
-        *reach,
+        *_grid(problem),
+        *_reach(problem),
         *shape,
         **constants,
     )
     return output
 
 
-def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
+def table_gradient(
+    gradient: Tensor, queries: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype, scales: Tensor | None
+) -> Tensor:
     """dR (r_1..r_D, k) in a dtype."""
     from lambdanets.ops.position.fused.table_kernels import sum_table_parts, table_parts
 
     tiles = _tiles("table_parts", values, problem)
-    grid, reach = _grid(problem), _reach(problem)
-    gradient, queries, values = _rows(gradient), _rows(queries), _rows(values)
-    constants = constants_of("table_parts", tiles, problem.heads)
+    depth = queries.shape[3]
+    gradient, queries, values, unit = _rows(gradient), _rows(queries), _rows(values), _unit(values)
     step, row_groups, chunks, split_groups, splits, programs = _table_division(problem, tiles)
     parts = values.new_empty(programs, tiles.positions, tiles.step, K, dtype=torch.float32)
     table_parts[(programs,)](
@@ -129,28 +164,29 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
         queries,
         values,
         parts,
-        *gradient.stride()[:3],
-        *queries.stride()[:3],
-        *values.stride()[:2],
-        values.shape[2],
-        queries.shape[3],
+        *_strides(gradient, unit),
+        *_strides(queries, unit),
+        *_strides(values, unit),
+        -(-values.shape[2] // unit),
+        -(-depth // unit),
         problem.batch,
         problem.heads,
-        *grid,
-        *reach,
+        *_grid(problem),
+        *_reach(problem),
         *step,
         row_groups,
         chunks,
-        split_groups * constants["EXAMPLES"],
-        **constants,
+        split_groups * tiles.examples,
+        **constants_of("table_parts", tiles, problem.heads, values.dtype),
     )
-    output = values.new_empty(*problem.scope, queries.shape[3], dtype=dtype)
+    output = values.new_empty(*problem.scope, depth, dtype=dtype)
     sum_table_parts[(output[..., 0].numel(),)](
         parts,
         output,
-        queries.shape[3],
-        grid[1],
-        *reach,
+        parts if scales is None else scales,
+        depth,
+        _grid(problem)[1],
+        *_reach(problem),
         *step,
         row_groups,
         chunks,
@@ -159,6 +195,7 @@ def table_gradient(gradient: Tensor, queries: Tensor, values: Tensor, problem: P
         STEP=tiles.step,
         K=K,
         AT_ONCE=8,
+        SCALED=scales is not None,
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -172,17 +209,18 @@ def _table_division(problem: Problem, tiles: Tiles) -> tuple[tuple[int, int], in
     row_groups = -(-(2 * reach[0] + 1) // step[0])
     chunks = chunks_of(grid, reach, tiles.positions, step[1])
     programs = row_groups * chunks * -(-grid[1] // tiles.positions)
-    groups = max(1, -(-problem.batch // constants_of("table_parts", tiles, problem.heads)["EXAMPLES"]))
+    groups = max(1, -(-problem.batch // tiles.examples))
     # The batch is split until there are enough programs.
     split_groups = -(-groups // min(groups, -(-ENOUGH_PROGRAMS // programs)))
     splits = -(-groups // split_groups)
     return step, row_groups, chunks, split_groups, splits, splits * programs
 
 
-def table_parts_bytes(problem: Problem, architecture: int) -> int:
+def table_parts_bytes(problem: Problem, device: KernelDevice) -> int:
     """Bytes of the parts that `table_gradient` sums, of one launch."""
-    sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, MOST_VALUES)
-    tiles = tiles_of("table_parts", architecture, problem.dtype.itemsize, *sizes)
+    itemsize = problem.dtype.itemsize
+    sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, most_values(itemsize))
+    tiles = tiles_of("table_parts", device.capability, itemsize, *sizes)
     return 4 * _table_division(problem, tiles)[-1] * tiles.positions * tiles.step * K
 
 
@@ -196,49 +234,64 @@ def _reach(problem: Problem) -> tuple[int, int]:
     return (0, problem.scope[0] // 2) if len(problem.scope) == 1 else (problem.scope[0] // 2, problem.scope[1] // 2)
 
 
-def architecture(device: torch.device) -> int:
-    """Major compute capability; Triton's interpreter, on the CPU, stands for 9."""
-    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
-
-
 def _tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
     """The tiles for values, or gradients of the output, of so many channels."""
+    device = kernel_device(str(rows.device))
+    assert device is not None
     sizes = problem.batch, problem.heads, problem.positions, rows.shape[-1]
-    return tiles_of(kernel, architecture(rows.device), rows.dtype.itemsize, *sizes)
+    return tiles_of(kernel, device.capability, rows.dtype.itemsize, *sizes)
 
 
-def constants_of(kernel: str, tiles: Tiles, heads: int) -> dict[str, int]:
+def constants_of(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> dict[str, int]:
     """What a kernel is compiled for. Fusing a product and a sum is asked for, so that no default changes the bits."""
-    padded = power_of_two(heads)
-    constants = {
+    return {
         "TILE": tiles.positions,
-        "EXAMPLES": max(1, tiles.rows // padded),
-        "HEADS": padded,
+        "EXAMPLES": tiles.examples,
+        "HEADS": heads if kernel == "forward_lambda_order" else power_of_two(heads),
         "STEP": tiles.step,
         "K": K,
         "V": tiles.values,
+        "UNIT": UNIT_BYTES // dtype.itemsize,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
         "enable_fp_fusion": True,
     }
-    if kernel == "forward_lambda_order":
-        constants |= {"EXAMPLES": tiles.rows // tiles.values, "HEADS": heads}
-    if kernel == "values_gradient":
-        # Its second product sums over the heads of a step's positions, of which a tensor core takes 16 at a time.
-        constants["STEP"] = max(tiles.step, 16 // padded)
-    return constants
 
 
-def _programs(problem: Problem, shape: tuple[int, int, int, int], examples: int) -> int:
+def _programs(problem: Problem, shape: tuple[int, int, int, int], tiles: Tiles) -> int:
     """Tiles times groups of examples."""
     rows, columns = _grid(problem)
-    return -(-rows // shape[0]) * -(-columns // shape[1]) * -(-problem.batch // examples)
+    return -(-rows // shape[0]) * -(-columns // shape[1]) * -(-problem.batch // tiles.examples)
+
+
+def _unit(x: Tensor) -> int:
+    """How many numbers of the dtype of x a unit of 16 bytes holds."""
+    return UNIT_BYTES // x.dtype.itemsize
+
+
+def _strides(x: Tensor, unit: int) -> list[int]:
+    """Strides of all axes but the last, in units."""
+    return [stride // unit for stride in x.stride()[:-1]]
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x itself where its last axis is dense and all others start at multiples of 16 bytes, else a dense copy."""
-    aligned = all(stride * x.dtype.itemsize % 16 == 0 for stride in x.stride()[:-1])
-    return x if x.stride(-1) == 1 and aligned else x.contiguous()
+    """x itself where its last axis is dense and whole units, and all rows start at units, else a copy with zeros."""
+    unit = _unit(x)
+    if x.shape[-1] % unit:
+        return F.pad(x, (0, -x.shape[-1] % unit)).contiguous()
+    aligned = all(stride % unit == 0 or size == 1 for stride, size in zip(x.stride()[:-1], x.shape, strict=False))
+    return x if x.stride(-1) == 1 and aligned and x.data_ptr() % UNIT_BYTES == 0 else x.contiguous()
+
+
+def _content_rows(content: Tensor) -> Tensor:
+    """The content lambda (b, k, v) as `_rows`, its k up to whole units too: kernels read queries by these."""
+    return _rows(F.pad(content, (0, 0, 0, -content.shape[1] % _unit(content))))
+
+
+def _result(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
+    """A new tensor whose last axis is the first part of whole units of the dtype of `like`."""
+    depth = shape[-1]
+    return like.new_empty(*shape[:-1], depth + -depth % _unit(like), dtype=dtype)[..., :depth]
 
 
 def _padded(table: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

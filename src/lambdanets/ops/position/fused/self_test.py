@@ -34,7 +34,10 @@ from lambdanets.ops.position.problem import Problem, Wanted, problem_of
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of a problem: batch, heads, grid, sides of the table, depths of queries and values, intra-depth."""
+    """Sizes of a problem: batch, heads, grid, sides of the table, depths of queries and values, intra-depth.
+
+    content: whether there is a content lambda. inside_nan: whether the inputs lie in tensors full of NaN.
+    """
 
     batch: int
     heads: int
@@ -43,14 +46,15 @@ class Case:
     k: int
     v: int
     u: int = 1
+    content: bool = False
     inside_nan: bool = True
 
 
 CASES = (
-    Case(3, 4, (5, 7), (3, 5), 16, 16),
+    Case(3, 4, (5, 7), (3, 5), 16, 16, content=True),
     Case(3, 2, (4, 9), (7, 3), 10, 20),  # depths that are no multiples of 16
     Case(9, 1, (3, 5), (5, 9), 16, 40, u=2),  # global; a launch for each intra-depth
-    Case(2, 4, (11,), (7,), 24, 33),  # a sequence; two launches, for 16 query depths and the others
+    Case(2, 4, (11,), (7,), 24, 33, content=True),  # a sequence; two launches, for 16 query depths and the others
 )
 # Enough programs for whole tiles, which smaller problems do not take: too many for the interpreter.
 CASE_OF_WHOLE_TILES = Case(2112, 4, (3, 5), (3, 3), 16, 16, inside_nan=False)
@@ -61,12 +65,13 @@ _GRADIENTS = {"queries_gradient": 0, "table_gradient": 1, "values_gradient": 2}
 
 @dataclass(frozen=True)
 class Example:
-    """Inputs on the device, the problem, and the exact results: y, dq, dR, dV."""
+    """Inputs on the device (queries, table, values, gradient), the problem, and the exact results: y, dq, dR, dV."""
 
     inputs: tuple[Tensor, ...]
     problem: Problem
     exact: tuple[Tensor, ...]
     terms: tuple[int, ...]  # that a number of each result sums
+    content: Tensor | None = None
 
 
 def surrounded_by_nan(x: Tensor) -> Tensor:
@@ -85,10 +90,15 @@ def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
     rounded = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
     q, r, values = (x.double().requires_grad_() for x in rounded[:3])
     output = definition.position_interaction(q, r, values, case.grid)
+    content = torch.randn(b, k, v, generator=generator, dtype=torch.float64).to(dtype) if case.content else None
+    if content is not None:
+        output = output + q @ content.double().unsqueeze(1)
     dq, dr, dv = torch.autograd.grad(output, (q, r, values), rounded[3].double())
     inputs = [x.to(device) for x in rounded]
+    content = None if content is None else content.to(device)
     if case.inside_nan:
         inputs = [surrounded_by_nan(x) for x in inputs]
+        content = None if content is None else surrounded_by_nan(content)
     queries, table, values, gradient = inputs
     table = crop_to_grid(table, case.grid)
     pairs = min(n, math.prod(case.sides))
@@ -97,6 +107,7 @@ def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
         problem_of(queries, table, values, case.grid, False),
         (output.detach(), dq, crop_to_grid(dr, case.grid), dv),
         (pairs * k * u, pairs * v * u, b * h * n * v, pairs * h * k),
+        content,
     )
 
 
@@ -106,11 +117,11 @@ def run_kernel(kernel: str, example: Example) -> tuple[Tensor, Tensor, int]:
     if kernel in _GRADIENTS:
         place = _GRADIENTS[kernel]
         wanted = Wanted(*(place == i for i in range(3)))
-        found = fused.gradients(gradient, queries, table, values, example.problem, wanted)[place]
+        found = fused.gradients(gradient, queries, table, values, example.problem, wanted, example.content)[place]
         assert found is not None
         return found, example.exact[1 + place], example.terms[1 + place]
     order = kernel.removeprefix("forward_").removesuffix("_order")
-    found = fused.forward_in_order(order, queries, table, values, example.problem)
+    found = fused.forward_in_order(order, queries, table, values, example.problem, example.content)
     return found, example.exact[0], example.terms[0]
 
 
@@ -136,7 +147,7 @@ def check_kernel(kernel: str, examples: Sequence[Example]) -> dict[str, Any]:
     for example in examples:
         try:
             found, exact, terms = run_kernel(kernel, example)
-            error, allowed = largest_error(found, exact), allowed_error(found.dtype, terms)
+            error, allowed = largest_error(found, exact), allowed_error(example.problem.dtype, terms)
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:

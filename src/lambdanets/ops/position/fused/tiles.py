@@ -1,106 +1,133 @@
-"""How the fused kernels divide a problem: sizes fixed at compilation by a table, shapes of tiles by counting steps.
+"""How the fused kernels divide a problem: sizes fixed at compilation by rules, shapes of tiles by counting steps.
 
 Nothing is timed at run time, so the same problem on the same device is always added up in the same order.
+
+The rules keep what limits a program the same whatever the heads: a thread holds at most 64 numbers of float32 of a sum
+and 64 of a factor between two products; three stages, which are two buffers, of two programs fit the shared memory of a
+processor, or those of one with 8 warps; tensor cores take 16 rows at a time, 8 columns and 16 terms; and Triton gives
+each warp other matrices of a batch of products, so that a batch of fewer than the warps is computed several times.
+`benchmarks/kernels.py` compiles all that the rules lead to and checks it.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from lambdanets.ops.position.fused.device import shared_memory_of
+
 K = 16  # query depth of a kernel; deeper queries take several launches
-MOST_VALUES = 128  # value channels of a launch
+LAMBDA_ORDER = "forward_lambda_order"
+QUERY_ORDER_KERNELS = ("forward_query_order", "queries_gradient", "values_gradient", "table_parts")
 ENOUGH_PROGRAMS = 264  # to keep a large device busy: two for each of 132 processors
+_LARGE_MEMORY = 160 << 10  # bytes of shared memory, room for two programs of more than 50 KB
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Sizes that a kernel is compiled for.
 
-    positions: of a program's tile. rows: of a program, examples times heads, in lambda order examples times value
-    channels. step: positions of a step. values: value channels of a program. warps, stages: for the compiler.
+    positions: of a program's tile. examples: of a program. step: positions of a step. values: value channels of a
+    program. warps, stages: for the compiler.
     """
 
     positions: int
-    rows: int
+    examples: int
     step: int
     values: int
     warps: int
     stages: int
 
 
-# By kernel, for numbers of 16 bits, the first whose values hold a row of values, or the last, which takes wider rows in
-# blocks. All compile without spilling registers, but for 8 bytes in two of them with Triton 3.8;
-# tests/ops/position/test_fused_kernels.py checks it.
-_ON_HOPPER = {
-    "forward_lambda_order": [
-        Tiles(16, 128, 32, 16, 8, 3),
-        Tiles(16, 128, 32, 32, 8, 3),
-        Tiles(16, 128, 32, 64, 8, 3),
-        Tiles(8, 256, 32, 128, 8, 3),
-    ],
-    "forward_query_order": [Tiles(16, 32, 32, 16, 8, 3), Tiles(16, 32, 32, 32, 8, 3), Tiles(8, 32, 32, 64, 8, 3)],
-    "queries_gradient": [
-        Tiles(16, 32, 32, 16, 8, 3),
-        Tiles(16, 32, 32, 32, 8, 3),
-        Tiles(8, 32, 32, 64, 8, 3),
-        Tiles(8, 16, 32, 128, 4, 3),
-    ],
-    "values_gradient": [Tiles(32, 32, 16, 16, 8, 2), Tiles(64, 32, 8, 32, 8, 3), Tiles(32, 32, 8, 64, 8, 3)],
-    "table_parts": [Tiles(8, 32, 64, 16, 8, 2), Tiles(8, 32, 64, 32, 8, 2), Tiles(8, 32, 32, 64, 8, 2)],
-}
-# On all others: at most 99 KiB of shared memory, which every device from 8.0 on has.
-_ON_OTHERS = {
-    "forward_lambda_order": [
-        Tiles(8, 128, 32, 16, 8, 2),
-        Tiles(8, 128, 32, 32, 8, 2),
-        Tiles(8, 128, 32, 64, 8, 2),
-        Tiles(8, 128, 32, 128, 8, 2),
-    ],
-    "forward_query_order": [Tiles(16, 32, 32, 16, 8, 2), Tiles(16, 32, 32, 32, 8, 2), Tiles(8, 32, 32, 64, 8, 2)],
-    "queries_gradient": [
-        Tiles(16, 32, 32, 16, 8, 2),
-        Tiles(16, 32, 32, 32, 8, 2),
-        Tiles(8, 16, 32, 64, 4, 2),
-        Tiles(8, 16, 32, 128, 4, 2),
-    ],
-    "values_gradient": [Tiles(32, 32, 16, 16, 8, 2), Tiles(64, 32, 8, 32, 8, 2), Tiles(32, 32, 8, 64, 8, 2)],
-    "table_parts": [Tiles(8, 32, 64, 16, 8, 2), Tiles(8, 32, 32, 32, 8, 3), Tiles(8, 32, 32, 64, 8, 2)],
-}
-# For float32, whose products no tensor core takes without losing digits.
-_IN_FLOAT32 = {
-    "forward_query_order": [Tiles(8, 16, 16, 16, 4, 2), Tiles(8, 16, 16, 32, 4, 2)],
-    "queries_gradient": [
-        Tiles(8, 16, 16, 16, 4, 1),
-        Tiles(8, 16, 16, 32, 4, 1),
-        Tiles(4, 16, 16, 64, 4, 1),
-        Tiles(4, 16, 16, 128, 4, 1),
-    ],
-    "values_gradient": [Tiles(16, 16, 8, 16, 4, 1), Tiles(16, 16, 8, 32, 4, 2)],
-    "table_parts": [Tiles(8, 16, 16, 16, 4, 1), Tiles(8, 16, 16, 32, 4, 1)],
-}
-
-
-def tables(architecture: int, itemsize: int) -> dict[str, list[Tiles]]:
-    """The tiles of all kernels on a device of a major compute capability, for numbers of so many bytes."""
-    if itemsize > 2:
-        return _IN_FLOAT32
-    return _ON_HOPPER if architecture == 9 else _ON_OTHERS
+def most_values(itemsize: int) -> int:
+    """Value channels of a launch; a gradient of more would not fit the registers."""
+    return 64 if itemsize > 2 else 128
 
 
 def tiles_of(
-    kernel: str, architecture: int, itemsize: int, batch: int, heads: int, positions: int, value_depth: int
+    kernel: str,
+    capability: tuple[int, int],
+    itemsize: int,
+    batch: int,
+    heads: int,
+    positions: int,
+    value_depth: int,
 ) -> Tiles:
-    """The sizes for a kernel: half the rows with half the warps where a batch fills no more, or programs are few."""
-    choices = tables(architecture, itemsize)[kernel]
-    tiles = next((tiles for tiles in choices if value_depth <= tiles.values), choices[-1])
-    rows = batch * (tiles.values if kernel == "forward_lambda_order" else power_of_two(heads))
-    programs = -(-positions // tiles.positions) * -(-rows // tiles.rows) * -(-value_depth // tiles.values)
-    return halved(kernel, tiles) if 2 * rows <= tiles.rows or programs < ENOUGH_PROGRAMS else tiles
+    """The sizes for a kernel: fewer examples where a batch fills no more, and where there would be few programs."""
+    tiles = whole_tiles(kernel, capability, itemsize, heads, value_depth)
+    examples = min(tiles.examples, power_of_two(batch))
+    fewest = _fewest_examples(kernel, power_of_two(heads), tiles.values)
+    programs = -(-positions // tiles.positions) * -(-batch // tiles.examples) * -(-value_depth // tiles.values)
+    if programs < ENOUGH_PROGRAMS:
+        examples = min(examples, tiles.examples // 2)
+    return replace(tiles, examples=max(examples, fewest))
 
 
-def halved(kernel: str, tiles: Tiles) -> Tiles:
-    """Half the rows with half the warps, where there are 8 and half the rows hold what they must."""
-    fewest = tiles.values if kernel == "forward_lambda_order" else 16
-    return replace(tiles, rows=tiles.rows // 2, warps=4) if tiles.warps == 8 and tiles.rows > fewest else tiles
+def whole_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
+    """The sizes for a kernel where batch and map are large."""
+    h = power_of_two(heads)
+    v = max(16, power_of_two(min(value_depth, most_values(itemsize))))
+    if itemsize > 2:
+        return _for_float32(kernel, h, v)
+    large = shared_memory_of(capability) > _LARGE_MEMORY
+    if kernel == LAMBDA_ORDER:
+        # one plain product, (examples v) x m times m x (positions k); 128 rows
+        return Tiles(16 if capability[0] == 9 else 8, 128 // v, 32, v, 8, 3)
+    if kernel == "forward_query_order":
+        v = min(v, 32 if h == 16 else 64)  # deeper values in blocks: their sums would not fit the registers
+        if h == 1:
+            return Tiles(16, 8 if v == 64 else 16, 16, v, 4 if v == 16 else 8, 3)
+        positions = 4 if h > 4 else 8
+        examples = max(4, (128 if v == 64 else 256) // (h * positions))
+        return Tiles(positions, examples, 16, v, 8 if h == 2 and v == 32 else 4, 3)
+    if kernel == "queries_gradient":
+        stages = 3 if v < 128 or large else 2
+        if h == 1:
+            return Tiles(16, 16 if v < 64 else 8, 16, v, 4 if v == 16 else 8, stages)
+        deep = v == 128 or (v == 64 and not (large and h > 2))
+        positions = (2 if deep else 4) if h == 16 else 4 if h == 8 else 16 if v == 64 and not deep else 8
+        examples = max(4, (128 if deep else 256) // (h * positions))
+        if v == 128 and not large and h > 2:
+            positions //= 2
+        return Tiles(positions, examples, 16, v, 8 if h == 2 and v > 16 else 4, stages)
+    if kernel == "values_gradient":
+        v = min(v, 32)
+        if h == 1:
+            return Tiles(32, 8, 16, v, 8, 3)
+        step = 2 if h == 16 and not large else max(4, 16 // h)
+        return Tiles({2: 32, 4: 64, 8: 32, 16: 16}[h], 4, step, v, 4, 3)
+    v = min(v, 16 if h == 16 and not large else 32)
+    wide = large or v == 16
+    if h == 1:
+        return Tiles(16, 16, 32 if wide else 16, v, 8, 3)
+    if h == 2:
+        return Tiles(8, 8, 64 if wide else 32, v, 8, 3)
+    if h == 4:
+        return Tiles(8, 4, 64 if wide else 32, v, 4, 3)
+    return Tiles(8 if large and h == 8 else 4, 4, 32 if large or h == 8 else 16, v, 4, 3)
+
+
+def _for_float32(kernel: str, h: int, v: int) -> Tiles:
+    """Products of float32 go to no tensor core, which would lose digits."""
+    if kernel == "values_gradient":
+        return Tiles(16, 8 if h == 1 else _divided(16, h), max(4, 16 // h), min(v, 32), 4, 2)
+    if kernel == "queries_gradient" and v > 32:
+        examples = _divided(8, h)
+        return Tiles(max(2, _divided(32, examples * h)), examples, 16, v, 8, 2)
+    v = v if kernel == "queries_gradient" else min(v, 32)
+    return Tiles(8, _divided(16, h), 16, v, 4, 2)
+
+
+def _fewest_examples(kernel: str, h: int, v: int) -> int:
+    """So many examples at least: as rows or terms of a product, or where the threads would load too little each."""
+    if kernel == LAMBDA_ORDER:
+        return -(-64 // v)
+    if kernel == "table_parts":
+        return _divided(16, h)
+    return 1 if kernel == "queries_gradient" else 2
+
+
+def _divided(rows: int, by: int) -> int:
+    return max(1, rows // by)
 
 
 def prefers_lambda_order(architecture: int, itemsize: int, batch: int, heads: int, value_depth: int) -> bool:
@@ -143,15 +170,18 @@ def tile_and_step(
 
 @lru_cache(maxsize=1024)
 def table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
-    """Offsets between rows, and columns of the context, of a program of `table_parts` that need the fewest steps."""
+    """Offsets between rows, and columns of the context, of a program of `table_parts` that need the fewest steps.
+
+    Or a twentieth more with more rows: the more rows, the more of the values of a step did the one before read.
+    """
     best, fewest = (1, step), None
     for step_rows in _powers(step, 2 * reach[0] + 1):
         steps = chunks_of(grid, reach, columns, step // step_rows)
         pairs = 0
         for first in range(-reach[0], reach[0] + 1, step_rows):
             pairs += min(grid[0] - 1, grid[0] - 1 - first) - max(0, 1 - first - step_rows) + 1
-        if fewest is None or steps * pairs < fewest:
-            best, fewest = (step_rows, step // step_rows), steps * pairs
+        if fewest is None or steps * pairs <= 1.05 * fewest:
+            best, fewest = (step_rows, step // step_rows), min(steps * pairs, fewest or math.inf)
     return best
 
 

@@ -38,7 +38,7 @@ from lambdanets.ops.position.rates import cache_folder
 
 FORWARD = ("forward_query_order", "forward_lambda_order")
 BACKWARD = ("queries_gradient", "values_gradient", "table_gradient")
-DTYPES = (torch.bfloat16, torch.float32)  # float16 is computed in float32
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Refusals(NamedTuple):

@@ -1,0 +1,57 @@
+"""What data sheets say of GPUs: what predictions rest on until `lambdanets calibrate` has measured one.
+
+Sources: NVIDIA's data sheets and architecture papers, of dense products. Bytes from the second-level cache are not in
+them: 64 bytes a clock and processor are wired on 8.0 and 9.0, of which published measurements reach some 60%.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """processors: that programs run on; clock: Hz, boosted; float32, bfloat16: operations a second, two for each
+    multiply-add; memory, cache: bytes a second from the memory and from the second-level cache.
+
+    products: the share of the bfloat16 rate that the instructions reach which a warp issues by itself (mma.sync); from
+    9.0 on the full rate needs others.
+    """
+
+    processors: int
+    clock: float
+    float32: float
+    bfloat16: float
+    memory: float
+    cache: float
+    products: float = 1.0
+
+
+# By a part of the device's name, the first that fits.
+SHEETS = {
+    "B200": Gpu(148, 1.85e9, 75e12, 2250e12, 8.0e12, 10e12, 0.5),
+    "H200": Gpu(132, 1.755e9, 67e12, 989e12, 4.8e12, 5.5e12, 0.62),
+    "H100 PCIe": Gpu(114, 1.62e9, 48e12, 756e12, 2.0e12, 4.5e12, 0.62),
+    "H100": Gpu(132, 1.755e9, 67e12, 989e12, 3.35e12, 5.5e12, 0.62),
+    "A100": Gpu(108, 1.41e9, 19.5e12, 312e12, 1.55e12, 4.5e12),
+    "L40S": Gpu(142, 2.52e9, 91.6e12, 362e12, 0.864e12, 4.5e12),
+    "RTX 4090": Gpu(128, 2.52e9, 82.6e12, 165e12, 1.008e12, 4.5e12),
+    "T4": Gpu(40, 1.59e9, 8.1e12, 8.1e12, 0.32e12, 1.3e12),
+}
+# By major compute capability, for names that are not there.
+_OF_CAPABILITY = {7: "T4", 8: "A100", 9: "H100", 10: "B200", 12: "RTX 4090"}
+
+
+def gpu_named(name: str, capability: int = 9) -> Gpu:
+    """The data sheet of a device by its name, or else one of its compute capability, or else the H100's."""
+    sheet = next((sheet for part, sheet in SHEETS.items() if part in name), None)
+    return sheet or SHEETS[_OF_CAPABILITY.get(capability, "H100")]
+
+
+@lru_cache
+def gpu_of(device: str) -> Gpu:
+    """The data sheet of a device such as "cuda:0"; the H100's where there is no GPU."""
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return SHEETS["H100"]
+    return gpu_named(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)[0])
