@@ -1,4 +1,4 @@
-"""Runs the fused kernels in Triton's interpreter and prints their relative errors as JSON.
+"""Runs the fused kernels in Triton's interpreter and prints as JSON what the tests look at.
 
 A process of its own, because TRITON_INTERPRET=1 must be set before Triton is imported. Every input lies in a larger
 tensor full of NaN, and every new tensor is full of NaN until it is written.
@@ -7,7 +7,13 @@ tensor full of NaN, and every new tensor is full of NaN until it is written.
 import json
 
 import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lambdanets import LambdaLayer2d
+from lambdanets.ops.position.fused import launches
+from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far
 from lambdanets.ops.position.fused.self_test import CASES as OF_SELF_TEST
 from lambdanets.ops.position.fused.self_test import Case, make_example, run_kernel
 from lambdanets.ops.position.fused.verification import kernels_of
@@ -36,6 +42,60 @@ def errors(dtype: torch.dtype, case: Case) -> dict[str, float]:
     return found
 
 
+class Storages(TorchDispatchMode):
+    """The storages of all tensors of a shape's size that operators return, and of a dtype."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.size, self.dtype, self.found = size, dtype, set()
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        result = operator(*arguments, **(options or {}))
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, torch.Tensor) and x.numel() == self.size and x.dtype == self.dtype:
+                self.found.add(x.untyped_storage().data_ptr())
+        return result
+
+
+def storages_of_outputs(dtype: torch.dtype) -> dict[str, int]:
+    """How many tensors of the size of y a layer makes in the forward pass and, g among them, in the backward pass."""
+    torch.manual_seed(0)
+    layer = LambdaLayer2d(48, 96, scope=5, heads=4, query_depth=8, algorithm="fused").to(dtype)
+    x = torch.randn(3, 48, 6, 7, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
+    with Storages(3 * 96 * 6 * 7, dtype) as forward:
+        y = layer(x)
+    gradient = torch.randn_like(y)
+    with Storages(y.numel(), dtype) as backward:
+        torch.autograd.grad(y, [x, *layer.parameters()], gradient)
+    return {"forward": len(forward.found), "backward": len(backward.found)}
+
+
+@triton.jit(do_not_specialize=SIZES + STRIDES)
+def offset_of_last(out_ptr, batch, heads, height, width, q_b_stride, q_h_stride, q_n_stride, UNIT: tl.constexpr):  # noqa: N803
+    last = tl.full((1,), 1, tl.int32)
+    offset = far(last * (batch - 1), q_b_stride, UNIT) + far(last * (heads - 1), q_h_stride, UNIT)
+    offset += far(last * (height - 1) * width + (width - 1), q_n_stride, UNIT)
+    tl.store(out_ptr + tl.arange(0, 1), offset)
+
+
+def offsets() -> list[tuple[int, int]]:
+    """Offsets of the last row of large outputs, as kernels compute them from the launchers' strides, and true ones."""
+    found = []
+    for side in (1024, 1056, 2048, 4096):
+        for batch, heads, depth in ((1, 4, 64), (8, 4, 64), (256, 4, 128), (256, 16, 16)):
+            x = torch.empty(batch, side * side, heads, depth, dtype=torch.bfloat16, device="meta").transpose(1, 2)
+            out = torch.zeros(1, dtype=torch.int64)
+            unit = launches.UNIT_BYTES // x.dtype.itemsize
+            offset_of_last[(1,)](out, batch, heads, side, side, *launches.strides_of(x, unit), UNIT=unit)
+            found.append((out.item(), x.numel() - depth))
+    return found
+
+
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
-    print(json.dumps({name: errors(*case) for name, case in CASES.items()}))
+    results = {
+        "errors": {name: errors(*case) for name, case in CASES.items()},
+        "storages": storages_of_outputs(torch.float32),
+        "offsets": offsets(),
+    }
+    print(json.dumps(results))

@@ -43,7 +43,7 @@ SOME = [
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """Relative errors of the interpreted kernels, by case."""
+    """What the interpreted kernels give: relative errors by case, tensors of the size of the output, offsets."""
     pytest.importorskip("triton", reason="the kernels need Triton")
     script = Path(__file__).parent / "interpreted_fused.py"
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -58,7 +58,17 @@ def interpreted():
 def test_results_and_gradients_equal_the_definition_whatever_lies_around_the_inputs(case, interpreted):
     # One factor between two products and the result are rounded to the dtype: half an epsilon each at most.
     allowed = torch.finfo(CASES[case][0]).eps * (1 if CASES[case][0] == torch.float16 else 2)
-    assert all(error <= allowed for error in interpreted[case].values()), interpreted[case]
+    assert all(error <= allowed for error in interpreted["errors"][case].values()), interpreted["errors"][case]
+
+
+def test_the_output_and_its_gradient_are_written_once(interpreted):
+    # content term and layout are the kernel's; a copy, a padded one or a sum would be another tensor
+    assert interpreted["storages"] == {"forward": 1, "backward": 1}
+
+
+def test_offsets_into_the_largest_maps_do_not_wrap(interpreted):
+    assert max(true for _, true in interpreted["offsets"]) > 2**38
+    assert all(found == true for found, true in interpreted["offsets"]), interpreted["offsets"]
 
 
 def name_of(configuration):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from lambdanets.ops.position.gpus import gpu_of
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -47,9 +49,10 @@ class Rates:
         return points * math.log2(max(2.0, length)) / self.points_per_second
 
 
-# Measured for one thread of a 2.3 GHz server core with AVX-512; the GPU's are a present server card's data sheet.
+# Measured for one thread of a 2.3 GHz server core with AVX-512.
 _OF_A_THREAD = Rates(145e9, 5, 8e9, 6e-6, 11e9, 0.6)
-_OF_A_GPU = Rates(50e12, 64, 2e12, 8e-6, 2e12, 8)
+# Of what a GPU's data sheet promises: for large products, copies, and bytes that a Fourier transform's points move.
+_PRODUCTS, _COPIES, _TRANSFORMS = 0.7, 0.8, 0.6
 
 
 # By algorithm and dtype of the problem: measured over predicted time, of the forward and of the backward pass.
@@ -83,9 +86,11 @@ def _corrections_of(device: str) -> Corrections:
 
 
 def built_in(device: str, threads: int) -> Rates:
-    """The rates used without a calibration; a device of another type counts as a GPU."""
+    """The rates used without a calibration; a device of another type counts as a GPU, of which its data sheet tells."""
     if device != "cpu":
-        return _OF_A_GPU
+        gpu = gpu_of(device)
+        gain = max(1.0, gpu.bfloat16 / gpu.float32)
+        return Rates(_PRODUCTS * gpu.float32, 64, _COPIES * gpu.memory, 8e-6, _TRANSFORMS * gpu.memory, gain)
     one = asdict(_OF_A_THREAD)
     for name in ("operations_per_second", "bytes_per_second", "points_per_second"):
         one[name] *= threads

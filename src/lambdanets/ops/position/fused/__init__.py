@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import EllipsisType
 
 import torch
@@ -17,33 +18,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning
-from lambdanets.ops.position.fused import launches, scaling, verification
-from lambdanets.ops.position.fused.device import kernel_device
+from lambdanets.ops.position.fused import launches, prediction, scaling, verification
+from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
-from lambdanets.ops.position.fused.tiles import K, most_values, prefers_lambda_order
+from lambdanets.ops.position.fused.tiles import K, most_values
 from lambdanets.ops.position.fused.verification import Refusals
+from lambdanets.ops.position.gpus import Gpu, gpu_named
 from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
 
 LIMITS = (
-    "serves grids of 1 or 2 sides, at most 16 heads and dtypes of at most 32 bits, "
+    "serves grids of 1 or 2 sides, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at most 32 bits, "
     "on CUDA devices of compute capability 8.0 or newer where Triton is installed"
 )
 MOST_HEADS = 16
-_SHARE, _SHARE_FLOAT32 = 0.4, 0.3
-WIDEST_TILE = 16
+_GRADIENT_KERNELS = ("queries_gradient", "values_gradient", "table_parts")
+WIDEST_TILE = 64
+_LARGEST = 2**31  # positions, and numbers of a table, are counted in 32 bits
 
 # By problem and pass: why its kernels, though they passed the self-test, are not used for it in this process.
 _REFUSED: dict[tuple[Problem, str], str] = {}
-
-# Where in the whole a part is added, and the part.
-_Part = tuple[tuple[EllipsisType | slice | int, ...], Tensor]
 
 
 def cost(problem: Problem, rates: Rates) -> Cost | None:
     """Predicted cost of `forward` and `backward`; None where they cannot serve, see LIMITS."""
     too_large = len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4
+    numbers_of_table = K * math.prod(side + 2 * WIDEST_TILE for side in problem.scope)
+    too_large = too_large or max(problem.positions, numbers_of_table) >= _LARGEST
     device = None if too_large else kernel_device(problem.device)
     if device is None:
         return None
@@ -54,18 +56,27 @@ def cost(problem: Problem, rates: Rates) -> Cost | None:
     multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
     operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
     table = 4 * math.prod(problem.scope) * K * problem.intra_depth
-    # tensor cores at the share of their rate that the kernels' instructions are predicted to reach; float32 has none
-    rate = rates.operations_per_second * (
-        _SHARE * rates.bfloat16_gain if problem.dtype.itemsize == 2 else _SHARE_FLOAT32
-    )
     calls = len(list(_launches(problem)))
-    parts = launches.table_parts_bytes(_symmetric(problem, problem.batch), device)
+    one = _of_a_launch(problem)
+    parts = launches.table_parts_bytes(one, device)
+    forward, *backward = (
+        calls * prediction.seconds_of_kernel(name, one, device.capability, _sheet(device))
+        for name in (f"forward_{_order(problem, device)}_order", *_GRADIENT_KERNELS)
+    )
+    # what float16 adds: the largest magnitudes of all operands, and a copy of the gradient in the dtype of products
+    scaling_calls = 12 if problem.dtype == torch.float16 else 0
+    # several launches are summed in float32, one result beside the sum
+    outputs = problem.batch * problem.heads * problem.positions * problem.value_depth if calls > 1 else 0
+    factors = problem.batch * problem.positions * (problem.heads * problem.query_depth + problem.value_depth)
+    gradients_bytes = 8 * (factors if calls > 1 else 0)
+    if problem.dtype == torch.float16:
+        gradients_bytes += 2 * problem.batch * problem.heads * problem.positions * problem.value_depth
     return Cost(
         operations,
-        table * problem.dtype.itemsize,
-        seconds=operations / rate + rates.calls(4 * calls),
-        backward_seconds=3 * operations / rate + rates.calls(12 * calls),
-        backward_workspace_bytes=table * problem.dtype.itemsize + parts,
+        table * problem.dtype.itemsize + 8 * outputs,
+        seconds=forward + rates.calls(4 * calls + scaling_calls),
+        backward_seconds=sum(backward) + rates.calls(12 * calls + 2 * scaling_calls),
+        backward_workspace_bytes=table * problem.dtype.itemsize + parts + gradients_bytes,
     )
 
 
@@ -75,7 +86,7 @@ def refusals(problem: Problem) -> Refusals:
     if device is None:
         return Refusals()
     verdicts = verification.verdicts_of(device, problem.dtype)
-    order = _order(device.capability[0], problem)
+    order = _order(problem, device)
     forward = _reason(verdicts, [f"forward_{order}_order"], problem)
     backward = _reason(verdicts, verification.BACKWARD, problem)
     if _REFUSED:
@@ -128,7 +139,7 @@ def forward(
     """
     device = kernel_device(str(values.device))
     assert device is not None
-    order = _order(device.capability[0], replace(problem, batch=len(values)))
+    order = _order(replace(problem, batch=len(values), dtype=values.dtype), device)
     return forward_in_order(order, queries, prepared[0], values, _symmetric(problem, len(values)), content)
 
 
@@ -151,10 +162,27 @@ def _symmetric(problem: Problem, batch: int) -> Problem:
     return replace(problem, batch=batch, after=problem.before, causal=False)
 
 
-def _order(architecture: int, problem: Problem) -> str:
-    """The order of the forward pass that is expected to be faster."""
-    sizes = problem.batch, problem.heads, min(problem.value_depth, most_values(problem.dtype.itemsize))
-    return "lambda" if prefers_lambda_order(architecture, problem.dtype.itemsize, *sizes) else "query"
+@lru_cache(maxsize=1024)
+def _order(problem: Problem, device: KernelDevice) -> str:
+    """The order of the forward pass that is predicted to be faster; no tensor core takes the lambda order's float32."""
+    one, gpu = _of_a_launch(problem), _sheet(device)
+    orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
+
+    def seconds(order: str) -> float:
+        return prediction.seconds_of_kernel(f"forward_{order}_order", one, device.capability, gpu)
+
+    return min(orders, key=seconds)
+
+
+def _sheet(device: KernelDevice) -> Gpu:
+    return gpu_named(device.name, device.capability[0])
+
+
+def _of_a_launch(problem: Problem) -> Problem:
+    """The problem that a launch has, with as many channels as it takes."""
+    return replace(
+        _symmetric(problem, problem.batch), value_depth=min(problem.value_depth, most_values(problem.dtype.itemsize))
+    )
 
 
 def forward_in_order(
@@ -168,13 +196,13 @@ def forward_in_order(
         dtype = torch.float32
         operands = scaling.forward_operands(queries, table, content)
         table, content, scales = operands.table, operands.content, operands.scales
-    parts: list[_Part] = []
+    output = _Sum((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(calls))
     with torch.cuda.device_of(values):  # Triton launches on the current device
         for depths, channels, u in calls:
             factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
             added = content[:, depths, channels] if content is not None and u == 0 else None
-            parts.append(((..., channels), launches.forward(order, *factors, added, problem, dtype, scales)))
-    return _sum(parts, (*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype))
+            output.add((..., channels), launches.forward(order, *factors, added, problem, dtype, scales))
+    return output.total()
 
 
 def gradients(
@@ -192,9 +220,7 @@ def gradients(
     scaled = scaling.unscaled(gradient, table, content)
     if queries.dtype == torch.float16:
         scaled = scaling.backward_operands(gradient, queries, table, values, content)
-    of_queries: list[_Part] = []
-    of_table: list[_Part] = []
-    of_values: list[_Part] = []
+    of_queries, of_table, of_values = (_Sum(x.shape, x.dtype, len(calls)) for x in (queries, table, values))
     with torch.cuda.device_of(values):
         for depths, channels, u in calls:
             g, q, v = scaled.gradient[..., channels], queries[..., depths], values[:, :, channels, u]
@@ -202,19 +228,18 @@ def gradients(
                 r = scaled.table_beside_gradient[..., depths, u]
                 c = scaled.content[:, depths, channels] if scaled.content is not None and u == 0 else None
                 part = launches.queries_gradient(g, r, v, c, problem, dtype, scaled.of_queries)
-                of_queries.append(((..., depths), part))
+                of_queries.add((..., depths), part)
             if wanted.table:
                 part = launches.table_gradient(g, q, v, problem, dtype, scaled.of_table)
-                of_table.append(((..., depths, u), part))
+                of_table.add((..., depths, u), part)
             if wanted.values:
                 r = scaled.table_beside_queries[..., depths, u]
-                of_values.append(
-                    ((..., channels, u), launches.values_gradient(g, q, r, problem, dtype, scaled.of_values))
-                )
+                part = launches.values_gradient(g, q, r, problem, dtype, scaled.of_values)
+                of_values.add((..., channels, u), part)
     return (
-        _sum(of_queries, queries.shape, queries.dtype) if wanted.queries else None,
-        _sum(of_table, table.shape, table.dtype) if wanted.table else None,
-        _sum(of_values, values.shape, values.dtype) if wanted.values else None,
+        of_queries.total() if wanted.queries else None,
+        of_table.total() if wanted.table else None,
+        of_values.total() if wanted.values else None,
     )
 
 
@@ -226,11 +251,21 @@ def _launches(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
     return itertools.product(depths, channels, range(problem.intra_depth))
 
 
-def _sum(parts: list[_Part], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The parts, each added at its place in a tensor of the shape, in float32."""
-    if len(parts) == 1:
-        return parts[0][1].reshape(shape).to(dtype)
-    total = torch.zeros(shape, dtype=torch.float32, device=parts[0][1].device)
-    for index, part in parts:
-        total[index] += part
-    return total.to(dtype)
+class _Sum:
+    """A tensor of a shape and dtype, the sum of what launches give for parts of it: in float32 if there are several."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, launches: int) -> None:
+        self._shape, self._dtype, self._launches = shape, dtype, launches
+        self._sum: Tensor | None = None
+
+    def add(self, place: tuple[EllipsisType | slice | int, ...], part: Tensor) -> None:
+        if self._launches == 1:
+            self._sum = part.reshape(self._shape)
+            return
+        if self._sum is None:
+            self._sum = part.new_zeros(self._shape, dtype=torch.float32)
+        self._sum[place] += part
+
+    def total(self) -> Tensor:
+        assert self._sum is not None
+        return self._sum.to(self._dtype)

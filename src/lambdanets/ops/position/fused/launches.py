@@ -1,10 +1,12 @@
 """One launch of each fused kernel: tiles, copies of what has the wrong strides, the padded table, the result.
 
 Shapes as in `fused`, without u: queries (b, h, n, k) with k of at most K, table (r_1..r_D, k), values (b, n, v),
-content (b, k, v) or None, gradient (b, h, n, v). Results lie as the layers have them, (b, n, h, v) and (b, n, h, k). For
+content (b, k, v) or None, gradient (b, h, n, v). Results lie as layers have them, (b, n, h, v) and (b, n, h, k). For
 float16, `scales` holds two numbers of float32: what the result and what the content term is multiplied by. Triton is
 imported at the first launch.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from lambdanets.ops.position.fused.tiles import (
     chunks_of,
     most_values,
     power_of_two,
+    rows_of_offsets,
     table_step,
     tile_and_step,
     tiles_of,
@@ -41,7 +44,7 @@ def forward(
     from lambdanets.ops.position.fused import forward_kernels
 
     tiles = _tiles(f"forward_{order}_order", values, problem)
-    shape = tile_and_step(_grid(problem), _reach(problem), tiles.positions, tiles.step)
+    shape = tile_and_step(grid_of(problem), reach_of(problem), tiles.positions, tiles.step)
     output = _result(values, problem.batch, problem.positions, problem.heads, values.shape[2], dtype=dtype)
     output = output.transpose(1, 2)
     queries, values, unit = _rows(queries), _rows(values), _unit(values)
@@ -56,16 +59,16 @@ def forward(
         values if content is None else content,
         output,
         values if scales is None else scales,
-        *_strides(queries, unit),
-        *_strides(values, unit),
-        *((0, 0) if content is None else _strides(content, unit)),
-        *_strides(output, unit),
+        *strides_of(queries, unit),
+        *strides_of(values, unit),
+        *((0, 0) if content is None else strides_of(content, unit)),
+        *strides_of(output, unit),
         -(-values.shape[2] // unit),
         -(-queries.shape[3] // unit),
         problem.batch,
         problem.heads,
-        *_grid(problem),
-        *_reach(problem),
+        *grid_of(problem),
+        *reach_of(problem),
         *shape,
         **constants,
     )
@@ -85,7 +88,7 @@ def queries_gradient(
     from lambdanets.ops.position.fused.gradient_kernels import queries_gradient as kernel
 
     tiles = _tiles("queries_gradient", values, problem)
-    shape = tile_and_step(_grid(problem), _reach(problem), tiles.positions, tiles.step)
+    shape = tile_and_step(grid_of(problem), reach_of(problem), tiles.positions, tiles.step)
     output = _result(values, problem.batch, problem.positions, problem.heads, table.shape[-1], dtype=dtype)
     output = output.transpose(1, 2)
     gradient, values, unit = _rows(gradient), _rows(values), _unit(values)
@@ -99,16 +102,16 @@ def queries_gradient(
         values if content is None else content,
         output,
         values if scales is None else scales,
-        *_strides(gradient, unit),
-        *_strides(values, unit),
-        *((0, 0) if content is None else _strides(content, unit)),
-        *_strides(output, unit),
+        *strides_of(gradient, unit),
+        *strides_of(values, unit),
+        *((0, 0) if content is None else strides_of(content, unit)),
+        *strides_of(output, unit),
         -(-values.shape[2] // unit),
         -(-table.shape[-1] // unit),
         problem.batch,
         problem.heads,
-        *_grid(problem),
-        *_reach(problem),
+        *grid_of(problem),
+        *reach_of(problem),
         *shape,
         **constants,
     )
@@ -122,7 +125,7 @@ def values_gradient(
     from lambdanets.ops.position.fused.gradient_kernels import values_gradient as kernel
 
     tiles = _tiles("values_gradient", gradient, problem)
-    shape = tile_and_step(_grid(problem), _reach(problem), tiles.positions, tiles.step)
+    shape = tile_and_step(grid_of(problem), reach_of(problem), tiles.positions, tiles.step)
     channels = gradient.shape[3]
     output = _result(gradient, problem.batch, problem.positions, channels, dtype=dtype)
     gradient, queries, unit = _rows(gradient), _rows(queries), _unit(gradient)
@@ -133,15 +136,15 @@ def values_gradient(
         _padded(table, shape),
         output,
         gradient if scales is None else scales,
-        *_strides(gradient, unit),
-        *_strides(queries, unit),
-        *_strides(output, unit),
+        *strides_of(gradient, unit),
+        *strides_of(queries, unit),
+        *strides_of(output, unit),
         -(-channels // unit),
         -(-queries.shape[3] // unit),
         problem.batch,
         problem.heads,
-        *_grid(problem),
-        *_reach(problem),
+        *grid_of(problem),
+        *reach_of(problem),
         *shape,
         **constants,
     )
@@ -157,26 +160,26 @@ def table_gradient(
     tiles = _tiles("table_parts", values, problem)
     depth = queries.shape[3]
     gradient, queries, values, unit = _rows(gradient), _rows(queries), _rows(values), _unit(values)
-    step, row_groups, chunks, split_groups, splits, programs = _table_division(problem, tiles)
-    parts = values.new_empty(programs, tiles.positions, tiles.step, K, dtype=torch.float32)
-    table_parts[(programs,)](
+    division = table_division(problem, tiles)
+    parts = values.new_empty(division.programs, tiles.positions, tiles.step, K, dtype=torch.float32)
+    table_parts[(division.programs,)](
         gradient,
         queries,
         values,
         parts,
-        *_strides(gradient, unit),
-        *_strides(queries, unit),
-        *_strides(values, unit),
+        *strides_of(gradient, unit),
+        *strides_of(queries, unit),
+        *strides_of(values, unit),
         -(-values.shape[2] // unit),
         -(-depth // unit),
         problem.batch,
         problem.heads,
-        *_grid(problem),
-        *_reach(problem),
-        *step,
-        row_groups,
-        chunks,
-        split_groups * tiles.examples,
+        *grid_of(problem),
+        *reach_of(problem),
+        *division.step,
+        division.row_groups,
+        division.chunks,
+        division.split_groups * tiles.examples,
         **constants_of("table_parts", tiles, problem.heads, values.dtype),
     )
     output = values.new_empty(*problem.scope, depth, dtype=dtype)
@@ -185,12 +188,12 @@ def table_gradient(
         output,
         parts if scales is None else scales,
         depth,
-        _grid(problem)[1],
-        *_reach(problem),
-        *step,
-        row_groups,
-        chunks,
-        splits,
+        grid_of(problem)[1],
+        *reach_of(problem),
+        *division.step,
+        division.row_groups,
+        division.chunks,
+        division.splits,
         TILE=tiles.positions,
         STEP=tiles.step,
         K=K,
@@ -202,18 +205,34 @@ def table_gradient(
     return output
 
 
-def _table_division(problem: Problem, tiles: Tiles) -> tuple[tuple[int, int], int, int, int, int, int]:
-    """A step's sides, row groups, chunks, groups of examples in a split, splits and programs of `table_parts`."""
-    grid, reach = _grid(problem), _reach(problem)
+class TableDivision(NamedTuple):
+    """How `table_parts` divides a problem.
+
+    step: offsets of rows and columns of the context of a program. row_groups, chunks: of those. split_groups: groups of
+    examples in a split. rows: of queries that the programs of all row groups go through for one group of examples.
+    """
+
+    step: tuple[int, int]
+    row_groups: int
+    chunks: int
+    split_groups: int
+    splits: int
+    programs: int
+    rows: int
+
+
+def table_division(problem: Problem, tiles: Tiles) -> TableDivision:
+    """The division of a problem; the batch is split as often as leaves no more programs than fit a device at once."""
+    grid, reach = grid_of(problem), reach_of(problem)
     step = table_step(grid, reach, tiles.positions, tiles.step)
     row_groups = -(-(2 * reach[0] + 1) // step[0])
     chunks = chunks_of(grid, reach, tiles.positions, step[1])
     programs = row_groups * chunks * -(-grid[1] // tiles.positions)
     groups = max(1, -(-problem.batch // tiles.examples))
-    # The batch is split until there are enough programs.
-    split_groups = -(-groups // min(groups, -(-ENOUGH_PROGRAMS // programs)))
+    split_groups = -(-groups // min(groups, max(1, ENOUGH_PROGRAMS // programs)))
     splits = -(-groups // split_groups)
-    return step, row_groups, chunks, split_groups, splits, splits * programs
+    rows = rows_of_offsets(grid[0], reach[0], step[0])
+    return TableDivision(step, row_groups, chunks, split_groups, splits, splits * programs, rows)
 
 
 def table_parts_bytes(problem: Problem, device: KernelDevice) -> int:
@@ -221,15 +240,15 @@ def table_parts_bytes(problem: Problem, device: KernelDevice) -> int:
     itemsize = problem.dtype.itemsize
     sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, most_values(itemsize))
     tiles = tiles_of("table_parts", device.capability, itemsize, *sizes)
-    return 4 * _table_division(problem, tiles)[-1] * tiles.positions * tiles.step * K
+    return 4 * table_division(problem, tiles).programs * tiles.positions * tiles.step * K
 
 
-def _grid(problem: Problem) -> tuple[int, int]:
+def grid_of(problem: Problem) -> tuple[int, int]:
     """Rows and columns; a line is one row."""
     return (1, problem.grid[0]) if len(problem.grid) == 1 else (problem.grid[0], problem.grid[1])
 
 
-def _reach(problem: Problem) -> tuple[int, int]:
+def reach_of(problem: Problem) -> tuple[int, int]:
     """How far the table reaches to either side, in rows and columns."""
     return (0, problem.scope[0] // 2) if len(problem.scope) == 1 else (problem.scope[0] // 2, problem.scope[1] // 2)
 
@@ -260,7 +279,7 @@ def constants_of(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> d
 
 def _programs(problem: Problem, shape: tuple[int, int, int, int], tiles: Tiles) -> int:
     """Tiles times groups of examples."""
-    rows, columns = _grid(problem)
+    rows, columns = grid_of(problem)
     return -(-rows // shape[0]) * -(-columns // shape[1]) * -(-problem.batch // tiles.examples)
 
 
@@ -269,7 +288,7 @@ def _unit(x: Tensor) -> int:
     return UNIT_BYTES // x.dtype.itemsize
 
 
-def _strides(x: Tensor, unit: int) -> list[int]:
+def strides_of(x: Tensor, unit: int) -> list[int]:
     """Strides of all axes but the last, in units."""
     return [stride // unit for stride in x.stride()[:-1]]
 

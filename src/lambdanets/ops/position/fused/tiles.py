@@ -130,19 +130,6 @@ def _divided(rows: int, by: int) -> int:
     return max(1, rows // by)
 
 
-def prefers_lambda_order(architecture: int, itemsize: int, batch: int, heads: int, value_depth: int) -> bool:
-    """Whether the forward pass in lambda order is expected to be faster than in query order.
-
-    By multiply-adds a pair of positions and example, rounded up to what a tensor core takes at a time: 16 rows, and 64
-    in lambda order. That is one plain product, which the instructions of Hopper compute at about twice the rate.
-    """
-    if itemsize > 2:
-        return False
-    lambda_order = K * max(value_depth, 64 / max(batch, 1))
-    query_order = max(power_of_two(heads), 16 / max(batch, 1)) * (K + value_depth)
-    return lambda_order <= (2 if architecture == 9 else 1) * query_order
-
-
 def power_of_two(least: int) -> int:
     """The smallest power of two that is not below `least`."""
     return 1 << (least - 1).bit_length()
@@ -160,9 +147,7 @@ def tile_and_step(
     for tile_rows in _powers(positions, grid[0]):
         for step_rows in _powers(step, grid[0]):
             tile_columns, step_columns = positions // tile_rows, step // step_rows
-            steps = _steps(grid[0], reach[0], tile_rows, step_rows) * _steps(
-                grid[1], reach[1], tile_columns, step_columns
-            )
+            steps = steps_of_grid(grid, reach, (tile_rows, tile_columns, step_rows, step_columns))
             if fewest is None or steps < fewest:
                 best, fewest = (tile_rows, tile_columns, step_rows, step_columns), steps
     return best
@@ -177,9 +162,7 @@ def table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step
     best, fewest = (1, step), None
     for step_rows in _powers(step, 2 * reach[0] + 1):
         steps = chunks_of(grid, reach, columns, step // step_rows)
-        pairs = 0
-        for first in range(-reach[0], reach[0] + 1, step_rows):
-            pairs += min(grid[0] - 1, grid[0] - 1 - first) - max(0, 1 - first - step_rows) + 1
+        pairs = rows_of_offsets(grid[0], reach[0], step_rows)
         if fewest is None or steps * pairs <= 1.05 * fewest:
             best, fewest = (step_rows, step // step_rows), min(steps * pairs, fewest or math.inf)
     return best
@@ -188,6 +171,18 @@ def table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step
 def chunks_of(grid: tuple[int, int], reach: tuple[int, int], columns: int, step_columns: int) -> int:
     """How many chunks of step_columns cover the columns that any tile of `columns` queries in a row reaches."""
     return -(-min(grid[1], columns + 2 * reach[1]) // step_columns)
+
+
+def rows_of_offsets(rows: int, reach: int, step_rows: int) -> int:
+    """Rows of queries with a row of the context at one of step_rows offsets, summed over all groups of offsets."""
+    firsts = range(-reach, reach + 1, step_rows)
+    return sum(min(rows - 1, rows - 1 - first) - max(0, 1 - first - step_rows) + 1 for first in firsts)
+
+
+def steps_of_grid(grid: tuple[int, int], reach: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
+    """Steps over all tiles, of a tile's rows and columns and a step's."""
+    rows, columns, step_rows, step_columns = shape
+    return _steps(grid[0], reach[0], rows, step_rows) * _steps(grid[1], reach[1], columns, step_columns)
 
 
 def _powers(most: int, side: int) -> list[int]:

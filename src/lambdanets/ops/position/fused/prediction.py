@@ -1,0 +1,127 @@
+"""How long the fused kernels are predicted to take on a GPU, from what their tiles load, multiply and issue.
+
+A program's step loads its operands from the second-level cache, issues instructions and multiplies; what takes longest
+counts, for all programs of a processor together. Embeddings are asked to stay in the first-level cache, and values that
+the step before has read in the table's gradient: a quarter of the former and 1.3 / rows of the latter are counted.
+
+What compiled code showed (`benchmarks/kernels.py`): a warp's step has a base of instructions, 2.5 for each product of
+a tensor core and 5 for each load of 16 bytes; in float32, 1.3 for each multiply-add. Nothing of this was measured on a
+GPU; `lambdanets calibrate` measures by what factor it is off.
+"""
+
+import math
+from dataclasses import dataclass
+
+from lambdanets.ops.position.fused.launches import grid_of, reach_of, table_division
+from lambdanets.ops.position.fused.tiles import (
+    LAMBDA_ORDER,
+    K,
+    Tiles,
+    power_of_two,
+    steps_of_grid,
+    tile_and_step,
+    tiles_of,
+)
+from lambdanets.ops.position.gpus import Gpu
+from lambdanets.ops.position.problem import Problem
+
+_REACHED = 0.75  # of what the slowest part allows: waits at barriers and the ends of loops take the rest
+_BASE = {
+    "forward_query_order": 60,
+    "queries_gradient": 60,
+    "values_gradient": 105,
+    "table_parts": 75,
+    LAMBDA_ORDER: 120,
+}
+_RESIDENT_WARPS = 8  # of a processor, at least; benchmarks/kernels.py checks it
+_BARRIERS = 150  # cycles of a step that no other warp of the program fills
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a program does in a step: numbers loaded from the cache, multiply-adds of one warp's products of a tensor
+    core (of 16 x 8 x 16), multiply-adds in all."""
+
+    loaded: float
+    products: float
+    multiply_adds: float
+
+
+def step_of(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step:
+    """A step of a kernel; step_rows: of the values of a step of `table_parts`."""
+    n, b, m, v, h, warps = tiles.positions, tiles.examples, tiles.step, tiles.values, heads, tiles.warps
+    embeddings = n * m * K / 4
+    if kernel == LAMBDA_ORDER:
+        return Step(embeddings + b * v * m, _products(1, b * v, n * K, m, warps), b * v * n * K * m)
+    multiply_adds = b * h * n * m * (K + v)
+    if kernel == "forward_query_order":
+        products = _products(n, b * h, m, K, warps) + _products(b, n * h, v, m, warps)
+        return Step(embeddings + b * m * v, products, multiply_adds)
+    if kernel == "queries_gradient":
+        products = _products(b, n * h, m, v, warps) + _products(n, b * h, K, m, warps)
+        return Step(embeddings + b * m * v, products, multiply_adds)
+    if kernel == "values_gradient":
+        products = _products(m, n, b * h, K, warps) + _products(b, n, v, m * h, warps)
+        return Step(embeddings + b * h * m * (K + v), products, multiply_adds)
+    products = _products(b, n * h, m, v, warps) + _products(n, m, K, b * h, warps)
+    return Step(b * h * n * (K + v) + b * m * v * min(1.0, 1.3 / step_rows), products, multiply_adds)
+
+
+def _products(batch: int, rows: int, columns: int, terms: int, warps: int) -> float:
+    """Products of a tensor core that a warp computes; of a batch, each warp has other matrices."""
+    of_one = math.ceil(rows / 16) * math.ceil(columns / 8) * math.ceil(terms / 16)
+    return of_one / warps if batch == 1 else of_one * math.ceil(batch / warps)
+
+
+def seconds_of_kernel(kernel: str, problem: Problem, capability: tuple[int, int], gpu: Gpu) -> float:
+    """Of one launch, for at most as many channels as one takes."""
+    itemsize, h = problem.dtype.itemsize, power_of_two(problem.heads)
+    sizes = problem.batch, problem.heads, problem.positions, problem.value_depth
+    tiles = tiles_of(kernel, capability, itemsize, *sizes)
+    groups, blocks = -(-problem.batch // tiles.examples), -(-problem.value_depth // tiles.values)
+    grid, reach = grid_of(problem), reach_of(problem)
+    written = 0.0
+    if kernel == "table_parts":
+        division = table_division(problem, tiles)
+        programs, step_rows = division.programs, division.step[0]
+        steps = division.rows * groups * blocks * division.chunks * -(-grid[1] // tiles.positions)
+        written = 2 * 4 * programs * tiles.positions * tiles.step * K  # the parts, and read to be summed
+    else:
+        shape, step_rows = tile_and_step(grid, reach, tiles.positions, tiles.step), 1
+        many = 1 if kernel == "queries_gradient" else blocks
+        programs = -(-grid[0] // shape[0]) * -(-grid[1] // shape[1]) * groups * many
+        steps = steps_of_grid(grid, reach, shape) * groups * many
+    step = step_of(kernel, tiles, problem.heads if kernel == LAMBDA_ORDER else h, step_rows)
+    cycles = _cycles_of_step(kernel, step, tiles, itemsize, gpu)
+    resident = max(1, _RESIDENT_WARPS // tiles.warps)
+    slots = gpu.processors * resident
+    # where programs are few, a step takes as long as its instructions one after the other
+    latency = 2.5 * _instructions(kernel, step, tiles, itemsize) + _BARRIERS
+    busy = steps / programs * -(-programs // slots) * max(resident * cycles, latency)
+    seconds = busy / gpu.clock / _REACHED
+    if kernel == LAMBDA_ORDER:
+        applied = problem.batch * problem.heads * problem.positions * K * problem.value_depth
+        seconds += 2 * applied / gpu.float32 / _REACHED
+    b, n, k, v = problem.batch, problem.positions, problem.query_depth, problem.value_depth
+    moved = itemsize * b * n * (problem.heads * (k + v) + v) + written
+    return max(seconds, moved / (0.8 * gpu.memory))
+
+
+def _cycles_of_step(kernel: str, step: Step, tiles: Tiles, itemsize: int, gpu: Gpu) -> float:
+    """Cycles that a processor spends on the step of one program, if others fill its waits."""
+    loading = itemsize * step.loaded / (gpu.cache / gpu.clock / gpu.processors)
+    issuing = _instructions(kernel, step, tiles, itemsize) * tiles.warps / 4
+    if itemsize > 2:
+        return max(loading, issuing, 2 * step.multiply_adds / (gpu.float32 / gpu.clock / gpu.processors))
+    share = 1.0 if kernel == LAMBDA_ORDER else gpu.products  # a plain product takes the instructions of the full rate
+    rate = gpu.bfloat16 * share / gpu.clock / gpu.processors
+    return max(loading, issuing, 2 * 16 * 8 * 16 * step.products * tiles.warps / rate)
+
+
+def _instructions(kernel: str, step: Step, tiles: Tiles, itemsize: int) -> float:
+    """Instructions of a warp in a step."""
+    threads = 32 * tiles.warps
+    loads = itemsize * step.loaded / (16 * threads)
+    if itemsize > 2:
+        return _BASE[kernel] + 1.3 * step.multiply_adds / threads + 5 * loads
+    return _BASE[kernel] + (0 if kernel == LAMBDA_ORDER else 2.5 * step.products) + 5 * loads
