@@ -194,6 +194,8 @@ def faults(row: dict[str, Any]) -> Iterator[str]:
         yield "no tensor cores"
     if row["loads_not_ahead"] or not row["loads"]:
         yield f"{row['loads_not_ahead']} loads are awaited in the step that starts them"
+    if row["tiles"]["stages"] > 2 and not row["stages_ahead"]:
+        yield "the loads of a step are awaited before those of the next one are started"
     if row["dtype"] != "float32" and row["warps_a_scheduler"] < 2:
         yield f"{row['warps_a_scheduler']} warps a scheduler"
 

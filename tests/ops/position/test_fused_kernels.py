@@ -77,25 +77,26 @@ def name_of(configuration):
     return f"{c.kernel}-{c.architecture}-{c.heads}-{c.dtype}-{tiles}"
 
 
-def check_configuration(configuration):
+@pytest.mark.parametrize("configuration", SOME, ids=name_of)
+def test_kernels_fit_the_device_and_start_their_loads_ahead(configuration, tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="the kernels need Triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton interprets its kernels instead of compiling them")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     row = KERNELS.examine(configuration)
     assert [*KERNELS.faults(row)] == [], row
 
 
-@pytest.mark.parametrize("configuration", SOME, ids=name_of)
-def test_kernels_fit_the_device_and_load_16_bytes_at_a_time(configuration, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    check_configuration(configuration)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("configuration", [c for c in KERNELS.configurations() if c not in SOME], ids=name_of)
-def test_every_configuration_fits_the_device_and_loads_16_bytes_at_a_time(configuration, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    check_configuration(configuration)
+def test_a_kernel_that_does_not_fit_spills_or_waits_is_found():
+    good = {
+        "fits": True, "shared": 1, "stack": 0, "dtype": "bfloat16", "instruction": "mma.sync", "loads": 4,
+        "loads_not_ahead": 0, "warps_a_scheduler": 2.0, "stages_ahead": 2, "tiles": {"stages": 3},
+    }  # fmt: skip
+    assert [*KERNELS.faults(good)] == []
+    changes = {"fits": False, "stack": 40, "instruction": "fma", "loads": 0, "loads_not_ahead": 1, "stages_ahead": 0}
+    for name, value in changes.items():
+        assert len([*KERNELS.faults(good | {name: value})]) == 1, name
+    assert [*KERNELS.faults(good | {"warps_a_scheduler": 1.0})] == ["1.0 warps a scheduler"]
 
 
 @pytest.mark.parametrize(
