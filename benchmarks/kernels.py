@@ -50,6 +50,8 @@ def configurations(
     heads: Sequence[int] = HEADS,
     depths: Sequence[int] = DEPTHS,
     dtypes: Sequence[str] = tuple(DTYPES),
+    batches: Sequence[int] = BATCHES,
+    positions: Sequence[int] = POSITIONS,
 ) -> list[Configuration]:
     """All that the launchers choose for these, each once."""
     found: dict[Configuration, None] = {}
@@ -61,9 +63,9 @@ def configurations(
             for kernel in kernels:
                 for h in heads:
                     for depth in depths:
-                        for batch in BATCHES:
-                            for positions in POSITIONS:
-                                tiles = tiles_of(kernel, capability, itemsize, batch, h, positions, depth)
+                        for batch in batches:
+                            for n in positions:
+                                tiles = tiles_of(kernel, capability, itemsize, batch, h, n, depth)
                                 found[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(found)
 

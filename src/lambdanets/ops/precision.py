@@ -1,6 +1,8 @@
 """Which dtype an operation computes in, and which it returns."""
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +21,30 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which autocast is off on the device; the meta device has none to turn off."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def without_tf32_convolutions(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which cuDNN convolves float32 as such, and not in TF32, which is PyTorch's default on GPUs."""
+    return _ieee_convolutions() if device.type == "cuda" else nullcontext()
+
+
+_ieee_lock = threading.Lock()
+_ieee_threads: list[str] = []  # what the first thread found, for the last one to put back
+
+
+@contextmanager
+def _ieee_convolutions() -> Iterator[None]:
+    settings = torch.backends.cudnn.conv
+    with _ieee_lock:
+        _ieee_threads.append(_ieee_threads[0] if _ieee_threads else settings.fp32_precision)
+        settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        with _ieee_lock:
+            before = _ieee_threads.pop()
+            if not _ieee_threads:
+                settings.fp32_precision = before
 
 
 def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, torch.dtype]:

@@ -33,11 +33,11 @@ PROBLEM = Problem(
 GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
 RATES = built_in("cuda", 1)
 KERNELS = load_script("benchmarks/kernels.py")
-# Of each kernel and device the least and the most heads, the deepest values and depths that are no multiple of 16.
+# Of each kernel the fewest and the most heads, the deepest values and depths that are no multiple of 16; one example.
 SOME = [
     configuration
-    for architecture, heads, depths in ((80, (1,), (128,)), (90, (4,), (64,)), (120, (16,), (24,)))
-    for configuration in KERNELS.configurations([architecture], heads, depths, ["bfloat16"])
+    for architecture, heads, depth, batch in ((80, 1, 128, 128), (90, 4, 64, 128), (120, 16, 24, 128), (86, 2, 16, 1))
+    for configuration in KERNELS.configurations([architecture], [heads], [depth], ["bfloat16"], [batch], [56 * 56])
 ]
 
 

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from interactions import assert_all_close, make_inputs, run
 
 from lambdanets.ops import explain
 from lambdanets.ops.position import query_order
+from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.rates import built_in
 from lambdanets.ops.position.tiling import Tiling
 
@@ -54,8 +57,16 @@ def test_a_smaller_limit_on_the_logits_takes_several_chunks_of_examples_and_chan
     assert chunks == [2, 2, 1]
 
 
+@pytest.mark.parametrize("algorithm", ["query_order", "lambda_order", "convolution", "mixed"])
+def test_more_examples_stay_in_the_cache_of_a_gpu_than_of_a_core(algorithm):
+    problem = explain(*make_inputs((28, 28), (23, 23), batch=256, dtype=torch.float32), (28, 28)).problem
+    module, rates = ALGORITHMS[algorithm], built_in("cpu", 1)
+    counts = [module.examples_at_once(replace(problem, device=device), rates) for device in ("cpu", "cuda:0")]
+    assert 1 <= counts[0] < counts[1]
+
+
 def test_the_logits_of_the_chosen_tiling_stay_within_the_limit():
-    limit = query_order._LOGITS_BYTES
+    limit, _ = query_order._LOGITS_BYTES
     inputs = make_inputs((28, 28), (23, 23), batch=1, dtype=torch.float32)
     problem = explain(*inputs, (28, 28)).problem
     assert query_order.tiling_of(problem, built_in("cpu", 1)).logits_bytes(1) <= limit

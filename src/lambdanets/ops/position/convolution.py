@@ -20,7 +20,7 @@ from lambdanets.ops.position.rates import Rates
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_LAMBDA_BYTES = 64 << 20
+_LAMBDA_BYTES = 64 << 20, 256 << 20  # on a core, on a GPU
 
 # maps (b, v, u, S..) padded with zeros and weights (k, u, r..) -> lambdas (b, v, k, S..)
 Form = Callable[[Tensor, Tensor], Tensor]
@@ -60,7 +60,8 @@ def cost(problem: Problem, rates: Rates) -> Cost:
 
 def examples_at_once(problem: Problem, rates: Rates) -> int:
     """As many as have lambdas of a moderate size."""
-    return max(1, _LAMBDA_BYTES // (4 * problem.positions * problem.query_depth * problem.value_depth))
+    of_one = 4 * problem.positions * problem.query_depth * problem.value_depth
+    return max(1, problem.within_cache(*_LAMBDA_BYTES) // of_one)
 
 
 def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:

@@ -14,7 +14,7 @@ from lambdanets.ops.geometry import without_future
 from lambdanets.ops.position.plan import ALGORITHMS, TAKE_CONTENT, working
 from lambdanets.ops.position.problem import Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
-from lambdanets.ops.precision import output_dtype, without_autocast
+from lambdanets.ops.precision import output_dtype, without_autocast, without_tf32_convolutions
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -32,7 +32,7 @@ def run_forward(
     if len(queries) == 0:
         return queries.new_zeros(*queries.shape[:3], problem.value_depth, dtype=output_dtype(queries.dtype))
     module, dtype, rates, some = _set_up(problem, algorithm)
-    with without_autocast(queries.device):
+    with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
         parts = []
         for q, v, c in _split(some.batch, queries, values, content):
@@ -61,7 +61,8 @@ def run_backward(
         factors = (queries, table, values, content)
         zeros = (torch.zeros_like(x) if x is not None and of else None for x, of in zip(factors, wanted, strict=True))
         return next(zeros), next(zeros), next(zeros), next(zeros)
-    with without_autocast(queries.device):  # a backward pass may run inside autocast, whatever the forward pass did
+    # a backward pass may run inside autocast, whatever the forward pass did
+    with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         of_content = None
         if wanted.content and content is not None:
             of_content = _sum_of_products(queries.to(gradient.dtype), gradient).to(content.dtype)

@@ -11,7 +11,7 @@ from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.toeplitz import Axis, make_block, sum_of_block
 
-_LAMBDA_BYTES = 64 << 20
+_LAMBDA_BYTES = 64 << 20, 256 << 20  # on a core, on a GPU
 
 
 def operations(problem: Problem) -> int:
@@ -45,7 +45,8 @@ def cost(problem: Problem, rates: Rates) -> Cost:
 
 def examples_at_once(problem: Problem, rates: Rates) -> int:
     """As many as have lambdas of a moderate size."""
-    return max(1, _LAMBDA_BYTES // (4 * problem.positions * problem.query_depth * problem.value_depth))
+    of_one = 4 * problem.positions * problem.query_depth * problem.value_depth
+    return max(1, problem.within_cache(*_LAMBDA_BYTES) // of_one)
 
 
 def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:

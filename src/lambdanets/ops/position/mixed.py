@@ -28,7 +28,7 @@ from lambdanets.ops.position.toeplitz import make_block, sum_of_block
 
 # Rows of the first axis worked on at once are chosen from these; S stays within this size where it can.
 _ROWS = (1, 2, 4, 7, 8, 14)
-_CHUNK_BYTES = 6 << 20
+_CHUNK_BYTES = 6 << 20, 32 << 20  # in the cache of a core, of a GPU
 
 
 def frequencies(problem: Problem) -> int:
@@ -173,7 +173,8 @@ def rows_of(problem: Problem, rates: Rates) -> Tiling:
 @lru_cache(maxsize=1024)
 def _best_rows(problem: Problem, rates: Rates) -> Tiling:
     tilings = [_rows(problem, rows) for rows in sorted({min(rows, problem.grid[0]) for rows in _ROWS})]
-    fitting = [tiling for tiling in tilings if _chunk_bytes(tiling, problem, 1) <= _CHUNK_BYTES] or tilings[:1]
+    limit = problem.within_cache(*_CHUNK_BYTES)
+    fitting = [tiling for tiling in tilings if _chunk_bytes(tiling, problem, 1) <= limit] or tilings[:1]
     costs = [_cost(tiling, problem, rates) for tiling in fitting]
     return min(zip(fitting, costs, strict=True), key=lambda pair: pair[1].seconds + pair[1].backward_seconds)[0]
 
@@ -236,7 +237,8 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
 
 def _examples_at_once(problem: Problem) -> int:
     rows = _rows(problem, min(4, problem.grid[0]))
-    return max(1, _CHUNK_BYTES // _chunk_bytes(rows, problem, 1), 64 // problem.value_depth)
+    limit = problem.within_cache(*_CHUNK_BYTES)
+    return max(1, limit // _chunk_bytes(rows, problem, 1), 64 // problem.value_depth)
 
 
 def _waves_of_offsets(problem: Problem, like: Tensor) -> tuple[Tensor, Tensor]:

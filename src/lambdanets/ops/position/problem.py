@@ -53,6 +53,10 @@ class Problem:
         """Floating-point operations of applying the lambdas to the queries, two per multiply-add."""
         return 2 * self.heads * self.lambda_elements
 
+    def within_cache(self, of_core: int, of_gpu: int) -> int:
+        """The bytes that intermediate results may take to stay in the cache of a core, or of a GPU."""
+        return of_gpu if torch.device(self.device).type == "cuda" else of_core
+
     def as_plane(self) -> "Problem":
         """The same with at least two axes: a sequence is a plane of one row."""
         if len(self.grid) > 1:

@@ -31,8 +31,8 @@ from lambdanets.ops.position.tiling import (
 from lambdanets.ops.position.toeplitz import make_block, sum_of_block
 from lambdanets.ops.precision import wide
 
-# Beyond this the logits of a row of tiles leave the cache: fewer examples at a time, then.
-_LOGITS_BYTES = 8 << 20
+# Beyond this the logits of a row of tiles leave the cache of a core or of a GPU: fewer examples at a time, then.
+_LOGITS_BYTES = 8 << 20, 32 << 20
 # A product of fewer multiply-adds costs less in a batch and a copy than by itself.
 _WORTH_A_CALL = 2_000_000
 # Sides of tiles to choose from, beside the whole side of the grid.
@@ -64,7 +64,7 @@ def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Te
 
 def examples_at_once(problem: Problem, rates: Rates) -> int:
     """As many as keep the logits of a row of tiles in the cache."""
-    return max(1, _LOGITS_BYTES // tiling_of(problem, rates).logits_bytes(1))
+    return max(1, problem.within_cache(*_LOGITS_BYTES) // tiling_of(problem, rates).logits_bytes(1))
 
 
 def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
@@ -183,7 +183,8 @@ def _best_tiling(problem: Problem, rates: Rates) -> Tiling:
         worth = before + after < side  # otherwise a window is longer than the axis
         choices.append([*(tile for tile in _COLUMNS if worth and 2 * tile <= side), side])
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
-    fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= _LOGITS_BYTES] or tilings[:1]
+    limit = problem.within_cache(*_LOGITS_BYTES)
+    fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
     costs = [_cost(tiling, rates) for tiling in fitting]
     return min(zip(fitting, costs, strict=True), key=lambda pair: pair[1].seconds + pair[1].backward_seconds)[0]
 
@@ -191,7 +192,7 @@ def _best_tiling(problem: Problem, rates: Rates) -> Tiling:
 def _cost(tiling: Tiling, rates: Rates) -> Cost:
     p = tiling.problem
     k, v, heads = p.query_depth, p.value_depth, p.heads
-    at_once = min(p.batch, max(1, _LOGITS_BYTES // tiling.logits_bytes(1)))
+    at_once = min(p.batch, max(1, p.within_cache(*_LOGITS_BYTES) // tiling.logits_bytes(1)))
     passes = -(-p.batch // at_once)
     items = math.prod(tiling.counts) * at_once
     logits = forward = backward = 0.0

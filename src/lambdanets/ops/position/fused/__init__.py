@@ -63,8 +63,8 @@ def cost(problem: Problem, rates: Rates) -> Cost | None:
         calls * prediction.seconds_of_kernel(name, one, device.capability, _sheet(device))
         for name in (f"forward_{_order(problem, device)}_order", *_GRADIENT_KERNELS)
     )
-    # what float16 adds: the largest magnitudes of all operands, and a copy of the gradient in the dtype of products
-    scaling_calls = 12 if problem.dtype == torch.float16 else 0
+    # what float16 adds: small operations on the largest magnitudes of all operands, and scaled copies
+    scaling_calls = (18, 29) if problem.dtype == torch.float16 else (0, 0)
     # several launches are summed in float32, one result beside the sum
     outputs = problem.batch * problem.heads * problem.positions * problem.value_depth if calls > 1 else 0
     factors = problem.batch * problem.positions * (problem.heads * problem.query_depth + problem.value_depth)
@@ -74,8 +74,8 @@ def cost(problem: Problem, rates: Rates) -> Cost | None:
     return Cost(
         operations,
         table * problem.dtype.itemsize + 8 * outputs,
-        seconds=forward + rates.calls(4 * calls + scaling_calls),
-        backward_seconds=sum(backward) + rates.calls(12 * calls + 2 * scaling_calls),
+        seconds=forward + rates.calls(4 * calls + scaling_calls[0]),
+        backward_seconds=sum(backward) + rates.calls(12 * calls + scaling_calls[1]),
         backward_workspace_bytes=table * problem.dtype.itemsize + parts + gradients_bytes,
     )
 

@@ -45,9 +45,14 @@ class BackwardOperands(NamedTuple):
 
 def forward_operands(queries: Tensor, table: Tensor, content: Tensor | None) -> ForwardOperands:
     """For float16 queries and values, a table and a content lambda of any floating dtype."""
-    scale = _table_scale(queries, table)
-    content, content_scale = _scaled_content(content)
-    return ForwardOperands(_times(table, scale), content, torch.stack([1 / scale, scale / content_scale]))
+    beside_queries, of_content = _powers(
+        _bound_beside_queries(queries, table), _bound(table if content is None else content)
+    )
+    return ForwardOperands(
+        _times(table, beside_queries),
+        None if content is None else _times(content, of_content),
+        torch.stack([1 / beside_queries, beside_queries / of_content]),
+    )
 
 
 def backward_operands(
@@ -55,17 +60,20 @@ def backward_operands(
 ) -> BackwardOperands:
     """For float16 queries and values; gradient, table and content lambda of any floating dtype."""
     terms = min(values.shape[2], most_values(values.dtype.itemsize))
-    gradient_scale = _power_for(_largest(gradient) * (terms * _largest(values)).clamp_min(1))
-    beside_gradient, beside_queries = _power_for(_largest(table)), _table_scale(queries, table)
-    content, content_scale = _scaled_content(content)
+    of_gradient, beside_gradient, beside_queries, of_content = _powers(
+        _bound(gradient) * (terms * _bound(values)).clamp_min(1),
+        _bound(table),
+        _bound_beside_queries(queries, table),
+        _bound(table if content is None else content),
+    )
     return BackwardOperands(
-        _times(gradient, gradient_scale),
+        _times(gradient, of_gradient),
         _times(table, beside_gradient),
         _times(table, beside_queries),
-        content,
-        of_queries=torch.stack([1 / (gradient_scale * beside_gradient), beside_gradient / content_scale]),
-        of_table=1 / gradient_scale,
-        of_values=1 / (gradient_scale * beside_queries),
+        None if content is None else _times(content, of_content),
+        of_queries=torch.stack([1 / (of_gradient * beside_gradient), beside_gradient / of_content]),
+        of_table=1 / of_gradient,
+        of_values=1 / (of_gradient * beside_queries),
     )
 
 
@@ -74,30 +82,24 @@ def unscaled(gradient: Tensor, table: Tensor, content: Tensor | None) -> Backwar
     return BackwardOperands(gradient, table, table, content)
 
 
-def _table_scale(queries: Tensor, table: Tensor) -> Tensor:
+def _bound_beside_queries(queries: Tensor, table: Tensor) -> Tensor:
     """For which no S leaves the range, nor the table itself."""
     terms = min(queries.shape[3], K)
-    return _power_for(_largest(table) * (terms * _largest(queries)).clamp_min(1))
+    return _bound(table) * (terms * _bound(queries)).clamp_min(1)
 
 
-def _scaled_content(content: Tensor | None) -> tuple[Tensor | None, Tensor | float]:
-    if content is None:
-        return None, 1.0
-    scale = _power_for(_largest(content))
-    return _times(content, scale), scale
-
-
-def _largest(x: Tensor) -> Tensor:
+def _bound(x: Tensor) -> Tensor:
     """The largest magnitude in x, a tensor of one number in float32."""
-    return x.abs().amax().float()
+    return torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
 
 
-def _power_for(bound: Tensor) -> Tensor:
-    """The greatest power of two within 2^-40 and 2^40 with which `bound` stays below 2^15; 1 for 0, inf and NaN."""
-    _, exponent = torch.frexp(torch.where(bound.isfinite() & (bound > 0), bound, 2.0 ** (_TOP - 1)))
-    exponent = (_TOP - exponent).clamp(-_FARTHEST, _FARTHEST)
-    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)  # by its bits: a GPU's pow may round
+def _powers(*bounds: Tensor) -> tuple[Tensor, ...]:
+    """For each the greatest power of two, 2^-40 to 2^40, with which it stays below 2^15; inf and NaN count as 1."""
+    exponents = torch.frexp(torch.stack(bounds).nan_to_num(1.0, 1.0, 1.0)).exponent
+    exponents = (_TOP - exponents).clamp(-_FARTHEST, _FARTHEST)
+    return ((exponents + 127) << 23).view(torch.float32).unbind()  # by their bits: a GPU's pow may round
 
 
 def _times(x: Tensor, scale: Tensor) -> Tensor:
-    return (x * scale).to(torch.float16)
+    """x * scale in float16, read and written once."""
+    return torch.mul(x, scale, out=torch.empty_like(x, dtype=torch.float16))
