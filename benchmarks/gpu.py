@@ -23,7 +23,8 @@ PARTS = {
     "compile": 2.5,
     "smoke": 1.5,
     "check": 1.5,
-    "kernels": 2.5,
+    "kernels": 2.0,
+    "self_test": 1.5,
     "layers": 2.0,
     "networks": 2.0,
 }
@@ -34,7 +35,7 @@ def run_part(name: str, out: Path, seconds: float, dry_run: bool) -> None:
     """Run a part until it ends or its time is over; what ended it becomes a row."""
     script = Path(__file__).with_name("gpu_parts.py")
     command = [sys.executable, str(script), name, "--out", str(out), "--seconds", f"{seconds:.0f}"]
-    environment = dict(os.environ)
+    environment = os.environ | {"LAMBDANETS_CACHE": str(out.parent / "cache")}
     if dry_run:
         command.append("--dry-run")
         environment["TRITON_INTERPRET"] = "1"

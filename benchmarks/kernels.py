@@ -27,7 +27,7 @@ from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNEL
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
 DEPTHS = (8, 16, 24, 32, 64, 128)
-BATCHES = (1, 8, 128)
+BATCHES = (1, 2, 3, 8, 128)
 POSITIONS = (7 * 7, 56 * 56)  # few programs, and enough
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MOST_STACK = 32  # bytes a thread
@@ -94,13 +94,18 @@ def compile_kernel(configuration: Configuration) -> Any:
         if name in constants:
             signature[name], given[name] = "constexpr", constants[name]
         elif name.endswith("_ptr"):
-            wide = name == "scale_ptr" or (configuration.kernel, name) == ("table_parts", "o_ptr")
-            signature[name] = "*" + ("fp32" if wide else DTYPES[configuration.dtype])
+            signature[name] = "*" + ("fp32" if _is_wide(configuration, name) else DTYPES[configuration.dtype])
             attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "i32"
     target = GPUTarget("cuda", configuration.architecture, 32)
     return triton.compile(ASTSource(function, signature, given, attributes), target=target, options=options)
+
+
+def _is_wide(configuration: Configuration, pointer: str) -> bool:
+    """Whether a pointer is to float32, as it is launched; without scales their pointer is that of another operand."""
+    scaled = configuration.dtype == "float16"
+    return (configuration.kernel, pointer) == ("table_parts", "o_ptr") or (scaled and pointer in ("y_ptr", "scale_ptr"))
 
 
 def examine(configuration: Configuration) -> dict[str, Any]:

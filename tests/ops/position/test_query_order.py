@@ -57,7 +57,7 @@ def test_a_smaller_limit_on_the_logits_takes_several_chunks_of_examples_and_chan
     assert chunks == [2, 2, 1]
 
 
-@pytest.mark.parametrize("algorithm", ["query_order", "lambda_order", "convolution", "mixed"])
+@pytest.mark.parametrize("algorithm", ["lambda_order", "convolution", "mixed"])
 def test_more_examples_stay_in_the_cache_of_a_gpu_than_of_a_core(algorithm):
     problem = explain(*make_inputs((28, 28), (23, 23), batch=256, dtype=torch.float32), (28, 28)).problem
     module, rates = ALGORITHMS[algorithm], built_in("cpu", 1)

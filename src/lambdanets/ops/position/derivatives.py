@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lambdanets.ops.position.execution import Gradients
 from lambdanets.ops.position.fallback import follow_backward, follow_forward
-from lambdanets.ops.position.plan import Plan
+from lambdanets.ops.position.plan import Plan, make_plan
 from lambdanets.ops.position.problem import Wanted
 from lambdanets.ops.precision import without_autocast
 
@@ -207,4 +207,4 @@ def _joined_batch(
             x = (x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
         joined.append(x)
     problem = replace(plan.problem, batch=plan.problem.batch * size)
-    return joined, replace(plan, problem=problem)
+    return joined, make_plan(problem) if plan.automatic else replace(plan, problem=problem)

@@ -36,14 +36,16 @@ SHEETS = {
     "H100": Gpu(132, 1.755e9, 67e12, 989e12, 3.35e12, 5.5e12, 0.62),
     "A100": Gpu(108, 1.41e9, 19.5e12, 312e12, 1.55e12, 4.5e12),
     "L40S": Gpu(142, 2.52e9, 91.6e12, 362e12, 0.864e12, 4.5e12),
+    "RTX 3090": Gpu(82, 1.70e9, 35.6e12, 71e12, 0.936e12, 2.5e12),
     "RTX 4090": Gpu(128, 2.52e9, 82.6e12, 165e12, 1.008e12, 4.5e12),
     "T4": Gpu(40, 1.59e9, 8.1e12, 8.1e12, 0.32e12, 1.3e12),
 }
-# By major compute capability, for names that are not there.
-_OF_CAPABILITY = {7: "T4", 8: "A100", 9: "H100", 10: "B200", 12: "RTX 4090"}
+# By compute capability, for names that are not there.
+_OF_CAPABILITY = {(7, 5): "T4", (8, 0): "A100", (8, 6): "RTX 3090", (8, 7): "RTX 3090", (8, 9): "RTX 4090"}
+_OF_CAPABILITY |= {(9, 0): "H100", (10, 0): "B200", (10, 3): "B200", (12, 0): "RTX 4090"}
 
 
-def gpu_named(name: str, capability: int = 9) -> Gpu:
+def gpu_named(name: str, capability: tuple[int, int] = (9, 0)) -> Gpu:
     """The data sheet of a device by its name, or else one of its compute capability, or else the H100's."""
     sheet = next((sheet for part, sheet in SHEETS.items() if part in name), None)
     return sheet or SHEETS[_OF_CAPABILITY.get(capability, "H100")]
@@ -54,4 +56,4 @@ def gpu_of(device: str) -> Gpu:
     """The data sheet of a device such as "cuda:0"; the H100's where there is no GPU."""
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return SHEETS["H100"]
-    return gpu_named(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)[0])
+    return gpu_named(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))

@@ -98,7 +98,7 @@ def _backward_operator(
         queries.new_empty(0) if of_queries is None else joined(of_queries, grid, dilation).contiguous(),
         table.new_empty(0) if of_table is None else of_table.contiguous(),
         values.new_empty(0) if of_values is None else of_values.contiguous(),
-        values.new_empty(0) if of_content is None else of_content.contiguous(),
+        (gradient if content is None else content).new_empty(0) if of_content is None else of_content.contiguous(),
     )
 
 

@@ -63,20 +63,27 @@ def cost(problem: Problem, rates: Rates) -> Cost | None:
         calls * prediction.seconds_of_kernel(name, one, device.capability, _sheet(device))
         for name in (f"forward_{_order(problem, device)}_order", *_GRADIENT_KERNELS)
     )
-    # what float16 adds: small operations on the largest magnitudes of all operands, and scaled copies
-    scaling_calls = (18, 29) if problem.dtype == torch.float16 else (0, 0)
-    # several launches are summed in float32, one result beside the sum
-    outputs = problem.batch * problem.heads * problem.positions * problem.value_depth if calls > 1 else 0
-    factors = problem.batch * problem.positions * (problem.heads * problem.query_depth + problem.value_depth)
-    gradients_bytes = 8 * (factors if calls > 1 else 0)
+    b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
+    itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
+    # depths that are no whole units are copied with zeros, and several launches summed in float32 beside a result
+    odd = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
+    summed = 8 * b * n if calls > 1 else 0
+    copied, copied_backward = odd, 2 * odd
+    scaling_calls = (0, 0)
     if problem.dtype == torch.float16:
-        gradients_bytes += 2 * problem.batch * problem.heads * problem.positions * problem.value_depth
+        # small operations on the largest magnitudes of all operands; reading them; a scaled copy of the gradient
+        scaling_calls = (18, 29)
+        copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
     return Cost(
         operations,
-        table * problem.dtype.itemsize + 8 * outputs,
-        seconds=forward + rates.calls(4 * calls + scaling_calls[0]),
-        backward_seconds=sum(backward) + rates.calls(12 * calls + scaling_calls[1]),
-        backward_workspace_bytes=table * problem.dtype.itemsize + parts + gradients_bytes,
+        table * itemsize + odd + summed * h * v,
+        seconds=forward + rates.copy(copied / 2) + rates.calls(4 * calls + scaling_calls[0]),
+        backward_seconds=sum(backward) + rates.copy(copied_backward / 2) + rates.calls(12 * calls + scaling_calls[1]),
+        backward_workspace_bytes=table * itemsize
+        + parts
+        + 2 * odd
+        + summed * (h * k + v)
+        + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
     )
 
 
@@ -175,7 +182,7 @@ def _order(problem: Problem, device: KernelDevice) -> str:
 
 
 def _sheet(device: KernelDevice) -> Gpu:
-    return gpu_named(device.name, device.capability[0])
+    return gpu_named(device.name, device.capability)
 
 
 def _of_a_launch(problem: Problem) -> Problem:
@@ -230,7 +237,7 @@ def gradients(
                 part = launches.queries_gradient(g, r, v, c, problem, dtype, scaled.of_queries)
                 of_queries.add((..., depths), part)
             if wanted.table:
-                part = launches.table_gradient(g, q, v, problem, dtype, scaled.of_table)
+                part = launches.table_gradient(g, q, v, problem, scaled.of_table)
                 of_table.add((..., depths, u), part)
             if wanted.values:
                 r = scaled.table_beside_queries[..., depths, u]

@@ -152,9 +152,9 @@ def values_gradient(
 
 
 def table_gradient(
-    gradient: Tensor, queries: Tensor, values: Tensor, problem: Problem, dtype: torch.dtype, scales: Tensor | None
+    gradient: Tensor, queries: Tensor, values: Tensor, problem: Problem, scales: Tensor | None
 ) -> Tensor:
-    """dR (r_1..r_D, k) in a dtype."""
+    """dR (r_1..r_D, k) in float32, as tables are under autocast: it sums over all examples and positions."""
     from lambdanets.ops.position.fused.table_kernels import sum_table_parts, table_parts
 
     tiles = _tiles("table_parts", values, problem)
@@ -182,7 +182,7 @@ def table_gradient(
         division.split_groups * tiles.examples,
         **constants_of("table_parts", tiles, problem.heads, values.dtype),
     )
-    output = values.new_empty(*problem.scope, depth, dtype=dtype)
+    output = values.new_empty(*problem.scope, depth, dtype=torch.float32)
     sum_table_parts[(output[..., 0].numel(),)](
         parts,
         output,
@@ -299,12 +299,15 @@ def _rows(x: Tensor) -> Tensor:
     if x.shape[-1] % unit:
         return F.pad(x, (0, -x.shape[-1] % unit)).contiguous()
     aligned = all(stride % unit == 0 or size == 1 for stride, size in zip(x.stride()[:-1], x.shape, strict=False))
-    return x if x.stride(-1) == 1 and aligned and x.data_ptr() % UNIT_BYTES == 0 else x.contiguous()
+    if x.stride(-1) == 1 and aligned and x.data_ptr() % UNIT_BYTES == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _content_rows(content: Tensor) -> Tensor:
     """The content lambda (b, k, v) as `_rows`, its k up to whole units too: kernels read queries by these."""
-    return _rows(F.pad(content, (0, 0, 0, -content.shape[1] % _unit(content))))
+    missing = -content.shape[1] % _unit(content)
+    return _rows(F.pad(content, (0, 0, 0, missing)) if missing else content)
 
 
 def _result(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:

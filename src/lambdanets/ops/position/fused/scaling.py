@@ -3,7 +3,9 @@
 A product of two float16 numbers is exact in float32, where sums are kept. What has to fit float16 is an operand, and
 the factor between two products, a sum of k or v terms, which is rounded before the second product. So one operand of
 the first product is multiplied by a power of two for which the largest sum possible stays below 2^15, and the result
-by the inverse. float16 keeps 11 bits down to 2^-14, thus of all factors within 2^-29 of the bound; bfloat16 keeps 8.
+by the inverse. float16 keeps 11 bits down to 2^-14, thus of all factors within 2^-29 of the bound, where bfloat16
+keeps 8 bits of any. An operand that was scaled for a large other one keeps fewer: of gradients beside values of up to
+V those within 2^-29 v max(V, 1) of the largest; smaller ones count as less and less, and at last as 0.
 
 Names: q queries, E table, V values, c content lambda, g gradient of the output; S = q E and T = g V the two factors.
 """
@@ -95,11 +97,16 @@ def _bound(x: Tensor) -> Tensor:
 
 def _powers(*bounds: Tensor) -> tuple[Tensor, ...]:
     """For each the greatest power of two, 2^-40 to 2^40, with which it stays below 2^15; inf and NaN count as 1."""
-    exponents = torch.frexp(torch.stack(bounds).nan_to_num(1.0, 1.0, 1.0)).exponent
+    one = 2.0 ** (_TOP - 1)  # the bound of which the power is 1
+    exponents = torch.frexp(torch.stack(bounds).nan_to_num(one, one, one)).exponent
     exponents = (_TOP - exponents).clamp(-_FARTHEST, _FARTHEST)
     return ((exponents + 127) << 23).view(torch.float32).unbind()  # by their bits: a GPU's pow may round
 
 
 def _times(x: Tensor, scale: Tensor) -> Tensor:
-    """x * scale in float16, read and written once."""
+    """x * scale in float16, read and written once.
+
+    A float16 x is widened first: PyTorch would round the scale, a tensor without axes, to the dtype of x.
+    """
+    x = x.float() if x.dtype == torch.float16 else x
     return torch.mul(x, scale, out=torch.empty_like(x, dtype=torch.float16))

@@ -8,8 +8,9 @@ KERNEL...`, which prints a line of JSON for each event:
     {"event": "verdict", "kernel": ..., "reason": "" or why it is refused, "error": ..., "allowed": ..., "seconds": ...}
     {"event": "unable", "kernel": ..., "reason": ...}    it could not be tested, for want of memory
 
-Every input but that of the largest case lies in a larger tensor full of NaN, and every new tensor is full of NaN until
-it is written: so a read outside the inputs and an element that is never written are found.
+Queries, values, gradient and content of all cases but the largest lie in larger tensors full of NaN, where their depths
+are whole units and so no copy is made, and every new tensor is full of NaN until it is written: so a read outside the
+inputs and an element that is never written are found.
 """
 
 import faulthandler
@@ -75,10 +76,14 @@ class Example:
 
 
 def surrounded_by_nan(x: Tensor) -> Tensor:
-    """x as a part of a tensor that is NaN elsewhere, with rows that start as aligned as they did."""
-    around = torch.full([side + 16 for side in x.shape], torch.nan, dtype=x.dtype, device=x.device)
+    """x as a part of a tensor that is NaN elsewhere, with rows that start as aligned as they did.
+
+    An axis of one number stays as it is: kernels take values of one intra-depth without a copy.
+    """
+    wide = [side + 16 if side > 1 else 1 for side in x.shape]
+    around = torch.full(wide, torch.nan, dtype=x.dtype, device=x.device)
     for axis, side in enumerate(x.shape):
-        around = around.narrow(axis, 8, side)
+        around = around.narrow(axis, 8 if side > 1 else 0, side)
     return around.copy_(x)
 
 
