@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,15 @@ def faults(row: dict[str, Any]) -> Iterator[str]:
         yield f"{row['warps_a_scheduler']} warps a scheduler"
 
 
+def as_json(rows: list[dict[str, Any]], version: str) -> str:
+    """One line for each row, its columns named once."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    tiles = [field.name for field in fields(Tiles)]
+    lines = [[[*row["tiles"].values()] if name == "tiles" else row.get(name) for name in columns] for row in rows]
+    head = f'{{"triton": {json.dumps(version)},\n "tiles": {json.dumps(tiles)},\n "columns": {json.dumps(columns)},\n'
+    return head + ' "rows": [\n' + ",\n".join(json.dumps(line) for line in lines) + "\n]}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="file of JSON for the rows")
@@ -233,7 +242,7 @@ def main() -> int:
     print(f"{len(rows)} configurations, {faulty} at fault, {spilling} with some stack; Triton {triton.__version__}")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"triton": triton.__version__, "rows": rows}, indent=1) + "\n")
+        arguments.out.write_text(as_json(rows, triton.__version__))
     return int(faulty > 0)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lambdanets import LambdaLayer2d
+from lambdanets import LambdaLayer2d, position_interaction
 from lambdanets.ops.position.fused import launches
 from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far
 from lambdanets.ops.position.fused.self_test import CASES as OF_SELF_TEST
@@ -91,11 +91,27 @@ def offsets() -> list[tuple[int, int]]:
     return found
 
 
+def error_of_large_table_gradient() -> float:
+    """Of float16 queries and values under a float32 table, where the table's gradient leaves float16."""
+    generator = torch.Generator().manual_seed(0)
+    queries, values = (torch.rand(shape, generator=generator).half() for shape in ((4, 2, 20, 16), (4, 20, 16)))
+    table = torch.rand(3, 3, 16, generator=generator, requires_grad=True)
+    results = []
+    for algorithm in ("fused", "lambda_order"):
+        with torch.autocast("cpu", torch.float16):
+            y = position_interaction(queries, table, values, (4, 5), algorithm=algorithm)
+        assert y.dtype == torch.float32
+        results.append(torch.autograd.grad(y, table, torch.full_like(y, 300.0))[0].double())
+    assert results[1].abs().max() > torch.finfo(torch.float16).max
+    return ((results[0] - results[1]).norm() / results[1].norm()).item()
+
+
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
     results = {
         "errors": {name: errors(*case) for name, case in CASES.items()},
         "storages": storages_of_outputs(torch.float32),
         "offsets": offsets(),
+        "large table gradient": error_of_large_table_gradient(),
     }
     print(json.dumps(results))

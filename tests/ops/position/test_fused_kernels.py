@@ -66,6 +66,10 @@ def test_the_output_and_its_gradient_are_written_once(interpreted):
     assert interpreted["storages"] == {"forward": 1, "backward": 1}
 
 
+def test_table_gradient_beyond_float16_is_finite(interpreted):
+    assert interpreted["large table gradient"] <= torch.finfo(torch.float16).eps
+
+
 def test_offsets_into_the_largest_maps_do_not_wrap(interpreted):
     assert max(true for _, true in interpreted["offsets"]) > 2**38
     assert all(found == true for found, true in interpreted["offsets"]), interpreted["offsets"]

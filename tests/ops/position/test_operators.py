@@ -26,6 +26,17 @@ def test_the_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm
         torch.library.opcheck(position_interaction_operator, (*inputs, some, grid, dilation, causal, algorithm))
 
 
+@pytest.mark.parametrize("wanted", [[True, True, True, True], [False, True, False, False]], ids=str)
+@pytest.mark.parametrize("has_content", [True, False])
+def test_the_operators_of_float16_pass_opcheck(has_content, wanted):
+    queries, table, values = make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3, dtype=torch.float16)
+    content = torch.randn(2, 2, 3) if has_content else None
+    gradient = torch.randn(2, 2, 12, 3)
+    options = (queries, table.float(), values, content, (3, 4), 1, False, "auto")
+    torch.library.opcheck(position_interaction_operator, options)
+    torch.library.opcheck(_backward_operator, (gradient, *options, wanted))
+
+
 @cases
 @pytest.mark.parametrize("wanted", [[True, True, True, True], [False, True, False, False]], ids=str)
 def test_the_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, wanted):
