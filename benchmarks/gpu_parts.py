@@ -64,7 +64,7 @@ class Part:
 
     @contextlib.contextmanager
     def recording(self, what: str) -> Iterator[None]:
-        """A failure becomes a row; the part goes on."""
+        """A failure becomes a row; the part continues."""
         try:
             yield
         except Exception as error:

@@ -39,9 +39,9 @@ def test_gradients_of_any_size_are_scaled_into_float16(of_gradient, of_values):
     operands = scaling.backward_operands(gradient, queries, table, values, random(2, K, v, dtype=torch.float32))
     terms = min(v, most_values(2))
     assert terms * operands.gradient.abs().max().float() * values.abs().max().float() < torch.finfo(torch.float16).max
-    restored = operands.gradient.float() * operands.of_table
+    restored = operands.gradient.float() * operands.grad_table_scale
     assert (restored - gradient).abs().max() <= torch.finfo(torch.float16).eps * gradient.abs().max()
-    for scale in (operands.of_queries, operands.of_table, operands.of_values):
+    for scale in (operands.grad_queries_scales, operands.grad_table_scale, operands.grad_values_scale):
         assert is_power_of_two(scale)
         assert scale.isfinite().all()
 

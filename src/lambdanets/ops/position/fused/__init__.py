@@ -161,8 +161,11 @@ def backward(
     content: Tensor | None = None,
 ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
     """Gradients of queries, table and values from that of the output (b, h, n, v)."""
-    of = gradients(gradient, queries, prepared[0], values, _symmetric(problem, len(values)), wanted, content)
-    return of[0], None if of[1] is None else (of[1],), of[2]
+    symmetric = _symmetric(problem, len(values))
+    grad_queries, grad_table, grad_values = gradients(
+        gradient, queries, prepared[0], values, symmetric, wanted, content
+    )
+    return grad_queries, None if grad_table is None else (grad_table,), grad_values
 
 
 def _symmetric(problem: Problem, batch: int) -> Problem:
@@ -227,26 +230,26 @@ def gradients(
     scaled = scaling.unscaled(gradient, table, content)
     if queries.dtype == torch.float16:
         scaled = scaling.backward_operands(gradient, queries, table, values, content)
-    of_queries, of_table, of_values = (_Sum(x.shape, x.dtype, len(calls)) for x in (queries, table, values))
+    grad_queries, grad_table, grad_values = (_Sum(x.shape, x.dtype, len(calls)) for x in (queries, table, values))
     with torch.cuda.device_of(values):
         for depths, channels, u in calls:
             g, q, v = scaled.gradient[..., channels], queries[..., depths], values[:, :, channels, u]
             if wanted.queries:
                 r = scaled.table_beside_gradient[..., depths, u]
                 c = scaled.content[:, depths, channels] if scaled.content is not None and u == 0 else None
-                part = launches.queries_gradient(g, r, v, c, problem, dtype, scaled.of_queries)
-                of_queries.add((..., depths), part)
+                part = launches.queries_gradient(g, r, v, c, problem, dtype, scaled.grad_queries_scales)
+                grad_queries.add((..., depths), part)
             if wanted.table:
-                part = launches.table_gradient(g, q, v, problem, scaled.of_table)
-                of_table.add((..., depths, u), part)
+                part = launches.table_gradient(g, q, v, problem, scaled.grad_table_scale)
+                grad_table.add((..., depths, u), part)
             if wanted.values:
                 r = scaled.table_beside_queries[..., depths, u]
-                part = launches.values_gradient(g, q, r, problem, dtype, scaled.of_values)
-                of_values.add((..., channels, u), part)
+                part = launches.values_gradient(g, q, r, problem, dtype, scaled.grad_values_scale)
+                grad_values.add((..., channels, u), part)
     return (
-        of_queries.total() if wanted.queries else None,
-        of_table.total() if wanted.table else None,
-        of_values.total() if wanted.values else None,
+        grad_queries.total() if wanted.queries else None,
+        grad_table.total() if wanted.table else None,
+        grad_values.total() if wanted.values else None,
     )
 
 

@@ -137,8 +137,8 @@ def forward_query_order(
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
     # Embedding of a pair: the part of its index that the query has, and k; the key's part comes in each step.
     table_width = 2 * (column_reach + tile_columns) - 1
-    of_query = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
-    e_offset = of_query[:, None, None] * K + k[None, :, None]
+    query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
+    e_offset = query_index[:, None, None] * K + k[None, :, None]
     v_rows = v_ptr + (far(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
 
     total = tl.zeros((EXAMPLES, TILE * HEADS, V), tl.float32)
@@ -236,8 +236,8 @@ def forward_lambda_order(
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
     table_width = 2 * (column_reach + tile_columns) - 1
-    of_query = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
-    e_offset = (of_query * K + columns % K)[None, :]
+    query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
+    e_offset = (query_index * K + columns % K)[None, :]
     v_rows = v_ptr + (far(first_example + rows // V, v_b_stride, UNIT) + first_value + rows % V)[:, None]
     v_mask = ((first_example + rows // V < batch) & (first_value + rows % V < value_depth))[:, None]
 

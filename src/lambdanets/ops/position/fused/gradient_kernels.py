@@ -96,8 +96,8 @@ def queries_gradient(
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
     table_width = 2 * (column_reach + tile_columns) - 1
-    of_query = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
-    e_offset = of_query[:, None, None] * K + k[None, None, :]
+    query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
+    e_offset = query_index[:, None, None] * K + k[None, None, :]
     v_rows = v_ptr + (far(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
 
     total = tl.zeros((TILE, EXAMPLES * HEADS, K), tl.float32)
@@ -192,8 +192,8 @@ def values_gradient(
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
     table_width = 2 * (column_reach + tile_columns) - 1
-    of_key = (row_reach + tile_rows - 1 + y_m) * table_width + column_reach + tile_columns - 1 + x_m
-    e_offset = of_key[None, :, None] * K + k[None, None, :]
+    key_index = (row_reach + tile_rows - 1 + y_m) * table_width + column_reach + tile_columns - 1 + x_m
+    e_offset = key_index[None, :, None] * K + k[None, None, :]
     rows = tl.arange(0, ROWS)
     example = first_example + rows // HEADS
     head = rows % HEADS

@@ -69,8 +69,8 @@ def step_of(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step:
 
 def _products(batch: int, rows: int, columns: int, terms: int, warps: int) -> float:
     """Products of a tensor core that a warp computes; of a batch, each warp has other matrices."""
-    of_one = math.ceil(rows / 16) * math.ceil(columns / 8) * math.ceil(terms / 16)
-    return of_one / warps if batch == 1 else of_one * math.ceil(batch / warps)
+    products = math.ceil(rows / 16) * math.ceil(columns / 8) * math.ceil(terms / 16)
+    return products / warps if batch == 1 else products * math.ceil(batch / warps)
 
 
 def seconds_of_kernel(kernel: str, problem: Problem, capability: tuple[int, int], gpu: Gpu) -> float:

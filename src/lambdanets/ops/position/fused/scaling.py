@@ -33,27 +33,27 @@ class BackwardOperands(NamedTuple):
     """Operands in the dtype of the products, and for each gradient what it is multiplied by.
 
     table_beside_gradient: of T E, for the queries. table_beside_queries: of S = q E, for the values.
-    of_queries holds a second number, what the content term is multiplied by first.
+    grad_queries_scales holds a second number, what the content term is multiplied by first.
     """
 
     gradient: Tensor
     table_beside_gradient: Tensor
     table_beside_queries: Tensor
     content: Tensor | None
-    of_queries: Tensor | None = None
-    of_table: Tensor | None = None
-    of_values: Tensor | None = None
+    grad_queries_scales: Tensor | None = None
+    grad_table_scale: Tensor | None = None
+    grad_values_scale: Tensor | None = None
 
 
 def forward_operands(queries: Tensor, table: Tensor, content: Tensor | None) -> ForwardOperands:
     """For float16 queries and values, a table and a content lambda of any floating dtype."""
-    beside_queries, of_content = _powers(
+    beside_queries, content_scale = _powers(
         _bound_beside_queries(queries, table), _bound(table if content is None else content)
     )
     return ForwardOperands(
         _times(table, beside_queries),
-        None if content is None else _times(content, of_content),
-        torch.stack([1 / beside_queries, beside_queries / of_content]),
+        None if content is None else _times(content, content_scale),
+        torch.stack([1 / beside_queries, beside_queries / content_scale]),
     )
 
 
@@ -62,20 +62,20 @@ def backward_operands(
 ) -> BackwardOperands:
     """For float16 queries and values; gradient, table and content lambda of any floating dtype."""
     terms = min(values.shape[2], most_values(values.dtype.itemsize))
-    of_gradient, beside_gradient, beside_queries, of_content = _powers(
+    gradient_scale, beside_gradient, beside_queries, content_scale = _powers(
         _bound(gradient) * (terms * _bound(values)).clamp_min(1),
         _bound(table),
         _bound_beside_queries(queries, table),
         _bound(table if content is None else content),
     )
     return BackwardOperands(
-        _times(gradient, of_gradient),
+        _times(gradient, gradient_scale),
         _times(table, beside_gradient),
         _times(table, beside_queries),
-        None if content is None else _times(content, of_content),
-        of_queries=torch.stack([1 / (of_gradient * beside_gradient), beside_gradient / of_content]),
-        of_table=1 / of_gradient,
-        of_values=1 / (of_gradient * beside_queries),
+        None if content is None else _times(content, content_scale),
+        grad_queries_scales=torch.stack([1 / (gradient_scale * beside_gradient), beside_gradient / content_scale]),
+        grad_table_scale=1 / gradient_scale,
+        grad_values_scale=1 / (gradient_scale * beside_queries),
     )
 
 
