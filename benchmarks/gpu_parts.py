@@ -72,7 +72,7 @@ class Part:
 
 
 def output_of(*command: str) -> str | None:
-    """What a command prints, None where it is not there or fails."""
+    """What a command prints, None where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -108,7 +108,7 @@ def machine(part: Part) -> None:
         part.add(f"product of {side} x {side}, {dtype}", tflops=2 * side**3 / seconds / 1e12)
     much, to = (torch.zeros(size, device=part.device, dtype=torch.uint8) for _ in range(2))
     part.add("copy", gbytes=2 * size / rate_of(lambda: to.copy_(much)) / 1e9)
-    # a sum over what the second-level cache holds, again and again: reads from there
+    # a repeated sum of as much as the second-level cache holds
     little = torch.ones(min(size, 16 << 20) // 4, device=part.device)
     part.add("reads from the cache", gbytes=4 * little.numel() / rate_of(lambda: little.sum()) / 1e9)
 

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_predictions.py [--device H100] [--out FILE]
 
-No GPU is needed, and nothing is measured: `benchmarks/gpu.py` puts measured times beside these. The layers are those of
-a ResNet-50 at 224 pixels, batch 128, k = 16, 4 heads, scope 23, in bfloat16; of each layer the position term.
+No GPU is needed, and nothing is measured: `benchmarks/gpu.py` puts measured times beside predicted ones. The layers are
+those of a ResNet-50 at 224 pixels, batch 128, k = 16, 4 heads, scope 23, in bfloat16; of each the position term.
 """
 
 import argparse

@@ -53,7 +53,7 @@ def configurations(
     batches: Sequence[int] = BATCHES,
     positions: Sequence[int] = POSITIONS,
 ) -> list[Configuration]:
-    """All that the launchers choose for these, each once."""
+    """All that the launchers choose for the sizes, each once."""
     found: dict[Configuration, None] = {}
     for architecture in architectures:
         capability = divmod(architecture, 10)
@@ -88,18 +88,18 @@ def compile_kernel(configuration: Configuration) -> Any:
     constants |= {"CONTENT": True, "SCALED": configuration.dtype == "float16"}
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     signature: dict[str, str] = {}
-    given: dict[str, int] = {}
+    constexprs: dict[str, int] = {}
     attributes = {}
     for i, name in enumerate(function.arg_names):
         if name in constants:
-            signature[name], given[name] = "constexpr", constants[name]
+            signature[name], constexprs[name] = "constexpr", constants[name]
         elif name.endswith("_ptr"):
             signature[name] = "*" + ("fp32" if _is_wide(configuration, name) else DTYPES[configuration.dtype])
             attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "i32"
     target = GPUTarget("cuda", configuration.architecture, 32)
-    return triton.compile(ASTSource(function, signature, given, attributes), target=target, options=options)
+    return triton.compile(ASTSource(function, signature, constexprs, attributes), target=target, options=options)
 
 
 def _is_wide(configuration: Configuration, pointer: str) -> bool:

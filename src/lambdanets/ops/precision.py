@@ -34,7 +34,7 @@ _ieee_threads: list[str] = []  # what the first thread found, for the last one t
 
 @contextmanager
 def _ieee_convolutions() -> Iterator[None]:
-    settings = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    settings = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # PyTorch's stubs lack it
     with _ieee_lock:
         _ieee_threads.append(_ieee_threads[0] if _ieee_threads else settings.fp32_precision)
         settings.fp32_precision = "ieee"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from interactions import assert_all_close, make_inputs, with_gradients
+from torch.library import opcheck
 
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.operators import _backward_operator, position_interaction_operator
@@ -23,7 +24,7 @@ def test_the_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm
     inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u, heads=2, k=2, v=3)]
     content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
     for some in (content, None):
-        torch.library.opcheck(position_interaction_operator, (*inputs, some, grid, dilation, causal, algorithm))
+        opcheck(position_interaction_operator, (*inputs, some, grid, dilation, causal, algorithm))
 
 
 @pytest.mark.parametrize("wanted", [[True, True, True, True], [False, True, False, False]], ids=str)
@@ -33,8 +34,8 @@ def test_the_operators_of_float16_pass_opcheck(has_content, wanted):
     content = torch.randn(2, 2, 3) if has_content else None
     gradient = torch.randn(2, 2, 12, 3)
     options = (queries, table.float(), values, content, (3, 4), 1, False, "auto")
-    torch.library.opcheck(position_interaction_operator, options)
-    torch.library.opcheck(_backward_operator, (gradient, *options, wanted))
+    opcheck(position_interaction_operator, options)
+    opcheck(_backward_operator, (gradient, *options, wanted))
 
 
 @cases
@@ -43,7 +44,7 @@ def test_the_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, 
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
     gradient = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
-    torch.library.opcheck(_backward_operator, (gradient, *inputs, content, grid, dilation, causal, "auto", wanted))
+    opcheck(_backward_operator, (gradient, *inputs, content, grid, dilation, causal, "auto", wanted))
 
 
 @cases

@@ -60,8 +60,8 @@ def cost(problem: Problem, rates: Rates) -> Cost:
 
 def examples_at_once(problem: Problem, rates: Rates) -> int:
     """As many as have lambdas of a moderate size."""
-    of_one = 4 * problem.positions * problem.query_depth * problem.value_depth
-    return max(1, problem.within_cache(*_LAMBDA_BYTES) // of_one)
+    example_bytes = 4 * problem.positions * problem.query_depth * problem.value_depth
+    return max(1, problem.within_cache(*_LAMBDA_BYTES) // example_bytes)
 
 
 def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:

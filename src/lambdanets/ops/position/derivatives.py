@@ -138,8 +138,8 @@ def _moved_gradients(
     """The gradients wanted with one factor replaced by a direction, of the terms that hold this factor."""
     queries, table, values, content = _with(factors, place, direction)
     if place == _CONTENT:
-        of_queries = _product(gradient, content.mT) if wanted[_QUERIES] else None
-        return of_queries, None, None, None
+        grad_queries = _product(gradient, content.mT) if wanted[_QUERIES] else None
+        return grad_queries, None, None, None
     by_queries = place == _QUERIES  # which alone stand beside the content lambda
     others = Wanted(
         queries=wanted[_QUERIES] and not by_queries,

@@ -63,14 +63,14 @@ def run_backward(
         return next(zeros), next(zeros), next(zeros), next(zeros)
     # a backward pass may run inside autocast, whatever the forward pass did
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
-        of_content = None
+        grad_content = None
         if wanted.content and content is not None:
-            of_content = _sum_of_products(queries.to(gradient.dtype), gradient).to(content.dtype)
+            grad_content = _sum_of_products(queries.to(gradient.dtype), gradient).to(content.dtype)
         if not any(wanted[:3]):
-            return None, None, None, of_content
+            return None, None, None, grad_content
         module, dtype, rates, some = _set_up(problem, algorithm)
-        of_queries, of_values = [], []
-        of_prepared: Prepared | None = None
+        grad_queries, grad_values = [], []
+        grad_prepared: Prepared | None = None
         prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
         for g, q, v, c in _split(some.batch, gradient, queries, values, content):
             g, q, v = g.to(output_dtype(dtype)), q.to(dtype), v.to(dtype)
@@ -81,24 +81,24 @@ def run_backward(
                 dq, dp, dv = module.backward(g, q, prepared, v, some, wanted, rates)
                 if dq is not None and c is not None:
                     dq = _add_products(dq, g, c.mT)
-            of_queries.append(dq)
-            of_values.append(dv)
+            grad_queries.append(dq)
+            grad_values.append(dv)
             if dp is None:
                 continue
-            if of_prepared is None:
+            if grad_prepared is None:
                 # the more parts a narrow sum has, the more it loses
                 widened = dtype == torch.bfloat16 and some.batch < problem.batch
-                of_prepared = tuple(part.float() for part in dp) if widened else dp
+                grad_prepared = tuple(part.float() for part in dp) if widened else dp
             else:
-                of_prepared = tuple(a.add_(b) for a, b in zip(of_prepared, dp, strict=True))
-        of_table = None
-        if of_prepared is not None:
-            of_table = _unfit(module.gradient_of_table(of_prepared, some, rates), some).to(table.dtype)
+                grad_prepared = tuple(a.add_(b) for a, b in zip(grad_prepared, dp, strict=True))
+        grad_table = None
+        if grad_prepared is not None:
+            grad_table = _unfit(module.gradient_of_table(grad_prepared, some, rates), some).to(table.dtype)
         return (
-            _joined(of_queries, queries.dtype) if wanted.queries else None,
-            of_table,
-            _joined(of_values, values.dtype) if wanted.values else None,
-            of_content,
+            _joined(grad_queries, queries.dtype) if wanted.queries else None,
+            grad_table,
+            _joined(grad_values, values.dtype) if wanted.values else None,
+            grad_content,
         )
 
 

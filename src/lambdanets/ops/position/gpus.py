@@ -40,7 +40,7 @@ SHEETS = {
     "RTX 4090": Gpu(128, 2.52e9, 82.6e12, 165e12, 1.008e12, 4.5e12),
     "T4": Gpu(40, 1.59e9, 8.1e12, 8.1e12, 0.32e12, 1.3e12),
 }
-# By compute capability, for names that are not there.
+# By compute capability, for other names.
 _OF_CAPABILITY = {(7, 5): "T4", (8, 0): "A100", (8, 6): "RTX 3090", (8, 7): "RTX 3090", (8, 9): "RTX 4090"}
 _OF_CAPABILITY |= {(9, 0): "H100", (10, 0): "B200", (10, 3): "B200", (12, 0): "RTX 4090"}
 

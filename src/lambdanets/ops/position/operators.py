@@ -86,19 +86,19 @@ def _backward_operator(
     if dilation > 1:
         gradient = split_phases(gradient.transpose(1, 2), grid, dilation).transpose(1, 2)
     plan = make_plan(problem, algorithm)
-    of_queries, of_table, of_values, of_content = follow_backward(gradient, *factors, plan, Wanted(*wanted))
-    if of_table is not None:
-        cut = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], of_table.shape, strict=False)]
-        of_table = F.pad(of_table, [0, 0, 0, 0, *(side for steps in reversed(cut) for side in (steps, steps))])
-    if of_values is not None and dilation > 1:
-        of_values = join_phases(of_values, grid, dilation)
-    if of_content is not None and dilation > 1:
-        of_content = of_content.unflatten(0, (-1, dilation ** len(grid))).sum(dim=1)
+    grad_queries, grad_table, grad_values, grad_content = follow_backward(gradient, *factors, plan, Wanted(*wanted))
+    if grad_table is not None:
+        cut = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]
+        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(side for steps in reversed(cut) for side in (steps, steps))])
+    if grad_values is not None and dilation > 1:
+        grad_values = join_phases(grad_values, grid, dilation)
+    if grad_content is not None and dilation > 1:
+        grad_content = grad_content.unflatten(0, (-1, dilation ** len(grid))).sum(dim=1)
     return (
-        queries.new_empty(0) if of_queries is None else joined(of_queries, grid, dilation).contiguous(),
-        table.new_empty(0) if of_table is None else of_table.contiguous(),
-        values.new_empty(0) if of_values is None else of_values.contiguous(),
-        (gradient if content is None else content).new_empty(0) if of_content is None else of_content.contiguous(),
+        queries.new_empty(0) if grad_queries is None else joined(grad_queries, grid, dilation).contiguous(),
+        table.new_empty(0) if grad_table is None else grad_table.contiguous(),
+        values.new_empty(0) if grad_values is None else grad_values.contiguous(),
+        (gradient if content is None else content).new_empty(0) if grad_content is None else grad_content.contiguous(),
     )
 
 

@@ -48,27 +48,23 @@ def forward(
     output = _result(values, problem.batch, problem.positions, problem.heads, values.shape[2], dtype=dtype)
     output = output.transpose(1, 2)
     queries, values, unit = _rows(queries), _rows(values), _unit(values)
-    content = None if content is None else _content_rows(content)
+    has_content = content is not None
+    content = values[:, 0, None] if content is None else _content_rows(content)  # which no kernel then reads
     kernel = forward_kernels.forward_lambda_order if order == "lambda" else forward_kernels.forward_query_order
     constants = constants_of(f"forward_{order}_order", tiles, problem.heads, values.dtype)
-    constants |= {"CONTENT": content is not None, "SCALED": scales is not None}
+    constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_programs(problem, shape, tiles) * -(-values.shape[2] // tiles.values),)](
         queries,
         _padded(table, shape),
         values,
-        values if content is None else content,
+        content,
         output,
         values if scales is None else scales,
         *strides_of(queries, unit),
         *strides_of(values, unit),
-        *((0, 0) if content is None else strides_of(content, unit)),
+        *strides_of(content, unit),
         *strides_of(output, unit),
-        -(-values.shape[2] // unit),
-        -(-queries.shape[3] // unit),
-        problem.batch,
-        problem.heads,
-        *grid_of(problem),
-        *reach_of(problem),
+        *_sizes(problem, values.shape[2], queries.shape[3], unit),
         *shape,
         **constants,
     )
@@ -92,26 +88,22 @@ def queries_gradient(
     output = _result(values, problem.batch, problem.positions, problem.heads, table.shape[-1], dtype=dtype)
     output = output.transpose(1, 2)
     gradient, values, unit = _rows(gradient), _rows(values), _unit(values)
-    content = None if content is None else _content_rows(content)
+    has_content = content is not None
+    content = values[:, 0, None] if content is None else _content_rows(content)  # which no kernel then reads
     constants = constants_of("queries_gradient", tiles, problem.heads, values.dtype)
-    constants |= {"CONTENT": content is not None, "SCALED": scales is not None}
+    constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_programs(problem, shape, tiles),)](
         gradient,
         _padded(table, shape),
         values,
-        values if content is None else content,
+        content,
         output,
         values if scales is None else scales,
         *strides_of(gradient, unit),
         *strides_of(values, unit),
-        *((0, 0) if content is None else strides_of(content, unit)),
+        *strides_of(content, unit),
         *strides_of(output, unit),
-        -(-values.shape[2] // unit),
-        -(-table.shape[-1] // unit),
-        problem.batch,
-        problem.heads,
-        *grid_of(problem),
-        *reach_of(problem),
+        *_sizes(problem, values.shape[2], table.shape[-1], unit),
         *shape,
         **constants,
     )
@@ -139,12 +131,7 @@ def values_gradient(
         *strides_of(gradient, unit),
         *strides_of(queries, unit),
         *strides_of(output, unit),
-        -(-channels // unit),
-        -(-queries.shape[3] // unit),
-        problem.batch,
-        problem.heads,
-        *grid_of(problem),
-        *reach_of(problem),
+        *_sizes(problem, channels, queries.shape[3], unit),
         *shape,
         **constants,
     )
@@ -170,12 +157,7 @@ def table_gradient(
         *strides_of(gradient, unit),
         *strides_of(queries, unit),
         *strides_of(values, unit),
-        -(-values.shape[2] // unit),
-        -(-depth // unit),
-        problem.batch,
-        problem.heads,
-        *grid_of(problem),
-        *reach_of(problem),
+        *_sizes(problem, values.shape[2], depth, unit),
         *division.step,
         division.row_groups,
         division.chunks,
@@ -305,9 +287,15 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _content_rows(content: Tensor) -> Tensor:
-    """The content lambda (b, k, v) as `_rows`, its k up to whole units too: kernels read queries by these."""
+    """The content lambda (b, k, v) as `_rows`, its k up to whole units too: kernels read queries in units."""
     missing = -content.shape[1] % _unit(content)
     return _rows(F.pad(content, (0, 0, 0, missing)) if missing else content)
+
+
+def _sizes(problem: Problem, value_depth: int, query_depth: int, unit: int) -> list[int]:
+    """Depths in units, and what else all kernels take of a problem."""
+    depths = [-(-value_depth // unit), -(-query_depth // unit)]
+    return [*depths, problem.batch, problem.heads, *grid_of(problem), *reach_of(problem)]
 
 
 def _result(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:

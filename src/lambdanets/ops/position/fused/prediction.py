@@ -1,7 +1,7 @@
 """How long the fused kernels are predicted to take on a GPU, from what their tiles load, multiply and issue.
 
 A program's step loads its operands from the second-level cache, issues instructions and multiplies; what takes longest
-counts, for all programs of a processor together. Embeddings are asked to stay in the first-level cache, and values that
+counts, summed over all programs of a processor. Embeddings are asked to stay in the first-level cache, and values that
 the step before has read in the table's gradient: a quarter of the former and 1.3 / rows of the latter are counted.
 
 What compiled code showed (`benchmarks/kernels.py`): a warp's step has a base of instructions, 2.5 for each product of
