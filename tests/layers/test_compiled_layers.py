@@ -29,7 +29,7 @@ LAYERS = {
         ((8, 9), (9, 12), (16, 20)),
     ),
     "2d stride, intra-depth": (LambdaLayer2d, {"stride": 2, "intra_depth": 2}, ((8, 8), (9, 12), (16, 20))),
-    "2d causal, multi-head": (LambdaLayer2d, {"causal": True, "multi_head": True}, ((8, 8), (9, 12), (16, 20))),
+    "2d multi-head": (LambdaLayer2d, {"multi_head": True}, ((8, 8), (9, 12), (16, 20))),
     "2d other normalizations": (
         LambdaLayer2d,
         {"normalize_keys": "l2", "normalize_queries": "softmax"},
@@ -37,9 +37,9 @@ LAYERS = {
     ),
     "3d": (LambdaLayer3d, {"scope": 3}, ((3, 4, 5), (4, 6, 7), (5, 7, 8))),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 4)}, ((9,), (12,), (30,))),
-    "tokens, free embeddings, causal": (
+    "tokens, free embeddings": (
         LambdaLayer,
-        {"embedding": DenseEmbedding(40, 40, 4), "causal": True},
+        {"embedding": DenseEmbedding(40, 40, 4)},
         ((9,), (12,), (30,)),
     ),
 }

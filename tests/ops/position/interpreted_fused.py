@@ -4,7 +4,11 @@ A process of its own, because TRITON_INTERPRET=1 must be set before Triton is im
 tensor full of NaN, and every new tensor is full of NaN until it is written.
 """
 
+import itertools
 import json
+import math
+import tempfile
+from dataclasses import replace
 
 import torch
 import triton
@@ -12,28 +16,44 @@ import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets import LambdaLayer2d, position_interaction
-from lambdanets.ops.position.fused import launches
+from lambdanets.ops.position.fused import launches, scaling
 from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far
 from lambdanets.ops.position.fused.self_test import CASES as OF_SELF_TEST
 from lambdanets.ops.position.fused.self_test import Case, make_example, run_kernel
+from lambdanets.ops.position.fused.tiles import K, most_values
 from lambdanets.ops.position.fused.verification import kernels_of
 
 CASES = {
-    "ragged tiles": (torch.float16, Case(5, 4, (9, 11), (5, 5), 16, 16)),
-    "global": (torch.float16, Case(2, 4, (14, 6), (27, 11), 16, 16)),
+    "ragged tiles": (torch.float16, Case(5, 2, (7, 9), (5, 5), 16, 16)),
+    "global": (torch.float16, Case(2, 2, (12, 5), (23, 9), 16, 16)),
     "one small map": (torch.float16, Case(1, 4, (7, 7), (3, 3), 16, 32)),
     "wide values, one head": (torch.float16, Case(9, 1, (5, 6), (3, 5), 16, 128)),
     "five heads, odd depths": (torch.float16, Case(3, 5, (4, 9), (5, 3), 10, 20)),
-    "several launches": (torch.float16, Case(1, 4, (3, 7), (3, 3), 32, 144, 2)),
+    "several launches": (torch.float16, Case(1, 2, (3, 5), (3, 3), 24, 144, 2)),
     "one position": (torch.float16, Case(2, 4, (1, 1), (1, 1), 16, 16)),
-    "ragged tiles in float32": (torch.float32, Case(5, 4, (6, 9), (5, 5), 16, 16)),
+    "ragged tiles in float32": (torch.float32, Case(3, 2, (6, 9), (5, 5), 16, 16)),
     **{f"self-test {i}": ((torch.float16, torch.float32)[i % 2], case) for i, case in enumerate(OF_SELF_TEST)},
 }
 
 
-def errors(dtype: torch.dtype, case: Case) -> dict[str, float]:
+def far_apart(x: torch.Tensor) -> torch.Tensor:
+    """x with its examples 2^31 elements apart, in a sparse file."""
+    stride = 2**31
+    size = (x.shape[0] - 1) * stride + x[0].numel()
+    strides = stride, *torch.empty(x.shape[1:], device="meta").stride()
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(size * x.itemsize)
+        memory = torch.from_file(file.name, shared=True, size=size, dtype=x.dtype)
+    return memory.as_strided(x.shape, strides).copy_(x)
+
+
+def errors(dtype: torch.dtype, case: Case, far: bool = False) -> dict[str, float]:
     """||result - exact|| / ||exact|| for both orders of the forward pass and the gradients."""
     example = make_example(case, dtype, "cpu")
+    if far:
+        queries, table, values, gradient = example.inputs
+        inputs = (far_apart(queries), table, far_apart(values), far_apart(gradient))
+        example = replace(example, inputs=inputs, content=far_apart(example.content))
     found = {}
     for kernel in kernels_of(dtype):
         result, exact, _ = run_kernel(kernel, example)
@@ -43,22 +63,31 @@ def errors(dtype: torch.dtype, case: Case) -> dict[str, float]:
 
 
 class Storages(TorchDispatchMode):
-    """The storages of all tensors of a shape's size that operators return, and of a dtype."""
+    """The storages of all tensors of a size and dtype that operators return, and how often operators write to one."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.size, self.dtype, self.found = size, dtype, set()
+        self.size, self.dtype, self.found, self.writes = size, dtype, set(), 0
+
+    def counts(self, x) -> bool:
+        return isinstance(x, torch.Tensor) and x.numel() == self.size and x.dtype == self.dtype
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         result = operator(*arguments, **(options or {}))
         for x in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(x, torch.Tensor) and x.numel() == self.size and x.dtype == self.dtype:
+            if self.counts(x):
                 self.found.add(x.untyped_storage().data_ptr())
+        schema = operator._schema.arguments
+        self.writes += sum(
+            self.counts(x) and argument.is_write and operator.__name__ != "set_.source_Storage_storage_offset"
+            for argument, x in zip(schema, arguments, strict=False)
+        )
         return result
 
 
 def storages_of_outputs(dtype: torch.dtype) -> dict[str, int]:
-    """How many tensors of the size of y a layer makes in the forward pass and, g among them, in the backward pass."""
+    """How many tensors of the size of y a layer makes in the forward pass and, g among them, in the backward pass, and
+    how often operators write to one in place."""
     torch.manual_seed(0)
     layer = LambdaLayer2d(48, 96, scope=5, heads=4, query_depth=8, algorithm="fused").to(dtype)
     x = torch.randn(3, 48, 6, 7, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
@@ -67,7 +96,11 @@ def storages_of_outputs(dtype: torch.dtype) -> dict[str, int]:
     gradient = torch.randn_like(y)
     with Storages(y.numel(), dtype) as backward:
         torch.autograd.grad(y, [x, *layer.parameters()], gradient)
-    return {"forward": len(forward.found), "backward": len(backward.found)}
+    return {
+        "forward": len(forward.found),
+        "backward": len(backward.found),
+        "writes": forward.writes + backward.writes,
+    }
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
@@ -106,11 +139,63 @@ def error_of_large_table_gradient() -> float:
     return ((results[0] - results[1]).norm() / results[1].norm()).item()
 
 
+def is_power_of_two(x: torch.Tensor) -> bool:
+    return bool(torch.frexp(x).mantissa.eq(0.5).all() and x.isfinite().all())
+
+
+def random(*shape: int, magnitude: float = 1.0, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * magnitude).to(dtype)
+
+
+def scaling_errors() -> list[str]:
+    """Where a scaled operand or a bound on a sum leaves float16, and where scaling loses more than rounding."""
+    found = []
+    highest, eps = torch.finfo(torch.float16).max, torch.finfo(torch.float16).eps
+    magnitudes = (1e-6, 1e-3, 1.0, 1e3, 1e4)
+
+    def check(name: str, scaled: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, factor: float) -> None:
+        if not is_power_of_two(scale):
+            found.append(f"{name}: scale {scale.item()}")
+        if not max(factor, 1) * scaled.abs().max().float() < highest:
+            found.append(f"{name}: a sum can reach {factor * scaled.abs().max().float()}")
+        if not (scaled.float() * scale - x.float()).abs().max() <= eps * x.abs().max():
+            found.append(f"{name}: not restored")
+
+    for of_queries, of_table in itertools.product(magnitudes, magnitudes):
+        queries = random(2, 4, 9, K, magnitude=of_queries)
+        table = random(5, 5, K, 1, magnitude=of_table, dtype=torch.float32)
+        scaled = scaling.forward_operands(queries, table, None)
+        factor = K * queries.abs().max().item()
+        check(f"forward {of_queries} {of_table}", scaled.table, scaled.scales[0], table, factor)
+    queries, table, v = random(2, 4, 9, K), random(5, 5, K, 1, dtype=torch.float32), 48
+    for of_gradient, of_values in itertools.product((1e-12, 1e-6, 1.0, 1e6), magnitudes):
+        gradient = random(2, 4, 9, v, magnitude=of_gradient, dtype=torch.float32)
+        values = random(2, 9, v, 1, magnitude=of_values)
+        content = random(2, K, v, dtype=torch.float32)
+        scaled = scaling.backward_operands(gradient, queries, table, values, content)
+        name, factor = f"backward {of_gradient} {of_values}", min(v, most_values(2)) * values.abs().max().item()
+        check(name, scaled.gradient, scaled.grad_table_scale[0], gradient, factor)
+        check(f"{name}, table", scaled.table_beside_queries, scaled.grad_values_scale[0] / scaled.grad_table_scale[0],
+              table, K * queries.abs().max().item())  # fmt: skip
+        if not is_power_of_two(scaled.grad_queries_scales[:2]):
+            found.append(f"{name}: scales of dq {scaled.grad_queries_scales[:2].tolist()}")
+    for number in (0.0, math.inf, math.nan):
+        scaled = scaling.forward_operands(torch.full((1, 1, 4, K), number).half(), table, None)
+        if not (is_power_of_two(scaled.scales[0]) and scaled.table.isfinite().all()):
+            found.append(f"queries of {number}: {scaled.scales[0]}")
+    return found
+
+
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
     results = {
         "errors": {name: errors(*case) for name, case in CASES.items()},
         "storages": storages_of_outputs(torch.float32),
+        "far apart": {
+            str(dtype): errors(dtype, Case(2, 4, (3, 4), (3, 3), 16, 16, content=True), far=True)
+            for dtype in (torch.float16, torch.float32)
+        },
+        "scaling": scaling_errors(),
         "offsets": offsets(),
         "large table gradient": error_of_large_table_gradient(),
     }

@@ -63,11 +63,20 @@ def test_results_and_gradients_equal_the_definition_whatever_lies_around_the_inp
 
 def test_the_output_and_its_gradient_are_written_once(interpreted):
     # content term and layout are the kernel's; a copy, a padded one or a sum would be another tensor
-    assert interpreted["storages"] == {"forward": 1, "backward": 1}
+    assert interpreted["storages"] == {"forward": 1, "backward": 1, "writes": 0}
 
 
 def test_table_gradient_beyond_float16_is_finite(interpreted):
     assert interpreted["large table gradient"] <= torch.finfo(torch.float16).eps
+
+
+def test_inputs_of_more_than_2_to_the_31_elements(interpreted):
+    for dtype, errors in interpreted["far apart"].items():
+        assert max(errors.values()) <= torch.finfo(getattr(torch, dtype.removeprefix("torch."))).eps * 2, errors
+
+
+def test_float16_operands_are_scaled_so_that_no_sum_overflows(interpreted):
+    assert interpreted["scaling"] == []
 
 
 def test_offsets_into_the_largest_maps_do_not_wrap(interpreted):

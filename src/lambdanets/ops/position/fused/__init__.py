@@ -71,8 +71,8 @@ def cost(problem: Problem, rates: Rates) -> Cost | None:
     copied, copied_backward = odd, 2 * odd
     scaling_calls = (0, 0)
     if problem.dtype == torch.float16:
-        # small operations on the largest magnitudes of all operands; reading them; a scaled copy of the gradient
-        scaling_calls = (18, 29)
+        # the largest magnitudes of all operands, the scales from them, scaled copies of all but queries and values
+        scaling_calls = (6, 10)
         copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
     return Cost(
         operations,
@@ -202,12 +202,11 @@ def forward_in_order(
     calls = list(_launches(problem))
     scales = None
     dtype = queries.dtype if len(calls) == 1 else torch.float32
-    if queries.dtype == torch.float16:
-        dtype = torch.float32
-        operands = scaling.forward_operands(queries, table, content)
-        table, content, scales = operands.table, operands.content, operands.scales
     output = _Sum((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(calls))
     with torch.cuda.device_of(values):  # Triton launches on the current device
+        if queries.dtype == torch.float16:
+            dtype = torch.float32
+            table, content, scales = scaling.forward_operands(queries, table, content)
         for depths, channels, u in calls:
             factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
             added = content[:, depths, channels] if content is not None and u == 0 else None
@@ -227,11 +226,11 @@ def gradients(
     """Gradients of queries, table and values, in their dtypes, from that of the output; None where not wanted."""
     calls = list(_launches(problem))
     dtype = queries.dtype if len(calls) == 1 else torch.float32
-    scaled = scaling.unscaled(gradient, table, content)
-    if queries.dtype == torch.float16:
-        scaled = scaling.backward_operands(gradient, queries, table, values, content)
     grad_queries, grad_table, grad_values = (_Sum(x.shape, x.dtype, len(calls)) for x in (queries, table, values))
     with torch.cuda.device_of(values):
+        scaled = scaling.unscaled(gradient, table, content)
+        if queries.dtype == torch.float16:
+            scaled = scaling.backward_operands(gradient, queries, table, values, content)
         for depths, channels, u in calls:
             g, q, v = scaled.gradient[..., channels], queries[..., depths], values[:, :, channels, u]
             if wanted.queries:

@@ -1,4 +1,4 @@
-"""Powers of two that keep products of float16 within its range: exact, and without waiting for the device.
+"""Powers of two that keep products of float16 within its range: exact, and without a host synchronization.
 
 A product of two float16 numbers is exact in float32, where sums are kept. What has to fit float16 is an operand, and
 the factor between two products, a sum of k or v terms, which is rounded before the second product. So one operand of
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from lambdanets.ops.position.fused.tiles import K, most_values
 
-_TOP = 15  # a float16 goes up to 2^16 - 2^5
-_FARTHEST = 40  # larger exponents could take the product of two scales out of the range of float32
+# Where the kernel puts its results: those that another kernel reads begin at 16 bytes, as all its tensors do.
+SLOT = 4
+FORWARD, GRAD_QUERIES, GRAD_TABLE, GRAD_VALUES = (SLOT * i for i in range(4))
+BESIDE_QUERIES, CONTENT, BESIDE_GRADIENT, GRADIENT = (SLOT * 4 + i for i in range(4))
 
 
 class ForwardOperands(NamedTuple):
@@ -47,13 +49,11 @@ class BackwardOperands(NamedTuple):
 
 def forward_operands(queries: Tensor, table: Tensor, content: Tensor | None) -> ForwardOperands:
     """For float16 queries and values, a table and a content lambda of any floating dtype."""
-    beside_queries, content_scale = _powers(
-        _bound_beside_queries(queries, table), _bound(table if content is None else content)
-    )
+    scales = _scales(table, queries, content, None, None)
     return ForwardOperands(
-        _times(table, beside_queries),
-        None if content is None else _times(content, content_scale),
-        torch.stack([1 / beside_queries, beside_queries / content_scale]),
+        _times(table, scales, BESIDE_QUERIES),
+        None if content is None else _times(content, scales, CONTENT),
+        scales[FORWARD:],
     )
 
 
@@ -61,21 +61,15 @@ def backward_operands(
     gradient: Tensor, queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None
 ) -> BackwardOperands:
     """For float16 queries and values; gradient, table and content lambda of any floating dtype."""
-    terms = min(values.shape[2], most_values(values.dtype.itemsize))
-    gradient_scale, beside_gradient, beside_queries, content_scale = _powers(
-        _bound(gradient) * (terms * _bound(values)).clamp_min(1),
-        _bound(table),
-        _bound_beside_queries(queries, table),
-        _bound(table if content is None else content),
-    )
+    scales = _scales(table, queries, content, gradient, values)
     return BackwardOperands(
-        _times(gradient, gradient_scale),
-        _times(table, beside_gradient),
-        _times(table, beside_queries),
-        None if content is None else _times(content, content_scale),
-        grad_queries_scales=torch.stack([1 / (gradient_scale * beside_gradient), beside_gradient / content_scale]),
-        grad_table_scale=1 / gradient_scale,
-        grad_values_scale=1 / (gradient_scale * beside_queries),
+        _times(gradient, scales, GRADIENT),
+        _times(table, scales, BESIDE_GRADIENT),
+        _times(table, scales, BESIDE_QUERIES),
+        None if content is None else _times(content, scales, CONTENT),
+        grad_queries_scales=scales[GRAD_QUERIES:],
+        grad_table_scale=scales[GRAD_TABLE:],
+        grad_values_scale=scales[GRAD_VALUES:],
     )
 
 
@@ -84,29 +78,23 @@ def unscaled(gradient: Tensor, table: Tensor, content: Tensor | None) -> Backwar
     return BackwardOperands(gradient, table, table, content)
 
 
-def _bound_beside_queries(queries: Tensor, table: Tensor) -> Tensor:
-    """For which no S leaves the range, nor the table itself."""
-    terms = min(queries.shape[3], K)
-    return _bound(table) * (terms * _bound(queries)).clamp_min(1)
+def _scales(
+    table: Tensor, queries: Tensor, content: Tensor | None, gradient: Tensor | None, values: Tensor | None
+) -> Tensor:
+    """All scales, from the largest magnitude of each operand that is given."""
+    from lambdanets.ops.position.fused.scaling_kernel import scales_of
+
+    largest = torch.empty(5, device=table.device)
+    for i, x in enumerate((table, queries, content, gradient, values)):
+        if x is not None:
+            torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32, out=largest[i])
+    scales = torch.empty(5 * SLOT, device=table.device)
+    value_terms = 0 if values is None else min(values.shape[2], most_values(values.dtype.itemsize))
+    scales_of[(1,)](largest, scales, min(queries.shape[3], K), value_terms)
+    return scales
 
 
-def _bound(x: Tensor) -> Tensor:
-    """The largest magnitude in x, a tensor of one number in float32."""
-    return torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
-
-
-def _powers(*bounds: Tensor) -> tuple[Tensor, ...]:
-    """For each the greatest power of two, 2^-40 to 2^40, with which it stays below 2^15; inf and NaN count as 1."""
-    one = 2.0 ** (_TOP - 1)  # the bound of which the power is 1
-    exponents = torch.frexp(torch.stack(bounds).nan_to_num(one, one, one)).exponent
-    exponents = (_TOP - exponents).clamp(-_FARTHEST, _FARTHEST)
-    return ((exponents + 127) << 23).view(torch.float32).unbind()  # by their bits: a GPU's pow may round
-
-
-def _times(x: Tensor, scale: Tensor) -> Tensor:
-    """x * scale in float16, read and written once.
-
-    A float16 x is widened first: PyTorch would round the scale, a tensor without axes, to the dtype of x.
-    """
-    x = x.float() if x.dtype == torch.float16 else x
+def _times(x: Tensor, scales: Tensor, i: int) -> Tensor:
+    """x * scales[i] in float16, multiplied in float32, in one pass."""
+    scale = scales[i : i + 1]  # a tensor without axes would be rounded to the dtype of x
     return torch.mul(x, scale, out=torch.empty_like(x, dtype=torch.float16))
