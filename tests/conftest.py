@@ -77,8 +77,8 @@ def two_classes(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def _shards_of_two_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from lambdanets.training.data.datasets import open_splits
-    from lambdanets.training.data.shards.writing import write_shards
+    from lambdanets.data.datasets import open_splits
+    from lambdanets.data.shards.writing import write_shards
 
     folder = tmp_path_factory.mktemp("two_classes")
     write_shards(open_splits(str(write_two_classes(folder / "images"))), folder / "shards", images_per_shard=2)

@@ -1,4 +1,4 @@
-"""Bad inputs that are refused at once, of those that benchmarks/bad_inputs.py tries."""
+"""Bad inputs that are refused at once, of those that experiments/bad_inputs.py tries."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from scripts import load_script
 
-bad_inputs = load_script("benchmarks/bad_inputs/__init__.py")
+bad_inputs = load_script("experiments/bad_inputs/__init__.py")
 QUICK = [
     entry
     for group in ("options", "recipes")

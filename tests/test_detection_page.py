@@ -15,7 +15,7 @@ PAGE = ROOT / "docs/detection.md"
 
 
 def test_the_scores_of_scattered_digits_are_those_of_the_run_that_is_kept():
-    kept = json.loads((ROOT / "benchmarks/results/epyc-2-cores/scattered_digits.json").read_text(encoding="utf-8"))
+    kept = json.loads((ROOT / "experiments/results/epyc-2-cores/scattered_digits.json").read_text(encoding="utf-8"))
     boxes, masks = ([f"{kept[kind][name]:.2f}" for name in ("AP", "AP50")] for kind in ("bbox", "segm"))
     said = (
         f"boxes reach AP {boxes[0]} and AP50 {boxes[1]}, masks {masks[0]} and {masks[1]}, after {kept['epochs']} epochs"

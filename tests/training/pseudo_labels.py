@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from lambdanets.training.pseudo.ranking import hash_keys
-from lambdanets.training.pseudo.tables import Origin, read_table, write_description, write_table
+from lambdanets.training.pseudo_labels.ranking import hash_keys
+from lambdanets.training.pseudo_labels.tables import Origin, read_table, write_description, write_table
 
 ORIGIN = Origin(("ant", "bee", "cat", "dog"), {"model": "m", "weights": "w"}, 2)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from lambdanets.training.classification.classifier import build_model
-from lambdanets.training.pseudo.labelling import label_shards
-from lambdanets.training.pseudo.selection import select
+from lambdanets.training.pseudo_labels.labelling import label_shards
+from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.weight_files import WEIGHTS, describe, save_weights
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.cli import main
+from lambdanets.data.datasets import fewer, open_splits
+from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets.training.classification.quicktest import small
-from lambdanets.training.data.datasets import fewer, open_splits
-from lambdanets.training.data.shards.writing import write_shards
 from lambdanets.training.recipe import Recipe
 from training.runs import assert_same_end, broken_off
 from training.teaching import write_selection

@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lambdanets.data.images import find_images
+from lambdanets.data.shards.writing import write_shards
 from lambdanets.training.classification import evaluation
 from lambdanets.training.classification.classifier import load_classifier
 from lambdanets.training.classification.evaluation import evaluate, fitting, predict
-from lambdanets.training.data.images import find_images
-from lambdanets.training.data.shards.writing import write_shards
-from lambdanets.training.pseudo.labelling import label_shards
+from lambdanets.training.pseudo_labels.labelling import label_shards
 from training.teaching import RECIPE, write_teacher
 
 CLASSES = ("dark", "light")
@@ -32,7 +32,7 @@ def sizes(monkeypatch):
         return classify(classifier, images)
 
     monkeypatch.setattr(evaluation, "probabilities_of", noted)
-    monkeypatch.setattr("lambdanets.training.pseudo.labelling.probabilities_of", noted)
+    monkeypatch.setattr("lambdanets.training.pseudo_labels.labelling.probabilities_of", noted)
     return sizes
 
 

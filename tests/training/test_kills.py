@@ -1,4 +1,4 @@
-"""Runs that are killed by SIGKILL, through the functions of benchmarks/kills.py, which kills fifty times."""
+"""Runs that are killed by SIGKILL, through the functions of experiments/kills.py, which kills fifty times."""
 
 import functools
 import time
@@ -11,7 +11,7 @@ from scripts import load_script
 
 @pytest.fixture(scope="module")
 def script():
-    return load_script("benchmarks/kills.py")
+    return load_script("experiments/kills.py")
 
 
 def hold(patch, owner, name, count):

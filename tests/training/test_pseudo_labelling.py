@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from lambdanets import locks
+from lambdanets.data.shards.images import open_shards
+from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
 from lambdanets.locks import locked
 from lambdanets.training.classification.classifier import load_classifier
 from lambdanets.training.classification.feeding import make_transform
-from lambdanets.training.data.shards.images import open_shards
-from lambdanets.training.data.shards.writing import write_shards
-from lambdanets.training.pseudo.labelling import label_shards
-from lambdanets.training.pseudo.selection import select
-from lambdanets.training.pseudo.tables import open_labels, read_table
+from lambdanets.training.pseudo_labels.labelling import label_shards
+from lambdanets.training.pseudo_labels.selection import select
+from lambdanets.training.pseudo_labels.tables import open_labels, read_table
 from training.teaching import CLASSES, changed, write_teacher
 
 SHARDS = [f"train-{number:05}" for number in range(8)]

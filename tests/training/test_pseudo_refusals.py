@@ -5,9 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lambdanets.errors import InputError
-from lambdanets.training.pseudo import selection
-from lambdanets.training.pseudo.selection import select
-from lambdanets.training.pseudo.tables import Origin, read_table, write_description
+from lambdanets.training.pseudo_labels import selection
+from lambdanets.training.pseudo_labels.selection import select
+from lambdanets.training.pseudo_labels.tables import Origin, read_table, write_description
 from training.pseudo_labels import ORIGIN, Label, some_labels, write_labels
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from lambdanets.errors import InputError
 from lambdanets.locks import locked_folder
-from lambdanets.training.pseudo import cuts, scanning, selection
-from lambdanets.training.pseudo.select_command import Select, run_select
-from lambdanets.training.pseudo.selection import Report, select
-from lambdanets.training.pseudo.tables import read_table
+from lambdanets.training.pseudo_labels import cuts, scanning, selection
+from lambdanets.training.pseudo_labels.select_command import Select, run_select
+from lambdanets.training.pseudo_labels.selection import Report, select
+from lambdanets.training.pseudo_labels.tables import read_table
 from training.pseudo_labels import CONFIDENCES, ORIGIN, Label, copies_in, expected, some_labels, write_labels
 
 
@@ -254,9 +254,9 @@ def test_two_million_rows_of_equal_confidence_are_selected_in_little_memory(tmp_
 import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from lambdanets.training.pseudo.select_command import peak_memory
-from lambdanets.training.pseudo.selection import select
-from lambdanets.training.pseudo.tables import Origin, write_description, write_table
+from lambdanets.training.pseudo_labels.select_command import peak_memory
+from lambdanets.training.pseudo_labels.selection import select
+from lambdanets.training.pseudo_labels.tables import Origin, write_description, write_table
 folder, origin, n = Path(sys.argv[1]), Origin(tuple(f"c{i}" for i in range(1000)), {}, 1), 250_000
 random = np.random.default_rng(0)
 for shard in range(8):

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lambdanets.errors import InputError
-from lambdanets.training.pseudo.ranking import distrust, hash_keys
-from lambdanets.training.pseudo.tables import (
+from lambdanets.training.pseudo_labels.ranking import distrust, hash_keys
+from lambdanets.training.pseudo_labels.tables import (
     SCHEMA,
     Origin,
     open_labels,

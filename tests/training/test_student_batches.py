@@ -9,19 +9,19 @@ import pytest
 import torch
 from PIL import Image
 
+from data.same_batches import assert_same
+from lambdanets.data.images import UnreadableImage
+from lambdanets.data.labelled_images import ImageArray
+from lambdanets.data.loader import ImageBatches
+from lambdanets.data.order import Share
+from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.classification.trial import ClassificationTrial
-from lambdanets.training.data.images import UnreadableImage
-from lambdanets.training.data.labelled_images import ImageArray
-from lambdanets.training.data.loader import ImageBatches
-from lambdanets.training.data.order import Share
-from lambdanets.training.data.shards.images import open_shards
 from lambdanets.training.division import divided
 from lambdanets.training.processes import Processes
-from lambdanets.training.pseudo.student_images import open_student_images
+from lambdanets.training.pseudo_labels.student_images import open_student_images
 from lambdanets.training.recipe import Recipe
-from training.data.same_batches import assert_same
 from training.teaching import CLASSES, write_selection
 
 SHARES = [Share(), Share(parts=3), Share(0, 2), Share(1, 2, 2)]

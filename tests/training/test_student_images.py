@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lambdanets.data.images import UnreadableImage
+from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError, is_for_user
-from lambdanets.training.data.images import UnreadableImage
-from lambdanets.training.data.shards.images import open_shards
-from lambdanets.training.pseudo.student_images import open_student_images
-from lambdanets.training.pseudo.tables import read_table
+from lambdanets.training.pseudo_labels.student_images import open_student_images
+from lambdanets.training.pseudo_labels.tables import read_table
 from training.teaching import CLASSES, changed, write_selection
 
 

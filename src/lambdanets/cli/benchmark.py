@@ -7,7 +7,7 @@ from lambdanets.terminal import say
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets benchmark` and return its exit code."""
-    from lambdanets.benchmark.options import KINDS
+    from lambdanets.evidence.benchmark.options import KINDS
 
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {kind:<9}{(options.__doc__ or '').strip()}" for kind, options in KINDS.items()]
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         f"{KINDS[kind].__doc__}\n\nOutputs and gradients are checked against float64 before a time is printed."
     )
     options = parse(KINDS[kind], arguments[1:], prog=f"lambdanets benchmark {kind}", description=description)
-    from lambdanets.benchmark import command
+    from lambdanets.evidence.benchmark import command
 
     command.run(kind, options)
     return 0

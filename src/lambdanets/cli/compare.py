@@ -43,7 +43,7 @@ class Kept:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets compare` and return its exit code."""
-    from lambdanets.comparison.studies import MODEL, MODEL_OPTIONS, STUDIES, labels_of
+    from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, labels_of
     from lambdanets.recipes import find_recipe
 
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"--seed must be left to --seeds, which trains with each of its numbers; got {options.recipe.seed}"
         )
-    from lambdanets.comparison import command, execution
+    from lambdanets.evidence.studies import command, execution
 
     usual = MODEL_OPTIONS if options.recipe.model == MODEL else {}
     recipe = dataclasses.replace(options.recipe, model_options=usual | options.recipe.model_options)
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _go_on(options: Kept) -> int:
-    from lambdanets.comparison import command, execution, summary
+    from lambdanets.evidence.studies import command, execution, summary
 
     if options.report is not None:
         say(*summary.markdown(summary.read_summary(options.report)).rstrip("\n").split("\n"))

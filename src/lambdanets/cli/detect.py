@@ -194,8 +194,8 @@ def _predict(arguments: list[str]) -> int:
         prog="lambdanets detect predict",
         description="Find objects in images; write COCO's results, and a picture of each image.",
     )
+    from lambdanets.data.images import find_images
     from lambdanets.locks import locked_folder
-    from lambdanets.training.data.images import find_images
 
     if not options.images:
         raise InputError("no images given; expected files, folders or globs after the checkpoint")

@@ -47,9 +47,9 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets predict",
         description="Classify image files, folders of them and globs; print a table and write JSON lines.",
     )
+    from lambdanets.data.images import find_images
     from lambdanets.locks import locked
     from lambdanets.training.classification.classifier import load_classifier
-    from lambdanets.training.data.images import find_images
 
     _refuse_existing(options.out)
     if not options.images:

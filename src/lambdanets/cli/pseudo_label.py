@@ -36,7 +36,7 @@ class Label:
 def main(arguments: list[str]) -> int:
     """Run `lambdanets pseudo-label` and return its exit code."""
     if arguments and arguments[0] == "select":
-        from lambdanets.training.pseudo.select_command import Select, run_select
+        from lambdanets.training.pseudo_labels.select_command import Select, run_select
 
         description = "Select the labels that a student learns from: confident ones, balanced over classes."
         prog = "lambdanets pseudo-label select"
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         "folder. `lambdanets pseudo-label select` then selects those that a student learns from."
     )
     options = parse(Label, arguments, prog="lambdanets pseudo-label", description=description)
-    from lambdanets.training.pseudo.labelling import label_shards
+    from lambdanets.training.pseudo_labels.labelling import label_shards
 
     with resumable("the labels of finished shards are kept"):
         done = label_shards(

@@ -13,12 +13,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
+from lambdanets.data.batches import Batches
 from lambdanets.errors import InputError
 from lambdanets.files import whole_file
 from lambdanets.locks import Lock
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import say
-from lambdanets.training.data.batches import Batches
 from lambdanets.training.recipe import TrainingRecipe
 
 LAST = "last.ckpt"

@@ -8,10 +8,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from lambdanets.data.order import Share
 from lambdanets.device import best_device, free_memory, has_fast_bfloat16
 from lambdanets.errors import InputError
 from lambdanets.terminal import say
-from lambdanets.training.data.order import Share
 from lambdanets.training.memory import Trial, at_a_time, images_that_fit, states_of
 from lambdanets.training.processes import Processes, all_reduce_min
 from lambdanets.training.recipe import TrainingRecipe

@@ -10,9 +10,9 @@ from lightning.pytorch import LightningModule
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
+from lambdanets.data.order import Share
 from lambdanets.errors import InputError
 from lambdanets.training.batch_norm import freeze_batch_norm
-from lambdanets.training.data.order import Share
 from lambdanets.training.finiteness import explain_gradient, explain_loss, first_gradient_not_finite
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.schedules import schedule_of

@@ -5,8 +5,8 @@ import json
 import re
 from typing import Any, ClassVar, Literal, Self
 
+from lambdanets.bounds import VALIDATION_SHARE, Range, check, types_of_fields
 from lambdanets.errors import InputError, nearest
-from lambdanets.training.bounds import VALIDATION_SHARE, Range, check, types_of_fields
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
+from lambdanets.bounds import fits
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, write_whole
 from lambdanets.models.counting import count_parameters
 from lambdanets.provenance import commit, hardware, versions
-from lambdanets.training.bounds import fits
 
 RESULT = "result.json"
 # What every result.json is read for.

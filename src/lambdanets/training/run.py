@@ -8,6 +8,9 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback, Timer
 
+from lambdanets.data.batches import Batches
+from lambdanets.data.order import Share
+from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
@@ -17,9 +20,6 @@ from lambdanets.training.averaging import AverageWeights
 from lambdanets.training.batch_norm import synchronized
 from lambdanets.training.checkpoints import BEFORE, BEST, LAST, KeepBest, KeepLast, check_resumable, newest
 from lambdanets.training.curves import Curves, draw_curves
-from lambdanets.training.data.batches import Batches
-from lambdanets.training.data.order import Share
-from lambdanets.training.data.timm_sets import is_timm_name
 from lambdanets.training.division import AnyRecipe, divided, with_precision
 from lambdanets.training.early_stopping import StopEarly
 from lambdanets.training.history import History

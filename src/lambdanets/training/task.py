@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from lambdanets.data.batches import Batches
+from lambdanets.data.order import Share
 from lambdanets.errors import InputError
 from lambdanets.training.curves import Panels
-from lambdanets.training.data.batches import Batches
-from lambdanets.training.data.order import Share
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.history import History
 from lambdanets.training.memory import Trial

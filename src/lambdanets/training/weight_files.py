@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from lambdanets.bounds import fits
 from lambdanets.errors import InputError
 from lambdanets.files import sha256_of, write_whole
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import read_weights
 from lambdanets.ops.geometry import resize_table
-from lambdanets.training.bounds import fits
 from lambdanets.training.checkpoints import LAST
 from lambdanets.training.recipe import TrainingRecipe
 

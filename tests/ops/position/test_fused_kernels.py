@@ -32,7 +32,7 @@ PROBLEM = Problem(
 )
 GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
 RATES = built_in("cuda", 1)
-KERNELS = load_script("benchmarks/kernels.py")
+KERNELS = load_script("experiments/kernels.py")
 # Of each kernel the fewest and the most heads, the deepest values and depths that are no multiple of 16; one example.
 SOME = [
     configuration

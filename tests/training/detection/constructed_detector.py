@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.detector import Detector, build_detector
 from lambdanets.training.detection.feeding import make_batches

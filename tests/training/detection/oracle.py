@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lambdanets.training.data.coco.annotations import decoded
+from lambdanets.data.coco.annotations import decoded
 from lambdanets.training.detection.feeding import as_tensor
 
 

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
-from lambdanets.training.data.coco.annotations import parse_annotations
-from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory
-from lambdanets.training.data.order import Share
+from data.coco import coco_files
+from data.same_batches import assert_same
+from lambdanets.data.coco.annotations import parse_annotations
+from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
+from lambdanets.data.order import Share
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.feeding import for_training, make_batches
 from lambdanets.training.detection.recipe import DetectionRecipe
-from training.data.coco import coco_files
-from training.data.same_batches import assert_same
 from training.detection.tiny_detection import tiny_recipe
 
 RECIPE = DetectionRecipe(image_size=48, jitter=(0.1, 2.0), flip=0.5)

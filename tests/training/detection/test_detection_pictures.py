@@ -6,7 +6,7 @@ import torch
 from made_up_detections import made_up_truth, perturbed
 from PIL import Image
 
-from lambdanets.training.data.coco.segmentations import Patch
+from lambdanets.data.coco.segmentations import Patch
 from lambdanets.training.detection.pictures import LEAST_SIDE, contact_sheet, draw_curves_of_precision, overlay
 from lambdanets.training.detection.scores import evaluate
 

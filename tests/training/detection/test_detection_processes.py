@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
-from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
-from lambdanets.training.data.order import Share
+from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.data.order import Share
 from lambdanets.training.detection import module as detection
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.detector import build_detector

@@ -7,11 +7,11 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
+from lambdanets.data.coco.annotations import Category
 from lambdanets.errors import InputError
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.training import run
 from lambdanets.training.classification.classifier import build_model
-from lambdanets.training.data.coco.annotations import Category
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.detector import build_detector, load_detector
 from lambdanets.training.detection.evaluation import judge

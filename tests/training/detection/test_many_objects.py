@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lambdanets.training.data.coco.annotations import parse_annotations
-from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory
+from lambdanets.data.coco.annotations import parse_annotations
+from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
 from lambdanets.training.detection.detector import Detector
 from lambdanets.training.detection.evaluation import judge
 from lambdanets.training.detection.feeding import for_training

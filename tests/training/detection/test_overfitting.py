@@ -6,11 +6,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from data.coco.coco_files import image, write
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.detector import Detector, build_detector
 from lambdanets.training.detection.evaluation import judge
 from lambdanets.training.detection.feeding import make_batches
-from training.data.coco.coco_files import image, write
 from training.detection.tiny_detection import TWO, tiny_recipe
 from training.runs import SEED
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lambdanets.training.data.coco.scattered_digits import CATEGORY_IDS, write_scattered_digits
+from lambdanets.data.coco.scattered_digits import CATEGORY_IDS, write_scattered_digits
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.runs import SEED
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lambdanets.data.datasets import LabelledImages, open_splits, renumber
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.training.classification.classifier import Classifier
 from lambdanets.training.classification.feeding import make_batches, make_transform
-from lambdanets.training.data.datasets import LabelledImages, open_splits, renumber
-from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.processes import processes
 
 

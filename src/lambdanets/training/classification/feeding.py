@@ -7,10 +7,10 @@ from timm.data import create_transform
 from torch import Tensor
 from torchvision.transforms import Compose
 
+from lambdanets.data.labelled_images import LabelledImages
+from lambdanets.data.loader import ImageBatches
+from lambdanets.data.order import Share
 from lambdanets.errors import InputError
-from lambdanets.training.data.labelled_images import LabelledImages
-from lambdanets.training.data.loader import ImageBatches
-from lambdanets.training.data.order import Share
 from lambdanets.training.recipe import Recipe
 
 

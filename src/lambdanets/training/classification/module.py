@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lambdanets.data.loader import Batch
+from lambdanets.data.order import Share
 from lambdanets.errors import InputError
-from lambdanets.training.data.loader import Batch
-from lambdanets.training.data.order import Share
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import all_reduce_sum
 from lambdanets.training.recipe import Recipe

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from lambdanets.data.datasets import LabelledImages
 from lambdanets.files import whole_file
 from lambdanets.training.classification.evaluation import Judgement
-from lambdanets.training.data.datasets import LabelledImages
 
 WRONG, RIGHT = "#c2410c", "#15803d"
 COLUMNS = 8

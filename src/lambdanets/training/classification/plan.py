@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 
+from lambdanets.data.batches import least_of_step, steps_in_epoch
+from lambdanets.data.labelled_images import image_file
+from lambdanets.data.order import Share
+from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
@@ -16,13 +20,9 @@ from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.classifier import with_model_of_weights
 from lambdanets.training.classification.task import open_for_training
 from lambdanets.training.classification.trial import ClassificationTrial
-from lambdanets.training.data.batches import least_of_step, steps_in_epoch
-from lambdanets.training.data.labelled_images import image_file
-from lambdanets.training.data.order import Share
-from lambdanets.training.data.shards.images import ShardedImages
 from lambdanets.training.division import AUTOCAST, images_of_process, parts_of_step, with_precision
 from lambdanets.training.memory import images_that_fit, training_memory
-from lambdanets.training.pseudo.selection import read_selection
+from lambdanets.training.pseudo_labels.selection import read_selection
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.speed import duration
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from lambdanets.data.datasets import fewer, open_splits
+from lambdanets.data.shards.writing import write_shards
 from lambdanets.training.classification.classifier import build_model
-from lambdanets.training.data.datasets import fewer, open_splits
-from lambdanets.training.data.shards.writing import write_shards
-from lambdanets.training.pseudo.labelling import label_shards
-from lambdanets.training.pseudo.selection import select
+from lambdanets.training.pseudo_labels.labelling import label_shards
+from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.weight_files import WEIGHTS, describe, save_weights
 

@@ -8,6 +8,11 @@ from typing import Any, ClassVar
 from lightning.pytorch import seed_everything
 from torch import nn
 
+from lambdanets.data.datasets import Splits, fewer, hold_out, open_splits
+from lambdanets.data.loader import ImageBatches
+from lambdanets.data.order import Share
+from lambdanets.data.readable import check_readable
+from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.classifier import Classifier, build_model, with_model_of_weights
@@ -17,14 +22,9 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.classification.pictures import draw_predictions
 from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.curves import Panels
-from lambdanets.training.data.datasets import Splits, fewer, hold_out, open_splits
-from lambdanets.training.data.loader import ImageBatches
-from lambdanets.training.data.order import Share
-from lambdanets.training.data.readable import check_readable
-from lambdanets.training.data.shards.images import ShardedImages
 from lambdanets.training.history import History
 from lambdanets.training.processes import Processes
-from lambdanets.training.pseudo.student_images import PseudoLabelledImages, open_student_images
+from lambdanets.training.pseudo_labels.student_images import PseudoLabelledImages, open_student_images
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.task import Task
 from lambdanets.training.weight_files import describe

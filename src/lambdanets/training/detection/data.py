@@ -4,13 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+from lambdanets.data.coco.annotations import Category, parse_annotations
+from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
+from lambdanets.data.coco.scattered_digits import scattered_digits
+from lambdanets.data.order import permuted
 from lambdanets.errors import InputError
 from lambdanets.files import write_whole
 from lambdanets.terminal import say
-from lambdanets.training.data.coco.annotations import Category, parse_annotations
-from lambdanets.training.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
-from lambdanets.training.data.coco.scattered_digits import scattered_digits
-from lambdanets.training.data.order import permuted
 from lambdanets.training.detection.evaluation import check_categories
 from lambdanets.training.detection.recipe import DetectionRecipe
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdanets.bounds import fits
+from lambdanets.data.coco.annotations import Category
 from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.models.weights import load_tensors, read_weights
-from lambdanets.training.bounds import fits
-from lambdanets.training.data.coco.annotations import Category
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.weight_files import of_other_classes, read_described, resize_tables, weights_in
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
+from lambdanets.data.coco.annotations import Category
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.errors import InputError
 from lambdanets.progress import track
-from lambdanets.training.data.coco.annotations import Category
-from lambdanets.training.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.training.data.images import UnreadableImage, read_image
 from lambdanets.training.detection.detector import Detector
 from lambdanets.training.detection.feeding import as_tensor, make_batches
 from lambdanets.training.detection.module import results_of

@@ -11,11 +11,11 @@ from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.training.data.batches import Batches, Sample
-from lambdanets.training.data.coco.annotations import AnnotatedImage, decoded_patch
-from lambdanets.training.data.coco.images import AnnotatedImages
-from lambdanets.training.data.coco.segmentations import Patch
-from lambdanets.training.data.order import Share
+from lambdanets.data.batches import Batches, Sample
+from lambdanets.data.coco.annotations import AnnotatedImage, decoded_patch
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.segmentations import Patch
+from lambdanets.data.order import Share
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 Target = dict[str, Tensor]

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.order import Share
 from lambdanets.models.mask_rcnn import MaskRCNN
-from lambdanets.training.data.coco.images import AnnotatedImages
-from lambdanets.training.data.order import Share
 from lambdanets.training.detection.feeding import DetectionBatch
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.detection.results import Result, coco_results

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from lambdanets.data.coco.segmentations import Patch
 from lambdanets.files import printable_bytes, whole_file
-from lambdanets.training.data.coco.segmentations import Patch
 from lambdanets.training.detection.scores import RECALLS, Scores
 
 LEAST_SIDE = 640  # of a picture's longer side: of smaller images the names could not be read

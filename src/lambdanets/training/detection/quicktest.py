@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from lambdanets.training.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 IMAGES, VALIDATION, BATCH, EPOCHS, LARGEST_SIDE = 8, 4, 4, 2, 64

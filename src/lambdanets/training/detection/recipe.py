@@ -3,8 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
+from lambdanets.bounds import Range
 from lambdanets.errors import InputError
-from lambdanets.training.bounds import Range
 from lambdanets.training.recipe import Schedule, TrainingRecipe
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lambdanets.bounds import fits
 from lambdanets.columns import columns
 from lambdanets.errors import InputError
-from lambdanets.training.bounds import fits
 from lambdanets.training.report import RESULT
 
 Format = Literal["text", "markdown"]

@@ -10,9 +10,9 @@ from faster_coco_eval import mask as runs
 from torch import Tensor
 from torchvision.ops import box_convert
 
+from lambdanets.bounds import fits
 from lambdanets.errors import InputError
 from lambdanets.files import write_whole
-from lambdanets.training.bounds import fits
 
 Result = dict[str, Any]
 _FIELDS = {

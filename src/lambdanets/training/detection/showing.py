@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lambdanets.data.coco.annotations import AnnotatedImage, Patch, decoded_patch
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.images import UnreadableImage
 from lambdanets.files import whole_file
-from lambdanets.training.data.coco.annotations import AnnotatedImage, Patch, decoded_patch
-from lambdanets.training.data.coco.images import AnnotatedImages
-from lambdanets.training.data.images import UnreadableImage
 from lambdanets.training.detection.detector import Detector
 from lambdanets.training.detection.evaluation import Judgement
 from lambdanets.training.detection.feeding import as_tensor

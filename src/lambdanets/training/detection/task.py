@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from lightning.pytorch import seed_everything
 
+from lambdanets.data.batches import Batches
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.order import Share
+from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.curves import Panels
-from lambdanets.training.data.batches import Batches
-from lambdanets.training.data.coco.images import AnnotatedImages
-from lambdanets.training.data.order import Share
-from lambdanets.training.data.readable import check_readable
 from lambdanets.training.detection.data import open_sets, tell_findings, write_findings
 from lambdanets.training.detection.detector import Detector, build_detector
 from lambdanets.training.detection.evaluation import judge

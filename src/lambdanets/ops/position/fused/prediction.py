@@ -4,7 +4,7 @@ A program's step loads its operands from the second-level cache, issues instruct
 counts, summed over all programs of a processor. Embeddings are asked to stay in the first-level cache, and values that
 the step before has read in the table's gradient: a quarter of the former and 1.3 / rows of the latter are counted.
 
-What compiled code showed (`benchmarks/kernels.py`): a warp's step has a base of instructions, 2.5 for each product of
+What compiled code showed (`experiments/kernels.py`): a warp's step has a base of instructions, 2.5 for each product of
 a tensor core and 5 for each load of 16 bytes; in float32, 1.3 for each multiply-add. Nothing of this was measured on a
 GPU; `lambdanets calibrate` measures by what factor it is off.
 """
@@ -33,7 +33,7 @@ _BASE = {
     "table_parts": 75,
     LAMBDA_ORDER: 120,
 }
-_RESIDENT_WARPS = 8  # of a processor, at least; benchmarks/kernels.py checks it
+_RESIDENT_WARPS = 8  # of a processor, at least; experiments/kernels.py checks it
 _BARRIERS = 150  # cycles of a step that no other warp of the program fills
 
 

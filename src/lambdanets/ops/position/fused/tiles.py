@@ -6,7 +6,7 @@ The rules keep what limits a program the same whatever the heads: a thread holds
 and 64 of a factor between two products; three stages, which are two buffers, of two programs fit the shared memory of a
 processor, or those of one with 8 warps; tensor cores take 16 rows at a time, 8 columns and 16 terms; and Triton gives
 each warp other matrices of a batch of products, so that a batch of fewer than the warps is computed several times.
-`benchmarks/kernels.py` compiles all that the rules lead to and checks it.
+`experiments/kernels.py` compiles all that the rules lead to and checks it.
 """
 
 import math

@@ -1,0 +1,119 @@
+"""Fused kernels, layers and networks on a GPU in ten minutes: right, the same every time, how fast beside what else.
+
+    PYTHONPATH=src python experiments/gpu.py --out runs/gpu [--parts smoke kernels] [--minutes 9.5]
+    PYTHONPATH=src python experiments/gpu.py --table runs/gpu/gpu.jsonl
+
+Needs torch with CUDA and Triton. Each part runs in a process of its own, so that an error that spoils a CUDA context
+ends that part alone, and adds rows to gpu.jsonl as they come. The table has predicted beside measured times. --dry-run
+takes tiny problems on the CPU, where Triton interprets the kernels: it checks this script, not the kernels.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Parts in order, and the most minutes that each may take.
+PARTS = {
+    "machine": 1.0,
+    "compile": 2.5,
+    "smoke": 1.5,
+    "check": 1.5,
+    "kernels": 2.0,
+    "self_test": 1.5,
+    "layers": 2.0,
+    "networks": 2.0,
+}
+SHOWN = 160  # characters of a failure
+
+
+def run_part(name: str, out: Path, seconds: float, dry_run: bool) -> None:
+    """Run a part until it ends or its time is over; what ended it becomes a row."""
+    script = Path(__file__).with_name("gpu_parts.py")
+    command = [sys.executable, str(script), name, "--out", str(out), "--seconds", f"{seconds:.0f}"]
+    environment = os.environ | {"LAMBDANETS_CACHE": str(out.parent / "cache")}
+    if dry_run:
+        command.append("--dry-run")
+        environment["TRITON_INTERPRET"] = "1"
+    start = time.monotonic()
+    reason = ""
+    try:
+        run = subprocess.run(
+            command,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=seconds + 20,
+            check=False,
+        )
+        if run.returncode:
+            reason = (run.stderr.strip().splitlines() or [f"ended with {run.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        reason = f"did not end within {seconds:.0f} s"
+    row = {"part": name, "what": "whole part", "seconds": round(time.monotonic() - start, 1)}
+    if reason:
+        row["failure"] = reason[:500]
+    with out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; a line that a killed part left half written is passed over."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def table_of(rows: list[dict[str, Any]]) -> str:
+    """What was measured beside what was predicted, the checks that failed, the failures."""
+    lines = []
+    timed = [row for row in rows if "graph_us" in row or "eager_us" in row]
+    if timed:
+        lines.append(f"{'part':<10}{'what':<64}{'us':>10}{'predicted':>11}{'ratio':>7}")
+    for row in timed:
+        measured, predicted = row.get("graph_us", row.get("eager_us")), row.get("predicted_us")
+        columns = f"{predicted:>11.1f}{measured / predicted:>7.2f}" if predicted else ""
+        lines.append(f"{row['part']:<10}{row['what'][:63]:<64}{measured:>10.1f}{columns}")
+    checks = [row for row in rows if "right" in row]
+    wrong = [row for row in checks if not (row["right"] and row.get("bit_equal", True))]
+    lines.append(f"{len(checks) - len(wrong)} of {len(checks)} checks are right and bit-equal")
+    lines += [f"WRONG {row['part']} {row['what']}: {json.dumps(row)[:SHOWN]}" for row in wrong]
+    lines += [f"FAILED {row['part']} {row['what']}: {row['failure'][:SHOWN]}" for row in rows if "failure" in row]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="folder for gpu.jsonl, to which rows are added")
+    what.add_argument("--table", type=Path, help="print the table of a gpu.jsonl")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--minutes", type=float, default=9.5, help="for all parts")
+    parser.add_argument("--dry-run", action="store_true", help="tiny problems on the CPU")
+    arguments = parser.parse_args()
+    if arguments.table is not None:
+        print(table_of(read_rows(arguments.table)))
+        return
+    out = arguments.out / "gpu.jsonl"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * arguments.minutes
+    for name in arguments.parts:
+        seconds = min(60 * PARTS[name], end - time.monotonic() - 20)
+        if seconds < 10 and not arguments.dry_run:
+            print(f"no time left for {name}")
+            continue
+        run_part(name, out, max(seconds, 10), arguments.dry_run)
+    print(table_of(read_rows(out)))
+
+
+if __name__ == "__main__":
+    main()

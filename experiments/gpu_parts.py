@@ -1,0 +1,377 @@
+"""The parts of gpu.py, each run by it in a process of its own: gpu_parts.py PART --out FILE --seconds S [--dry-run]."""
+
+import argparse
+import contextlib
+import copy
+import json
+import math
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_clock import time_of
+from torch import Tensor, nn
+
+from lambdanets import LambdaLayer2d, create_model
+from lambdanets.evidence.benchmark.peers import PEERS, LeftOut, build_peer
+from lambdanets.ops.geometry import crop_to_grid
+from lambdanets.ops.position import fused
+from lambdanets.ops.position.fused import prediction
+from lambdanets.ops.position.fused.device import kernel_device
+from lambdanets.ops.position.fused.self_test import Case, check_kernel, make_example
+from lambdanets.ops.position.fused.verification import kernels_of, test_anew
+from lambdanets.ops.position.gpus import gpu_named
+from lambdanets.ops.position.problem import Problem, Wanted, problem_of
+
+# side, v, scope (None = global), batch: the stages of a LambdaResNet-50 at 224 pixels, and larger maps
+SHAPES = [(56, 16, 23, 128), (28, 32, 23, 128), (14, 64, 23, 128), (7, 128, 23, 128)]
+MORE_SHAPES = [(56, 32, 23, 128), (28, 64, 23, 128), (28, 64, None, 128), (64, 64, 23, 1), (64, 64, None, 16)]
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HEADS, DEPTH = 4, 16
+_SMOKE = 0.05  # relative, of gradients in bfloat16 behind softmax and batch norm
+ROTATED_BYTES = 160 << 20  # more than the second-level cache holds
+_ALL = Wanted(True, True, True)
+
+
+class Part:
+    """Where rows go, and until when."""
+
+    def __init__(self, name: str, out: Path, seconds: float, dry_run: bool) -> None:
+        self.name, self.out, self.dry_run = name, out, dry_run
+        self.end = time.monotonic() + seconds
+        self.device = "cpu" if dry_run else "cuda:0"
+
+    def over(self, what: str) -> bool:
+        """Whether the time is over; then what is not run becomes a row."""
+        over = time.monotonic() > self.end
+        if over:
+            self.add(what, failure="not run: the time was over")
+        return over
+
+    def add(self, what: str, **row: Any) -> None:
+        line = json.dumps({"part": self.name, "what": what, **row})
+        with self.out.open("a") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
+
+    @contextlib.contextmanager
+    def recording(self, what: str) -> Iterator[None]:
+        """A failure becomes a row; the part continues."""
+        try:
+            yield
+        except Exception as error:
+            self.add(what, failure=f"{type(error).__name__}: {error}"[:500])
+
+
+def output_of(*command: str) -> str | None:
+    """What a command prints, None where it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def machine(part: Part) -> None:
+    """Versions, hardware, and the rates that all times are to be seen against."""
+    import triton
+
+    row: dict[str, Any] = {
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
+    row["commit"] = output_of("git", "rev-parse", "HEAD")
+    if not part.dry_run:
+        properties = torch.cuda.get_device_properties(0)
+        row |= {
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "device": properties.name,
+            "capability": [properties.major, properties.minor],
+            "processors": properties.multi_processor_count,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "driver": output_of("nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"),
+        }
+    part.add("versions", **row)
+    side, size = (64, 1 << 16) if part.dry_run else (8192, 1 << 30)
+    for dtype in (torch.bfloat16, torch.float32):
+        square = torch.randn(side, side, device=part.device).to(dtype)
+        seconds = rate_of(lambda x=square: x @ x)
+        part.add(f"product of {side} x {side}, {dtype}", tflops=2 * side**3 / seconds / 1e12)
+    much, to = (torch.zeros(size, device=part.device, dtype=torch.uint8) for _ in range(2))
+    part.add("copy", gbytes=2 * size / rate_of(lambda: to.copy_(much)) / 1e9)
+    # a repeated sum of as much as the second-level cache holds
+    little = torch.ones(min(size, 16 << 20) // 4, device=part.device)
+    part.add("reads from the cache", gbytes=4 * little.numel() / rate_of(lambda: little.sum()) / 1e9)
+
+
+def rate_of(call: Callable[[], Any]) -> float:
+    times = time_of([call])
+    return times.get("graph_us", times["eager_us"]) / 1e6
+
+
+def compile_kernels(part: Part) -> None:
+    """Every kernel for this device, by all cores: later parts find them in Triton's cache."""
+    import kernels
+
+    architecture = 90 if part.dry_run else int("".join(map(str, torch.cuda.get_device_capability())))
+    todo = kernels.configurations([architecture])
+    if part.dry_run:
+        part.add("configurations", count=len(todo))
+        return
+    start, done = time.monotonic(), 0
+    with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        for row in pool.imap_unordered(kernels.examine, todo):
+            done += 1
+            found = "; ".join(kernels.faults(row))
+            if found:
+                part.add(f"{row['kernel']} h={row['heads']} {row['tiles']}", failure=found)
+            if part.over("some configurations"):
+                pool.terminate()
+                break
+    part.add("all", compiled=done, of=len(todo), seconds=time.monotonic() - start)
+
+
+def smoke(part: Part) -> None:
+    """Whole layers under autocast where kernels once failed: few heads, odd depths, one example, large maps."""
+    cases: list[tuple[str, dict[str, Any], int, int]] = [
+        ("1 head", {"heads": 1}, 32, 56),
+        ("1056 x 1056, 2 examples", {}, 2, 1056),
+        ("2 heads", {"heads": 2}, 32, 56),
+        ("multi-head", {"heads": 4, "multi_head": True}, 32, 28),
+        ("16 heads", {"heads": 16}, 32, 28),
+        ("v = 24", {"dim_out": 96, "heads": 4}, 32, 28),
+        ("k = 8", {"query_depth": 8}, 32, 28),
+        ("intra-depth 4", {"intra_depth": 4}, 8, 14),
+        ("one example", {}, 1, 56),
+    ]
+    for name, options, batch, side in cases:
+        # the interpreter does not multiply bfloat16
+        for dtype in (torch.float16,) if part.dry_run else (torch.bfloat16, torch.float16):
+            if part.over(f"{name}, {dtype}"):
+                continue
+            if part.dry_run:
+                batch, side = 2, 5
+            with part.recording(f"{name}, {dtype}"):
+                error = error_of_layer(part, options, (batch, 64, side, side), dtype)
+                part.add(f"{name}, {dtype}", error=error, right=error < _SMOKE)
+
+
+def error_of_layer(part: Part, options: dict[str, Any], sizes: tuple[int, ...], dtype: torch.dtype) -> float:
+    """The largest relative error of output and gradients under autocast, beside a plain algorithm in float32."""
+    torch.manual_seed(0)
+    layer = LambdaLayer2d(64, scope=7, algorithm="fused", **options).to(part.device)
+    x = torch.randn(sizes, device=part.device, requires_grad=True)
+    weights = torch.randn_like(layer(x))
+    results = []
+    for algorithm in ("fused", "convolution"):
+        layer.algorithm = algorithm
+        with torch.autocast(part.device.split(":")[0], dtype, enabled=algorithm == "fused"):
+            y = layer(x)
+        # a sum: gradients of a mean would leave float16, which no loss scale helps here
+        gradients = torch.autograd.grad((y.float() * weights).sum(), [x, *layer.parameters()])
+        results.append([y.detach().float(), *(gradient.float() for gradient in gradients)])
+    return max(((a - b).norm() / b.norm().clamp_min(1e-20)).item() for a, b in zip(*results, strict=True))
+
+
+def check(part: Part) -> None:
+    """All kernels against float64 at the launchers' tiles, and twenty repeats, which must have the same bits."""
+    cases = [
+        Case(130, 4, (28, 28), (23, 23), 16, 64, content=True, inside_nan=False),
+        Case(64, 1, (14, 14), (27, 27), 16, 32, inside_nan=False),
+        Case(9, 16, (9, 11), (5, 5), 8, 24, content=True, inside_nan=False),
+        Case(2, 4, (40, 40), (23, 23), 16, 16, inside_nan=False),
+        Case(33, 8, (14, 14), (7, 7), 16, 128, content=True, inside_nan=False),
+    ]
+    for case in [Case(3, 4, (5, 7), (3, 5), 16, 16, content=True)] if part.dry_run else cases:
+        for dtype in DTYPES:
+            if (part.dry_run and dtype == torch.bfloat16) or part.over(f"{case} {dtype}"):
+                continue  # the interpreter does not multiply bfloat16
+            example = make_example(case, dtype, part.device)
+            for kernel in kernels_of(dtype):
+                what = f"{kernel} {dtype} {case}"
+                with part.recording(what):
+                    verdict = check_kernel(kernel, [example])
+                    equal = bit_equal(kernel, example, 2 if part.dry_run else 20)
+                    part.add(what, right=not verdict["reason"], error=verdict["error"], bit_equal=equal)
+
+
+def bit_equal(kernel: str, example: Any, repeats: int) -> bool:
+    from lambdanets.ops.position.fused.self_test import run_kernel
+
+    first = run_kernel(kernel, example)[0]
+    return all(torch.equal(first, run_kernel(kernel, example)[0]) for _ in range(repeats - 1))
+
+
+def inputs_of(
+    part: Part, shape: tuple[int, int, int | None, int], dtype: torch.dtype
+) -> tuple[list[list[Tensor]], Problem]:
+    """Queries, table, values and gradient as a layer has them, sets enough that none is in the cache; the problem."""
+    side, v, scope, batch = (5, 16, 3, 2) if part.dry_run else shape
+    n, grid = side * side, (side, side)
+    sides = (2 * side - 1,) * 2 if scope is None else (scope, scope)
+    sizes = (batch, n, HEADS, DEPTH), (*sides, DEPTH, 1), (batch, n, v, 1), (batch, n, HEADS, v)
+
+    def make() -> list[Tensor]:
+        q, r, values, g = (torch.randn(size, device=part.device).to(dtype) for size in sizes)
+        return [q.transpose(1, 2), crop_to_grid(r, grid).contiguous(), values, g.transpose(1, 2)]
+
+    sets = [make()]
+    size = sum(x.nbytes for x in sets[0])
+    sets += [make() for _ in range(1 if part.dry_run else min(8, math.ceil(ROTATED_BYTES / size)))]
+    return sets, problem_of(*sets[0][:3], grid, False)
+
+
+def kernels_times(part: Part) -> None:
+    """Each kernel as it is launched, beside its prediction; all in bfloat16, the first shapes in other dtypes."""
+    device = kernel_device(part.device)
+    assert device is not None
+    sheet = gpu_named(device.name, device.capability)
+    todo = [(shape, torch.bfloat16) for shape in (*SHAPES, *MORE_SHAPES)]
+    todo += [(shape, dtype) for dtype in (torch.float16, torch.float32) for shape in SHAPES[:2]]
+    for shape, dtype in todo[-1:] if part.dry_run else todo:
+        sets, problem = inputs_of(part, shape, dtype)
+        for kernel, call in calls_of_kernels(problem).items():
+            what = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} r={shape[2]} b={shape[3]} {str(dtype)[6:]}"
+            if part.over(what):
+                continue
+            with part.recording(what):
+                predicted = prediction.seconds_of_kernel(kernel, problem, device.capability, sheet)
+                times = time_of([partial(call, *tensors) for tensors in sets])
+                part.add(what, predicted_us=1e6 * predicted, **times)
+
+
+def calls_of_kernels(problem: Problem) -> dict[str, Callable[..., Any]]:
+    """What launches each kernel for queries, table, values and gradient of a problem."""
+
+    def forward(order: str, q: Tensor, r: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return fused.forward_in_order(order, q, r, v, problem)
+
+    def gradient(place: int, q: Tensor, r: Tensor, v: Tensor, g: Tensor) -> Any:
+        return fused.gradients(g, q, r, v, problem, Wanted(*(place == i for i in range(3))))
+
+    orders = ("query", "lambda") if problem.dtype.itemsize == 2 else ("query",)
+    calls = {f"forward_{order}_order": partial(forward, order) for order in orders}
+    places = enumerate(("queries_gradient", "table_parts", "values_gradient"))
+    return calls | {kernel: partial(gradient, place) for place, kernel in places}
+
+
+def self_test(part: Part) -> None:
+    """What `auto` asks for before it takes a kernel; later parts find the verdicts."""
+    device = kernel_device(part.device)
+    assert device is not None
+    for dtype in DTYPES:
+        if not part.dry_run and not part.over(f"{dtype}"):
+            for name, verdict in test_anew(device, dtype).items():
+                part.add(f"{name} {dtype}", right=not verdict.reason, error=verdict.error, reason=verdict.reason)
+
+
+def layers(part: Part) -> None:
+    """Lambda layers by algorithm beside the 3x3 convolution and other packages' layers: forward and training step."""
+    for side, v, scope, batch in SHAPES[:1] if part.dry_run else (*SHAPES, (28, 64, 23, 128)):
+        dim, sizes = HEADS * v, (2, HEADS * v, 5, 5) if part.dry_run else (batch, HEADS * v, side, side)
+        layer = LambdaLayer2d(dim, scope=3 if part.dry_run else scope, heads=HEADS, batch_norm=True).to(part.device)
+        methods: dict[str, nn.Module | Callable[[], nn.Module]] = {"lambda layer, auto": layer}
+        for algorithm in ("fused", "query_order", "convolution"):
+            methods[f"lambda layer, {algorithm}"] = with_algorithm(layer, algorithm)
+        methods["lambda layer, auto, compiled"] = lambda layer=layer: torch.compile(layer)
+        methods["3x3 convolution"] = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(part.device)
+        for name in PEERS:
+            methods[name] = partial(build_peer, name, layer)
+        for name, method in methods.items():
+            what = f"{name} {side}x{side} v={v} b={batch}"
+            if (part.dry_run and "compiled" in name) or part.over(what):
+                continue
+            with part.recording(what), contextlib.suppress(LeftOut):
+                module = (method if isinstance(method, nn.Module) else method()).to(part.device)
+                time_module(part, what, module, sizes)
+
+
+def with_algorithm(layer: LambdaLayer2d, algorithm: str) -> LambdaLayer2d:
+    """A layer of the same weights."""
+    other = copy.deepcopy(layer)
+    other.algorithm = algorithm
+    return other
+
+
+def time_module(part: Part, what: str, module: nn.Module, sizes: tuple[int, ...], graph: bool = True) -> None:
+    """Forward pass and training step under bfloat16 autocast, channels last; the peak of memory of a step."""
+    kind = part.device.split(":")[0]
+    if all(weight.ndim < 5 for weight in module.parameters()):  # some layers have weights of a 3-d convolution
+        module = module.to(memory_format=torch.channels_last)
+    module = module.train()
+    x = torch.randn(sizes, device=part.device).to(memory_format=torch.channels_last).requires_grad_()
+
+    def forward() -> Tensor:
+        with torch.autocast(kind, torch.bfloat16):
+            return module(x)
+
+    def inference() -> None:
+        with torch.no_grad():
+            forward()
+
+    gradient = torch.randn_like(forward())
+    inputs = [x, *module.parameters()]
+    module.eval()
+    part.add(f"{what}, inference", **time_of([inference], graph=graph))
+    module.train()
+    if kind == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    step = time_of([lambda: torch.autograd.grad(forward(), inputs, gradient)], graph=False)
+    peak = torch.cuda.max_memory_allocated() / 2**20 if kind == "cuda" else None
+    part.add(f"{what}, training step", **step, peak_mib=peak)
+
+
+def networks(part: Part) -> None:
+    """LambdaResNet-50, ResNet-50 with lambda layers in its stages, ResNet-50: training and inference."""
+    batch, side = (2, 64) if part.dry_run else (128, 224)
+    options: list[tuple[str, dict[str, Any]]] = [("lambda_resnet50", {}), ("resnet50", {})]
+    options += [("resnet50_lambda", {"pattern": pattern}) for pattern in ("CCLL", "LLLL")]
+    for name, chosen in options[:1] if part.dry_run else options:
+        what = f"{name} {' '.join(chosen.values())} b={batch}"
+        if part.over(what):
+            continue
+        with part.recording(what):
+            model = timm_model(name) if name == "resnet50" else create_model(name, **chosen)
+            time_module(part, what, model.to(part.device), (batch, 3, side, side), graph=False)
+
+
+def timm_model(name: str) -> nn.Module:
+    import timm
+
+    return timm.create_model(name)
+
+
+CALLS: dict[str, Callable[[Part], None]] = {
+    "machine": machine,
+    "compile": compile_kernels,
+    "smoke": smoke,
+    "check": check,
+    "kernels": kernels_times,
+    "self_test": self_test,
+    "layers": layers,
+    "networks": networks,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=list(CALLS))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--dry-run", action="store_true")
+    arguments = parser.parse_args()
+    CALLS[arguments.part](Part(arguments.part, arguments.out, arguments.seconds, arguments.dry_run))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

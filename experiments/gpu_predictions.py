@@ -1,0 +1,100 @@
+"""What the fused kernels are predicted to take on a GPU, beside a 3x3 convolution by the same data sheet.
+
+    python experiments/gpu_predictions.py [--device H100] [--out FILE]
+
+No GPU is needed, and nothing is measured: `experiments/gpu.py` puts measured times beside predicted. The layers are
+those of a ResNet-50 at 224 pixels, batch 128, k = 16, 4 heads, scope 23, in bfloat16; of each the position term.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambdanets.ops.position.fused.prediction import seconds_of_kernel, step_of
+from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, table_step, tiles_of
+from lambdanets.ops.position.gpus import SHEETS, Gpu
+from lambdanets.ops.position.problem import Problem
+
+CAPABILITIES = {"A100": (8, 0), "L40S": (8, 9), "RTX 4090": (8, 9), "H100": (9, 0), "H200": (9, 0), "B200": (10, 0)}
+BATCH, HEADS, SCOPE = 128, 4, 23
+LAYERS = ((56, 16), (28, 32), (14, 64), (7, 128))  # side of the map, value depth: the layers of c2 to c5
+CONVOLUTION = 0.7  # of the data sheet's rate, as the plan takes it for large products
+
+
+def problem_of_layer(side: int, v: int, dtype: torch.dtype = torch.bfloat16) -> Problem:
+    reach = min(SCOPE // 2, side - 1)
+    return Problem(BATCH, HEADS, (side, side), 16, v, 1, (reach,) * 2, (reach,) * 2, False, dtype, "cuda")
+
+
+def convolution_seconds(side: int, v: int, gpu: Gpu) -> float:
+    """Of the 3x3 convolution of as many channels, forward."""
+    channels, positions = HEADS * v, BATCH * side * side
+    return max(
+        2 * positions * 9 * channels**2 / (CONVOLUTION * gpu.bfloat16),
+        2 * 2 * positions * channels / (0.8 * gpu.memory),
+    )
+
+
+def predicted_layers(device: str) -> list[dict[str, Any]]:
+    """Microseconds of the kernels for each layer, and of the convolution."""
+    rows = []
+    for side, v in LAYERS:
+        problem = problem_of_layer(side, v)
+        times = {
+            kernel: 1e6 * seconds_of_kernel(kernel, problem, CAPABILITIES[device], SHEETS[device])
+            for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS)
+        }
+        forward = min(times[LAMBDA_ORDER], times["forward_query_order"])
+        backward = sum(times[kernel] for kernel in QUERY_ORDER_KERNELS[1:])
+        convolution = 1e6 * convolution_seconds(side, v, SHEETS[device])
+        rows.append({
+            "side": side, "v": v, "kernels_us": times, "forward_us": forward, "backward_us": backward,
+            "convolution_us": convolution, "convolution_backward_us": 2 * convolution,
+        })  # fmt: skip
+    return rows
+
+
+def traffic(device: str) -> list[dict[str, Any]]:
+    """Floating-point operations of each kernel for a byte asked of the first-level and of the second-level cache."""
+    rows = []
+    for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS):
+        for side, v in LAYERS:
+            tiles = tiles_of(kernel, CAPABILITIES[device], 2, BATCH, HEADS, side * side, v)
+            reach = problem_of_layer(side, v).before
+            rows_of_step = table_step((side, side), reach, tiles.positions, tiles.step)[0]
+            step = step_of(kernel, tiles, HEADS, rows_of_step if kernel == "table_parts" else 1)
+            # a block of value channels computes the other factor again; that is no useful work
+            blocks = -(-v // tiles.values)
+            useful = 2 * step.multiply_adds
+            if kernel != LAMBDA_ORDER:
+                useful *= (16 / blocks + tiles.values) / (16 + tiles.values)
+            rows.append({"kernel": kernel, "v": v, "operations_a_byte": useful / (2 * step.loaded)})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=list(CAPABILITIES), default="H100")
+    parser.add_argument("--out", type=Path, help="file of JSON")
+    arguments = parser.parse_args()
+    layers, bytes_of = predicted_layers(arguments.device), traffic(arguments.device)
+    print(f"predicted for {arguments.device}, us: position term of a layer, 3x3 convolution of as many channels")
+    print("| map | v | forward | backward | convolution forward | backward |\n|---|---|---|---|---|---|")
+    for row in layers:
+        times = (row[f"{name}_us"] for name in ("forward", "backward", "convolution", "convolution_backward"))
+        print(f"| {row['side']}x{row['side']} | {row['v']} | {' | '.join(f'{time:.0f}' for time in times)} |")
+    print("\n| kernel | " + " | ".join(f"v = {v}" for _, v in LAYERS) + " |\n|---|" + "---|" * len(LAYERS))
+    for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS):
+        values = [row["operations_a_byte"] for row in bytes_of if row["kernel"] == kernel]
+        print(f"| {kernel} | {' | '.join(f'{value:.0f}' for value in values)} |")
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        found = {"device": arguments.device, "layers": layers, "operations_a_byte": bytes_of}
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

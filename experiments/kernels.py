@@ -1,0 +1,250 @@
+"""What the compiler makes of every fused kernel: whether it fits the device, spills, loads 16 bytes, keeps loads ahead.
+
+    python experiments/kernels.py --out FILE [--architectures 80 90] [--heads 4] [--depths 16 64] [--processes 2]
+
+Needs Triton, no GPU. Compiles each kernel with the tiles that the launchers choose for each compute capability, number
+of heads, value depth and batch, reads the machine code, and prints a table. Exit code 1 where a kernel does not fit.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambdanets.ops.position.fused.device import shared_memory_of
+from lambdanets.ops.position.fused.launches import constants_of
+from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, Tiles, tiles_of
+
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+HEADS = (1, 2, 4, 8, 16)
+DEPTHS = (8, 16, 24, 32, 64, 128)
+BATCHES = (1, 2, 3, 8, 128)
+POSITIONS = (7 * 7, 56 * 56)  # few programs, and enough
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+MOST_STACK = 32  # bytes a thread
+REGISTERS = 65_536  # of a processor
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A kernel as it is compiled for a device."""
+
+    kernel: str
+    architecture: int
+    heads: int
+    dtype: str
+    tiles: Tiles
+
+
+def configurations(
+    architectures: Sequence[int] = ARCHITECTURES,
+    heads: Sequence[int] = HEADS,
+    depths: Sequence[int] = DEPTHS,
+    dtypes: Sequence[str] = tuple(DTYPES),
+    batches: Sequence[int] = BATCHES,
+    positions: Sequence[int] = POSITIONS,
+) -> list[Configuration]:
+    """All that the launchers choose for the sizes, each once."""
+    found: dict[Configuration, None] = {}
+    for architecture in architectures:
+        capability = divmod(architecture, 10)
+        for dtype in dtypes:
+            itemsize = getattr(torch, dtype).itemsize
+            kernels = QUERY_ORDER_KERNELS if itemsize > 2 else (*QUERY_ORDER_KERNELS, LAMBDA_ORDER)
+            for kernel in kernels:
+                for h in heads:
+                    for depth in depths:
+                        for batch in batches:
+                            for n in positions:
+                                tiles = tiles_of(kernel, capability, itemsize, batch, h, n, depth)
+                                found[Configuration(kernel, architecture, h, dtype, tiles)] = None
+    return list(found)
+
+
+def compile_kernel(configuration: Configuration) -> Any:
+    """Triton's code for a kernel, as it is launched for aligned tensors with a content lambda."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, table_kernels
+
+    modules = forward_kernels, gradient_kernels, table_kernels
+    function = next(
+        getattr(module, configuration.kernel) for module in modules if hasattr(module, configuration.kernel)
+    )
+    constants = constants_of(
+        configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
+    )
+    constants |= {"CONTENT": True, "SCALED": configuration.dtype == "float16"}
+    options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    signature: dict[str, str] = {}
+    constexprs: dict[str, int] = {}
+    attributes = {}
+    for i, name in enumerate(function.arg_names):
+        if name in constants:
+            signature[name], constexprs[name] = "constexpr", constants[name]
+        elif name.endswith("_ptr"):
+            signature[name] = "*" + ("fp32" if _is_wide(configuration, name) else DTYPES[configuration.dtype])
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "i32"
+    target = GPUTarget("cuda", configuration.architecture, 32)
+    return triton.compile(ASTSource(function, signature, constexprs, attributes), target=target, options=options)
+
+
+def _is_wide(configuration: Configuration, pointer: str) -> bool:
+    """Whether a pointer is to float32, as it is launched; without scales their pointer is that of another operand."""
+    scaled = configuration.dtype == "float16"
+    return (configuration.kernel, pointer) == ("table_parts", "o_ptr") or (scaled and pointer in ("y_ptr", "scale_ptr"))
+
+
+def examine(configuration: Configuration) -> dict[str, Any]:
+    """What the code of a kernel takes and does in a step of its loop, the steps counted for a warp."""
+    row: dict[str, Any] = asdict(configuration)
+    try:
+        code = compile_kernel(configuration)
+    except Exception as error:
+        return row | {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+    registers, stack = resources(code)
+    loop = inner_loop(code)
+    loads = [opcode for opcode in loop if opcode.startswith("LDGSTS")]
+    tiles, ptx = configuration.tiles, code.asm["ptx"]
+    shared = code.metadata.shared
+    limit = shared_memory_of(divmod(configuration.architecture, 10))
+    residency = min((limit + 1024) // (shared + 1024), REGISTERS // (registers * 32 * tiles.warps))
+    return row | {
+        "shared": shared,
+        "fits": shared <= limit,
+        "registers": registers,
+        "stack": stack,
+        "residency": residency,
+        "warps_a_scheduler": residency * tiles.warps / 4,
+        "instructions": len(loop),
+        "products": sum("MMA" in opcode for opcode in loop),
+        "instruction": next((name for name in ("tcgen05.mma", "wgmma.mma_async", "mma.sync") if name in ptx), "fma"),
+        "loads": len(loads),
+        "loads_of_16_bytes": sum(".128" in opcode for opcode in loads),
+        "loads_not_ahead": sum(opcode.startswith("LDG.") for opcode in loop),
+        "stages_ahead": max((int(n) for n in re.findall(r"cp\.async\.wait_group\s+(0x[0-9a-f]+|\d+)", ptx)), default=0),
+    }
+
+
+def _tool(name: str) -> str:
+    from triton import knobs
+
+    return str(Path(knobs.nvidia.cuobjdump.path).with_name(name))
+
+
+def _output_of(code: Any, *command: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code.asm["cubin"])
+        file.flush()
+        run = subprocess.run([*command, file.name], capture_output=True, text=True, check=True)
+    return run.stdout + run.stderr
+
+
+def resources(code: Any) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
+    report = _output_of(code, _tool("cuobjdump"), "-res-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    assert found is not None, report
+    return int(found[1]), int(found[2])
+
+
+def inner_loop(code: Any) -> list[str]:
+    """The opcodes of the innermost loop with the most matrix products, or of the longest if none has any."""
+    opcodes: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for line in _output_of(code, _tool("nvdisasm"), "-c").splitlines():
+        label = re.match(r"\s*(\.L_x_\d+):", line)
+        if label:
+            labels[label[1]] = len(opcodes)
+        instruction = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)(.*)", line)
+        if instruction:
+            opcodes.append(instruction[1])
+            target = re.search(r"\((\.L_x_\d+)\)", instruction[2])
+            if instruction[1].startswith("BRA") and target and target[1] in labels:
+                loops.append((labels[target[1]], len(opcodes)))
+    if not loops:
+        return []
+
+    def products(loop: tuple[int, int]) -> int:
+        return sum("MMA" in opcode for opcode in opcodes[slice(*loop)])
+
+    start, end = max(
+        loops, key=lambda loop: (products(loop), loop[0] - loop[1] if products(loop) else loop[1] - loop[0])
+    )
+    return opcodes[start:end]
+
+
+def faults(row: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the code of a kernel, by the bounds that tests hold it to."""
+    if "error" in row:
+        yield row["error"]
+        return
+    if not row["fits"]:
+        yield f"{row['shared']:,} bytes of shared memory"
+    if row["stack"] > MOST_STACK:
+        yield f"{row['stack']} bytes of stack"
+    if row["dtype"] != "float32" and row["instruction"] == "fma":
+        yield "no tensor cores"
+    if row["loads_not_ahead"] or not row["loads"]:
+        yield f"{row['loads_not_ahead']} loads are awaited in the step that starts them"
+    if row["tiles"]["stages"] > 2 and not row["stages_ahead"]:
+        yield "the loads of a step are awaited before those of the next one are started"
+    if row["dtype"] != "float32" and row["warps_a_scheduler"] < 2:
+        yield f"{row['warps_a_scheduler']} warps a scheduler"
+
+
+def as_json(rows: list[dict[str, Any]], version: str) -> str:
+    """One line for each row, its columns named once."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    tiles = [field.name for field in fields(Tiles)]
+    lines = [[[*row["tiles"].values()] if name == "tiles" else row.get(name) for name in columns] for row in rows]
+    head = f'{{"triton": {json.dumps(version)},\n "tiles": {json.dumps(tiles)},\n "columns": {json.dumps(columns)},\n'
+    return head + ' "rows": [\n' + ",\n".join(json.dumps(line) for line in lines) + "\n]}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="file of JSON for the rows")
+    parser.add_argument("--architectures", nargs="*", type=int, default=ARCHITECTURES)
+    parser.add_argument("--heads", nargs="*", type=int, default=HEADS)
+    parser.add_argument("--depths", nargs="*", type=int, default=DEPTHS)
+    parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    import triton
+
+    todo = configurations(arguments.architectures, arguments.heads, arguments.depths, arguments.dtypes)
+    rows, faulty, spilling = [], 0, 0
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for configuration, row in zip(todo, pool.map(examine, todo), strict=True):
+            rows.append(row)
+            wrong = "; ".join(faults(row))
+            faulty += bool(wrong)
+            spilling += row.get("stack", 0) > 0
+            if wrong or row["stack"]:
+                name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
+                note = wrong or f"{row['stack']} bytes of stack, allowed"
+                print(f"{name} {configuration.dtype} {astuple(configuration.tiles)}: {note}", flush=True)
+    print(f"{len(rows)} configurations, {faulty} at fault, {spilling} with some stack; Triton {triton.__version__}")
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(as_json(rows, triton.__version__))
+    return int(faulty > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

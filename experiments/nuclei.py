@@ -1,0 +1,122 @@
+"""Cell nuclei by Mask R-CNN: a small LambdaResNet and its convolution twin, the same recipe, some seeds each.
+
+    python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--at-once 2]    train, two runs a seed
+    python experiments/nuclei.py [--page docs/detection.md]                            write the page from the results
+
+NUCLEI holds instances_train.json, train.tar, instances_val.json and val.tar. Every run is the command that the page
+shows; FOLDER keeps what they leave, and a script that was stopped goes on. Seeds are added to those of the results that
+are there. With --at-once set OMP_NUM_THREADS to each run's share of the cores.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import subprocess
+import sys
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei.json"
+BEGIN, END = "<!-- written by experiments/nuclei.py -->\n", "<!-- end of nuclei -->\n"
+RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
+COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+KINDS = {"bbox": "boxes", "segm": "masks"}
+KEPT = (
+    *("seconds", "images_per_second", "parameters", "epochs", "training_images", "images", *KINDS),
+    *("commit", "versions", "hardware"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--at-once", type=int, default=1, help="runs beside each other, of one seed")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
+    options = parser.parse_args()
+    if options.data is not None:
+        if options.work is None:
+            parser.error("--work must name a folder for the runs")
+        measure(options)
+    page = options.page.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    options.page.write_text(before + BEGIN + section(json.loads(options.out.read_text())) + END + after, "utf-8")
+
+
+def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
+    """The command of a run, after "lambdanets"."""
+    return [
+        *("detect", "train", recipe, "--seed", str(seed), "--run", str(run)),
+        *("--data", str(data / "instances_train.json"), "--images", str(data / "train.tar")),
+        *("--validation-data", str(data / "instances_val.json"), "--validation-images", str(data / "val.tar")),
+    ]
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Train everything, seed by seed, and write the results after each."""
+    there = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
+    runs = [run for run in there if run["seed"] not in options.seeds]
+    for seed in options.seeds:
+        folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
+        lambdanets = [sys.executable, "-m", "lambdanets"]
+        commands = [[*lambdanets, *command(recipe, seed, options.data, run)] for recipe, run in folders.items()]
+        with ThreadPool(options.at_once) as pool:
+            pool.map(functools.partial(subprocess.run, check=True), commands)
+        for recipe, run in folders.items():
+            result = json.loads((run / "result.json").read_text())
+            runs.append({"recipe": recipe, "seed": seed} | {name: result[name] for name in KEPT})
+            content = {
+                "runs": runs,
+                "command": " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei"))),
+                "threads": torch.get_num_threads(),
+                "at_once": options.at_once,
+            }
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def section(results: dict[str, Any]) -> str:
+    """The page's part, in Markdown."""
+    runs = results["runs"]
+    seeds = sorted({run["seed"] for run in runs})
+    minutes = [run["seconds"] / 60 for run in runs]
+    lines = [
+        f"{runs[0]['training_images']} images to train on, {runs[0]['images']} to validate on, "
+        f"{runs[0]['epochs']} epochs from fresh\nweights, {min(minutes):.0f} to {max(minutes):.0f} minutes a run on "
+        f"{' and '.join(sorted({run['hardware']['processor'] for run in runs}))}"
+        + (f", {results['at_once']} at a time" if results["at_once"] > 1 else "")
+        + f" with {results['threads']} thread{'s' * (results['threads'] > 1)} each; "
+        + (f"means of {len(seeds)} seeds and their standard deviations, " if len(seeds) > 1 else "one seed, ")
+        + "in percent, of the last epoch's\naveraged weights.",
+        "",
+        "    lambdanets "
+        + results["command"].replace(" --data", " \\\n      --data").replace(" --val", " \\\n      --val", 1),
+        "",
+        "| |" + "".join(f" {column} |" for column in COLUMNS),
+        "|---|" + "---|" * len(COLUMNS),
+    ]
+    for kind, words in KINDS.items():
+        for recipe, layers in RECIPES.items():
+            chosen = [run[kind] for run in runs if run["recipe"] == recipe]
+            cells = [spread([100 * run[column] for run in chosen if run[column] is not None]) for column in COLUMNS]
+            size = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
+            lines.append(f"| {words}, {layers}, {size} |" + "".join(f" {cell} |" for cell in cells))
+    return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    main()

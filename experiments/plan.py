@@ -1,0 +1,145 @@
+"""How good the plan is: predicted and measured times of each algorithm, and what the plan's choice loses by it.
+
+python experiments/plan.py [--out FILE] measures float32 on CPU with the threads that torch has. An algorithm is
+measured where its prediction is within 4 times the best; the results of all must agree before a time counts.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lambdanets
+from lambdanets.ops.position.execution import run_backward, run_forward
+from lambdanets.ops.position.plan import make_plan
+from lambdanets.ops.position.problem import Wanted, problem_of
+from lambdanets.ops.position.rates import rates_of
+
+WITHIN = 4  # times the best prediction
+MEMORY = 2 << 30
+
+# sides of maps and value depths of a ResNet-50's blocks
+SIX = ((56, 16), (28, 32), (28, 64), (14, 64), (14, 128), (7, 128))
+# grid, sides of the table, b, v
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
+    *(((side, side), (scope, scope), 8, v) for scope in (23, 7) for side, v in SIX),
+    *(((side, side), (scope, scope), 8, v) for scope in (3, 11, 15) for side, v in SIX[::2]),
+    ((56, 56), (23, 23), 1, 16),
+    ((28, 28), (23, 23), 1, 32),
+    ((14, 14), (23, 23), 1, 64),
+    ((7, 7), (13, 13), 1, 128),
+    ((56, 56), (23, 23), 32, 16),
+    ((14, 14), (23, 23), 64, 64),
+    ((28, 28), (55, 55), 8, 32),
+    ((33, 40), (23, 23), 4, 16),
+    ((20, 31), (23, 23), 4, 64),
+    *(((side, side), (2 * side - 1,) * 2, 1, 16) for side in (14, 28, 64, 128)),
+    ((128, 128), (23, 23), 1, 64),
+    *(((n,), (2 * n - 1,), 1, 16) for n in (256, 1024, 4096)),
+    ((4096,), (23,), 4, 64),
+    ((512,), (127,), 8, 32),
+    ((8, 14, 14), (5, 7, 7), 2, 32),
+    ((16, 16, 16), (31, 31, 31), 1, 16),
+]
+
+
+def measure(function: Callable[[], object], seconds: float = 0.5) -> float:
+    """The median of repeated calls, in seconds, over about the time given."""
+    function()
+    times: list[float] = []
+    start = time.perf_counter()
+    while len(times) < 3 or (time.perf_counter() - start < seconds and len(times) < 15):
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> list[dict[str, Any]]:
+    """The forward and the backward pass of one shape: seconds predicted and measured of each algorithm."""
+    torch.manual_seed(0)
+    n = math.prod(grid)
+    rows = torch.randn(b, n, 64 + v)
+    queries, values = rows[..., :64].unflatten(2, (4, 16)).transpose(1, 2), rows[..., 64:].unsqueeze(-1)
+    table = torch.randn(*(min(r, 2 * s - 1) for r, s in zip(sides, grid, strict=True)), 16, 1)
+    gradient = torch.randn(b, n, 4, v).transpose(1, 2)
+    plan = make_plan(problem_of(queries, table, values, grid, False))
+
+    def forward(name: str) -> Tensor:
+        return run_forward(queries, table, values, None, plan.problem, name)
+
+    def backward(name: str) -> tuple[Tensor | None, ...]:
+        return run_backward(gradient, queries, table, values, None, plan.problem, name, Wanted(True, True, True))[:3]
+
+    costs = {name: cost for name, cost in plan.costs.items() if cost is not None and cost.workspace_bytes <= MEMORY}
+    ways = {
+        "forward": (forward, plan.chosen, {name: cost.seconds for name, cost in costs.items()}),
+        "backward": (backward, plan.backward, {name: cost.backward_seconds for name, cost in costs.items()}),
+    }
+    results = []
+    for way, (run, chosen, predicted) in ways.items():
+        expected = run(chosen)
+        seconds = {}
+        for name, prediction in predicted.items():
+            if prediction < WITHIN * predicted[chosen]:
+                check(run(name), expected)
+                seconds[name] = {"predicted": prediction, "measured": measure(lambda run=run, name=name: run(name))}
+        results.append({"grid": grid, "sides": sides, "b": b, "v": v, "way": way, "chosen": chosen, "seconds": seconds})
+    return results
+
+
+def check(found: Any, expected: Any) -> None:
+    for one, other in zip(*((x,) if isinstance(x, Tensor) else x for x in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-5 * other.abs().max().item())
+
+
+def loss(row: dict[str, Any]) -> float:
+    """The time of the choice over that of the fastest."""
+    times = {name: figures["measured"] for name, figures in row["seconds"].items()}
+    return times[row["chosen"]] / min(times.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--only", type=int, nargs="+", help="measure the shapes with these numbers alone")
+    options = parser.parse_args()
+    rows = []
+    for number, shape in enumerate(SHAPES):
+        if options.only and number not in options.only:
+            continue
+        for row in compare(*shape):
+            rows.append(row)
+            grid, sides = ("x".join(str(side) for side in x) for x in shape[:2])
+            print(
+                f"{number}: {grid} scope {sides} b {shape[2]} v {shape[3]}, {row['way']}; chosen / best {loss(row):.2f}"
+            )
+            for name, figures in row["seconds"].items():
+                mark = "*" if name == row["chosen"] else " "
+                print(f"  {mark} {name:<24}" + "".join(f"{how} {1e3 * t:9.2f} ms  " for how, t in figures.items()))
+    losses = sorted(loss(row) for row in rows)
+    near = sum(x <= 1.1 for x in losses)
+    print(
+        f"chosen / best: geometric mean {statistics.geometric_mean(losses):.3f}; within 10% in {near} of {len(losses)}"
+    )
+    print("worst: " + ", ".join(f"{x:.2f}" for x in losses[-5:]))
+    if options.out:
+        versions = {
+            "torch": torch.__version__,
+            "lambdanets": lambdanets.__version__,
+            "threads": torch.get_num_threads(),
+        }
+        options.out.write_text(
+            json.dumps({"versions": versions, "rates": vars(rates_of("cpu")), "rows": rows}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""How long a selection of pseudo-labels takes, and how much memory: of made-up labels, 100 million by default.
+
+python experiments/selection.py FOLDER [--out FILE] writes labels into FOLDER, which must not exist, selects in a fresh
+process, checks what came out, and removes FOLDER. Classes are as uneven as 1 / (10 + number), 2 % of the confidences
+are 1, and the others are spread over 0 to 1, many of them high.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lambdanets.provenance import commit, hardware, versions
+from lambdanets.training.pseudo_labels.tables import Origin, read_batches, write_description, write_table
+
+CHILD = """
+import json, sys, time
+from pathlib import Path
+from lambdanets.training.pseudo_labels.select_command import peak_memory
+from lambdanets.training.pseudo_labels.selection import select
+imported = peak_memory()
+started = time.monotonic()
+report = select(Path(sys.argv[1]), Path(sys.argv[2]), confidence=float(sys.argv[3]), per_class=int(sys.argv[4]))
+seconds = time.monotonic() - started
+print(json.dumps({"seconds": seconds, "peak_bytes": peak_memory(), "imported_bytes": imported,
+                  "confident": report.confident, "kept": report.kept, "images": report.images,
+                  "short": len(report.short), "without": len(report.without)}))
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is made: rows, in files of so many, of so many classes, the `top` most probable named."""
+
+    rows: int
+    shard_rows: int
+    classes: int
+    top: int
+
+
+def keys_of(numbers: np.ndarray) -> pa.StringArray:
+    """The letter n and ten digits, for each number."""
+    text = np.empty((len(numbers), 11), np.uint8)
+    text[:, 0] = ord("n")
+    text[:, 1:] = numbers[:, None] // 10 ** np.arange(9, -1, -1) % 10 + ord("0")
+    ends = np.arange(len(numbers) + 1, dtype=np.int32) * 11
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(ends), pa.py_buffer(text))
+
+
+def generate(folder: Path, size: Size) -> None:
+    """Write the tables of labels, a file at a time."""
+    folder.mkdir(parents=True)
+    origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "made up"}, size.top)
+    share = 1 / (10 + np.arange(size.classes))
+    up_to = np.cumsum(share / share.sum())
+    for shard, first in enumerate(range(0, size.rows, size.shard_rows)):
+        random = np.random.default_rng((0, shard))
+        n = min(size.shard_rows, size.rows - first)
+        best = np.minimum(np.searchsorted(up_to, random.random(n)), size.classes - 1)
+        confidence = np.where(random.random(n) < 0.02, 1, random.random(n) ** 0.75)
+        rest = [np.minimum(confidence, (1 - confidence) / 2**i) for i in range(1, size.top)]
+        write_table(
+            folder / f"train-{shard:05}.parquet",
+            origin,
+            keys=keys_of(np.arange(first, first + n)),
+            positions=np.arange(n),
+            classes=(best[:, None] + 7 * np.arange(size.top)) % size.classes,
+            probabilities=np.stack([confidence, *rest], axis=1),
+        )
+    write_description(folder, origin)
+
+
+def check(labels: Path, out: Path, size: Size, confidence: float, per_class: int) -> None:
+    """Raise unless each class has its images, evenly repeated, and no row left out is better than one kept."""
+    origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "made up"}, size.top)
+    least, limit = np.float32(confidence), np.full(size.classes, 2, np.float32)
+    images, kept, confident, above, above_kept = np.zeros((5, size.classes), np.int64)
+    most, fewest = np.zeros(size.classes, np.int64), np.full(size.classes, per_class)
+    rows = 0
+    for again in (False, True):
+        for path in sorted(out.glob("*.parquet")):
+            for batch in read_batches(path, ["class", "confidence", "copies"], origin):
+                classes, confidences, copies = (column.to_numpy() for column in batch.columns)
+                if again:
+                    above_kept += np.bincount(classes[confidences > limit[classes]], minlength=size.classes)
+                    continue
+                assert (confidences >= least).all()
+                np.add.at(images, classes, copies)
+                kept += np.bincount(classes, minlength=size.classes)
+                np.minimum.at(limit, classes, confidences)
+                np.maximum.at(most, classes, copies)
+                np.minimum.at(fewest, classes, copies)
+    for path in sorted(labels.glob("*.parquet")):
+        for batch in read_batches(path, ["class", "confidence"], origin):
+            classes, confidences = (column.to_numpy() for column in batch.columns)
+            rows += len(classes)
+            confident += np.bincount(classes[confidences >= least], minlength=size.classes)
+            above += np.bincount(classes[confidences > limit[classes]], minlength=size.classes)
+    assert rows == size.rows
+    assert (images == np.where(confident > 0, per_class, 0)).all()
+    assert (kept == np.minimum(confident, per_class)).all()
+    assert (above == above_kept).all()
+    assert (most - fewest <= 1)[confident > 0].all()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="for the labels and the selection; made, and removed at the end")
+    parser.add_argument("--rows", type=int, default=100_000_000)
+    parser.add_argument("--shard-rows", type=int, default=50_000)
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--top", type=int, default=5)
+    parser.add_argument("--confidence", type=float, default=0.3)
+    parser.add_argument("--per-class", type=int, default=130_000)
+    parser.add_argument("--out", type=Path, help="write what was measured as JSON")
+    options = parser.parse_args()
+    size = Size(options.rows, options.shard_rows, options.classes, options.top)
+    labels, out = options.folder / "labels", options.folder / "selection"
+    options.folder.mkdir(parents=True)
+    try:
+        started = time.monotonic()
+        generate(labels, size)
+        print(f"{size.rows:,} rows made in {time.monotonic() - started:.0f} s", flush=True)
+        command = [sys.executable, "-c", CHILD, labels, out, str(options.confidence), str(options.per_class)]
+        measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(f"{measured['seconds']:.1f} s, peak memory {measured['peak_bytes'] / 2**20:.0f} MiB", flush=True)
+        sizes = {
+            name: sum(path.stat().st_size for path in folder.iterdir())
+            for name, folder in (("label_bytes", labels), ("selection_bytes", out))
+        }
+        check(labels, out, size, options.confidence, options.per_class)
+        print("each class has its images, and no row left out is better than one kept")
+    finally:
+        shutil.rmtree(options.folder)
+    result: dict[str, Any] = {
+        "options": {name: value for name, value in vars(options).items() if name not in ("folder", "out")},
+        **measured,
+        "rows_per_second": size.rows / measured["seconds"],
+        **sizes,
+        "commit": commit(),
+        "versions": versions() | {"pyarrow": pa.__version__},
+        "hardware": hardware(),
+    }
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Runs timm's own tests/test_models.py against every model of this package.
+
+    pip download timm==1.0.31 --no-deps --no-binary :all: && tar xf timm-1.0.31.tar.gz
+    PYTHONPATH=src python experiments/timm_tests.py timm-1.0.31 [--names 'lambda_resnet*'] [--out FILE]
+
+The argument is an unpacked source distribution or a checkout of timm, of the installed version. timm's tests are
+parametrized over `timm.list_models`, which is patched to return this package's names alone; timm's filters by name
+apply as to any model. Tests of TorchScript, which PyTorch deprecates and the layers refuse, are deselected. Prints
+pytest's report; --out writes the outcome of each test as JSON. Takes about an hour on two cores for all names.
+"""
+
+import argparse
+import fnmatch
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+
+from lambdanets.models import list_models
+from lambdanets.provenance import commit, hardware, versions
+
+MARKERS = ("base", "forward", "backward", "cfg", "cfg_nonstd", "torchscript", "features", "fxforward", "fxbackward")
+
+
+class OurNames:
+    """A plugin of pytest: keeps the tests of our names, and their outcomes."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.outcomes: dict[str, dict[str, str]] = defaultdict(dict)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        for marker in (*MARKERS, "timeout(seconds)"):
+            config.addinivalue_line("markers", marker)
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Function]) -> None:
+        kept = [item for item in items if self._is_ours(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+    def _is_ours(self, item: pytest.Function) -> bool:
+        name = item.callspec.params.get("model_name") if hasattr(item, "callspec") else None
+        # an empty list of names leaves a placeholder
+        return isinstance(name, str) and name.split(".")[0] in self.names and "torchscript" not in item.originalname
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            test, _, parameters = report.nodeid.rpartition("::")[2].partition("[")
+            self.outcomes[test][parameters.rstrip("]")] = report.outcome
+
+
+def patch_list_models(names: list[str]) -> None:
+    """Have timm.list_models find our names alone, in whatever module its caller looks."""
+    original = timm.list_models
+
+    def ours(*filters: Any, **options: Any) -> list[str]:
+        options.pop("module", None)  # timm names its modules where forward_intermediates exists
+        return [name for name in original(*filters, **options) if name.split(".")[0] in names]
+
+    timm.list_models = ours
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs timm's tests/test_models.py against this package's models.")
+    parser.add_argument("timm", type=Path, help="an unpacked source distribution, or a checkout, of timm")
+    parser.add_argument("--names", nargs="+", default=["*"], help="names or patterns of models; default: all")
+    parser.add_argument("--tests", help="as pytest's -k: the tests to run")
+    parser.add_argument("--out", type=Path, help="a JSON file for the outcomes")
+    arguments = parser.parse_args()
+    file = arguments.timm / "tests" / "test_models.py"
+    if not file.is_file():
+        parser.error(f"timm must be a folder with tests/test_models.py, got {arguments.timm}")
+    names = [name for name in list_models() if any(fnmatch.fnmatch(name, pattern) for pattern in arguments.names)]
+    if not names:
+        parser.error(f"--names must match some of {', '.join(list_models())}")
+    patch_list_models(names)
+    plugin = OurNames(names)
+    options = [
+        "-q",
+        "-rfEs",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        str(arguments.timm),
+    ]
+    if arguments.tests:
+        options += ["-k", arguments.tests]
+    code = pytest.main([str(file), *options], plugins=[plugin])
+    if arguments.out:
+        result = {
+            "timm": timm.__version__,
+            "models": names,
+            "counts": {test: dict(Counter(outcomes.values())) for test, outcomes in plugin.outcomes.items()},
+            "not_passed": {
+                f"{test}[{parameters}]": outcome
+                for test, outcomes in plugin.outcomes.items()
+                for parameters, outcome in outcomes.items()
+                if outcome != "passed"
+            },
+            "commit": commit(),
+            "versions": versions(),
+            "hardware": hardware(),
+        }
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Labelled images in a tar file with a folder a class."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from lambdanets.data.images import read_file, read_image
+from lambdanets.data.shards.tar_samples import names_in_tar
+from lambdanets.data.timm_sets import class_names, create_timm_dataset, whole_labels
+from lambdanets.errors import InputError
+
+_VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
+
+
+@dataclass(frozen=True)
+class TarImages:
+    """Images inside one tar file, each as its name, its first byte and its length there.
+
+    The file is opened for each image, as an open file's position would be shared by forked workers.
+    """
+
+    path: Path
+    members: Sequence[tuple[str, int, int]]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), self.labels[index]
+
+    def file(self, index: int) -> tuple[bytes, str]:
+        name, start, length = self.members[index]
+        return read_file(self.path, start, length), Path(name).suffix.lower()
+
+    def name(self, index: int) -> str:
+        return f"{self.path}/{self.members[index][0]}"
+
+
+def find_validation_tar(train: Path) -> Path | None:
+    """The validation set's tar beside a train tar, or None."""
+    siblings = (train.with_name(name) for name in _VALIDATION_NAMES)
+    return next((tar for tar in siblings if tar.is_file() and tar != train), None)
+
+
+def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
+    """Index an uncompressed tar of PNG and JPEG images with timm's reader; a class is the innermost folder's name.
+
+    Images may lie in tars within the tar. Raises InputError for a tar, or one within it, that is compressed, damaged or
+    cut off, and for one without images.
+    """
+    from timm.data import is_img_extension
+
+    if not any(is_img_extension(Path(name).suffix.lower()) for name in names_in_tar(path)):
+        raise InputError(f"'{path}' must have images as PNG or JPEG, and has none")
+    reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader  # a cache would write beside it
+    members = []
+    for member, _, inner in reader.samples:  # `inner` is the tar within the tar that holds the member, if any
+        start = member.offset_data + (inner.offset_data if inner is not None else 0)
+        name = f"{inner.name}/{member.name}" if inner is not None else member.name
+        members.append((name, start, member.size))
+    labels = whole_labels(reader.targets, str(path))
+    classes = class_names(reader.class_name_to_idx, labels)
+    if {"", "."} & set(classes):
+        raise InputError(f"expected a folder of images for each class in '{path}', but some images lie loose")
+    return TarImages(path, members, labels), classes

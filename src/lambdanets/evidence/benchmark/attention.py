@@ -1,0 +1,181 @@
+"""Attention as a rival: the same context as a lambda layer's scope, softmax over it, relative positions as a bias."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdanets.evidence.benchmark import reference
+from lambdanets.evidence.benchmark.peers import LeftOut, installed
+
+NAMES = ("sdpa", "flex-attention", "natten")
+
+
+class AttentionLayer(nn.Module):
+    """Multi-head attention on maps (b, dim, H, W): 1x1 projections without bias, no projection of the output.
+
+    y[n,h] = sum_m softmax_m(q[n,h] . k[m,h] / sqrt(c) + B[h, m - n]) v[m,h], over the m in the scope around n.
+    B is a table (h, r_1, r_2), learned. Subclasses say how it is computed.
+    """
+
+    def __init__(self, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.heads, self.grid = heads, grid
+        sides = [min(scope, 2 * side - 1) for side in grid]
+        self.projection = nn.Conv2d(dim, 3 * dim, 1, bias=False)
+        nn.init.normal_(self.projection.weight, std=dim**-0.5)
+        self.table = nn.Parameter(torch.randn(heads, *sides))
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected = self.projection(x).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(3, 4)
+        queries, keys, values = projected.unbind(1)  # (b, h, n, c)
+        output = self.attend(queries, keys, values)
+        return output.transpose(2, 3).flatten(1, 2).unflatten(2, self.grid)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """(b, h, n, c) to (b, h, n, c)."""
+        raise NotImplementedError
+
+    def plain_bias(self) -> Tensor:
+        """What the scores are added to, (h or 1, n, n) in float64, minus infinity outside the context."""
+        return relative_bias(self.table.double(), self.grid)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """The output for float64 x by the formula."""
+        weights = self.projection.weight.double()
+        projected = F.conv2d(x, weights).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(3, 4)
+        output = reference.attention(projected[:, 0], projected[:, 1], projected[:, 2], self.plain_bias())
+        return output.transpose(2, 3).flatten(1, 2).unflatten(2, self.grid)
+
+
+class _Sdpa(AttentionLayer):
+    """PyTorch's scaled_dot_product_attention with the bias as a matrix over all pairs.
+
+    The first call makes what every call needs: in training the index into the table, in inference the matrix.
+    """
+
+    _bias: "RelativeBias | None" = None
+    _kept: Tensor | None = None
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self._bias is None:
+            self._bias = RelativeBias(self.table, self.grid)
+        if self.training:
+            bias = self._bias(self.table)
+        else:
+            if self._kept is None:
+                self._kept = self._bias(self.table)
+            bias = self._kept
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+
+
+class _Flex(AttentionLayer):
+    """FlexAttention, compiled, with the scope as its mask of blocks."""
+
+    _mask: Any = None
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        width, table = self.grid[1], self.table
+        rows, columns = table.shape[1] // 2, table.shape[2] // 2
+
+        def inside(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+            return ((m // width - n // width).abs() <= rows) & ((m % width - n % width).abs() <= columns)
+
+        def with_bias(score: Tensor, b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+            row = (m // width - n // width + rows).clamp(0, 2 * rows)
+            column = (m % width - n % width + columns).clamp(0, 2 * columns)
+            return score + table[h, row, column]
+
+        if self._mask is None:
+            n = queries.shape[2]
+            self._mask = create_block_mask(inside, None, None, n, n, device=queries.device.type)
+        return _compiled_flex()(queries, keys, values, score_mod=with_bias, block_mask=self._mask)
+
+
+class _Natten(AttentionLayer):
+    """natten's neighbourhoods: a scope that is moved inward at the edges, each position having as many; no bias."""
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        natten = importlib.import_module("natten")
+        maps = [t.transpose(1, 2).unflatten(1, self.grid) for t in (queries, keys, values)]  # (b, H, W, h, c)
+        output = natten.na2d(*maps, kernel_size=self._sides())
+        return output.flatten(1, 2).transpose(1, 2)
+
+    def plain_bias(self) -> Tensor:
+        axes = []
+        for side, reach in zip(self.grid, self._sides(), strict=True):
+            here = torch.arange(side, device=self.table.device)
+            first = (here - reach // 2).clamp(0, side - reach).unsqueeze(1)
+            axes.append((here >= first) & (here < first + reach))
+        pairs = (axes[0][:, None, :, None] & axes[1][None, :, None, :]).flatten(2).flatten(0, 1)
+        return torch.zeros(pairs.shape, dtype=torch.float64, device=pairs.device).masked_fill(~pairs, -torch.inf)[None]
+
+    def _sides(self) -> tuple[int, ...]:
+        return tuple(min(reach, side) for reach, side in zip(self.table.shape[1:], self.grid, strict=True))
+
+
+def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> AttentionLayer:
+    """An attention layer by name. Raises LeftOut where its package is not installed or cannot be imported."""
+    if name == "natten":
+        if installed("natten") is None:
+            raise LeftOut("not installed; pip install natten")
+        try:
+            importlib.import_module("natten")
+        except ImportError as error:
+            raise LeftOut(f"cannot be imported: {error}") from error
+    kinds: dict[str, Callable[..., AttentionLayer]] = {"sdpa": _Sdpa, "flex-attention": _Flex, "natten": _Natten}
+    return kinds[name](dim, heads, scope, grid)
+
+
+class RelativeBias:
+    """Tables (h, r_1..r_D) to biases (h, n, m): B[h, m - n], minus infinity beyond the table and, if causal, m after n.
+
+    The index (n m,), int64, and the mask (n, m) are made once, for tables of one shape and device, as implementations
+    of attention keep them in buffers: 9 bytes for each pair.
+    """
+
+    def __init__(self, table: Tensor, grid: tuple[int, ...], *, causal: bool = False) -> None:
+        self._index, self._outside = _index_of_pairs(table, grid, causal=causal)
+
+    def __call__(self, table: Tensor) -> Tensor:
+        return table.flatten(1)[:, self._index].unflatten(1, self._outside.shape).masked_fill(self._outside, -torch.inf)
+
+
+def relative_bias(table: Tensor, grid: tuple[int, ...], *, causal: bool = False) -> Tensor:
+    """As `RelativeBias`, made for one call."""
+    return RelativeBias(table, grid, causal=causal)(table)
+
+
+def _index_of_pairs(table: Tensor, grid: tuple[int, ...], *, causal: bool) -> tuple[Tensor, Tensor]:
+    positions = torch.cartesian_prod(*(torch.arange(side, device=table.device) for side in grid)).view(-1, len(grid))
+    index, outside = torch.zeros((), dtype=torch.long, device=table.device), None
+    for axis, side in enumerate(table.shape[1:]):  # axis by axis: (n, n) numbers, not (n, n, D)
+        offset = positions[None, :, axis] - positions[:, None, axis] + side // 2
+        beyond = (offset < 0) | (offset >= side)
+        outside = beyond if outside is None else outside | beyond
+        index = index * side + offset.clamp(0, side - 1)
+    if causal:
+        after = torch.ones(index.shape, dtype=torch.bool, device=table.device).triu(1)
+        outside = after if outside is None else outside | after
+    assert outside is not None
+    return index.flatten(), outside
+
+
+def bytes_held(batch: int, heads: int, positions: int, itemsize: int, *, training: bool) -> int:
+    """A rough count of what attention with a matrix of biases holds: biases and indices, in training scores too."""
+    pairs = positions**2
+    biases = pairs * (heads * itemsize + 8) * (3 if training else 1)
+    return biases + (4 * batch * heads * pairs * itemsize if training else 0)
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)

@@ -1,0 +1,113 @@
+"""Whole layers side by side: ours, the peers', attention over the same context, and the 3x3 convolution."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.device import free_memory
+from lambdanets.evidence.benchmark import attention
+from lambdanets.evidence.benchmark.options import Shapes, parse_shape
+from lambdanets.evidence.benchmark.peers import PEERS, LeftOut, build_peer
+from lambdanets.evidence.benchmark.race import Case, Contestant, Prepared, prepare_module
+from lambdanets.evidence.benchmark.reference import Expected, expected_of, plain_copy
+from lambdanets.layers import LambdaLayer2d
+
+OURS, CONVOLUTION = "lambdanets", "convolution"
+NAMES = [OURS, *PEERS, *attention.NAMES, CONVOLUTION]
+
+
+def cases(options: Shapes, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+    """A case for each shape, scope and pass."""
+    return [
+        _case(options, device, shape, scope, name)
+        for shape in options.shapes
+        for scope in options.scopes
+        for name in options.passes
+    ]
+
+
+def _case(options: Shapes, device: torch.device, shape: str, scope: int, name: str) -> Case:
+    height, width, dim = parse_shape(shape)
+    dtype = getattr(torch, options.dtype)
+    training = name == "training"
+    factory: dict[str, Any] = {"device": device, "dtype": dtype}
+
+    @functools.cache
+    def layer() -> LambdaLayer2d:
+        torch.manual_seed(options.seed)
+        ours = LambdaLayer2d(
+            dim, query_depth=options.query_depth, heads=options.heads, scope=scope, algorithm=options.algorithm
+        )
+        return ours.to(device, dtype).train(training)
+
+    @functools.cache
+    def inputs() -> tuple[Tensor, Tensor | None]:
+        torch.manual_seed(options.seed + 1)
+        x, gradient = torch.randn(2, options.batch_size, dim, height, width).to(**factory)
+        return x, gradient if training else None
+
+    @functools.cache
+    def expected() -> Expected:
+        return expected_of(plain_copy(layer()), *inputs(), lambda plain: {"table gradient": _gradient(plain, "table")})
+
+    def ours() -> Prepared:
+        return prepare_module(
+            layer(), *inputs(), expected, lambda: {"table gradient": _gradient(layer(), "embedding.table")}
+        )
+
+    def peer(package: str) -> Prepared:
+        theirs = build_peer(package, layer())
+        return prepare_module(
+            theirs, *inputs(), expected, lambda: {"table gradient": PEERS[package].table_gradient(theirs)}
+        )
+
+    def attend(rival: str) -> Prepared:
+        needed = attention.bytes_held(
+            options.batch_size, options.heads, height * width, dtype.itemsize, training=training
+        )
+        if rival == "sdpa":
+            refuse_beyond(needed, free_memory(device) / 2)
+        torch.manual_seed(options.seed)
+        module = attention.build_attention(rival, dim, options.heads, scope, (height, width))
+        module = module.to(device, dtype).train(training)
+        return prepare_module(module, *inputs(), lambda: _expected_of_attention(module, *inputs()))
+
+    def convolution() -> Prepared:
+        torch.manual_seed(options.seed)
+        module = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(device, dtype).train(training)
+        return prepare_module(module, *inputs(), lambda: expected_of(plain_copy(module), *inputs()))
+
+    prepared: dict[str, Callable[[], Prepared]] = {OURS: ours}
+    prepared |= {name: functools.partial(peer, name) for name in PEERS}
+    prepared |= {name: functools.partial(attend, name) for name in attention.NAMES}
+    prepared[CONVOLUTION] = convolution
+    sizes = {"shape": shape, "scope": scope, "pass": name}
+    return Case(sizes, chosen(prepared, options.contestants))
+
+
+def chosen(prepared: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Contestant]:
+    """The contestants of these names, all if none is given, in their own order."""
+    return [Contestant(name, prepare) for name, prepare in prepared.items() if not names or name in names]
+
+
+def refuse_beyond(needed: float, limit: float) -> None:
+    """Raise LeftOut where a contestant would hold more bytes than the limit."""
+    if needed > limit:
+        raise LeftOut(f"would hold about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f}")
+
+
+def _expected_of_attention(module: attention.AttentionLayer, x: Tensor, gradient: Tensor | None) -> Expected:
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return module.plain(x)
+
+    return expected_of(Plain(), x, gradient)
+
+
+def _gradient(module: nn.Module, name: str) -> Tensor:
+    gradient = module.get_parameter(name).grad
+    assert gradient is not None
+    return gradient

@@ -1,0 +1,162 @@
+"""Lines as a table for the terminal, Markdown, CSV or JSON."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lambdanets.columns import columns
+from lambdanets.evidence.tables.measured import Measured
+from lambdanets.evidence.tables.texts import PARAGRAPHS, TITLES
+from lambdanets.evidence.tables.verdicts import (
+    ANOTHER,
+    DIFFERS,
+    LISTED,
+    MATCH,
+    MEASURED,
+    NOT_MEASURED,
+    QUOTED,
+    Line,
+    summary,
+)
+
+NOTHING = Measured()
+FIELDS = ("table", "row", "column", "unit", "printed", "ours", "verdict", "note", "model")
+
+
+def record(line: Line) -> dict[str, Any]:
+    """A line, flat."""
+    printed = line.printed
+    values = (printed.table, printed.row, printed.column, printed.unit, printed.value, line.ours, line.verdict)
+    return dict(zip(FIELDS, (*values, line.note, line.model), strict=True))
+
+
+def as_json(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
+    """Every line as an object, with the summary, the machine that measured, and the tables measured beside."""
+    content = {
+        "summary": summary(lines),
+        "measured_on": measured.machine or None,
+        "figures": [record(line) for line in lines],
+        "measured_beside": {name: [asdict(block) for block in some] for name, some in measured.blocks.items()},
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def as_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
+    """A header, and every printed figure as a row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow(record(line))
+    return text.getvalue()
+
+
+def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
+    """Tables for the terminal."""
+    parts = []
+    for name, some in _by_table(lines).items():
+        header, rows, notes = _cells(some)
+        parts += [_heading(name), "", columns([header, *rows]), "", *(f"  {note}" for note in notes), ""]
+        for block in measured.blocks.get(name, []):
+            shown = columns([block.header, *block.rows])
+            parts += [block.title, "", shown, "", *(f"  {note}" for note in block.notes), ""]
+    return "\n".join([*parts, *_closing(lines, measured)]) + "\n"
+
+
+def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
+    """A section a table, with a paragraph on what it says."""
+    parts = ["# The paper's tables", "", _OPENING, "", *_closing(lines, measured), ""]
+    for name, some in _by_table(lines).items():
+        header, rows, notes = _cells(some)
+        table = [header, ["---"] * len(header), *rows]
+        parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
+        parts += [*_markdown_rows(table), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
+        if name in measured.pictures:
+            parts += [f"![{TITLES[name]}]({measured.pictures[name]})", ""]
+        for block in measured.blocks.get(name, []):
+            shown = _markdown_rows([block.header, ["---"] * len(block.header), *block.rows])
+            parts += [block.title, "", *shown, "", *(f"- {note}" for note in block.notes), ""]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+RENDERINGS = {"text": as_text, "markdown": as_markdown, "csv": as_csv, "json": as_json}
+
+# Signs at the head of columns of which nothing is ours.
+_MARKS = {
+    QUOTED: ("†", "the paper's, not reproduced"),
+    NOT_MEASURED: ("‡", "the paper's, on TPUs; measured here only with --measure"),
+}
+_OPENING = (
+    "Every figure of the paper (Bello, ICLR 2021), and ours where it can be had without training: parameters and "
+    "operations counted on the real models, memory by formula, complexities fitted. Accuracies are the paper's. "
+    "A number in brackets leads to the reason below a table. Written by `lambdanets tables --measured "
+    "experiments/results/xeon-2-cores/tables/*.json --figures docs/tables --format markdown --out docs/tables.md`."
+)
+
+
+def _markdown_rows(table: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+
+
+def _heading(name: str) -> str:
+    return f"Table {name}. {TITLES[name]}" if name.isdigit() else TITLES[name]
+
+
+def _closing(lines: Sequence[Line], measured: Measured) -> list[str]:
+    return [f"{summary(lines)}.", *([f"Speeds measured on {measured.machine}."] if measured.machine else [])]
+
+
+def _by_table(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    tables: dict[str, list[Line]] = {}
+    for line in lines:
+        tables.setdefault(line.printed.table, []).append(line)
+    return tables
+
+
+def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Header, rows and notes of one table: a printed column, and ours and the verdict beside it where there is one."""
+    names = list(dict.fromkeys(line.printed.column for line in lines))
+    of_column = {name: [line for line in lines if line.printed.column == name] for name in names}
+    compared = [name for name in names if any(line.ours is not None for line in of_column[name])]
+    units = {name: {line.printed.unit for line in of_column[name]} - {""} for name in names}
+    header = [""]
+    for name in names:
+        unit = f" ({min(units[name])})" if len(units[name]) == 1 else ""
+        marks = [mark for mark in _MARKS if any(line.verdict == mark for line in of_column[name])]
+        header.append(" ".join([f"{name}{unit}", *(_MARKS[mark][0] for mark in marks)]))
+        header += ["ours", "verdict"] if name in compared else []
+    notes: list[str] = []
+    rows = []
+    for row in dict.fromkeys(line.printed.row for line in lines):
+        cells = [row]
+        for name in names:
+            line = next((line for line in of_column[name] if line.printed.row == row), None)
+            unit = f" {line.printed.unit}" if line is not None and len(units[name]) > 1 else ""
+            cells.append("" if line is None else f"{line.printed.text()}{unit}")
+            if name in compared:
+                cells += ["", ""] if line is None else _ours(line, unit, notes)
+        rows.append(cells)
+    notes += [
+        f"{sign} {meaning}"
+        for verdict, (sign, meaning) in _MARKS.items()
+        if any(verdict == line.verdict for line in lines)
+    ]
+    return header, rows, notes
+
+
+def _ours(line: Line, unit: str, notes: list[str]) -> list[str]:
+    ours = "" if line.ours is None else line.ours if isinstance(line.ours, str) else f"{line.ours:#.5g}{unit}"
+    verdict = line.verdict if line.verdict in (MATCH, DIFFERS, LISTED, MEASURED, ANOTHER) else ""
+    if line.note and line.verdict == MEASURED:
+        return [ours, line.note]
+    if line.note:
+        reason = f"{line.verdict}: {line.note}"
+        known = next((i for i, note in enumerate(notes, 1) if note.partition(" ")[2] == reason), None)
+        if known is None:
+            known = len(notes) + 1
+            notes.append(f"[{known}] {reason}")
+        verdict = f"{'no' if line.verdict in (LISTED, DIFFERS) else line.verdict} [{known}]"
+    return [ours, verdict]

@@ -1,0 +1,215 @@
+"""Throughput, latency and peak memory of the models behind the tables, measured here and saved."""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lambdanets.device import best_device
+from lambdanets.errors import InputError, is_out_of_memory, one_line
+from lambdanets.evidence.benchmark.allocations import peak_bytes
+from lambdanets.evidence.benchmark.race import plain_float32
+from lambdanets.evidence.benchmark.timing import interleave
+from lambdanets.evidence.tables.rows import ROWS, Build
+from lambdanets.files import printable_bytes, write_whole
+from lambdanets.locks import locked
+from lambdanets.models.counting import count_flops
+from lambdanets.progress import Progress
+from lambdanets.provenance import commit, hardware, read_unfinished, versions
+from lambdanets.signals import interruptible
+from lambdanets.terminal import say
+
+# Passes of each measured table.
+TABLES = {
+    "4": ("inference", "training"),
+    "5": ("training", "inference"),
+    "10": ("inference",),
+    "12": ("inference",),
+    "13": ("inference",),
+    "18": ("training",),
+}
+LATENCY = "train step latency"
+_FORWARD_AND_BACKWARD = 3  # times the operations of a forward pass
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and how often: images a batch, the side of all images in place of each row's own."""
+
+    tables: tuple[str, ...]
+    batch_size: int
+    repeats: int
+    image_size: int | None = None
+    seconds: float = 60.0
+
+
+@dataclass
+class Sample:
+    """Seconds a batch and peak bytes of a row in a pass; why it was left out, where it was."""
+
+    table: str
+    row: str
+    work: str
+    batch_size: int
+    image_size: int
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+    left_out: str | None = None
+
+
+def measure(plan: Plan, out: Path) -> None:
+    """Measure tables one after another, the rows of each in rounds, and write JSON to out after each pass.
+
+    Interrupted, it writes what was measured so far and raises KeyboardInterrupt; with the same plan and file it resumes
+    after the last finished pass. Raises InputError where out holds anything else or a table has nothing to measure.
+    """
+    unknown = [name for name in plan.tables if name not in TABLES]
+    if unknown:
+        raise InputError(f"table {unknown[0]} has no speeds to measure, only {', '.join(TABLES)} have")
+    device = best_device()
+    begun = {
+        "kind": "tables",
+        "device": device.type,
+        "options": dataclasses.asdict(plan),
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+    with locked(out.with_name(f".{out.name}.lock"), out), plain_float32(None):
+        content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "passes": [], "rows": []}
+        if out.exists():
+            content = read_unfinished(out, begun)
+            _tell(f"resuming: {len(content['passes'])} passes are done")
+        done = [Sample(**row) for row in content["rows"] if [row["table"], row["work"]] in content["passes"]]
+        content |= begun | {"finished": False}
+        samples = list(done)
+
+        def save() -> None:
+            content["rows"] = [dataclasses.asdict(sample) for sample in samples]
+            write_whole(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
+
+        save()
+        passes = [[name, work] for name in plan.tables for work in TABLES[name]]
+        try:
+            with interruptible():
+                _tell(f"about {estimate(plan, device) / 60:.1f} minutes on {machine(hardware())}")
+                for name, work in passes:
+                    if [name, work] not in content["passes"]:
+                        _measure_pass(name, work, plan, device, samples)
+                        content["passes"].append([name, work])
+                        save()
+        except InputError:  # a row cannot be measured with these options
+            if not content["passes"]:
+                out.unlink()
+            raise
+        except BaseException:
+            save()
+            _tell(f"interrupted; what was measured is written to {out}; resume with the same command and --out {out}")
+            raise
+        content["finished"] = True
+        save()
+        _tell(f"written to {out}")
+
+
+def _tell(said: str) -> None:
+    """Beside the tables, which standard output is for."""
+    say(said, file=sys.stderr)
+
+
+def estimate(plan: Plan, device: torch.device) -> float:
+    """Seconds that measuring will take: each pass's operations, at the rate at which plain ResNet-50 runs now."""
+    yardstick = Build("resnet50", image_size=plan.image_size or 224)
+    work = _work(yardstick.create(str(device)).eval(), plan.batch_size, yardstick.image_size, False, device)
+    work()
+    start = time.perf_counter()
+    work()
+    rate = _operations(yardstick, plan, training=False) / (time.perf_counter() - start)
+    total = sum(
+        _operations(build, plan, training=training) * (plan.repeats + _WARM_UP + 1)
+        for _, build, training in _passes(plan)
+    )
+    return total / rate
+
+
+def machine(found: dict[str, Any]) -> str:
+    """A machine in words, from what `provenance.hardware` says."""
+    return found["gpu"] or f"{found['processor']}, {found['threads']} of {found['cores']} cores"
+
+
+def _passes(plan: Plan) -> Iterator[tuple[Sample, Build, bool]]:
+    for name in plan.tables:
+        for work in TABLES[name]:
+            for row, build in ROWS[name].items():
+                sample = Sample(name, row, work, plan.batch_size, plan.image_size or build.image_size)
+                yield sample, build, work == "training"
+
+
+def _operations(build: Build, plan: Plan, *, training: bool) -> float:
+    times = _FORWARD_AND_BACKWARD if training else 1
+    return times * plan.batch_size * count_flops(_fitting(build, plan).create(), plan.image_size or build.image_size)
+
+
+def _fitting(build: Build, plan: Plan) -> Build:
+    """The model for the images that are measured: a vision transformer's size is fixed when it is built."""
+    if plan.image_size is None or not build.name.startswith("vit_"):
+        return build
+    return dataclasses.replace(build, overrides=build.overrides | {"img_size": plan.image_size})
+
+
+def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
+    passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].work == work]
+    mine = {sample.row: sample for sample, _, _ in passes}
+    samples += mine.values()
+    models: dict[str, nn.Module] = {}
+    runs: dict[str, Callable[[], Any]] = {}
+    with Progress(f"table {name}, {work}", len(passes), "rows") as progress:
+        for sample, build, training in passes:
+            progress.tell(f"{sample.row}, building and memory")
+            key = str(_fitting(build, plan))
+            try:
+                if key not in models:
+                    models[key] = _fitting(build, plan).create(str(device)).train(training)
+                run = _work(models[key], plan.batch_size, sample.image_size, training, device)
+                sample.peak_bytes = peak_bytes(run, device)
+            except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
+                if not is_out_of_memory(error):
+                    side = sample.image_size
+                    raise InputError(
+                        f"{sample.row} of table {name} cannot compute {plan.batch_size} images of {side} x {side} in "
+                        f"{work}: {one_line(error)}; choose another --batch-size or --image-size"
+                    ) from error
+                sample.left_out = "out of memory"
+                continue
+            finally:
+                progress.update()
+            runs[sample.row] = run
+        interleave(
+            runs,
+            {row: sample.seconds for row, sample in mine.items()},
+            repeats=plan.repeats,
+            seconds=plan.seconds,
+            synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
+            tell=progress.tell,
+        )
+
+
+def _work(model: nn.Module, batch_size: int, side: int, training: bool, device: torch.device) -> Callable[[], Any]:
+    """A forward pass, or forward and backward, in the mode the model is in; gradients are released after it."""
+    images = torch.randn(batch_size, 3, side, side, device=device)
+
+    def work() -> None:
+        with torch.set_grad_enabled(training):
+            output = model(images)
+        if training:
+            output.sum().backward()
+            model.zero_grad(set_to_none=True)
+
+    return work

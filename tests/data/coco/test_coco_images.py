@@ -1,0 +1,284 @@
+import gzip
+import os
+import pickle
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from coco_files import annotation, content, image, png, write, write_folder, write_tar
+from PIL import Image
+
+from lambdanets.data.coco.annotations import decoded
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.coco.segmentations import run_string
+from lambdanets.data.images import UnreadableImage
+from lambdanets.errors import InputError
+
+FILES = {"1.png": png(value=10), "2.png": png(value=20)}
+
+
+def write_set(folder: Path, **options: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    return write(folder / "a.json", content(annotation(5, image_id=2), annotation(6), annotation(7), **options))
+
+
+def values(images: AnnotatedImages) -> list[int]:
+    return [images.load(index)[0].getpixel((0, 0)) for index in range(len(images))]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda folder: write_folder(folder / "direct", FILES),
+        lambda folder: write_folder(folder / "root", {f"train2017/{name}": data for name, data in FILES.items()}),
+        lambda folder: write_tar(folder / "direct.tar", FILES),
+        lambda folder: write_tar(folder / "below.tar", {f"train2017/{name}": data for name, data in FILES.items()}),
+        lambda folder: write_tar(folder / "dots.tar", {f"./{name}": data for name, data in FILES.items()}),
+    ],
+    ids=["folder", "subfolder", "tar", "tar with a folder", "tar with dots"],
+)
+def test_folder_and_tar_give_the_same_images(tmp_path: Path, place: Callable[[Path], Path]) -> None:
+    images = open_annotated(write_set(tmp_path), place(tmp_path))
+    assert len(images) == 2
+    assert values(images) == [10, 20]
+    loaded, known = images.load(1)
+    assert (loaded.mode, loaded.size) == ("L", (30, 20))
+    assert [each.id for each in known.objects] == [5]
+    assert images.name(1).endswith("2.png")
+    assert images.findings.counts() == {}
+
+
+def test_a_folder_below_the_one_that_the_names_tell_of_is_taken(tmp_path: Path) -> None:
+    names = [image(1, "train/1.png"), image(2, "./train/2.png")]
+    images = open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "train", FILES))
+    assert values(images) == [10, 20]
+
+
+def test_names_with_folders_are_told_apart(tmp_path: Path) -> None:
+    names = [image(1, "left/x.png"), image(2, "right/x.png")]
+    files = {"right/x.png": png(value=2), "left/x.png": png(value=1)}
+    assert values(open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "f", files))) == [1, 2]
+
+
+def test_the_file_of_just_that_name_is_taken_before_those_that_end_in_it(tmp_path: Path) -> None:
+    files = FILES | {"old/1.png": png(value=99)}
+    assert values(open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", files))) == [10, 20]
+
+
+def test_an_image_with_two_files_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", {"a/1.png": png(), "b/1.png": png(), "2.png": png()})
+    with pytest.raises(InputError, match=r"one file for '1\.png' in .*, but there are a/1\.png, b/1\.png"):
+        open_annotated(write_set(tmp_path), folder)
+
+
+def test_two_images_with_one_file_are_refused(tmp_path: Path) -> None:
+    names = [image(1, "left/x.png"), image(2, "right/x.png")]
+    with pytest.raises(InputError, match=r"'x\.png' could be any of left/x\.png, right/x\.png"):
+        open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "f", {"x.png": png()}))
+
+
+def test_images_without_a_file_are_left_out_and_counted_with_their_objects(tmp_path: Path) -> None:
+    images = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", {"2.png": FILES["2.png"]}))
+    assert values(images) == [20]
+    assert images.findings.counts() == {"missing_file": 1, "of_missing_file": 2}
+    assert (images.findings.ids["missing_file"], images.findings.ids["of_missing_file"]) == ((1,), (6, 7))
+    assert images.findings.lines() == [
+        "1 images dropped: their files are not there (id 1)",
+        "2 annotations dropped with the images whose files are not there (id 6, 7)",
+    ]
+    assert [each["id"] for each in images.annotations.to_coco()["annotations"]] == [5]
+
+
+def make_gzip(path: Path) -> None:
+    path.write_bytes(gzip.compress(write_tar(path.with_suffix(".whole"), FILES).read_bytes()))
+
+
+def cut(path: Path, size: int = 1500) -> None:
+    path.write_bytes(write_tar(path.with_suffix(".whole"), FILES).read_bytes()[:size])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "uncompressed tar.*No such file"),
+        (lambda path: path.write_bytes(b"text" * 500), "uncompressed tar"),
+        (make_gzip, "uncompressed tar"),
+        (cut, "uncompressed tar"),
+        (lambda path: cut(path, 1124), "uncompressed tar.*cut off after 1124 bytes"),
+        (lambda path: cut(path, 1024), "uncompressed tar.*cut off after 1024 bytes; copy it again"),
+        (os.mkfifo, "uncompressed tar.*it is a named pipe, not a file"),
+        (lambda path: path.mkdir(), r"the 2 images of '\S*a.json' in '\S*', but none is there, such as '1.png'"),
+        (lambda path: write_tar(path, {}), "none is there"),
+        (lambda path: write_tar(path, {"3.png": png()}), "none is there"),
+    ],
+    ids=[
+        "missing",
+        "text",
+        "gzip",
+        "cut off",
+        "cut in a header",
+        "cut between members",
+        "pipe",
+        "empty folder",
+        "empty tar",
+        "other images",
+    ],
+)
+def test_where_no_images_can_be_had_it_is_refused(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+    make(tmp_path / "images")
+    with pytest.raises(InputError, match=message):
+        open_annotated(write_set(tmp_path), tmp_path / "images")
+
+
+@pytest.mark.parametrize("write_images", [write_folder, write_tar])
+def test_a_damaged_image_is_unreadable(tmp_path: Path, write_images: Callable[..., Path]) -> None:
+    images = open_annotated(write_set(tmp_path), write_images(tmp_path / "f", {"1.png": png()[:40], "2.png": b"text"}))
+    for index in range(2):
+        with pytest.raises(UnreadableImage, match=rf"f/{index + 1}\.png"):
+            images.load(index)
+
+
+@pytest.mark.parametrize("write_images", [write_folder, write_tar])
+def test_an_image_that_is_removed_later_is_unreadable(tmp_path: Path, write_images: Callable[..., Path]) -> None:
+    images = open_annotated(write_set(tmp_path), write_images(tmp_path / "f", FILES))
+    (tmp_path / "f").rename(tmp_path / "g")
+    with pytest.raises(UnreadableImage, match="there is no such file"):
+        images.load(0)
+
+
+def test_an_image_of_another_size_than_annotated_is_unreadable(tmp_path: Path) -> None:
+    files = FILES | {"1.png": png(height=21)}
+    images = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", files))
+    with pytest.raises(UnreadableImage, match="it is 30 x 21 pixels and was annotated as 30 x 20"):
+        images.load(0)
+
+
+@pytest.mark.parametrize(("height", "width", "brightest"), [(20, 30, "left"), (30, 20, "top")])
+def test_an_image_is_turned_as_it_was_annotated(tmp_path: Path, height: int, width: int, brightest: str) -> None:
+    pixels = np.zeros((20, 30), np.uint8)
+    pixels[:, :15] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise: what is stored at the left is seen at the top
+    Image.fromarray(pixels).save(tmp_path / "1.png", exif=exif)
+    known = [image(1, height=height, width=width)]
+    images = open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), tmp_path)
+    loaded = np.asarray(images.load(0)[0])
+    assert loaded.shape == (height, width)
+    bright = loaded[:, : width // 2] if brightest == "left" else loaded[: height // 2]
+    assert bright.min() == 255
+    assert loaded.sum() == bright.sum()
+
+
+@pytest.mark.parametrize("write_images", [write_folder, write_tar])
+@pytest.mark.parametrize("name", ["图像 一.png", "صورة.png", "no suffix", ".hidden.png", "50% [x]*?.JPG", "a\nb.png"])
+def test_images_may_have_any_name(tmp_path: Path, name: str, write_images: Callable[..., Path]) -> None:
+    annotations = write(tmp_path / "a.json", content(annotation(1), images=[image(1, name)]))
+    images = open_annotated(annotations, write_images(tmp_path / "f", {f"训练/{name}": png(value=7)}))
+    assert values(images) == [7]
+    assert len(images.fingerprint) == 64
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_name_is_found_however_its_accents_are_written(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    name, other = "한글é.png", {"NFC": "NFD", "NFD": "NFC"}[form]
+    known = [image(1, unicodedata.normalize(form, name))]
+    folder = write_folder(tmp_path / "f", {unicodedata.normalize(other, f"é/{name}"): png(value=7)})
+    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), folder)) == [7]
+
+
+def test_two_files_whose_names_look_the_same_are_told_apart(tmp_path: Path) -> None:
+    names = [unicodedata.normalize("NFC", "é.png"), unicodedata.normalize("NFD", "é.png")]
+    folder = write_folder(tmp_path / "f", {names[0]: png(value=10), names[1]: png(value=20)})
+    known = [image(number, name) for number, name in enumerate(names, 1)]
+    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), folder)) == [10, 20]
+
+
+def test_a_file_name_may_be_no_text(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\xfe.png")
+    try:
+        write_folder(tmp_path / "f", {name: png(value=7)})
+    except OSError:
+        pytest.skip("the file system takes no names that are not UTF-8")
+    annotations = write(tmp_path / "a.json", content(annotation(1), images=[image(1, name)]))
+    images = open_annotated(annotations, tmp_path / "f")
+    assert values(images) == [7]
+    assert len(images.fingerprint) == 64
+
+
+@pytest.mark.parametrize("write_images", [write_folder, write_tar])
+def test_selected_images_are_the_same_in_their_order(tmp_path: Path, write_images: Callable[..., Path]) -> None:
+    images = open_annotated(write_set(tmp_path), write_images(tmp_path / "f", FILES))
+    swapped = images.selected([1, 0])
+    assert values(swapped) == [20, 10]
+    assert [known.id for _, known in map(swapped.load, range(2))] == [2, 1]
+    assert values(images.selected([1])) == [20]
+    assert swapped.categories == images.categories
+
+
+def test_images_are_handed_to_another_process_whole(tmp_path: Path) -> None:
+    images = open_annotated(write_set(tmp_path), write_tar(tmp_path / "f.tar", FILES))
+    there = pickle.loads(pickle.dumps(images))
+    assert values(there) == [10, 20]
+    assert there.fingerprint == images.fingerprint
+
+
+def test_the_fingerprint_is_that_of_the_set_wherever_it_lies(tmp_path: Path) -> None:
+    first = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", FILES))
+    second = open_annotated(write_set(tmp_path / "other"), write_tar(tmp_path / "f.tar", FILES))
+    assert first.fingerprint == second.fingerprint
+    assert first.selected([0]).fingerprint != first.fingerprint
+
+
+RUNS = {"size": [20, 30], "counts": [45, 20, 535]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"category_id": 3},
+        {"bbox": [2, 3, 6, 5]},
+        {"area": 35},
+        {"iscrowd": 1},
+        {"id": 8},
+        {"image_id": 2},
+        {"segmentation": [[2, 3, 8, 3, 8, 9.5, 2, 9]]},
+        {"segmentation": RUNS},
+        {"segmentation": RUNS | {"counts": run_string(np.eye(20, 30, dtype=bool))}},
+    ],
+)
+def test_the_fingerprint_changes_with_an_annotation(tmp_path: Path, fields: dict[str, Any]) -> None:
+    folder = write_folder(tmp_path / "f", FILES)
+    first = open_annotated(write(tmp_path / "a.json", content(annotation(1))), folder)
+    second = open_annotated(write(tmp_path / "a.json", content(annotation(1, **fields))), folder)
+    assert second.findings.counts() == {}
+    assert first.fingerprint != second.fingerprint
+
+
+def test_the_fingerprint_changes_with_names_sizes_and_categories(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", FILES)
+    usual = content(annotation(1))
+    others = [
+        content(annotation(1), images=[image(1), image(2, "3.png")]),
+        content(annotation(1), images=[image(1), image(2, height=21)]),
+        usual | {"categories": [{"id": 7, "name": "seven"}, {"id": 3, "name": "tree"}]},
+    ]
+    (folder / "3.png").write_bytes(png())
+    found = {open_annotated(write(tmp_path / "a.json", each), folder).fingerprint for each in [usual, *others]}
+    assert len(found) == 4
+
+
+@pytest.mark.skipif("LAMBDANETS_COCO_MINI" not in os.environ, reason="LAMBDANETS_COCO_MINI names no folder of COCO's")
+def test_images_of_coco_are_read_with_masks_of_the_areas_in_the_file() -> None:
+    folder = Path(os.environ["LAMBDANETS_COCO_MINI"])
+    images = open_annotated(folder / "instances_train2017.json", folder / "train2017.tar")
+    assert images.findings.counts() == {}
+    assert len(images.categories) == 80
+    ratios = []
+    for index in range(len(images)):
+        loaded, known = images.load(index)
+        assert loaded.size == (known.width, known.height)
+        ratios += [decoded(each, known.height, known.width).sum() / each.area for each in known.objects]
+    assert np.median(ratios) == pytest.approx(1, abs=0.02)

@@ -1,0 +1,87 @@
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lambdanets.data.coco.annotations import decoded
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.coco.scattered_digits import DARKEST, write_scattered_digits
+from lambdanets.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    write_scattered_digits(folder, 60, 20, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def training(folder: Path) -> AnnotatedImages:
+    return open_annotated(folder / "train.json", folder / "train")
+
+
+def test_there_is_nothing_to_find_fault_with(folder: Path, training: AnnotatedImages) -> None:
+    validation = open_annotated(folder / "val.json", folder)  # with train/ beside val/
+    assert (len(training), len(validation)) == (60, 20)
+    assert training.findings.lines() == validation.findings.lines() == []
+
+
+def test_the_masks_are_the_pasted_pixels(training: AnnotatedImages) -> None:
+    kinds = set()
+    for index in range(len(training)):
+        image, known = training.load(index)
+        masks = [decoded(each, known.height, known.width) for each in known.objects]
+        assert image.mode == "L"
+        assert (sum(masks, np.zeros((known.height, known.width))) == (np.asarray(image) >= DARKEST)).all()
+        for each, mask in zip(known.objects, masks, strict=True):
+            rows, columns = np.nonzero(mask)
+            assert each.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+            assert each.area == mask.sum()
+            kinds.add(type(each.segmentation))
+    assert len(kinds) == 3  # polygons, runs, runs as a string
+
+
+def test_sizes_and_numbers_of_objects_are_as_promised(training: AnnotatedImages) -> None:
+    images = training.annotations.images
+    assert all(64 <= each.height <= 96 and 64 <= each.width <= 128 and each.height != each.width for each in images)
+    digits = [sum(not each.crowd for each in image.objects) for image in images]
+    crowds = [sum(each.crowd for each in image.objects) for image in images]
+    assert Counter(digits)[0] == 6
+    assert max(digits) == 6
+    assert 1 <= sum(crowds) <= 20
+    assert {each.category for image in images for each in image.objects} == set(range(10))
+
+
+def test_ids_of_the_categories_have_holes(training: AnnotatedImages) -> None:
+    assert [category.id for category in training.categories] == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28]
+    assert [category.name for category in training.categories] == list("0123456789")
+
+
+def test_a_seed_gives_the_same_files(folder: Path, tmp_path: Path) -> None:
+    write_scattered_digits(tmp_path / "again", 60, 20, seed=1)
+    write_scattered_digits(tmp_path / "other", 60, 20, seed=2)
+    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert len(files) == 82
+    assert files == {path: (tmp_path / "again" / path).read_bytes() for path in files}
+    assert all(files[path] != (tmp_path / "other" / path).read_bytes() for path in files)
+
+
+def test_fewer_training_images_leave_the_others_as_they_are(folder: Path, tmp_path: Path) -> None:
+    write_scattered_digits(tmp_path, 3, 20, seed=1)
+    assert json.loads((tmp_path / "val.json").read_text()) == json.loads((folder / "val.json").read_text())
+    assert (tmp_path / "train/train_00003.png").read_bytes() == (folder / "train/train_00003.png").read_bytes()
+
+
+def test_counts_below_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="validation must be at least 1, got 0"):
+        write_scattered_digits(tmp_path / "digits", 5, 0, seed=0)
+    assert not (tmp_path / "digits").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "digits").write_text("a file")
+    with pytest.raises(InputError, match=r"expected to write into '.*digits', but"):
+        write_scattered_digits(tmp_path / "digits", 1, 1, seed=0)

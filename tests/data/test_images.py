@@ -1,0 +1,330 @@
+import io
+import os
+import pickle
+import socket
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image, ImageFile
+
+from lambdanets.data.images import UnreadableImage, find_images, read_file, read_image
+from lambdanets.errors import InputError
+
+
+def write(path: Path, image: Image.Image, **options: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+def gradient(mode: str = "RGB") -> Image.Image:
+    ramp = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    return Image.fromarray(np.stack([ramp, ramp.T, 255 - ramp], -1)).convert(mode)
+
+
+def pixel(image: Image.Image, x: int = 0, y: int = 0) -> object:
+    return image.getpixel((x, y))
+
+
+def test_a_grey_image_stays_grey(tmp_path: Path) -> None:
+    image = read_image(write(tmp_path / "a.png", gradient("L")))
+    assert image.mode == "L"
+    assert image.tobytes() == gradient("L").tobytes()
+
+
+def test_a_colour_image_keeps_its_pixels(tmp_path: Path) -> None:
+    image = read_image(write(tmp_path / "a.png", gradient()))
+    assert image.mode == "RGB"
+    assert image.tobytes() == gradient().tobytes()
+
+
+def test_a_one_bit_image_becomes_black_and_white_grey(tmp_path: Path) -> None:
+    image = read_image(write(tmp_path / "a.png", Image.new("1", (4, 4), 1)))
+    assert (image.mode, pixel(image)) == ("L", 255)
+
+
+def test_a_palette_image_takes_its_palettes_colours(tmp_path: Path) -> None:
+    source = Image.new("P", (4, 4), 1)
+    source.putpalette([0, 0, 0, 200, 100, 50])
+    image = read_image(write(tmp_path / "a.png", source))
+    assert (image.mode, pixel(image)) == ("RGB", (200, 100, 50))
+
+
+@pytest.mark.parametrize("transparency", [1, b"\xff\x00"])
+def test_a_transparent_palette_entry_becomes_white(tmp_path: Path, transparency: int | bytes) -> None:
+    source = Image.new("P", (4, 4), 1)
+    source.putpalette([10, 20, 30, 200, 100, 50])
+    source.putpixel((0, 0), 0)
+    image = read_image(write(tmp_path / "a.png", source, transparency=transparency))
+    assert (pixel(image, 0), pixel(image, 1)) == ((10, 20, 30), (255, 255, 255))
+
+
+def test_colour_with_alpha_is_composed_onto_white(tmp_path: Path) -> None:
+    image = read_image(write(tmp_path / "a.png", Image.new("RGBA", (4, 4), (0, 100, 0, 128))))
+    assert image.mode == "RGB"
+    np.testing.assert_allclose(pixel(image), (127, 177, 127), atol=1)
+
+
+def test_grey_with_alpha_is_composed_onto_white_and_stays_grey(tmp_path: Path) -> None:
+    image = read_image(write(tmp_path / "a.png", Image.new("LA", (4, 4), (0, 0))))
+    assert (image.mode, pixel(image)) == ("L", 255)
+
+
+def test_a_palette_with_alpha_is_composed_onto_white(tmp_path: Path) -> None:
+    source = gradient("PA")
+    source.putalpha(0)
+    image = read_image(write(tmp_path / "a.tiff", source))
+    assert (image.mode, pixel(image)) == ("RGB", (255, 255, 255))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
+def test_a_transparent_colour_key_becomes_white(tmp_path: Path, mode: str) -> None:
+    key: object = (0, 0, 0) if mode == "RGB" else 0
+    image = read_image(write(tmp_path / "a.png", Image.new(mode, (4, 4), 0), transparency=key))
+    assert pixel(image.convert("L")) == 255
+
+
+def test_a_16_bit_png_is_scaled_and_not_clipped(tmp_path: Path) -> None:
+    values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
+    image = read_image(write(tmp_path / "a.png", Image.fromarray(values)))
+    assert image.mode == "L"
+    assert np.asarray(image).tolist() == [[0, 1, 128, 255]]
+
+
+def test_a_big_endian_16_bit_tiff_is_scaled(tmp_path: Path) -> None:
+    values = np.array([[0, 32896, 65535]], dtype=">u2")
+    image = read_image(write(tmp_path / "a.tiff", Image.fromarray(values)))
+    assert np.asarray(image).tolist() == [[0, 128, 255]]
+
+
+def test_32_bit_integers_within_16_bits_are_scaled_as_16_bits(tmp_path: Path) -> None:
+    values = np.array([[0, 32896, 65535]], dtype=np.int32)
+    image = read_image(write(tmp_path / "a.tiff", Image.fromarray(values)))
+    assert np.asarray(image).tolist() == [[0, 128, 255]]
+
+
+def test_floats_are_scaled_from_0_to_1_in_every_image(tmp_path: Path) -> None:
+    for values in ([0.0, 0.5, 1.0], [0.0, 0.25, 0.5]):
+        image = read_image(write(tmp_path / "a.tiff", Image.fromarray(np.array([values], dtype=np.float32))))
+        assert image.mode == "L"
+        assert np.asarray(image).tolist() == [np.rint(np.multiply(values, 255)).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (np.float32([0, 128, 255]), r"its floats must lie in 0\.\.1, got 0 to 255; convert all images of the set"),
+        (np.float32([-3, 0, 3]), r"its floats must lie in 0\.\.1, got -3 to 3;"),
+        (np.float32([0, np.nan, 1]), r"its floats must lie in 0\.\.1, got nan to nan;"),
+        (np.float32([0, np.inf, 1]), r"its floats must lie in 0\.\.1, got 0 to inf;"),
+        (np.int32([-1000, 0, 1000]), r"its integers must lie in 0\.\.65535, got -1000 to 1000;"),
+        (np.int32([0, 1, 65536]), r"its integers must lie in 0\.\.65535, got 0 to 65536;"),
+    ],
+)
+def test_values_of_an_unknown_scale_are_unreadable(tmp_path: Path, values: np.ndarray, reason: str) -> None:
+    path = write(tmp_path / "a.tiff", Image.fromarray(values[None]))
+    with pytest.raises(UnreadableImage, match=reason):
+        read_image(path)
+
+
+def test_a_cmyk_jpeg_shows_its_colours(tmp_path: Path) -> None:
+    image = read_image(write(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 255, 255, 0))))
+    assert image.mode == "RGB"
+    np.testing.assert_allclose(pixel(image), (255, 0, 0), atol=8)
+
+
+def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 0, 0, 255)))
+    assert b"Adobe" in path.read_bytes()[:64]  # Adobe's marker is what says that the inks are stored inverted
+    np.testing.assert_allclose(pixel(read_image(path)), (0, 0, 0), atol=8)
+
+
+@pytest.mark.parametrize("mode", ["YCbCr", "LAB", "RGBX"])
+def test_other_colour_spaces_become_rgb(tmp_path: Path, mode: str) -> None:
+    assert read_image(write(tmp_path / "a.tiff", Image.new(mode, (4, 4)))).mode == "RGB"
+
+
+def test_the_exif_orientation_is_applied(tmp_path: Path) -> None:
+    source = Image.new("L", (16, 8), 0)
+    source.paste(255, (0, 0, 8, 8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its left side: turn by 90 degrees clockwise to view
+    image = read_image(write(tmp_path / "a.jpg", source, exif=exif))
+    assert image.size == (8, 16)
+    assert pixel(image, 4, 2) > 200 > 50 > pixel(image, 4, 13)
+
+
+def test_a_file_in_memory_is_read_and_may_then_be_closed() -> None:
+    buffer = io.BytesIO()
+    gradient().save(buffer, "PNG")
+    image = read_image(buffer)
+    buffer.close()
+    assert image.tobytes() == gradient().tobytes()
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
+def test_the_first_frame_of_an_animation_is_read(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.new("L", (4, 4), 10), Image.new("L", (4, 4), 200)]
+    image = read_image(write(tmp_path / f"a.{suffix}", frames[0], save_all=True, append_images=frames[1:]))
+    assert abs(pixel(image.convert("L")) - 10) <= 1
+
+
+def test_a_truncated_jpeg_is_unreadable(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jpg", gradient().resize((64, 64)))
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UnreadableImage, match="truncated") as caught:
+        read_image(path)
+    assert caught.value.path == str(path)
+    assert "truncated" in caught.value.reason
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def test_a_truncated_png_is_unreadable(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.png", Image.effect_noise((64, 64), 50))
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(UnreadableImage):
+        read_image(path)
+
+
+def test_a_text_file_called_png_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_text("not pixels")
+    with pytest.raises(UnreadableImage, match=r"a\.png, but it is not an image of a known format$"):
+        read_image(path)
+
+
+def test_an_empty_file_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.touch()
+    with pytest.raises(UnreadableImage, match="the file is empty"):
+        read_image(path)
+
+
+def test_a_missing_file_is_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableImage, match="there is no such file"):
+        read_image(tmp_path / "a.png")
+
+
+def test_a_folder_is_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableImage, match="it is a folder, not a file"):
+        read_image(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device"])
+def test_what_is_no_file_is_unreadable_and_not_opened(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder/p.png"
+    path.parent.mkdir()
+    monkeypatch.chdir(path.parent)  # a socket's path must be short
+    if kind == "a named pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        socket.socket(socket.AF_UNIX).bind(path.name)
+    else:
+        path.symlink_to("/dev/zero")
+    for place in (path, path.parent):
+        assert find_images([str(place)]) == [path]
+    with pytest.raises(UnreadableImage, match=rf"p\.png, but it is {kind}, not a file$"):
+        read_image(path)
+    with pytest.raises(UnreadableImage, match=rf"it is {kind}, not a file$"):
+        read_file(path)
+
+
+def test_a_link_to_itself_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "p.png").symlink_to(tmp_path / "p.png")
+    (path,) = find_images([str(tmp_path)])
+    with pytest.raises(UnreadableImage, match="symbolic links"):
+        read_image(path)
+
+
+def test_an_image_without_pixels_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "a.ppm"
+    path.write_bytes(b"P6\n0 4\n255\n")
+    with pytest.raises(UnreadableImage):
+        read_image(path)
+
+
+def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.png", gradient())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
+    with pytest.raises(UnreadableImage, match="bomb"):
+        read_image(path)
+
+
+def test_a_huge_image_within_the_limit_is_read_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.png", gradient())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48)  # of its 64 pixels: Pillow warns up to twice that many
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_image(path).size == (8, 8)
+
+
+def test_an_image_with_damaged_exif_is_read_without_a_warning(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    image = gradient()
+    image.save(tmp_path / "a.jpg", exif=exif.tobytes()[:-9])
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert read_image(tmp_path / "a.jpg").size == image.size
+    assert not shown
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1)])
+def test_an_image_of_one_pixel_or_line_is_read(tmp_path: Path, size: tuple[int, int]) -> None:
+    assert read_image(write(tmp_path / "a.png", Image.new("RGB", size, (1, 2, 3)))).size == size
+
+
+def test_an_unreadable_image_is_an_input_error_that_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(UnreadableImage("a.png", "the file is empty")))
+    assert isinstance(error, InputError)
+    assert (error.path, error.reason) == ("a.png", "the file is empty")
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_a_folder_gives_its_visible_images_sorted(tmp_path: Path) -> None:
+    touch(tmp_path, "b.PNG", "a/z.jpg", "a/notes.txt", ".hidden.png", ".git/x.png")
+    assert find_images([str(tmp_path)]) == [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
+
+
+def test_a_file_given_by_name_is_taken_whatever_its_suffix(tmp_path: Path) -> None:
+    touch(tmp_path, "scan.dat", ".hidden.png", "a[1].png")
+    names = [str(tmp_path / name) for name in ("scan.dat", ".hidden.png", "a[1].png")]
+    assert [str(path) for path in find_images(names)] == names
+
+
+def test_a_glob_reaches_into_folders_with_two_stars(tmp_path: Path) -> None:
+    touch(tmp_path, "x.png", "a/y.png", "a/b/z.png", "a/b/z.txt")
+    found = find_images([str(tmp_path / "**/*")])
+    assert found == [tmp_path / "a/b/z.png", tmp_path / "a/y.png", tmp_path / "x.png"]
+
+
+def test_an_image_named_twice_comes_once_in_the_order_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a.png", "b.png")
+    monkeypatch.chdir(tmp_path)
+    assert find_images(["b.png", "./", str(tmp_path / "b.png"), "*.png"]) == [Path("b.png"), Path("a.png")]
+
+
+def test_a_link_back_to_its_folder_ends(tmp_path: Path) -> None:
+    touch(tmp_path, "a/x.png")
+    (tmp_path / "a/loop").symlink_to(tmp_path)
+    assert find_images([str(tmp_path)]) == [tmp_path / "a/x.png"]
+
+
+@pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg", ""])
+def test_an_input_that_matches_nothing_is_named(tmp_path: Path, missing: str) -> None:
+    touch(tmp_path, "a.png", "empty/notes.txt")
+    text = str(tmp_path / missing) if missing else ""
+    with pytest.raises(InputError) as caught:
+        find_images([str(tmp_path / "a.png"), text])
+    assert f"'{text}'" in str(caught.value)

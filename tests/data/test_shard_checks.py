@@ -1,0 +1,148 @@
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lambdanets.data.datasets import open_splits
+from lambdanets.data.shards.checks import index_shards, verify_shards
+from lambdanets.data.shards.images import ShardedImages, open_shards
+from lambdanets.errors import InputError
+
+
+def jpeg(value: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("L", (8, 8), value).save(content, "JPEG")
+    return content.getvalue()
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_whole_shards_are_found_whole(shards: Path) -> None:
+    verified = verify_shards(str(shards), processes=2)
+    assert (verified.shards, verified.images, verified.bad) == (10, 20, [])
+
+
+def test_a_flipped_bit_a_cut_and_a_missing_shard_are_named(shards: Path) -> None:
+    flipped, cut, missing = (shards / f"train-0000{number}.tar" for number in (0, 1, 2))
+    content = bytearray(flipped.read_bytes())
+    content[700] ^= 1
+    flipped.write_bytes(content)
+    cut.write_bytes(cut.read_bytes()[:-512])
+    missing.unlink()
+    first, second, third = verify_shards(str(shards)).bad
+    assert first == f"{flipped}: its SHA-256 is not that of the list"
+    assert second.startswith(f"{cut}: it has ")
+    assert third == f"{missing}: there is no such file"
+
+
+def test_a_count_that_is_not_the_lists_is_named(shards: Path) -> None:
+    path = shards / "shards.json"
+    path.write_text(path.read_text().replace('"images": 2', '"images": 3', 1))
+    (sentence,) = verify_shards(str(shards)).bad
+    assert sentence == f"{shards}/train-00000.tar: it holds 2 images and not 3"
+
+
+def test_a_folder_without_a_list_cannot_be_verified(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a list of shards in '.*shards\.json', but there is no such file"):
+        verify_shards(str(tmp_path))
+
+
+def test_webdataset_reads_our_shards(two_classes: Path, shards: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    train = open_shards(str(shards))[0]["train"]
+    urls = sorted(str(path) for path in shards.glob("train-*.tar"))
+    read = list(webdataset.WebDataset(urls, shardshuffle=False).decode("pil").to_tuple("__key__", "png", "cls"))
+    assert [key for key, _, _ in read] == [train.key(index) for index in range(16)]
+    for index, (_, image, label) in enumerate(read):
+        ours, our_label = train.load(index)
+        assert (image.tobytes(), label) == (ours.tobytes(), our_label)
+
+
+def test_shards_that_webdataset_wrote_are_listed_and_read(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    for part, count in (("train-0", 3), ("train-1", 2), ("val-0", 2)):
+        with webdataset.TarWriter(str(tmp_path / f"{part}.tar")) as sink:
+            for number in range(count):
+                sample = {"jpg": jpeg(40 * number), "cls": number, "json": {"width": 8}, "txt": "a caption"}
+                sink.write({"__key__": f"{part}-{number}", **sample})
+    listed = index_shards(tmp_path)
+    assert listed.classes == ("0", "1", "2")
+    splits = open_splits(str(tmp_path))
+    train = splits.train
+    assert isinstance(train, ShardedImages)
+    assert (len(train), len(splits.validation)) == (5, 2)
+    assert [train.load(index)[1] for index in range(5)] == [0, 1, 2, 0, 1]
+    assert train.load(2)[0].getpixel((0, 0)) == 80
+    assert train.key(4) == "train-1-1"
+    assert verify_shards(str(tmp_path)).bad == []
+
+
+def test_members_in_any_order_and_of_other_kinds_are_sorted_out(tmp_path: Path) -> None:
+    members = {
+        "./a/1.cls": b"1",
+        "./a/1.json": b"{}",
+        "./a/1.JPG": jpeg(1),
+        "./a/2.txt": b"no image",
+        "./a/3.seg.png": b"a mask",
+        "./a/3.webp": jpeg(3),
+        "./a/3.cls": b"0\n",
+        "./a/.hidden.png": b"",
+        "./README": b"",
+    }
+    write_tar(tmp_path / "0.tar", members)
+    index_shards(tmp_path, ["no", "yes"])
+    images = open_shards(str(tmp_path))[0]["train"]
+    assert [(images.key(index), images.load(index)[1]) for index in range(2)] == [("./a/1", 1), ("./a/3", 0)]
+
+
+def test_images_without_classes_are_listed_without(tmp_path: Path) -> None:
+    write_tar(tmp_path / "00000.tar", {"1.jpg": jpeg(1), "1.json": b"{}", "2.jpg": jpeg(2)})
+    assert index_shards(tmp_path).classes == ()
+    assert len(open_shards(str(tmp_path))[0]["train"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"a class \(\.cls\) for every image .*'2\.jpg' has none"),
+        ({"1.jpg": b"x", "1.cls": b"cat"}, r"the class of '1\.jpg' .* must be a number, got b'cat'"),
+        ({"1.jpg": b"x", "1.cls": b"2"}, "names for the classes 0 to 2 .* came 2"),
+        ({"1.txt": b"x"}, "images in .* there are none"),
+    ],
+)
+def test_tars_of_another_kind_are_refused(tmp_path: Path, members: dict[str, bytes], sentence: str) -> None:
+    write_tar(tmp_path / "0.tar", members)
+    with pytest.raises(InputError, match=sentence):
+        index_shards(tmp_path, ["a", "b"])
+
+
+def test_a_cut_tar_and_a_mixed_set_are_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", {"1.jpg": jpeg(1)})
+    write_tar(tmp_path / "1.tar", {"1.jpg": jpeg(1), "1.cls": b"0"})
+    with pytest.raises(InputError, match=r"1\.tar' is unlike those before"):
+        index_shards(tmp_path)
+    whole = (tmp_path / "1.tar").read_bytes()
+    for cut in (1024, 1124, 1700, len(whole) - len(whole) % 10240 + 600):
+        (tmp_path / "0.tar").write_bytes(whole[:cut])
+        if cut < len(whole):
+            with pytest.raises(InputError, match=r"expected a whole tar in '.*0\.tar'"):
+                index_shards(tmp_path)
+
+
+def test_a_folder_without_tars_or_with_a_list_is_refused(tmp_path: Path, shards: Path) -> None:
+    with pytest.raises(InputError, match="there are none"):
+        index_shards(tmp_path)
+    with pytest.raises(InputError, match="has a list of shards already"):
+        index_shards(shards)
+    with pytest.raises(InputError, match="there is no"):
+        index_shards(tmp_path / "nowhere")
+    assert json.loads((shards / "shards.json").read_text())["classes"] == ["dark", "light"]

@@ -1,0 +1,408 @@
+import hashlib
+import os
+import pickle
+import random
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import aiohttp
+import fsspec
+import psutil
+import pytest
+import torch
+
+from data.same_batches import assert_same
+from data.test_shards import batches
+from lambdanets.cli import main
+from lambdanets.data.datasets import open_splits
+from lambdanets.data.images import UnreadableImage
+from lambdanets.data.shards.checks import verify_shards
+from lambdanets.data.shards.images import ShardedImages, open_shards
+from lambdanets.data.shards.listing import Shard, UnreadableShard
+from lambdanets.data.shards.store import CACHE, CACHE_BYTES, ShardStore, is_url
+from lambdanets.errors import InputError
+
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+
+
+class Served(NamedTuple):
+    url: str
+    secure: str
+    certificate: Path
+    log: Path
+    master: int
+
+    def requests(self) -> Counter[str]:
+        return Counter(re.findall(r'"GET /(\S+)', self.log.read_text()))
+
+
+@pytest.fixture
+def nginx(shards: Path, tmp_path: Path) -> Iterator[Served]:
+    """The shards served by nginx, by http and, with a certificate of its own, by https; below slow/ 200 kB a second."""
+    home = tmp_path / "nginx"
+    home.mkdir()
+    ports = _free_ports(2)
+    certificate = _certificate(home)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = " ".join(f"{kind}_temp_path {home}/{kind};" for kind in kinds)
+    user = "user root;" if os.getuid() == 0 else ""  # else its worker could not read the folder
+    (home / "nginx.conf").write_text(
+        f"daemon off; pid {home}/pid; error_log {home}/error.log; {user} worker_processes 1;\n"
+        f"events {{}}\nhttp {{ access_log {home}/access.log; {places}\n"
+        f"server {{ listen 127.0.0.1:{ports[0]}; listen 127.0.0.1:{ports[1]} ssl; root {shards};\n"
+        f"location /slow/ {{ alias {shards}/; limit_rate 200k; }}\n"
+        f"ssl_certificate {certificate}; ssl_certificate_key {home}/key.pem; }} }}\n"
+    )
+    assert NGINX is not None
+    command = [NGINX, "-p", str(home), "-c", "nginx.conf", "-e", "error.log"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(ports[0])
+        urls = (f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}")
+        yield Served(*urls, certificate, home / "access.log", process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def _certificate(home: Path) -> Path:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    command = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{home}/key.pem", "-out", f"{home}/cert.pem"]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    return home / "cert.pem"
+
+
+class Faulty(ThreadingHTTPServer):
+    """Serves a folder, but answers the first requests for a name by what `faults` says of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.faults: dict[str, list[str]] = {}
+        self.asked: Counter[str] = Counter()
+        self.released = threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Faulty
+
+    def do_GET(self) -> None:
+        name = self.path.strip("/")
+        self.server.asked[name] += 1
+        faults = self.server.faults.get(name, [])
+        fault = faults.pop(0) if faults else ""
+        if fault.isdecimal():
+            return self.send_error(int(fault))
+        content = (self.server.folder / name).read_bytes()
+        if fault == "damage":
+            content = content[:-1] + b"x"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if fault == "drop":
+            self.wfile.write(content[:700])
+        elif fault == "stall":
+            self.server.released.wait(10)
+        else:
+            self.wfile.write(content)
+        return None
+
+    def log_message(self, *arguments: object) -> None:
+        """Into no test's output."""
+
+
+@pytest.fixture
+def faulty(shards: Path) -> Iterator[Faulty]:
+    server = Faulty(shards)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def train(url: str, cache: Path, **options: float) -> ShardedImages:
+    return open_shards(url, cache=cache, **{"pause": 0.01, **options})[0]["train"]
+
+
+@needs_nginx
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_over_http_is_that_of_the_folder(nginx: Served, shards: Path, tmp_path: Path, workers: int) -> None:
+    there = train(nginx.url, tmp_path / "cache")
+    here = open_splits(str(shards)).train
+    assert isinstance(here, ShardedImages)
+    assert_same(list(batches(there, workers=workers)), list(batches(here)))
+    assert nginx.requests() == {"shards.json": 1, **{f"train-{number:05}.tar": 1 for number in range(8)}}
+    assert there.name(0).startswith(f"{nginx.url}/train-00000.tar/")
+    assert there.fingerprint == here.fingerprint
+
+
+@needs_nginx
+def test_a_url_is_a_data_set_like_any_other(
+    nginx: Served, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    splits = open_splits(f"{nginx.url}/")
+    assert splits.train.labels.tolist() == open_splits(str(shards)).train.labels.tolist()
+    assert len(list((tmp_path / "cache").glob("*.tar"))) == 8
+    with pytest.raises(InputError, match=r"shards\.json', but there is no such file"):
+        open_splits(f"{nginx.url}/elsewhere")
+
+
+@needs_nginx
+def test_https_takes_the_certificates_that_fsspec_is_told_of(
+    nginx: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="certificate"):
+        train(nginx.secure, tmp_path / "cache", pause=60)
+    trusted = ssl.create_default_context(cafile=str(nginx.certificate))
+    monkeypatch.setitem(fsspec.config.conf, "https", {"ssl": trusted})
+    assert len(list(batches(train(nginx.secure, tmp_path / "cache"), workers=2))) == 4
+
+
+@needs_nginx
+def test_a_missing_shard_is_named_at_once(nginx: Served, shards: Path, tmp_path: Path) -> None:
+    (shards / "train-00003.tar").unlink()
+    images = train(nginx.url, tmp_path / "cache", pause=60)
+    with pytest.raises(UnreadableImage, match=rf"{nginx.url}/train-00003\.tar, image 1, but there is no such file"):
+        images.load(7)
+    with pytest.raises(UnreadableImage):
+        images.load(6)
+    assert nginx.requests()["train-00003.tar"] == 1
+    assert images.load(8)
+
+
+@needs_nginx
+def test_every_shard_at_a_url_is_verified_anew(nginx: Served, shards: Path) -> None:
+    assert verify_shards(nginx.url, processes=2).bad == []
+    path = shards / "train-00001.tar"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", lambda seconds: None)
+        (sentence,) = verify_shards(nginx.url).bad
+    assert sentence.startswith(f"{nginx.url}/train-00001.tar: it came as ")
+
+
+@needs_nginx
+@pytest.mark.slow
+def test_a_server_process_that_is_killed_in_mid_shard_is_no_loss(
+    nginx: Served, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = random.Random(0).randbytes(300_000)
+    (shards / "large.tar").write_bytes(content)
+    shard = Shard("large.tar", images=1, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    pauses: list[float] = []
+    sleep = time.sleep
+    monkeypatch.setattr("lambdanets.data.shards.store.time", SimpleNamespace(sleep=pauses.append))
+    fetched: list[bytes] = []
+
+    def fetch() -> None:
+        with ShardStore(f"{nginx.url}/slow", cache=tmp_path / "cache").open(shard) as file:
+            fetched.append(file.read())
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in (tmp_path / "cache").glob(".*.unfinished")):
+        assert time.monotonic() < deadline
+        sleep(0.01)
+    (worker,) = psutil.Process(nginx.master).children()
+    worker.kill()
+    thread.join(120)
+    assert pauses == [2.0]
+    assert hashlib.sha256(fetched[0]).hexdigest() == shard.sha256
+    assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".lock", ".tar"]
+
+
+@pytest.mark.parametrize("fault", ["drop", "503", "429", "damage"])
+def test_what_may_pass_is_tried_again(faulty: Faulty, tmp_path: Path, fault: str) -> None:
+    faulty.faults = {"shards.json": ["500"], "train-00000.tar": [fault, fault]}
+    assert train(faulty.url, tmp_path / "cache").load(0)
+    assert faulty.asked == {"shards.json": 2, "train-00000.tar": 3}
+    assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".lock", ".tar"]
+
+
+def test_a_server_that_stalls_is_tried_again(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
+    monkeypatch.setitem(fsspec.config.conf, "http", patience)
+    faulty.faults = {"train-00000.tar": ["stall"]}
+    assert train(faulty.url, tmp_path / "cache").load(0)
+    faulty.faults = {"train-00001.tar": ["stall"] * 2}
+    with pytest.raises(UnreadableImage, match=r"but the server did not answer in time \(tried 2 times\)"):
+        train(faulty.url, tmp_path / "cache", tries=2).load(2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("drop", r"payload.*\(tried 3 times\)"),
+        ("damage", r"it came as \d+ bytes with SHA-256 .*as the list of shards says \(tried 3 times\)"),
+        ("502", r"but the server answered 502 \(tried 3 times\)"),
+        ("403", "but the server answered 403$"),
+    ],
+)
+def test_what_does_not_pass_is_said_after_the_tries(faulty: Faulty, tmp_path: Path, fault: str, reason: str) -> None:
+    faulty.faults = {"train-00000.tar": [fault] * 9}
+    images = train(faulty.url, tmp_path / "cache", tries=3)
+    with pytest.raises(UnreadableImage, match=rf"(?i){faulty.url}/train-00000\.tar, image 0.*{reason}"):
+        images.load(0)
+    asked = faulty.asked["train-00000.tar"]
+    assert asked == (1 if fault == "403" else 3)
+    with pytest.raises(UnreadableImage):
+        images.load(1)
+    assert faulty.asked["train-00000.tar"] == asked
+    assert not list((tmp_path / "cache").glob("*.tar"))
+
+
+def test_pauses_grow(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("lambdanets.data.shards.store.time.sleep", pauses.append)
+    faulty.faults = {"train-00000.tar": ["503"] * 9}
+    with pytest.raises(UnreadableImage):
+        train(faulty.url, tmp_path / "cache", tries=4, pause=2.0).load(0)
+    assert [pause for pause in pauses if pause >= 2] == [2, 4, 8]
+
+
+def test_a_server_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    (port,) = _free_ports(1)
+    with pytest.raises(InputError, match=r"shards\.json', but .*\(tried 3 times\)"):
+        train(f"http://127.0.0.1:{port}", tmp_path / "cache", tries=9)
+
+
+def test_a_list_of_shards_without_server_is_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("lambdanets.data.shards.store.time", SimpleNamespace(sleep=pauses.append))
+    (port,) = _free_ports(1)
+    url = f"http://127.0.0.1:{port}/x"
+    assert main(["shard", url, "--verify"]) == 2
+    assert pauses == [2, 4]  # in seconds
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{url}/shards.json: retrying in 2 s (1 of 2): Cannot connect to host 127.0.0.1:{port}")
+    assert second.startswith(f"{url}/shards.json: retrying in 4 s (2 of 2): ")
+    assert last.endswith("(tried 3 times)")
+
+
+def test_each_retry_is_reported_in_one_line(faulty: Faulty, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faulty.faults = {"shards.json": ["503", "drop", "429"]}
+    train(faulty.url, tmp_path / "cache")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert said[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server answered 503"
+    assert said[2] == f"{faulty.url}/shards.json: retrying in 0.04 s (3 of 5): the server answered 429"
+
+
+def test_a_scheme_that_nobody_knows_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nobody://set/shards\.json', but Protocol not known"):
+        train("nobody://set", tmp_path / "cache", pause=60)
+
+
+def test_a_cache_smaller_than_the_set_serves_an_epoch_and_keeps_its_bound(
+    faulty: Faulty, shards: Path, tmp_path: Path
+) -> None:
+    bound = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
+    cache = tmp_path / "cache"
+    images = train(faulty.url, cache, cache_bytes=bound)
+    for _ in range(2):
+        indices = torch.cat([batch.indices for batch in batches(images)]).tolist()
+        assert sorted(indices) == list(range(16))
+        assert 0 < sum(path.stat().st_size for path in cache.glob("*.tar")) <= bound
+    # each is fetched once, though removed since, because a process keeps what it has open
+    assert set(faulty.asked.values()) == {1}
+    assert len(list(batches(train(faulty.url, cache, cache_bytes=bound), workers=2))) == 4
+
+
+def test_the_shard_opened_longest_ago_is_removed_first(faulty: Faulty, shards: Path, tmp_path: Path) -> None:
+    bound = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
+    for number in (0, 1, 2, 0, 3, 0):
+        train(faulty.url, tmp_path / "cache", cache_bytes=bound).load(2 * number)
+        time.sleep(0.01)
+    assert faulty.asked["train-00000.tar"] == 1
+    train(faulty.url, tmp_path / "cache", cache_bytes=bound).load(2)
+    assert faulty.asked["train-00001.tar"] == 2
+
+
+def test_a_shard_larger_than_the_cache_is_refused(faulty: Faulty, tmp_path: Path) -> None:
+    with pytest.raises(UnreadableImage, match="do not fit into a cache of 1000"):
+        train(faulty.url, tmp_path / "cache", cache_bytes=1000).load(0)
+
+
+def test_what_a_killed_process_left_in_the_cache_is_removed(faulty: Faulty, shards: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    images = train(faulty.url, cache)
+    images.load(0)
+    (whole,) = cache.glob("*.tar")
+    whole.rename(cache / f".{whole.name}.17.unfinished")
+    train(faulty.url, cache).load(0)
+    assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".tar"]
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(faulty: Faulty, tmp_path: Path) -> None:
+    train(faulty.url, tmp_path / "cache").load(0)
+    (whole,) = (tmp_path / "cache").glob("*.tar")
+    whole.write_bytes(b"cut")
+    train(faulty.url, tmp_path / "cache").load(0)
+    assert faulty.asked["train-00000.tar"] == 2
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(faulty: Faulty, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnreadableImage, match=r"its cache .*file/cache cannot be used"):
+        train(faulty.url, tmp_path / "file/cache").load(0)
+
+
+def test_the_bound_of_the_cache_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_BYTES, "many")
+    with pytest.raises(InputError, match="a number of bytes in LAMBDANETS_SHARDS_CACHE_BYTES, but came 'many'"):
+        ShardStore("http://127.0.0.1")
+
+
+def test_an_unreadable_shard_keeps_its_path_and_reason_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(UnreadableShard("a.tar", "it is gone")))
+    assert (error.path, error.reason) == ("a.tar", "it is gone")
+    assert str(error) == "expected a whole shard in a.tar, but it is gone"
+
+
+def test_paths_are_no_urls() -> None:
+    assert is_url("https://host/set")
+    assert not any(is_url(path) for path in ("/a/b", "a:b", "://x", "a/b://c", ""))

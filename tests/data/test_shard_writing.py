@@ -1,0 +1,365 @@
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lambdanets.cli import main
+from lambdanets.data.datasets import open_splits
+from lambdanets.data.images import images_under
+from lambdanets.data.shards import writing
+from lambdanets.data.shards.division import unique_keys
+from lambdanets.data.shards.images import UNLABELLED, ShardedImages, open_shards
+from lambdanets.data.shards.tar_samples import split_name
+from lambdanets.data.shards.writing import write_shards
+from lambdanets.errors import InputError
+from lambdanets.locks import locked_folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def files_of(images: ShardedImages) -> dict[str, bytes]:
+    return {images.key(index): images.file(index)[0] for index in range(len(images))}
+
+
+def test_image_files_are_copied_byte_for_byte(two_classes: Path, tmp_path: Path) -> None:
+    Image.open(two_classes / "dark/00.png").save(two_classes / "dark/photo.JPG", quality=40)
+    report = write_shards(open_splits(str(two_classes)), tmp_path / "out", images_per_shard=4)
+    parts, classes = open_shards(str(tmp_path / "out"))
+    found = files_of(parts["train"]) | files_of(parts["validation"])
+    assert found == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in images_under(two_classes)}
+    assert classes == ("dark", "light")
+    assert (report.images, report.unreadable) == (21, [])
+    assert report.shards == len(list((tmp_path / "out").glob("*.tar"))) == 4 + 2
+    assert report.bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
+
+
+def test_images_in_memory_become_png(tmp_path: Path) -> None:
+    splits = open_splits("digits")
+    write_shards(splits, tmp_path / "out", images_per_shard=500, check_images=False)
+    after = open_splits(str(tmp_path / "out"))
+    assert (len(after.train), len(after.validation)) == (len(splits.train), len(splits.validation))
+    train = after.train
+    assert isinstance(train, ShardedImages)
+    originals = {splits.train.name(index): index for index in range(len(splits.train))}
+    for index in range(0, len(train), 100):
+        image, label = splits.train.load(originals[f"digits/{train.key(index)}"])
+        assert train.load(index)[0].tobytes() == image.tobytes()
+        assert train.load(index)[1] == label
+        assert train.file(index)[1] == ".png"
+
+
+def test_each_shard_mixes_the_classes_and_none_is_much_smaller(tmp_path: Path) -> None:
+    write_shards(open_splits("digits"), tmp_path / "out", images_per_shard=500, check_images=False)
+    train = open_shards(str(tmp_path / "out"))[0]["train"]
+    assert train.groups == [480, 479, 478] or max(train.groups) - min(train.groups) <= 1
+    first = train.labels[: train.groups[0]]
+    assert set(first.tolist()) == set(range(10))
+
+
+def test_loose_images_are_written_without_classes(two_classes: Path, tmp_path: Path) -> None:
+    write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=7)
+    parts, classes = open_shards(str(tmp_path / "out"))
+    assert (list(parts), classes) == (["train"], ())
+    assert len(files_of(parts["train"])) == 20
+    assert parts["train"].load(0)[1] == UNLABELLED
+    assert parts["train"].labels.tolist() == [UNLABELLED] * 20
+    with pytest.raises(InputError, match="images without classes"):
+        open_splits(str(tmp_path / "out"))
+
+
+def test_shards_can_be_written_from_shards(two_classes: Path, tmp_path: Path) -> None:
+    write_shards(open_splits(str(two_classes)), tmp_path / "one", images_per_shard=3)
+    write_shards(open_splits(str(tmp_path / "one")), tmp_path / "other", images_per_shard=8)
+    one, other = (open_shards(str(tmp_path / name))[0]["train"] for name in ("one", "other"))
+    assert sorted(files_of(one).values()) == sorted(files_of(other).values())
+
+
+def test_processes_write_the_same_bytes_as_one(two_classes: Path, tmp_path: Path) -> None:
+    splits = open_splits(str(two_classes))
+    for processes in (1, 2):
+        write_shards(splits, tmp_path / str(processes), images_per_shard=3, processes=processes)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+def test_another_seed_makes_another_order(two_classes: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_shards(open_splits(str(two_classes)), tmp_path / str(seed), images_per_shard=3, seed=seed)
+    assert contents(tmp_path / "0") != contents(tmp_path / "1")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_work_that_failed_goes_on_where_it_was(
+    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    splits = open_splits(str(two_classes))
+    write_shards(splits, tmp_path / "unbroken", images_per_shard=3)
+    write = writing.write_tar_samples
+
+    def fail(path: Path, samples: object) -> tuple[int, int, str]:
+        if path.name == "train-00003.tar":
+            raise OSError("the disk is gone")
+        return write(path, samples)
+
+    monkeypatch.setattr(writing, "write_tar_samples", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        write_shards(splits, tmp_path / "out", images_per_shard=3, processes=processes)
+    assert not (tmp_path / "out/shards.json").exists()
+    there = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
+    assert 3 <= len(there) < 8
+
+    monkeypatch.setattr(writing, "write_tar_samples", write)
+    write_shards(splits, tmp_path / "out", images_per_shard=3)
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in there} == there
+    assert contents(tmp_path / "out") == contents(tmp_path / "unbroken")
+
+
+def test_a_killed_command_leaves_no_process_and_goes_on_to_the_same_bytes(two_classes: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from lambdanets.data.shards import writing\n"
+        "from lambdanets.data.datasets import open_splits\n"
+        "write = writing.write_tar_samples\n"
+        "def slowly(path, samples):\n"
+        "    if path.name > 'train-00001.tar': time.sleep(600)\n"
+        "    return write(path, samples)\n"
+        "writing.write_tar_samples = slowly\n"
+        "writing.write_shards(open_splits(sys.argv[1]), Path(sys.argv[2]), images_per_shard=2, processes=2)\n"
+    )
+    out = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-c", script, str(two_classes), str(out)], start_new_session=True)
+    second_entry = out / "unfinished/train-00001.tar.json"
+    deadline = time.monotonic() + 120
+    while not second_entry.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert second_entry.exists()
+    deadline = time.monotonic() + 60
+    while _group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _group_lives(process.pid)
+
+    (out / ".train-00005.tar.17.unfinished").write_bytes(b"half")
+    before = (out / "train-00000.tar").stat().st_mtime_ns
+    splits = open_splits(str(two_classes))
+    write_shards(splits, out, images_per_shard=2)
+    write_shards(splits, tmp_path / "unbroken", images_per_shard=2)
+    assert (out / "train-00000.tar").stat().st_mtime_ns == before
+    assert contents(out) == contents(tmp_path / "unbroken")
+
+
+def test_a_killed_process_of_several_is_told_of(
+    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = os.getpid()
+
+    def die(path: Path, samples: object) -> None:
+        assert os.getpid() != test
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "write_tar_samples", die)
+        with pytest.raises(InputError, match="was ended from outside, perhaps for want of memory; the same command"):
+            write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
+    assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
+
+
+def test_two_commands_do_not_write_into_one_folder(two_classes: Path, tmp_path: Path) -> None:
+    with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
+        write_shards(images_under(two_classes), tmp_path / "out")
+
+
+def _group_lives(group: int) -> bool:
+    states = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group:
+            states.append(fields[0])
+    return any(state != "Z" for state in states)
+
+
+def test_finished_work_is_left_alone(two_classes: Path, tmp_path: Path) -> None:
+    splits = open_splits(str(two_classes))
+    one = write_shards(splits, tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    other = write_shards(splits, tmp_path / "out")
+    assert (one.shards, one.images, one.bytes) == (other.shards, other.images, other.bytes)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
+
+
+def test_what_was_killed_right_after_its_list_is_tidied_up(two_classes: Path, tmp_path: Path) -> None:
+    splits = open_splits(str(two_classes))
+    write_shards(splits, tmp_path / "whole", images_per_shard=5)
+    shutil.copytree(tmp_path / "whole", tmp_path / "out")
+    (tmp_path / "out/unfinished").mkdir()
+    (tmp_path / "out/unfinished/train-00000.tar.json").write_text("{}")
+    write_shards(splits, tmp_path / "out", images_per_shard=5)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, whole: bool) -> None:
+    splits, out = open_splits(str(two_classes)), tmp_path / "out"
+    if whole:
+        write_shards(splits, out)
+    else:
+        shutil.copytree(two_classes / "dark", two_classes / "grey")
+        (two_classes / "dark/05.png").write_bytes(b"damaged")
+        with pytest.raises(InputError, match="max_unreadable"):
+            write_shards(splits, out, max_unreadable=0)
+    with pytest.raises(InputError, match=r"begun with seed 0, got 1"):
+        write_shards(splits, out, seed=1)
+    with pytest.raises(InputError, match=r"begun with images_per_shard 10000, got 5"):
+        write_shards(splits, out, images_per_shard=5)
+    with pytest.raises(InputError, match="holds shards of another set"):
+        write_shards(open_splits(str(two_classes), seed=5), out)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3"])
+def test_a_damaged_plan_of_begun_work_is_refused(two_classes: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "out/unfinished").mkdir(parents=True)
+    (tmp_path / "out/unfinished/plan.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"plan\.json is damaged .*; remove \S*out, or name a new folder"):
+        write_shards(images_under(two_classes), tmp_path / "out")
+
+
+def test_a_folder_of_other_things_is_refused(two_classes: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file"):
+        write_shards(images_under(two_classes), tmp_path / "file")
+    with pytest.raises(InputError, match="holds files that are no shards of this set"):
+        write_shards(images_under(two_classes), two_classes)
+    (tmp_path / "foreign").mkdir()
+    entry = {"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}
+    (tmp_path / "foreign/shards.json").write_text(json.dumps({"classes": [], "parts": {"train": [entry]}}))
+    with pytest.raises(InputError, match="did not write"):
+        write_shards(images_under(two_classes), tmp_path / "foreign")
+
+
+def test_images_that_cannot_be_read_are_named_counted_and_left_out(two_classes: Path, tmp_path: Path) -> None:
+    splits = open_splits(str(two_classes))
+    (two_classes / "dark/03.png").write_bytes(b"no image")
+    (two_classes / "light/04.png").write_bytes((two_classes / "light/05.png").read_bytes()[:50])
+    (two_classes / "light/06.png").unlink()
+    report = write_shards(splits, tmp_path / "out", images_per_shard=4, processes=2)
+    assert report.images == 17
+    assert report.unreadable[0] == f"{two_classes}/dark/03.png: it is not an image of a known format"
+    assert [sentence.partition(":")[0][-12:] for sentence in report.unreadable[1:]] == ["light/04.png", "light/06.png"]
+    assert report.unreadable[2].endswith(": there is no such file")
+    parts, _ = open_shards(str(tmp_path / "out"))
+    assert sum(len(part) for part in parts.values()) == 17
+
+
+def test_too_many_unreadable_images_stop_the_work_and_more_may_be_allowed(two_classes: Path, tmp_path: Path) -> None:
+    splits = open_splits(str(two_classes))
+    for number in range(4):
+        (two_classes / f"dark/0{number}.png").write_bytes(b"")
+    with pytest.raises(InputError, match=r"images cannot be read, more than max_unreadable \(2\): .*the file|known"):
+        write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=2)
+    assert write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=4).images == 16
+
+
+@pytest.mark.parametrize("check_images", [True, False])
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_part_without_a_readable_image_is_refused_without_a_folder(
+    two_classes: Path, tmp_path: Path, part: str, check_images: bool
+) -> None:
+    splits = open_splits(str(two_classes))
+    images = {"train": splits.train, "validation": splits.validation}[part]
+    for index in range(len(images)):
+        path = Path(images.name(index))
+        path.write_bytes(b"") if check_images else path.unlink()
+    spoken = {"train": "16 training", "validation": "4 validation"}[part]
+    with pytest.raises(InputError, match=rf"none of the {spoken} images can be read; the first: \S*png: the"):
+        write_shards(splits, tmp_path / "out", check_images=check_images)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shard_command_refuses_a_set_of_unreadable_images(
+    two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in images_under(two_classes):
+        path.write_bytes(b"")
+    for options in ([], ["--unlabelled"]):
+        assert main(["shard", str(two_classes), str(tmp_path / "out"), *options]) == 2
+        assert "training images can be read; the first: " in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
+def test_images_that_were_mended_are_written_when_the_work_resumes(two_classes: Path, tmp_path: Path) -> None:
+    splits, damaged = open_splits(str(two_classes)), two_classes / "dark/05.png"
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"")
+    with pytest.raises(InputError, match="more than max_unreadable"):
+        write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
+    damaged.write_bytes(content)
+    report = write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
+    assert (report.images, report.unreadable) == (20, [])
+
+
+def test_unchecked_images_are_copied_even_if_damaged(two_classes: Path, tmp_path: Path) -> None:
+    (two_classes / "dark/03.png").write_bytes(b"no image")
+    assert write_shards(open_splits(str(two_classes)), tmp_path / "out", check_images=False).images == 20
+
+
+def test_a_shard_that_reads_otherwise_than_written_is_refused(
+    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lambdanets.data.shards.tar_samples._contents", lambda file: [])
+    with pytest.raises(InputError, match="reads otherwise than written"):
+        write_shards(images_under(two_classes), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+@pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
+def test_options_out_of_range_are_refused(two_classes: Path, tmp_path: Path, option: str) -> None:
+    with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
+        write_shards(images_under(two_classes), tmp_path / "out", **{option: -1})
+    with pytest.raises(InputError, match="there are none"):
+        write_shards([], tmp_path / "out")
+
+
+def test_keys_are_names_below_the_common_folder_without_suffix() -> None:
+    assert unique_keys(["/set/a/1.png", "/set/b/2.jpeg"]) == ["a/1", "b/2"]
+    assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]
+    assert unique_keys(["/set/1.png"]) == ["1"]
+    assert unique_keys(["1.png", "2.png"]) == ["1", "2"]
+    # members of a tar may lead out of it, which those of shards must not
+    assert unique_keys(["a.tar/../../x/1.png", "a.tar/_/_/x/1.png"]) == ["_/_/x/1", "_/_/x/1-2"]
+
+
+def test_dots_and_collisions_in_names_make_keys_that_differ() -> None:
+    names = ["s/a.b.png", "s/a_b.png", "s/a.b.jpg", "s/c.1/x.png", "s/c_1/x.png", "s/a_b-2.png", "s/v1.2"]
+    keys = unique_keys(names)
+    assert keys == ["a_b", "a_b-2", "a_b-3", "c.1/x", "c_1/x", "a_b-2-2", "v1_2"]
+    assert [split_name(f"{key}.png") for key in keys] == [(key, "png") for key in keys]
+
+
+def test_names_in_any_script_and_encoding_are_kept(tmp_path: Path) -> None:
+    picture = io.BytesIO()
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(picture, "PNG")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    names = ["λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"]
+    for name in names:
+        (folder / name).write_bytes(picture.getvalue())
+    write_shards(images_under(folder), tmp_path / "out")
+    keys = set(files_of(open_shards(str(tmp_path / "out"))[0]["train"]))
+    assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}

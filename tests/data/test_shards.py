@@ -1,0 +1,270 @@
+import hashlib
+import io
+import json
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.same_batches import assert_same
+from lambdanets.data.datasets import Splits, fewer, hold_out, open_splits
+from lambdanets.data.images import UnreadableImage
+from lambdanets.data.loader import ImageBatches
+from lambdanets.data.shards.checks import index_shards
+from lambdanets.data.shards.images import ShardedImages, is_sharded, open_shards
+from lambdanets.data.shards.writing import write_shards
+from lambdanets.errors import InputError
+from lambdanets.training.classification.task import fingerprint
+from noise_images import write_images
+
+
+def as_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image.convert("L").resize((6, 6)), np.float32))[None] + torch.rand(())
+
+
+def batches(images: ShardedImages, *, workers: int = 0, training: bool = True) -> ImageBatches:
+    return ImageBatches(images, as_tensor, channels=1, batch_size=4, seed=3, training=training, workers=workers)
+
+
+def test_a_set_comes_back_with_its_images_classes_and_parts(two_classes: Path, shards: Path) -> None:
+    before, after = open_splits(str(two_classes)), open_splits(str(shards))
+    assert after.classes == ("dark", "light")
+    for old, new in ((before.train, after.train), (before.validation, after.validation)):
+        assert isinstance(new, ShardedImages)
+        assert len(new) == len(old)
+        loaded = {new.key(index): new.load(index) for index in range(len(new))}
+        for index in range(len(old)):
+            image, label = loaded[str(Path(old.name(index)).relative_to(two_classes).with_suffix(""))]
+            assert label == old.labels[index]
+            assert image.tobytes() == old.load(index)[0].tobytes()
+        assert new.labels.tolist() == [new.load(index)[1] for index in range(len(new))]
+        assert new.labels.dtype == np.int64
+
+
+def test_an_image_is_named_by_its_shard_and_member(shards: Path) -> None:
+    train = open_splits(str(shards)).train
+    assert isinstance(train, ShardedImages)
+    assert train.name(3) == f"{shards}/train-00001.tar/{train.key(3)}.png"
+    assert train.groups == [2] * 8
+
+
+@pytest.mark.parametrize("index", [-1, 16])
+def test_a_number_that_no_image_has_is_refused(shards: Path, index: int) -> None:
+    with pytest.raises(IndexError):
+        open_splits(str(shards)).train.load(index)
+
+
+def test_workers_make_the_same_batches_as_the_process_itself(shards: Path) -> None:
+    images = open_splits(str(shards)).train
+    assert isinstance(images, ShardedImages)
+    images.load(0)  # a shard is open when the workers are forked
+    assert_same(list(batches(images)), list(batches(images, workers=2)))
+
+
+def test_images_in_shards_can_be_pickled(shards: Path) -> None:
+    images = open_splits(str(shards)).train
+    images.load(0)
+    copy = pickle.loads(pickle.dumps(images))
+    assert copy.load(5)[0].tobytes() == images.load(5)[0].tobytes()
+
+
+def test_an_epoch_has_each_image_once_and_the_next_another_order(shards: Path) -> None:
+    images = open_splits(str(shards)).train
+    assert isinstance(images, ShardedImages)
+    loader = batches(images)
+    first, second = (torch.cat([batch.indices for batch in loader]).tolist() for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(16))
+    assert first != second
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_in_the_middle_of_an_epoch(shards: Path, workers: int) -> None:
+    images = open_splits(str(shards)).train
+    assert isinstance(images, ShardedImages)
+    whole = list(batches(images))
+    broken = batches(images)
+    passing = iter(broken)
+    begun = [next(passing), next(passing)]
+    other = batches(images, workers=workers)
+    other.load_state_dict(broken.state_dict())
+    assert_same(whole, [*begun, *other])
+
+
+def test_no_more_files_stay_open_than_two_windows_have(two_classes: Path, tmp_path: Path) -> None:
+    write_images(two_classes / "middle", 20, 120)
+    write_shards(open_splits(str(two_classes)), tmp_path / "shards", images_per_shard=1)
+    images = open_splits(str(tmp_path / "shards")).train
+    assert len(images) == 32
+    assert [images.load(index)[1] for index in range(32)] == list(images.labels)
+    links = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+    assert len([link for link in links if link.parent == tmp_path / "shards"]) == 16
+
+
+def test_a_missing_or_cut_shard_makes_its_images_unreadable_and_no_others(shards: Path) -> None:
+    (shards / "train-00002.tar").unlink()
+    cut = shards / "train-00005.tar"
+    cut.write_bytes(cut.read_bytes()[:600])
+    images = open_splits(str(shards)).train
+    assert isinstance(images, ShardedImages)
+    found = list(batches(images, workers=2))
+    assert sum(len(batch.labels) for batch in found) == 12
+    unreadable = sorted(sentence for batch in found for sentence in batch.unreadable)
+    assert unreadable[0] == f"{shards}/train-00002.tar, image 0: there is no such file"
+    assert "train-00005.tar, image 1: it has 600 bytes and not" in unreadable[3]
+    with pytest.raises(UnreadableImage, match=r"train-00002\.tar, image 1, but there is no such file"):
+        images.load(5)
+
+
+def test_a_shard_that_was_mended_is_read_after_a_while(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shards / "train-00000.tar"
+    content = path.read_bytes()
+    path.unlink()
+    images = open_splits(str(shards)).train
+    with pytest.raises(UnreadableImage):
+        images.load(0)
+    path.write_bytes(content)
+    with pytest.raises(UnreadableImage):
+        images.load(0)
+    monkeypatch.setattr("lambdanets.data.shards.images._FORGIVEN", 0.0)
+    images.load(0)
+
+
+def test_a_shard_of_another_kind_is_named(shards: Path) -> None:
+    path = shards / "train-00000.tar"
+    path.write_bytes(b"x" * path.stat().st_size)
+    images = open_splits(str(shards)).train
+    with pytest.raises(UnreadableImage, match=r"train-00000\.tar, image 0"):
+        images.load(0)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"two", "its class is b'two' and no number"), (b"2", "its class is 2, and there are 2"), (None, "no class")],
+)
+def test_an_image_without_a_class_of_the_set_is_unreadable(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    picture = io.BytesIO()
+    Image.new("L", (4, 4)).save(picture, "PNG")
+    members = {"a.png": picture.getvalue()} | ({"a.cls": content} if content else {})
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for name, member in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(member)
+            tar.addfile(info, io.BytesIO(member))
+    size = (tmp_path / "train-0.tar").stat().st_size
+    entry = {"name": "train-0.tar", "images": 1, "bytes": size, "sha256": "0" * 64}
+    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [entry]}}))
+    parts, _ = open_shards(str(tmp_path))
+    with pytest.raises(UnreadableImage, match=reason):
+        parts["train"].load(0)
+
+
+def test_whole_shards_are_held_out_where_there_is_no_validation_part(shards: Path) -> None:
+    listed = json.loads((shards / "shards.json").read_text())
+    del listed["parts"]["validation"]
+    (shards / "shards.json").write_text(json.dumps(listed))
+    splits = open_splits(str(shards), validation_share=0.3, seed=1)
+    keys = []
+    for part, count in ((splits.train, 10), (splits.validation, 6)):
+        assert isinstance(part, ShardedImages)
+        assert len(part) == count
+        keys += [part.key(index) for index in range(count)]
+    assert len(set(keys)) == 16
+    assert "3 of 8 shards held out with seed 1" in splits.source
+    assert validation_names(splits) != validation_names(open_splits(str(shards), validation_share=0.3, seed=2))
+
+
+def validation_names(splits: Splits) -> list[str]:
+    return [splits.validation.name(index) for index in range(len(splits.validation))]
+
+
+def test_a_part_of_the_training_shards_is_held_out_whole(shards: Path) -> None:
+    splits = open_splits(str(shards))
+    held = hold_out(splits, 0.25, 0)
+    assert isinstance(held.train, ShardedImages)
+    assert isinstance(held.validation, ShardedImages)
+    assert (held.train.groups, held.validation.groups) == ([2] * 6, [2] * 2)
+    assert held.test is splits.validation
+    assert hold_out(splits, 0, 0) is splits
+
+
+def test_a_single_shard_cannot_be_held_out_from(shards: Path) -> None:
+    listed = json.loads((shards / "shards.json").read_text())
+    listed["parts"] = {"train": listed["parts"]["train"][:1]}
+    (shards / "shards.json").write_text(json.dumps(listed))
+    with pytest.raises(InputError, match=r"at least 2 shards .* to hold some out, but came 1"):
+        open_splits(str(shards))
+
+
+def test_fewer_training_images_are_refused_for_shards(shards: Path) -> None:
+    splits = open_splits(str(shards))
+    assert fewer(splits, None, 0) is splits
+    with pytest.raises(InputError, match="works on sets in files only"):
+        fewer(splits, 8, 0)
+
+
+def test_the_fingerprint_comes_from_the_list_alone(shards: Path) -> None:
+    before = fingerprint(open_splits(str(shards)))
+    path = shards / "shards.json"
+    text = path.read_text()
+    for tar in shards.glob("*.tar"):
+        tar.unlink()
+    assert fingerprint(open_splits(str(shards))) == before
+    path.write_text(text.replace('"dark"', '"dim"'))
+    assert fingerprint(open_splits(str(shards))) != before
+    shard = json.loads(text)["parts"]["train"][0]["sha256"]
+    path.write_text(text.replace(shard, shard[::-1]))
+    assert fingerprint(open_splits(str(shards))) != before
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"classes": []}, "came images without classes"),
+        ({"classes": ["a"]}, "came only 'a'"),
+        ({"classes": 3}, "shards.json', but"),
+        ({"parts": {}}, "came no shards to train on"),
+        ({"parts": {"train": [{"name": "../a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}]}}, "lies outside"),
+        ({"parts": {"train": [{"name": "a.tar", "images": -1, "bytes": 1, "sha256": "00" * 32}]}}, "no whole numbers"),
+        ({"parts": {"train": [{"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00"}]}}, "no SHA-256"),
+        ({"parts": {"train": [{"name": "a.tar", "images": 10**30, "bytes": 1, "sha256": "00" * 32}]}}, "no whole num"),
+        ({"parts": {"train": [{"name": "a.tar"}]}}, "it has no 'images'"),
+        ({"parts": {"other": []}}, "but came 'other'"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(shards: Path, change: dict[str, object], sentence: str) -> None:
+    listed = json.loads((shards / "shards.json").read_text())
+    (shards / "shards.json").write_text(json.dumps(listed | change))
+    with pytest.raises(InputError, match=sentence):
+        open_splits(str(shards))
+
+
+def test_a_list_nested_too_deep_is_refused(shards: Path) -> None:
+    (shards / "shards.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="a list of shards in"):
+        open_splits(str(shards))
+
+
+def test_a_class_of_thousands_of_digits_makes_its_image_unreadable(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name, content in (("1.png", b"x"), ("1.cls", b"9" * 5000)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(InputError, match=r"the class of '1\.png' in .* must be a number, got b'9999"):
+        index_shards(tmp_path)
+    digest = hashlib.sha256((tmp_path / "0.tar").read_bytes()).hexdigest()
+    entry = {"name": "0.tar", "images": 1, "bytes": (tmp_path / "0.tar").stat().st_size, "sha256": digest}
+    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [entry]}}))
+    with pytest.raises(UnreadableImage, match=r"its class is b'9999.* and no number"):
+        open_shards(str(tmp_path))[0]["train"].load(0)
+
+
+def test_a_folder_with_a_list_and_any_url_are_shards(shards: Path, two_classes: Path) -> None:
+    assert is_sharded(str(shards))
+    assert is_sharded("http://127.0.0.1/set")
+    assert is_sharded("s3://bucket/set")
+    assert not any(is_sharded(data) for data in (str(two_classes), "digits", "hfds/some/set", ""))

@@ -1,0 +1,131 @@
+import io
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lambdanets.data.datasets import Splits, open_splits
+from lambdanets.data.images import UnreadableImage
+from lambdanets.errors import InputError
+
+
+def png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (4, 4), value).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_a_torchvision_set_is_read_by_index(tmp_path: Path) -> None:
+    raw = tmp_path / "MNIST/raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, 6, 3, 4) + bytes(72))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, 6) + bytes(range(6)))
+    splits = open_splits("torch/mnist", root=str(tmp_path))
+    image, label = splits.train.load(3)
+    assert (image.mode, image.size, label) == ("L", (4, 3), 3)
+    assert splits.classes[3] == "3 - three"
+    assert splits.validation.name(1) == "torch/mnist/validation/1"
+
+
+@pytest.mark.parametrize("name", ["torch/mnist", "torch/no_such_set", "wds/x", "torch/image_folder"])
+def test_a_timm_set_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=name):
+        open_splits(name, root=str(tmp_path))
+
+
+def test_what_timm_prints_of_a_missing_package_is_part_of_the_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    monkeypatch.delitem(sys.modules, "timm.data.readers.reader_tfds", raising=False)
+    with pytest.raises(InputError, match=r"'tfds/x' .* timm can open, but: .*; Please install tensorflow_datasets"):
+        open_splits("tfds/x", root=str(tmp_path))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_webdataset_of_which_a_tar_is_cut_within_a_header_is_refused(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    for split in ("train", "validation"):
+        with webdataset.TarWriter(str(tmp_path / f"{split}.tar")) as sink:
+            for number in range(6):
+                sink.write({"__key__": str(number), "png": png(number), "cls": number % 2})
+    parts = {
+        split: {"name": split, "num_samples": 6, "filenames": [f"{split}.tar"], "shard_lengths": [6]}
+        for split in ("train", "validation")
+    }
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": parts}))
+    assert len(open_splits("wds/x", root=str(tmp_path)).train) == 6
+    tar = tmp_path / "train.tar"
+    tar.write_bytes(tar.read_bytes()[: 3 * 2048 + 100])
+    with pytest.raises(InputError, match=r"train\.tar' must be a whole, uncompressed tar, but: it is cut off after"):
+        open_splits("wds/x", root=str(tmp_path))
+
+
+def test_a_torchvision_set_without_its_root_is_refused() -> None:
+    with pytest.raises(InputError, match="expected data_root, the folder that holds 'torch/mnist'"):
+        open_splits("torch/mnist")
+
+
+class IndexedReader:
+    """What timm's reader of a Hugging Face set offers: open files by number, and the labels on their own."""
+
+    class_to_idx = {"cat": 0, "dog": 1}  # noqa: RUF012
+
+    def __getitem__(self, index: int) -> tuple[io.BytesIO, int]:
+        return io.BytesIO(png(index) if index else b"no image"), index % 2
+
+    def iter_targets(self) -> Iterator[int]:
+        yield from (index % 2 for index in range(6))
+
+
+class StreamingDataset:
+    """What timm gives for a set that can only be read through."""
+
+    reader = SimpleNamespace(class_to_idx={"cat": 0, "dog": 1})
+
+    def __iter__(self) -> Iterator[tuple[Image.Image | np.ndarray, int]]:
+        yield Image.new("CMYK", (4, 4)), 1
+        yield np.full((4, 4, 1), 7, np.uint8), 0
+        yield np.zeros((4, 4, 3), np.uint8), 0
+
+
+def open_fake(monkeypatch: pytest.MonkeyPatch, dataset: object, known: set[str]) -> Splits:
+    def create_dataset(name: str, *, split: str, **_: object) -> object:
+        if split not in known:
+            raise ValueError(f"Unknown split {split!r}.")
+        return dataset
+
+    monkeypatch.setattr("timm.data.create_dataset", create_dataset)
+    return open_splits("hfds/someone/animals")
+
+
+def test_a_reader_with_random_access_is_read_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train", "validation"})
+    image, label = splits.train.load(3)
+    assert (splits.classes, image.getpixel((0, 0)), label) == (("cat", "dog"), 3, 1)
+    with pytest.raises(UnreadableImage, match="hfds/someone/animals/train/0"):
+        splits.train.load(0)
+
+
+def test_a_set_without_random_access_is_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = open_fake(monkeypatch, StreamingDataset(), {"train", "validation"})
+    assert [splits.train.load(index)[0].mode for index in range(3)] == ["RGB", "L", "RGB"]
+    assert splits.train.labels == [1, 0, 0]
+    assert splits.train.load(1)[0].getpixel((0, 0)) == 7
+
+
+def test_the_test_split_stands_in_for_a_missing_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = open_fake(monkeypatch, StreamingDataset(), {"train", "test"})
+    assert splits.validation.name(0) == "hfds/someone/animals/test/0"
+
+
+def test_a_set_without_a_validation_split_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="Unknown split 'validation'"):
+        open_fake(monkeypatch, StreamingDataset(), {"train"})

@@ -1,0 +1,142 @@
+"""Workers of a loader end with their work, also those that hang in an image."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from data.test_loader import images, loader
+from lambdanets.data import batches as batches_module
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.labelled_images import ImageArray, ImageFiles
+from lambdanets.data.shards.images import ShardedImages
+from lambdanets.training.classification import evaluation
+from lambdanets.training.classification.classifier import load_classifier
+from lambdanets.training.detection import evaluation as detection_evaluation
+from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.detector import Detector
+from lambdanets.training.pseudo_labels import labelling
+from training.detection.oracle import Oracle
+from training.detection.tiny_detection import tiny_recipe
+from training.teaching import RECIPE, write_teacher
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Any]:
+    """Lets each worker hang in the images of a kind after the first few; the semaphore that it then releases."""
+
+    def hang(kind: type[Any]) -> Any:
+        hanging, load, asked = multiprocessing.Semaphore(0), kind.load, [0]
+
+        def load_some(self: Any, index: int) -> Any:
+            asked[0] += 1
+            if asked[0] > 3 and multiprocessing.parent_process() is not None:
+                hanging.release()
+                time.sleep(60)
+            return load(self, index)
+
+        monkeypatch.setattr(kind, "load", load_some)
+        monkeypatch.setattr(batches_module, "_PATIENCE", 0.5)
+        return hanging
+
+    return hang
+
+
+def new_children(before: list[psutil.Process]) -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child not in before]
+
+
+@contextmanager
+def ends_its_two_workers_once_they_hang(hanging: Any) -> Iterator[Callable[..., Any]]:
+    """A function that raises StoppedError once two workers hang; they must have ended when the block does."""
+    before = psutil.Process().children()
+    workers: list[psutil.Process] = []
+
+    def stop(*_: object) -> None:
+        workers.extend(new_children(before))
+        assert all(hanging.acquire(timeout=30) for _ in range(2))
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        yield stop
+    assert len(workers) == 2
+    assert not any(worker.is_running() for worker in workers)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_close_ends_workers_and_kills_those_that_hang(hang: Callable[[type[Any]], Any], hangs: bool) -> None:
+    hanging = hang(ImageArray) if hangs else None
+    others = multiprocessing.active_children()
+    batches = loader(images(12), workers=2)
+    next(iter(batches))
+    workers = [process for process in multiprocessing.active_children() if process not in others]
+    assert len(workers) == 2
+    if hanging is not None:
+        assert all(hanging.acquire(timeout=30) for _ in workers)
+    batches.close()
+    # PyTorch would wait 5 seconds for each, and end it by SIGTERM
+    assert [worker.exitcode for worker in workers] == [-9 if hangs else 0] * 2
+
+
+def test_evaluating_a_classifier_leaves_no_worker_that_hangs(
+    hang: Callable[[type[Any]], Any], two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sorted(two_classes.rglob("*.png"))
+    classifier = load_classifier(write_teacher(tmp_path / "teacher"))
+    classifier = replace(classifier, recipe=replace(RECIPE, batch_size=2, workers=2))
+    with ends_its_two_workers_once_they_hang(hang(ImageFiles)) as stop:
+        monkeypatch.setattr(evaluation, "probabilities_of", stop)
+        evaluation.judge(classifier, ImageFiles(paths, [0] * len(paths)))
+
+
+def test_pseudo_labelling_leaves_no_worker_that_hangs(
+    hang: Callable[[type[Any]], Any], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ShardedImages.of_shards
+    monkeypatch.setattr(ShardedImages, "of_shards", lambda self, _: one(self, range(8)))  # a shard of many images
+    teacher = write_teacher(tmp_path / "teacher")
+    with ends_its_two_workers_once_they_hang(hang(ShardedImages)) as stop:
+        monkeypatch.setattr(labelling, "probabilities_of", stop)
+        labelling.label_shards(teacher, str(shards), tmp_path / "out", batch_size=2, workers=2)
+
+
+def test_evaluating_a_detector_leaves_no_worker_that_hangs(
+    hang: Callable[[type[Any]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(tiny_recipe(tmp_path / "digits"), batch_size=2, workers=2)
+    some = open_sets(recipe)[0].selected([0, 1, 2, 3] * 4)
+    categories = some.annotations.categories
+    detector = Detector(Oracle(some), recipe, tuple(c.name for c in categories), tuple(c.id for c in categories))
+    with ends_its_two_workers_once_they_hang(hang(AnnotatedImages)) as stop:
+        monkeypatch.setattr(Detector, "find", stop)
+        detection_evaluation.judge(detector, some)
+
+
+@pytest.mark.forks
+def test_workers_that_hang_end_with_a_parent_that_is_killed(hang: Callable[[type[Any]], Any]) -> None:
+    hanging = hang(ImageArray)
+
+    def iterate() -> None:
+        list(loader(images(12), workers=2))
+
+    parent = multiprocessing.get_context("fork").Process(target=iterate)
+    parent.start()
+    assert all(hanging.acquire(timeout=30) for _ in range(2))
+    workers = psutil.Process(parent.pid).children()
+    assert len(workers) == 2
+    os.kill(parent.pid or 0, signal.SIGKILL)
+    parent.join()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive

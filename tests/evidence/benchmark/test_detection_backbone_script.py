@@ -1,0 +1,101 @@
+import functools
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lambdanets.evidence.benchmark import peers
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "experiments/detection_backbone.py"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    spec = importlib.util.spec_from_file_location("benchmark_of_detection_backbones", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(script, monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["detection_backbone.py", *map(str, options)])
+    script.main()
+
+
+def test_every_contestant_is_right_and_measured_in_both_passes(script, monkeypatch, tmp_path):
+    out = tmp_path / "results.json"
+    call(
+        script,
+        monkeypatch,
+        "--size",
+        128,
+        "--seconds",
+        0.01,
+        "--repeats",
+        1,
+        "--out",
+        out,
+        "--contestants",
+        *script.ROWS,
+        script.FINE,
+    )
+    results = json.loads(out.read_text())
+    assert [(row["contestant"], row["sizes"]["pass"]) for row in results["rows"]] == [
+        (name, each) for each in script.PASSES for name in script.ROWS
+    ]
+    for row in results["rows"]:
+        if row["contestant"] == "lambda-networks" and peers.installed("lambda-networks") is None:
+            continue
+        assert row["left_out"] is None
+        assert max(row["errors"].values()) < 1e-4
+        assert row["median_seconds"] > 0 < row["peak_bytes"]
+    assert results["fine"].keys() == script.ROWS.keys()
+    assert 0 < results["fine"]["convolution"] < results["fine"][script.OURS]
+    assert {"commit", "versions", "hardware"} <= results.keys()
+
+
+def test_attention_that_does_not_fit_is_not_started(script, monkeypatch):
+    backbones = script.Backbones(64, backward=True)
+    needed = backbones.attention_bytes(kept=True)
+    monkeypatch.setattr(script, "free_memory", lambda device: needed - 1)
+    with pytest.raises(script.LeftOut, match=r"does not fit: needs [\d.]+ GiB of [\d.]+"):
+        backbones.prepare("global-attention-maps")
+    backbones.prepare("convolution")
+
+
+def test_kept_maps_of_attention_are_predicted_to_grow_with_the_square_of_positions(script):
+    small, large = (script.Backbones(size, backward=False) for size in (64, 128))
+    assert large.attention_bytes(kept=True) == 16 * small.attention_bytes(kept=True)
+
+
+def test_a_training_step_runs_in_a_process_of_its_own(script, monkeypatch, tmp_path, capsys):
+    small = {"pyramid_channels": 16, "box_layers": (1, 16), "mask_layers": 1, "box_batch_size_per_image": 16}
+    monkeypatch.setattr(script, "mask_rcnn", functools.partial(script.mask_rcnn, **small))
+
+    def run(command, **options):
+        assert command[:2] == [sys.executable, str(SCRIPT)]
+        call(script, monkeypatch, *command[2:])
+        return SimpleNamespace(stdout=capsys.readouterr().out)
+
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run, PIPE=None))
+    call(script, monkeypatch, "--size", 64, "--contestants", script.STEP, "--out", tmp_path / "results.json")
+    step = json.loads((tmp_path / "results.json").read_text())["step"]
+    assert len(step["seconds"]) == 2
+    assert step["peak_resident_bytes"] > step["peak_bytes"] > 0
+
+
+def test_the_page_has_the_tables_of_the_committed_results(script, monkeypatch, tmp_path):
+    page, committed = tmp_path / "detection.md", ROOT / "docs/detection.md"
+    shutil.copy(committed, page)
+    text = committed.read_text(encoding="utf-8")
+    tables = text.partition(script.BEGIN)[2].partition(script.END)[0]
+    page.write_text(text.replace(tables, ""), encoding="utf-8")
+    call(script, monkeypatch, "--page", page)
+    assert page.read_text(encoding="utf-8") == text
+    assert "lambda layer |" in tables

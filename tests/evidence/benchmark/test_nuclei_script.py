@@ -1,0 +1,80 @@
+import json
+import statistics
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts import load_script
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/detection.md"
+
+
+@pytest.fixture
+def script():
+    return load_script("experiments/nuclei.py")
+
+
+def call(script, monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["nuclei.py", *map(str, options)])
+    script.main()
+
+
+def without_table(script, page):
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition(script.BEGIN)[2].partition(script.END)[0]
+    page.write_text(text.replace(script.BEGIN + table, script.BEGIN), encoding="utf-8")
+    return table
+
+
+def test_the_page_has_the_table_of_the_committed_results(script, monkeypatch, tmp_path):
+    page = tmp_path / "detection.md"
+    table = without_table(script, page)
+    call(script, monkeypatch, "--page", page)
+    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+    assert "| masks, lambda layers, 1.19 M parameters |" in table
+
+
+def mask_scores(path, recipe):
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    return [100 * run["segm"]["AP"] for run in runs if run["recipe"] == recipe]
+
+
+def test_readme_has_the_means_of_the_committed_results(script):
+    means = [statistics.mean(mask_scores(script.RESULTS, recipe)) for recipe in script.RECIPES]
+    said = f"mask AP {means[0]:.1f} with lambda layers and {means[1]:.1f} with 3x3 convolutions"
+    assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_the_page_has_what_norms_that_were_not_frozen_came_to(script):
+    path = script.RESULTS.with_name("nuclei_norms_not_frozen.json")
+    lambda_layers, convolutions = (script.spread(mask_scores(path, recipe)) for recipe in script.RECIPES)
+    said = f"mask AP was {lambda_layers} with lambda layers and {convolutions} with convolutions"
+    assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
+
+
+def test_both_twins_are_trained_with_each_seed_and_their_means_and_deviations_written(script, monkeypatch, tmp_path):
+    page, out, commands = tmp_path / "detection.md", tmp_path / "nuclei.json", []
+    without_table(script, page)
+
+    def train(command, check):
+        commands.append(command)
+        run, seed = Path(command[command.index("--run") + 1]), int(command[command.index("--seed") + 1])
+        scores = dict.fromkeys(script.COLUMNS, (seed + 1) / 10) | {"APl": None}
+        result = dict.fromkeys(script.KEPT, 7) | {"seconds": 60 * (seed + 1), "bbox": scores, "segm": scores}
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "abacus"}}))
+
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
+    options = ["--work", tmp_path / "runs", "--at-once", 2, "--out", out, "--page", page]
+    call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
+    call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
+    trained = sorted((command[5], command[7]) for command in commands)
+    assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
+    table = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
+    assert "1 to 2 minutes a run on abacus, 2 at a time with " in " ".join(table.split())
+    assert table.count("| 15.0 ± 7.1 |") > 0
+    assert table.count(" - |") == 4
+    assert str(tmp_path) not in out.read_text()

@@ -1,0 +1,44 @@
+"""The peers' layers with our weights give our outputs; a missing one is named."""
+
+import pytest
+import torch
+
+from lambdanets import LambdaLayer2d
+from lambdanets.evidence.benchmark import peers
+from lambdanets.evidence.benchmark.reference import relative_error
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+@pytest.mark.parametrize(("training", "stride"), [(True, 1), (False, 1), (True, 2)])
+def test_a_peer_with_our_weights_gives_our_outputs_and_gradients(name, training, stride):
+    if peers.installed(peers.PEERS[name].package) is None:
+        pytest.skip(f"{name} is not installed")
+    torch.manual_seed(0)
+    layer = LambdaLayer2d(16, query_depth=4, heads=2, scope=5, stride=stride, dtype=torch.float64).train(training)
+    layer.query_norm.running_var.mul_(2)
+    theirs = peers.build_peer(name, layer)
+    x = torch.randn(2, 16, 6, 7, dtype=torch.float64)
+    ours, other = layer(x), theirs(x)
+    assert relative_error(other, ours) < 1e-12
+    if stride == 1:
+        gradient = torch.randn_like(ours)
+        ours.backward(gradient)
+        other.backward(gradient)
+        assert relative_error(peers.PEERS[name].table_gradient(theirs), layer.embedding.table.grad) < 1e-12
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_what_pip_installs(monkeypatch):
+    monkeypatch.setattr(peers, "installed", lambda package: None)
+    with pytest.raises(peers.LeftOut, match="not installed; pip install lambda-networks"):
+        peers.build_peer("lambda-networks", LambdaLayer2d(16))
+
+
+def test_a_peer_that_cannot_be_imported_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(peers, "installed", lambda package: "1.0")
+
+    def importing(name):
+        raise ImportError("libnothing.so")
+
+    monkeypatch.setattr(peers.importlib, "import_module", importing)
+    with pytest.raises(peers.LeftOut, match=r"cannot be imported: libnothing\.so"):
+        peers.build_peer("pylocron", LambdaLayer2d(16))

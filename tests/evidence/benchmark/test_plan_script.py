@@ -1,0 +1,24 @@
+import json
+import sys
+
+from scripts import load_script
+
+
+def test_the_script_compares_predicted_with_measured_times_and_names_the_choice(monkeypatch, tmp_path, capsys):
+    script = load_script("experiments/plan.py")
+    monkeypatch.setattr(script, "SHAPES", [((6, 5), (5, 5), 2, 4), ((9,), (5,), 1, 4)])
+    monkeypatch.setattr(sys, "argv", ["plan.py", "--out", str(tmp_path / "plan.json")])
+    script.main()
+    rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
+    assert [(row["grid"], row["way"]) for row in rows] == [
+        (grid, way) for grid in ([6, 5], [9]) for way in ("forward", "backward")
+    ]
+    for row in rows:
+        assert row["chosen"] in row["seconds"]
+        assert all(figures["measured"] > 0 < figures["predicted"] for figures in row["seconds"].values())
+    assert "chosen / best: geometric mean" in capsys.readouterr().out
+
+
+def test_the_loss_is_the_time_of_the_choice_over_the_fastest():
+    row = {"chosen": "a", "seconds": {"a": {"measured": 3.0}, "b": {"measured": 2.0}}}
+    assert load_script("experiments/plan.py").loss(row) == 1.5

@@ -1,0 +1,212 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lambdanets import cli
+from lambdanets.errors import InputError
+from lambdanets.evidence.studies.catalog import MODEL, STUDIES
+from lambdanets.evidence.studies.execution import begin, make_plan, read_plan, read_results, train_all
+from lambdanets.locks import locked_folder
+from lambdanets.training import run
+from lambdanets.training.recipe import Recipe
+
+
+@pytest.fixture
+def quick(two_classes):
+    """A recipe of two steps."""
+    return Recipe(
+        data=str(two_classes),
+        channels=3,
+        image_size=8,
+        epochs=1,
+        batch_size=8,
+        warmup_epochs=0,
+        model=MODEL,
+        model_options={"pattern": "CCCL"},
+    )
+
+
+def options_of(recipe):
+    sizes = ["--image-size", "8", "--channels", "3", "--epochs", "1", "--batch-size", "8", "--warmup-epochs", "0"]
+    return ["--data", recipe.data, *sizes, "--model-options", "pattern", "CCCL"]
+
+
+def test_variants_that_several_studies_share_are_trained_once(quick):
+    plan = make_plan(["content_position", "normalization"], [], [0, 1], quick)
+    runs = [(planned.variant, planned.seed) for planned in plan.runs()]
+    assert len(runs) == len(set(runs)) == 2 * 7
+    assert runs.count(("lambda", 0)) == 1
+    assert [seed for _, seed in runs] == [0] * 7 + [1] * 7
+
+
+def test_runs_differ_in_seed_and_options_of_the_variant_alone(quick):
+    plan = make_plan(["scope"], ["3x3"], [4], quick)
+    (planned,) = plan.runs()
+    assert planned.recipe.seed == 4
+    assert planned.recipe.model_options == {"pattern": "CCCL", "mixer": "lambda", "scope": 3}
+    assert planned.recipe.learning_rate == quick.learning_rate
+
+
+def test_a_comparison_leaves_runs_results_tables_and_pictures(quick, tmp_path, capsys):
+    out = tmp_path / "out"
+    given = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
+    assert cli.main(["compare", "scope", *options_of(quick), *given]) == 0
+    assert {path.name for path in out.iterdir()} >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
+    results = json.loads((out / "results.json").read_text())
+    assert results["finished"]
+    assert [(r["variant"], r["seed"]) for r in results["runs"]] == [
+        ("lambda scope=3", 0), ("lambda scope=7", 0), ("lambda scope=3", 1), ("lambda scope=7", 1),
+    ]  # fmt: skip
+    said = capsys.readouterr().out
+    assert "[4/4] lambda scope=7, seed 1: top-1" in said
+    table = (out / "comparison.md").read_text()
+    assert table in said
+    assert cli.main(["compare", "--report", str(out / "results.json")]) == 0
+    assert capsys.readouterr().out == table
+
+
+def test_going_on_trains_only_what_is_missing(quick, tmp_path, monkeypatch):
+    plan = make_plan(["scope"], ["3x3", "7x7"], [0], quick)
+    begin(plan, tmp_path / "out")
+    whole = []
+    train_all(plan, tmp_path / "out", whole.append)
+    _, second = plan.runs()
+    (second.folder(tmp_path / "out") / "result.json").unlink()
+    again = []
+    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("started what was begun"))
+    train_all(read_plan(tmp_path / "out"), tmp_path / "out", again.append)
+    assert [result["variant"] for result in again] == ["lambda scope=7"]
+    assert again[0]["top1"] == whole[1]["top1"]
+    assert [r["variant"] for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
+
+
+def test_what_a_killed_process_left_half_written_is_in_no_ones_way(quick, tmp_path):
+    plan = make_plan(["scope"], ["3x3"], [0], quick)
+    begin(plan, tmp_path / "out")
+    place = plan.runs()[0].folder(tmp_path / "out")
+    place.mkdir(parents=True)
+    (place / ".recipe.json.123.unfinished").write_text("{")
+    done = []
+    train_all(plan, tmp_path / "out", done.append)
+    assert len(done) == 1
+
+
+def test_a_finished_comparison_is_shown_and_left_as_it_is(quick, tmp_path, capsys):
+    out = tmp_path / "out"
+    given = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
+    assert cli.main(["compare", "scope", *options_of(quick), *given]) == 0
+    (out / "comparison.md").write_text("annotated")
+    assert cli.main(["compare", "--resume", str(out)]) == 0
+    assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 of them done")[1]
+    assert (out / "comparison.md").read_text() == "annotated"
+
+
+def test_a_variant_that_needs_more_memory_than_there_is_stops_nothing_in_the_middle(quick, tmp_path, monkeypatch):
+    from lambdanets.training import division, memory
+
+    for module in (memory, division):
+        monkeypatch.setattr(module, "free_memory", lambda device: 4_000_000)
+    plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], quick)
+    with pytest.raises(InputError, match="resnet20_mixer_small on images of 8 x 8 with two images at a time needs"):
+        begin(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_another_process_holds_is_left_to_it(quick, tmp_path, capsys):
+    plan = make_plan(["scope"], ["3x3", "7x7"], [0], quick)
+    out = tmp_path / "out"
+    begin(plan, out)
+    with locked_folder(plan.runs()[0].folder(out)):
+        assert cli.main(["compare", "--resume", str(out)]) == 0
+    assert "1 runs are under way in other processes" in capsys.readouterr().out
+    assert [r["variant"] for r in read_results(plan, out)] == ["lambda scope=7"]
+    assert not json.loads((out / "results.json").read_text())["finished"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on_and_leaves_no_result(quick, tmp_path):
+    out = tmp_path / "out"
+    given = ["--variants", "3x3", "--seeds", "0", "--out", str(out), "--training-images", "16", "--epochs", "400"]
+    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *options_of(quick), *given]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    metrics = out / "runs" / "lambda-scope=3-seed0" / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and len(metrics.read_text().splitlines()) > 2):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"stopped; go on with: lambdanets compare --resume {out}" in said
+    assert read_results(read_plan(out), out) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["mixer"], "there is no study 'mixer', only mixers, .*; the nearest is mixers"),
+        (["scope,mixerz"], "there is no study 'mixerz'"),
+        (["scope,scope"], "studies must differ from each other, got scope, scope"),
+        (["scope", "--variants", "3x4"], "variants must be among 3x3, .*; got '3x4'"),
+        (["scope", "--seeds", "1", "1"], "seeds must differ from each other, got 1, 1"),
+        (["scope", "--seeds", "-1"], "seeds must be at least 0, got -1"),
+        (["scope", "digitz"], "there is no recipe named 'digitz'"),
+        (["scope", "--epoch", "1"], "lambdanets compare scope has no option --epoch; the nearest is --epochs"),
+        (["scope", "fashion_mnist"], "data must be given"),
+        (["scope", "--model-options", "scope", "5"], "model_options must leave scope to the variants"),
+        (["mixers", "--model-options", "mixer", "lambda"], "model_options must leave mixer to the variants"),
+        (["scope", "--seed", "5"], "--seed must be left to --seeds"),
+        (["scope", "--model", "resnet50"], "resnet50 takes no argument 'mixer'"),
+        (["scope", "--model-options", "query_depth", "0"], "query_depth must be"),
+        (["mixers", "--model-options", "heads", "7"], "mixer convolution has no option heads"),
+        (["--resume", "a", "b"], "lambdanets compare takes no argument 'b' here"),
+        (["--resume", "a", "--report", "b"], "must have one of --resume and --report, got both"),
+        (["--report=nowhere.json"], "nowhere.json: No such file or directory"),
+        (["--resume", "nowhere"], "nowhere is no folder of a comparison: it has no plan.json"),
+        (["--report", "nowhere.json"], "nowhere.json: No such file or directory"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_sentence_and_nothing_is_begun(given, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["compare", *given]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert re.search(message, said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_use_is_refused(quick, tmp_path):
+    begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
+    with pytest.raises(InputError, match="holds a comparison; go on with --resume"):
+        begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="holds something already; name another folder"):
+        begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", pytest.param("[" * 100_000, id="nested"), '{"studies": 3, "variants": [], "seeds": [0], "recipe": {}}'],
+)
+def test_a_damaged_plan_is_named(content, tmp_path):
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(InputError, match=r"plan\.json"):
+        read_plan(tmp_path)
+
+
+def test_help_names_studies_and_variants(capsys):
+    assert cli.main(["compare"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in STUDIES)
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "scope", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3x3, 7x7, 15x15, 23x23, 31x31" in said
+    assert "--training-images" in said

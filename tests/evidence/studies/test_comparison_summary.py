@@ -1,0 +1,147 @@
+import json
+import os
+import re
+
+import pytest
+from PIL import Image
+
+from lambdanets.errors import InputError
+from lambdanets.evidence.studies.catalog import STUDIES
+from lambdanets.evidence.studies.execution import make_plan
+from lambdanets.evidence.studies.summary import markdown, read_summary, summarize, write_summary
+from lambdanets.training.recipe import Recipe
+
+
+@pytest.fixture
+def plan():
+    recipe = Recipe(data="/data/of/someone/images", model="resnet20_mixer_small")
+    return make_plan(["content_position"], ["content only", "position only"], [3, 5], recipe)
+
+
+def result(variant, seed, top1):
+    return {
+        "variant": variant,
+        "seed": seed,
+        "top1": top1,
+        "seconds": 10.0 * (seed + 1),
+        "images_per_second": 7.0,
+        "parameters": 1234,
+        "model_name": "resnet20_mixer_small",
+        "data": f"/data/of/someone/images, 5 of 25 images held out with seed {seed}",
+        "training_images": 20,
+        "validation_images": 5,
+        "epochs": 2,
+        "commit": "abc",
+        "versions": {"torch": "2"},
+        "hardware": {"processor": "p", "gpu": None},
+    }
+
+
+@pytest.fixture
+def results():
+    content, position = "lambda position=False", "lambda content=False"
+    return [result(content, 3, 0.5), result(position, 3, 0.7), result(content, 5, 0.6), result(position, 5, 0.8)]
+
+
+def test_means_and_deviations_are_over_seeds_and_the_best_comes_first(plan, results):
+    rows = summarize(plan, results)["studies"]["content_position"]["variants"]
+    assert [row["label"] for row in rows] == ["position only", "content only"]
+    assert rows[0]["mean_top1"] == pytest.approx(0.75)
+    assert rows[0]["deviation_top1"] == pytest.approx(0.1 / 2**0.5, abs=1e-6)
+    assert (rows[0]["least_top1"], rows[0]["greatest_top1"]) == (0.7, 0.8)
+    assert (rows[0]["seeds"], rows[0]["printed_top1"], rows[0]["quoted"]) == (2, 78.1, False)
+
+
+def test_an_unfinished_comparison_says_so_and_has_no_deviation_of_one_run(plan, results):
+    summary = summarize(plan, results[:3])
+    assert not summary["finished"]
+    assert "not finished" in markdown(summary)
+    assert summary["studies"]["content_position"]["variants"][0]["deviation_top1"] is None
+
+
+def test_folders_of_a_machine_are_left_out(plan, results, tmp_path):
+    write_summary(plan, results, tmp_path)
+    assert "/data/of" not in (tmp_path / "results.json").read_text()
+    assert read_summary(tmp_path / "results.json")["data"] == "images, 5 of 25 images held out with the seed of the run"
+
+
+def test_gains_are_over_the_baseline_with_the_same_seed():
+    plan = make_plan(["content_position"], [], [3, 5], Recipe(data="d", model="resnet20_mixer_small"))
+    found = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
+    some = [
+        result(name, seed, top1)
+        for name, both in found.items()
+        for seed, top1 in zip((3, 5), both, strict=True)
+        if top1
+    ]
+    study = summarize(plan, some)["studies"]["content_position"]
+    gains = {row["label"]: (row["mean_gain"], row["deviation_gain"]) for row in study["variants"]}
+    assert gains["position only"] == (0.15, pytest.approx(0.070711))
+    assert gains["content only"] == (-0.1, None)
+    text = markdown(summarize(plan, some))
+    assert "less content and position, seed by seed" in text
+    assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 |" in text
+
+
+def test_every_machine_is_named(plan, results):
+    results[1] |= {"hardware": {"processor": "p", "gpu": "g"}}
+    summary = summarize(plan, results)
+    assert [run["machine"] for run in summary["runs"]] == [0, 1, 0, 0]
+    assert len(summary["machines"]) == 2
+    assert markdown(summary).splitlines()[0].endswith("trained on p, g.")
+
+
+def test_accuracies_that_the_paper_took_from_others_are_marked(results):
+    plan = make_plan(["mixers"], ["local attention", "lambda"], [3], Recipe(data="d", model="resnet20_mixer_small"))
+    some = [result("local_attention", 3, 0.5), result("lambda", 3, 0.4)]
+    text = markdown(summarize(plan, some))
+    assert "| 77.4 † |" in text
+    assert "| 78.4 |" in text
+    assert "† quoted by the paper from another" in text
+
+
+def test_every_number_of_the_table_is_in_the_data(plan, results, tmp_path):
+    summary = write_summary(plan, results, tmp_path)
+    text = (tmp_path / "comparison.md").read_text()
+    assert text == markdown(json.loads((tmp_path / "results.json").read_text())) == markdown(summary)
+    assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 |  | 1,234 | 78.1 |" in text
+
+
+@pytest.mark.figures
+def test_a_picture_is_drawn_for_each_study(plan, results, tmp_path):
+    write_summary(plan, results, tmp_path)
+    with Image.open(tmp_path / "content_position.png") as picture:
+        assert picture.width > 500
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"studies": {}}', '{"studies": []}'])
+def test_other_files_are_no_results(content, tmp_path):
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(InputError, match="holds no results of a comparison"):
+        read_summary(tmp_path / "other.json")
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
+        read_summary(tmp_path / "pipe")
+
+
+def test_printed_accuracies_are_those_of_the_papers_tables():
+    from lambdanets.evidence.tables.printed import figures_of
+
+    table = {"content_position": "9", "scope": "10", "normalization": "11"}
+    for study, number in table.items():
+        printed = [figure.value for figure in figures_of([number]) if figure.column == "top-1"]
+        ours = [variant.printed for variant in STUDIES[study].variants.values()]
+        assert set(ours) <= set(printed), study
+    of_mixers = {figure.value for figure in figures_of(["3", "4"]) if figure.column == "top-1"}
+    assert {v.printed for v in STUDIES["mixers"].variants.values() if v.printed} <= of_mixers
+
+
+def test_equal_options_have_one_name_and_others_another():
+    options = {}
+    for study in STUDIES.values():
+        for variant in study.variants.values():
+            assert options.setdefault(variant.name, variant.options) == variant.options
+            assert re.fullmatch(r"[\w= .]+", variant.name)
