@@ -39,7 +39,7 @@ IMPORTED = (
     "lambdanets.evidence.studies.command",
     "lambdanets.evidence.tables.command",
     "lambdanets.training.classification.quicktest",
-    "lambdanets.training.detection.showing",
+    "lambdanets.inference.detection_figures",
     "lambdanets.training.detection.task",
     "lambdanets.training.pseudo_labels.labelling",
     "lambdanets.training.pseudo_labels.select_command",

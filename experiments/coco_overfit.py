@@ -23,9 +23,9 @@ from pycocotools.cocoeval import COCOeval
 from torchmetrics.detection import MeanAveragePrecision
 
 from lambdanets.data.coco.images import open_annotated
+from lambdanets.inference.coco_results import read_results
+from lambdanets.inference.coco_scores import IOUS, RECALLS, evaluate
 from lambdanets.provenance import commit, hardware, versions
-from lambdanets.training.detection.results import read_results
-from lambdanets.training.detection.scores import IOUS, RECALLS, evaluate
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/coco_overfit.json"

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    transform = make_transform(Recipe(image_size=224, channels=3), training=True)
+    transform = make_transform(Recipe(image_size=224, channels=3))
     with tempfile.TemporaryDirectory(prefix="lambdanets-loader-") as scratch:
         folder, shards = Path(scratch, "images"), Path(scratch, "shards")
         if options.data is None:

@@ -46,7 +46,7 @@ def measure() -> dict[str, Any]:
     milliseconds = {}
     for name, size in SIZES.items():
         recipe = find_recipe(f"imagenet_350_{name}")
-        transform = make_transform(recipe, training=True)
+        transform = make_transform(recipe)
         milliseconds[str(size)] = 1000 * timed(partial(prepare_all, files, transform)) / len(files)
     model = create_model("lambda_resnet152")
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

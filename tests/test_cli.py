@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from lambdanets.cli import main
+from lambdanets.inference import classification
+from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import locked
 from lambdanets.training import launching, run
-from lambdanets.training.classification import evaluation
-from lambdanets.training.classification.classifier import load_classifier
 from lambdanets.training.recipe import Recipe
 from learning import train_until
 from training.runs import SEED
@@ -115,7 +115,7 @@ def test_predict_names_what_it_cannot_read_and_goes_on(trained, tmp_path, capsys
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_path, monkeypatch, capsys):
-    predict = evaluation.predict
+    predict = classification.predict_files
 
     def with_signal(*given):
         for done, prediction in enumerate(predict(*given)):
@@ -127,7 +127,7 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
     assert main([*command, str(tmp_path / "whole.jsonl")]) == 0
     out = tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "predict", with_signal)
+        patch.setattr(classification, "predict_files", with_signal)
         assert main([*command, str(out)]) == 130
     kept = f"stopped after 7 of 20 images, kept in {out}.partial; give the same command to resume"
     assert capsys.readouterr().err.strip() == kept
@@ -170,7 +170,7 @@ def test_predict_overwrites_nothing_that_came_while_it_loaded(trained, tmp_path,
         (tmp_path / "out.jsonl").write_text("another's")
         return load_classifier(*given)
 
-    monkeypatch.setattr("lambdanets.training.classification.classifier.load_classifier", slow)
+    monkeypatch.setattr("lambdanets.inference.classifier.load_classifier", slow)
     given = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
     assert "exists; name another file" in fails(capsys, *given)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.jsonl", "another's")]

@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from lambdanets.cli import main
-from lambdanets.training.detection import showing
-from lambdanets.training.detection.results import read_results
+from lambdanets.inference import detection_figures
+from lambdanets.inference.coco_results import read_results
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.task import read_recipe
 from training.detection.tiny_detection import TWO, change, tiny_recipe
@@ -138,7 +138,7 @@ def test_evaluate_writes_the_scores_that_result_json_has_also_by_category(traine
 
 def test_evaluate_makes_its_folder_before_it_judges(trained_detector, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("lambdanets.training.detection.evaluation.judge", lambda *_: pytest.fail("judged"))
+    monkeypatch.setattr("lambdanets.inference.detection.detect_in_set", lambda *_, **__: pytest.fail("judged"))
     assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
 
 
@@ -148,7 +148,7 @@ def test_evaluate_shows_and_keeps_scores_though_pictures_cannot_be_drawn(
     def full(*_):
         raise OSError(28, "No space left on device", "predictions.png")
 
-    monkeypatch.setattr("lambdanets.training.detection.showing.draw_judgement", full)
+    monkeypatch.setattr("lambdanets.inference.detection_figures.draw_detections", full)
     command = ["detect", "evaluate", str(trained_detector / "run"), "--out", str(tmp_path / "out")]
     assert main(command) == 2
     said = capsys.readouterr()
@@ -241,7 +241,7 @@ def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
 def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     number, trained_detector, photos, tmp_path, monkeypatch, capsys
 ):
-    drawn, draw = [], showing.draw_found
+    drawn, draw = [], detection_figures.draw_found
 
     def with_signal(*given):
         if len(drawn) == 2:
@@ -253,7 +253,7 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     assert main([*map(str, command), str(tmp_path / "whole")]) == 0
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(showing, "draw_found", with_signal)
+        patch.setattr(detection_figures, "draw_found", with_signal)
         assert main([*map(str, command), str(tmp_path / "out")]) == 130
     said = capsys.readouterr()
     known = json.loads((tmp_path / "out/images.json").read_bytes())
@@ -268,7 +268,7 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
 
 
 def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
-    draw = showing.draw_found
+    draw = detection_figures.draw_found
 
     def with_signal(*given):
         picture = draw(*given)
@@ -282,7 +282,7 @@ def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, phot
 
     command = ["detect", "predict", str(trained_detector / "run"), str(photos), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
-        patch.setattr(showing, "draw_found", with_signal)
+        patch.setattr(detection_figures, "draw_found", with_signal)
         assert main(command) == 130
     assert len(list((tmp_path / "out").glob("*.png"))) == 1
     assert main(command) == 0
@@ -297,7 +297,7 @@ def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, c
 
 
 def test_memory_that_runs_out_ends_the_command_with_a_sentence(trained_detector, photos, monkeypatch, capsys):
-    monkeypatch.setattr("lambdanets.training.detection.detector.load_detector", lambda path: torch.empty(1 << 50))
+    monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda path: torch.empty(1 << 50))
     for given in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
         said = fails(capsys, *given)
         assert said == "lambdanets: out of memory; free some, or choose a smaller model or smaller images"

@@ -16,7 +16,7 @@ from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.training import launching, run
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.classification.classifier import build_model
+from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.schedules import schedule_of

@@ -32,6 +32,7 @@ class Range:
         return " and ".join(f"{word} {bound:,}" for word, bound in words.items() if bound is not None)
 
 
+WORKERS = Range(0, 1024)
 # Less holds out no image of most sets, more leaves none to train on.
 VALIDATION_SHARE = Range(0.001, 0.9)
 

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,15 @@ from lambdanets.data import batches as batches_module
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.labelled_images import ImageArray, ImageFiles
 from lambdanets.data.shards.images import ShardedImages
-from lambdanets.training.classification import evaluation
-from lambdanets.training.classification.classifier import load_classifier
-from lambdanets.training.detection import evaluation as detection_evaluation
+from lambdanets.inference import classification, detection
+from lambdanets.inference.classifier import Classifier, load_classifier
+from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.detector import Detector
+from lambdanets.training.detection.model import card_of
 from lambdanets.training.pseudo_labels import labelling
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-from training.teaching import RECIPE, write_teacher
+from training.teaching import write_teacher
 
 
 class StoppedError(Exception):
@@ -95,10 +94,9 @@ def test_evaluating_a_classifier_leaves_no_worker_that_hangs(
 ) -> None:
     paths = sorted(two_classes.rglob("*.png"))
     classifier = load_classifier(write_teacher(tmp_path / "teacher"))
-    classifier = replace(classifier, recipe=replace(RECIPE, batch_size=2, workers=2))
     with ends_its_two_workers_once_they_hang(hang(ImageFiles)) as stop:
-        monkeypatch.setattr(evaluation, "probabilities_of", stop)
-        evaluation.judge(classifier, ImageFiles(paths, [0] * len(paths)))
+        monkeypatch.setattr(Classifier, "probabilities", stop)
+        classification.predict_set(classifier, ImageFiles(paths, [0] * len(paths)), batch_size=2, workers=2)
 
 
 def test_pseudo_labelling_leaves_no_worker_that_hangs(
@@ -108,20 +106,20 @@ def test_pseudo_labelling_leaves_no_worker_that_hangs(
     monkeypatch.setattr(ShardedImages, "of_shards", lambda self, _: one(self, range(8)))  # a shard of many images
     teacher = write_teacher(tmp_path / "teacher")
     with ends_its_two_workers_once_they_hang(hang(ShardedImages)) as stop:
-        monkeypatch.setattr(labelling, "probabilities_of", stop)
+        monkeypatch.setattr(Classifier, "probabilities", stop)
         labelling.label_shards(teacher, str(shards), tmp_path / "out", batch_size=2, workers=2)
 
 
 def test_evaluating_a_detector_leaves_no_worker_that_hangs(
     hang: Callable[[type[Any]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = replace(tiny_recipe(tmp_path / "digits"), batch_size=2, workers=2)
+    recipe = tiny_recipe(tmp_path / "digits")
     some = open_sets(recipe)[0].selected([0, 1, 2, 3] * 4)
     categories = some.annotations.categories
-    detector = Detector(Oracle(some), recipe, tuple(c.name for c in categories), tuple(c.id for c in categories))
+    detector = Detector(Oracle(some), card_of(recipe, [c.name for c in categories], [c.id for c in categories]))
     with ends_its_two_workers_once_they_hang(hang(AnnotatedImages)) as stop:
-        monkeypatch.setattr(Detector, "find", stop)
-        detection_evaluation.judge(detector, some)
+        monkeypatch.setattr(Detector, "predict", stop)
+        detection.detect_in_set(detector, some, batch_size=2, workers=2)
 
 
 @pytest.mark.forks

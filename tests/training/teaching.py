@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from lambdanets.training.classification.classifier import build_model
+from lambdanets.inference.weights import WEIGHTS, save_weights
+from lambdanets.training.classification.model import build_model, describe
 from lambdanets.training.pseudo_labels.labelling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.weight_files import WEIGHTS, describe, save_weights
 
 CLASSES = ("dark", "light", "red", "striped")
 RECIPE = Recipe(data="", channels=3, image_size=8, batch_size=6, epochs=1)

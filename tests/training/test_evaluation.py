@@ -5,9 +5,9 @@ import pytest
 
 from lambdanets.data.images import find_images
 from lambdanets.data.shards.writing import write_shards
-from lambdanets.training.classification import evaluation
-from lambdanets.training.classification.classifier import load_classifier
-from lambdanets.training.classification.evaluation import evaluate, fitting, predict
+from lambdanets.inference import classification
+from lambdanets.inference.classification import LARGEST_BATCH, batch_size_that_fits, evaluate, predict_files
+from lambdanets.inference.classifier import Classifier, load_classifier
 from lambdanets.training.pseudo_labels.labelling import label_shards
 from training.teaching import RECIPE, write_teacher
 
@@ -16,8 +16,7 @@ CLASSES = ("dark", "light")
 
 @pytest.fixture
 def classifier(two_classes, tmp_path):
-    """Of a cluster's recipe, which says nothing of what fitted into its memory."""
-    recipe = replace(RECIPE, data=str(two_classes), batch_size=4096)
+    recipe = replace(RECIPE, data=str(two_classes))
     return load_classifier(write_teacher(tmp_path / "teacher", CLASSES, recipe=recipe))
 
 
@@ -25,38 +24,35 @@ def classifier(two_classes, tmp_path):
 def sizes(monkeypatch):
     """The sizes of the batches that are classified."""
     sizes = []
-    classify = evaluation.probabilities_of
+    classify = Classifier.probabilities
 
     def noted(classifier, images):
         sizes.append(len(images))
         return classify(classifier, images)
 
-    monkeypatch.setattr(evaluation, "probabilities_of", noted)
-    monkeypatch.setattr("lambdanets.training.pseudo_labels.labelling.probabilities_of", noted)
+    monkeypatch.setattr(Classifier, "probabilities", noted)
     return sizes
 
 
 def fitting_into(free, classifier, monkeypatch):
-    monkeypatch.setattr(evaluation, "free_memory", lambda device: free)
-    return fitting(classifier).recipe.micro_batch
+    monkeypatch.setattr(classification, "free_memory", lambda device: free)
+    return batch_size_that_fits(classifier)
 
 
-def test_as_many_images_at_a_time_as_in_training_or_as_fit(classifier, monkeypatch):
-    assert fitting_into(10**12, classifier, monkeypatch) == 4096
-    some = fitting_into(10**8, classifier, monkeypatch)
+def test_batch_size_is_what_fits_into_memory(classifier, monkeypatch):
+    assert fitting_into(10**12, classifier, monkeypatch) == LARGEST_BATCH
+    some = fitting_into(10**7, classifier, monkeypatch)
     # the maps of 16 channels at 8 x 8 after the first convolution, norm and activation alone
-    assert 2 < some < 10**8 / (3 * 16 * 8 * 8 * 4)
-    assert fitting_into(2 * 10**8, classifier, monkeypatch) in (2 * some, 2 * some + 1)
+    assert 2 < some < 10**7 / (3 * 16 * 8 * 8 * 4)
+    assert fitting_into(2 * 10**7, classifier, monkeypatch) in (2 * some, 2 * some + 1)
     assert fitting_into(0, classifier, monkeypatch) == 2
-    parts = replace(classifier, recipe=replace(classifier.recipe, micro_batch=3))
-    assert fitting_into(10**12, parts, monkeypatch) == 3
 
 
 def test_a_set_is_evaluated_in_batches_that_fit_with_the_same_outcome(classifier, sizes, monkeypatch):
     everything = evaluate(classifier)
     assert sizes[1:] == [4]
     sizes.clear()
-    monkeypatch.setattr(evaluation, "free_memory", lambda device: 0)
+    monkeypatch.setattr(classification, "free_memory", lambda device: 0)
     in_twos = evaluate(classifier)
     assert sizes[1:] == [2, 2]
     assert everything.predicted.tolist() == in_twos.predicted.tolist()
@@ -64,19 +60,19 @@ def test_a_set_is_evaluated_in_batches_that_fit_with_the_same_outcome(classifier
 
 
 def test_files_are_predicted_one_at_a_time(classifier, two_classes, sizes):
-    assert len(list(predict(classifier, find_images([str(two_classes)]), 1, []))) == 20
+    assert len(list(predict_files(classifier, find_images([str(two_classes)]), 1, []))) == 20
     assert sizes == [1] * 20
 
 
 @pytest.mark.parametrize(
-    ("micro_batch", "given", "free", "size"),
-    [(None, None, 0, 2), (None, None, 10**12, 20), (3, None, 10**12, 3), (3, 5, 0, 5)],
+    ("given", "free", "size"),
+    [(None, 0, 2), (None, 10**12, 20), (5, 0, 5)],
 )
 def test_images_are_labelled_as_many_at_a_time_as_given_or_as_fit(
-    micro_batch, given, free, size, two_classes, tmp_path, sizes, monkeypatch
+    given, free, size, two_classes, tmp_path, sizes, monkeypatch
 ):
-    monkeypatch.setattr(evaluation, "free_memory", lambda device: free)
-    teacher = write_teacher(tmp_path / "a", recipe=replace(RECIPE, batch_size=4096, micro_batch=micro_batch))
+    monkeypatch.setattr(classification, "free_memory", lambda device: free)
+    teacher = write_teacher(tmp_path / "a")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=20)
     label_shards(teacher, str(tmp_path / "shards"), tmp_path / "labels", batch_size=given)
     asked = sizes if given else sizes[1:]  # without the one that tells what fits

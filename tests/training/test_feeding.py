@@ -3,7 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.training.classification.feeding import centred_square, make_transform
+from lambdanets.data.transforms import Preprocessing, center_square
+from lambdanets.training.classification.feeding import make_transform
 from lambdanets.training.recipe import Recipe
 
 
@@ -12,7 +13,7 @@ from lambdanets.training.recipe import Recipe
 def test_any_image_becomes_the_recipes_square(channels, training):
     recipe = Recipe(channels=channels, image_size=12)
     image = Image.new("L" if channels == 1 else "RGB", (31, 17), 128 if channels == 1 else (128, 128, 128))
-    tensor = make_transform(recipe, training=training)(image)
+    tensor = (make_transform(recipe) if training else recipe.preprocessing.transform())(image)
     assert tensor.shape == (channels, 12, 12)
     torch.testing.assert_close(tensor, torch.full_like(tensor, (128 / 255 - 0.5) / 0.25))
 
@@ -20,16 +21,16 @@ def test_any_image_becomes_the_recipes_square(channels, training):
 def test_evaluation_takes_the_middle_of_a_long_image():
     pixels = np.zeros((10, 30), np.uint8)
     pixels[:, 10:20] = 255
-    tensor = make_transform(Recipe(image_size=10), training=False)(Image.fromarray(pixels))
+    tensor = Preprocessing(image_size=10).transform()(Image.fromarray(pixels))
     assert tensor.min() == tensor.max() == 2.0
 
 
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
 def test_a_strip_is_cropped_before_it_is_enlarged(size):
-    assert centred_square(Image.new("L", size)).size == (1, 1)
-    assert make_transform(Recipe(image_size=224), training=False)(Image.new("L", size)).shape == (1, 224, 224)
+    assert center_square(Image.new("L", size)).size == (1, 1)
+    assert Preprocessing(image_size=224).transform()(Image.new("L", size)).shape == (1, 224, 224)
 
 
 def test_an_unknown_policy_is_refused():
     with pytest.raises(ValueError, match="rand_augment must be a policy like rand-m10-n2, got 'nonsense'"):
-        make_transform(Recipe(rand_augment="nonsense"), training=True)
+        make_transform(Recipe(rand_augment="nonsense"))

@@ -8,11 +8,13 @@ from safetensors.torch import load_file
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.inference.classifier import load_classifier
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.training import run
-from lambdanets.training.classification.classifier import build_model, load_classifier, with_model_of_weights
+from lambdanets.training.classification.model import build_model, with_model_of_weights
 from lambdanets.training.recipe import Recipe
+from lambdanets.training.task import read_recipe
 from training.runs import assert_same_end, broken_off
 from training.teaching import write_teacher
 
@@ -45,10 +47,11 @@ def tensors_of(folder):
 
 def test_model_options_and_statistics_are_those_of_the_weights(finetune, tmp_path):
     run.start(replace(finetune, epochs=1), tmp_path / "run")
-    ended = load_classifier(tmp_path / "run").recipe
+    ended = read_recipe(tmp_path / "run/recipe.json")
     for name in ("model", "model_options", "channels", "mean", "std"):
         assert getattr(ended, name) == getattr(BASE, name)
     assert ended.learning_rate == finetune.learning_rate
+    assert load_classifier(tmp_path / "run").card.preprocessing == ended.preprocessing
 
 
 def test_options_given_beside_the_weights_replace_theirs(finetune):
@@ -68,7 +71,7 @@ def test_another_image_size_keeps_every_weight(finetune, weights, size, tmp_path
     before, after = tensors_of(weights), tensors_of(tmp_path / "run")
     parameters = [name for name in before if "running" not in name and "num_batches" not in name]
     assert [name for name in parameters if not torch.equal(before[name], after[name])] == []
-    assert load_classifier(tmp_path / "run").recipe.image_size == size
+    assert load_classifier(tmp_path / "run").card.preprocessing.image_size == size
 
 
 @pytest.mark.parametrize("scope", [3, 11])

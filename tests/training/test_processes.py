@@ -21,8 +21,8 @@ from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.order import Share
 from lambdanets.training import launching
-from lambdanets.training.classification.classifier import build_model
 from lambdanets.training.classification.feeding import make_batches
+from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
 from training.runs import assert_same_end, by_two_processes, train_together

@@ -11,9 +11,8 @@ from lambdanets import locks
 from lambdanets.data.shards.images import open_shards
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
+from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import locked
-from lambdanets.training.classification.classifier import load_classifier
-from lambdanets.training.classification.feeding import make_transform
 from lambdanets.training.pseudo_labels.labelling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.pseudo_labels.tables import open_labels, read_table
@@ -55,7 +54,7 @@ def test_each_training_shard_gets_a_table_with_its_own_keys(teacher, shards, tmp
 def test_the_labels_are_the_teachers_own_most_probable_classes(teacher, shards, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=3, batch_size=2)
     classifier = load_classifier(teacher)
-    transform = make_transform(classifier.recipe, training=False)
+    transform = classifier.card.preprocessing.transform()
     images = open_shards(str(shards))[0]["train"]
     number = 0
     for path in open_labels(tmp_path / "out")[1]:

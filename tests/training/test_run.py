@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from lambdanets.errors import InputError
+from lambdanets.inference.classification import evaluate
+from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import LOCK, InUseError, LostLockError
 from lambdanets.training import run
 from lambdanets.training.checkpoints import WholeFiles
-from lambdanets.training.classification.classifier import load_classifier
-from lambdanets.training.classification.evaluation import evaluate
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.interruption import Interrupted
 from lambdanets.training.schedules import warmup_then_cosine

@@ -5,14 +5,19 @@ import os
 import pickle
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from lambdanets import create_model
 from lambdanets.cli import main
-from lambdanets.training.classification.classifier import load_classifier
-from lambdanets.training.classification.evaluation import predict
-from lambdanets.training.detection.detector import build_detector
-from lambdanets.training.weight_files import describe, save_weights
+from lambdanets.data.transforms import Preprocessing
+from lambdanets.inference.classification import predict_files
+from lambdanets.inference.classifier import load_classifier
+from lambdanets.inference.detector import build_detector, load_detector
+from lambdanets.inference.model_card import DataSource, DetectorCard, make_card
+from lambdanets.inference.weights import save_weights
+from lambdanets.training.detection.model import build_model, describe
 from training.detection.tiny_detection import tiny_recipe
 from training.teaching import write_teacher
 
@@ -45,7 +50,7 @@ def detector(tmp_path_factory):
     folder = tmp_path_factory.mktemp("detector")
     recipe = tiny_recipe(folder)
     description = describe(recipe, ["cup"], category_ids=[1])
-    save_weights(folder / "weights.safetensors", build_detector(recipe, 1), description)
+    save_weights(folder / "weights.safetensors", build_model(recipe, 1), description)
     return edit(
         folder / "weights.safetensors", folder / "nan.safetensors", spoil("backbone.network.layer1.0.bn1.running_mean")
     )
@@ -104,7 +109,7 @@ def test_weights_whose_outputs_overflow_predict_nothing(two_classes, tmp_path):
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
     large = load_classifier(edit(source, tmp_path / "large.safetensors", enlarge))
     with pytest.raises(ValueError, match=r"outputs of .* must be finite, got NaN"):
-        next(predict(large, sorted(two_classes.glob("*/*.png")), 1, []))
+        next(predict_files(large, sorted(two_classes.glob("*/*.png")), 1, []))
 
 
 @pytest.mark.parametrize("classes", [{"dark": 0, "light": 1}, "dl", 2, [], [1, 2], None], ids=repr)
@@ -131,3 +136,45 @@ def test_a_pickle_that_holds_code_is_refused_in_one_line(command, two_classes, t
     assert not recwarn.list
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run").exists()
+
+
+# What files of weights had beside the tensors before version 0.3: the recipe, of which defaults were left out.
+BEFORE_0_3 = {
+    "recipe": {
+        "task": "classification", "model": "lambda_resnet20_small", "model_options": {"scope": 7}, "weights": None,
+        "epochs": 3, "data": "digits", "data_root": None, "validation_share": 0.3, "image_size": 24, "channels": 3,
+        "mean": [0.4, 0.5, 0.6], "std": [0.25], "eval_crop": 0.9, "interpolation": "bicubic", "seed": 5, "flip": 0.5,
+    },
+    "classes": ["dark", "light"],
+}  # fmt: skip
+DETECTOR_BEFORE_0_3 = {
+    "recipe": {
+        "task": "detection", "model": "lambda_resnet20_small", "image_size": 64, "levels": [2, 3], "data": "a.json",
+        "pyramid_channels": 8, "box_layers": [0, 32], "proposals": 20, "images": "a", "validation_data": "b.json",
+    },
+    "classes": ["cup", "fork"],
+    "category_ids": [3, 7],
+}  # fmt: skip
+
+
+def saved_before(path, model, description):
+    save_file(model.state_dict(), path, {"lambdanets": json.dumps(description)})
+    return path
+
+
+def test_classifiers_saved_before_model_cards_load(tmp_path):
+    model = create_model("lambda_resnet20_small", num_classes=2, in_chans=3, scope=7)
+    loaded = load_classifier(saved_before(tmp_path / "weights.safetensors", model, BEFORE_0_3))
+    assert loaded.classes == ("dark", "light")
+    preprocessing = Preprocessing(24, 3, (0.4, 0.5, 0.6), (0.25,), 0.9, "bicubic")
+    assert loaded.card.preprocessing == preprocessing
+    assert loaded.card.source == DataSource("digits", None, 0.3, 5)
+    assert torch.equal(loaded.model.state_dict()["conv1.weight"].cpu(), model.state_dict()["conv1.weight"])
+
+
+def test_detectors_saved_before_model_cards_load(tmp_path):
+    fields = {**DETECTOR_BEFORE_0_3["recipe"], "classes": ("cup", "fork"), "category_ids": (3, 7)}
+    model = build_detector(make_card(DetectorCard, fields, "a test"))
+    loaded = load_detector(saved_before(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_0_3))
+    assert [(category.id, category.name) for category in loaded.categories] == [(3, "cup"), (7, "fork")]
+    assert (loaded.card.image_size, loaded.card.levels, loaded.card.validation_data) == (64, (2, 3), "b.json")

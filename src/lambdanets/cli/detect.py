@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from lambdanets.arguments import parse
+from lambdanets.bounds import WORKERS, check
 from lambdanets.cli.runs import images_journal, parse_with_recipe, tell_unreadable
 from lambdanets.cli.training import train
 from lambdanets.errors import InputError, nearest
@@ -49,6 +50,11 @@ class Evaluate:
     """Their images, a folder or an uncompressed tar."""
     out: Path | None = None
     """Folder for scores.json, results.json, in COCO's format, and pictures; nothing is written if none."""
+    workers: int = 0
+    """Processes that decode images; 0 for the command's own."""
+
+    def __post_init__(self) -> None:
+        check("workers", self.workers, int, WORKERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,41 +154,39 @@ def _evaluate(arguments: list[str]) -> int:
     options = parse(
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
+    from lambdanets.data.coco.sets import open_validation, open_with_categories, tell_findings
     from lambdanets.files import printable_bytes, write_whole
+    from lambdanets.inference.coco_results import write_results
+    from lambdanets.inference.detection import detect_in_set
+    from lambdanets.inference.detection_figures import draw_detections
+    from lambdanets.inference.detector import load_detector
     from lambdanets.locks import locked_folder
-    from lambdanets.training.detection.data import open_validation, tell_findings
-    from lambdanets.training.detection.detector import load_detector
-    from lambdanets.training.detection.evaluation import judge, open_for_evaluation
-    from lambdanets.training.detection.results import write_results
-    from lambdanets.training.detection.showing import draw_judgement
 
     if (options.data is None) != (options.images is None):
         raise InputError("data and images must be given together, got one without the other")
     _refuse_full(options.out)
     detector = load_detector(options.checkpoint)
-    one_by_one = dataclasses.replace(detector.recipe, micro_batch=1)  # where it was trained may have more memory
-    detector = dataclasses.replace(detector, recipe=one_by_one)
     if options.data is None or options.images is None:
-        images = open_validation(detector.recipe, detector.categories)
+        images = open_validation(detector.card, detector.categories)
         tell_findings(validation=images)
     else:
-        images = open_for_evaluation(detector, options.data, options.images)
+        images = open_with_categories(options.data, options.images, detector.categories)
         tell_findings(data=images)
     # made before what takes long, of which nothing is to be lost
     with locked_folder(options.out) if options.out is not None else contextlib.nullcontext():
         if options.out is not None:
             _refuse_full(options.out)
-        judgement = judge(detector, images)
-        tell_unreadable(judgement.unreadable)
-        say(f"{len(judgement.read)} images, {len(judgement.results)} objects found")
-        _print_scores(judgement.scores.summary())
+        found = detect_in_set(detector, images, workers=options.workers)
+        tell_unreadable(found.unreadable)
+        say(f"{len(found.read)} images, {len(found.results)} objects found")
+        _print_scores(found.scores.summary())
         if options.out is not None:
-            scores = {**judgement.scores.told(), "images": len(judgement.read)}
+            scores = {**found.scores.told(), "images": len(found.read)}
             text = json.dumps(scores, indent=2, ensure_ascii=False) + "\n"
             with deferred():  # a folder with a part of it would be in the way
                 write_whole(options.out / "scores.json", printable_bytes(text))
-                write_results(judgement.results, options.out / "results.json")
-                draw_judgement(detector, images, judgement, options.out)
+                write_results(found.results, options.out / "results.json")
+                draw_detections(detector, images, found, options.out)
     return 0
 
 
@@ -210,11 +214,11 @@ def _predict(arguments: list[str]) -> int:
 def _find_objects(options: Predict, paths: list[Path]) -> None:
     """Find objects in images, draw each, and write what is found, also of those until something ended it."""
     from lambdanets.files import printable_bytes, remove_unfinished, whole_file, write_whole
-    from lambdanets.training.detection.detector import load_detector
-    from lambdanets.training.detection.evaluation import find_in_files
-    from lambdanets.training.detection.results import coco_results, write_results
-    from lambdanets.training.detection.showing import draw_found
-    from lambdanets.training.weight_files import identified
+    from lambdanets.inference.coco_results import coco_results, write_results
+    from lambdanets.inference.detection import find_in_files
+    from lambdanets.inference.detection_figures import draw_found
+    from lambdanets.inference.detector import load_detector
+    from lambdanets.inference.weights import identified
 
     detector = load_detector(options.checkpoint)
     remove_unfinished(options.out)
@@ -228,7 +232,7 @@ def _find_objects(options: Predict, paths: list[Path]) -> None:
             for path, image, found in track(files, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
                 number = len(journal.entries) + 1
                 entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
-                results = coco_results(found, number, detector.category_ids)
+                results = coco_results(found, number, detector.card.category_ids)
                 drawn = draw_found(image, found, detector.classes, options.score) if options.pictures else None
                 with deferred():  # a picture without its entry in the journal would be in the way
                     if drawn is not None:
@@ -258,7 +262,7 @@ def _report(arguments: list[str]) -> int:
         prog="lambdanets detect report",
         description="Average precision of boxes and masks, in percent, and gains over the first run.",
     )
-    from lambdanets.training.detection.reporting import report
+    from lambdanets.evidence.detection_report import report
 
     if not options.runs:
         raise InputError("no runs given; expected folders of finished runs")

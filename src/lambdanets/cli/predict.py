@@ -15,7 +15,7 @@ from lambdanets.progress import track
 from lambdanets.terminal import say
 
 if TYPE_CHECKING:
-    from lambdanets.training.classification.classifier import Classifier
+    from lambdanets.inference.classifier import Classifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> int:
         description="Classify image files, folders of them and globs; print a table and write JSON lines.",
     )
     from lambdanets.data.images import find_images
+    from lambdanets.inference.classifier import load_classifier
     from lambdanets.locks import locked
-    from lambdanets.training.classification.classifier import load_classifier
 
     _refuse_existing(options.out)
     if not options.images:
@@ -71,8 +71,8 @@ def _refuse_existing(out: Path) -> None:
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
     """Predict, show and write; predictions are kept in a journal until the file is written. Returns their number."""
     from lambdanets.files import printable_bytes, write_whole
-    from lambdanets.training.classification import evaluation
-    from lambdanets.training.weight_files import identified
+    from lambdanets.inference.classification import predict_files
+    from lambdanets.inference.weights import identified
 
     width = min(max(len(str(path)) for path in paths), 60)
     unreadable: list[str] = []
@@ -80,7 +80,7 @@ def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> i
     with images_journal(options.out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
         left = [path for path in paths if str(path) not in done]
-        found = evaluation.predict(classifier, left, options.top, unreadable)
+        found = predict_files(classifier, left, options.top, unreadable)
         for prediction in track(found, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
             best = list(zip(prediction.classes, prediction.probabilities, strict=True))
             journal.add({"path": str(prediction.path), "top": [{"class": c, "probability": p} for c, p in best]})

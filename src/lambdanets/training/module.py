@@ -25,7 +25,7 @@ class TrainingModule(LightningModule):
     """Trains a model by a recipe; its checkpoints say which model and classes they hold.
 
     A task says what a batch's loss is and how it validates. share: this process's part of each step. description: what
-    is needed to build the model again (`weight_files.describe`), kept in every checkpoint.
+    is needed to build the model again (`ModelCard.to_json`), kept in every checkpoint.
 
     SUMS: names of what `sums` gives, the loss first. validated: what the last validation measured, by name, the same in
     all processes; empty where no image could be read.

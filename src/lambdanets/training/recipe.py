@@ -3,10 +3,13 @@
 import dataclasses
 import json
 import re
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from lambdanets.bounds import VALIDATION_SHARE, Range, check, types_of_fields
+from lambdanets.bounds import VALIDATION_SHARE, WORKERS, Range, check, types_of_fields
 from lambdanets.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from lambdanets.data.transforms import Preprocessing
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]
@@ -48,7 +51,7 @@ class TrainingRecipe:
         "clip_gradient": Range(above=0),
         "average_decay": Range(0, below=1),
         "seed": Range(0, 2**63 - 1),
-        "workers": Range(0, 1024),
+        "workers": WORKERS,
         "checkpoint_every": Range(1),
         "max_unreadable": Range(0),
     }
@@ -128,9 +131,13 @@ class TrainingRecipe:
         anywhere = {name: "" for name in self.GIVEN_COUNTS if getattr(self, name) is not None}
         return dataclasses.replace(self, **free | anywhere)
 
+    def fields(self) -> dict[str, Any]:
+        """The task and all fields."""
+        return {"task": self.task} | dataclasses.asdict(self)
+
     def to_json(self) -> str:
         """The task and the fields as JSON, readable by `from_json`."""
-        return json.dumps({"task": self.task} | dataclasses.asdict(self), indent=2)
+        return json.dumps(self.fields(), indent=2)
 
     @classmethod
     def from_json(cls, content: bytes, source: str) -> Self:
@@ -254,6 +261,13 @@ class Recipe(TrainingRecipe):
             raise InputError(f"crop_share must be two numbers in (0, 1], the smaller first, got {self.crop_share}")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
             raise InputError(f"crop_ratio must be two positive numbers, the smaller first, got {self.crop_ratio}")
+
+    @property
+    def preprocessing(self) -> "Preprocessing":
+        """Of images in evaluation."""
+        from lambdanets.data.transforms import Preprocessing  # help does not wait for timm
+
+        return Preprocessing(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)})
 
     @property
     def beside_batch(self) -> int:

@@ -14,6 +14,7 @@ from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
+from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.locks import LOCK, Lock, locked_folder
 from lambdanets.models.weights import read_weights
 from lambdanets.training.averaging import AverageWeights
@@ -31,7 +32,6 @@ from lambdanets.training.speed import Speed
 from lambdanets.training.task import Task, read_recipe, task_of
 from lambdanets.training.tensorboard import TensorBoard
 from lambdanets.training.trainer import make_trainer
-from lambdanets.training.weight_files import WEIGHTS, save_weights
 
 RECIPE = "recipe.json"
 

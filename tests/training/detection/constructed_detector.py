@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
+from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.inference.detector import Detector
+from lambdanets.inference.weights import save_weights
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.detector import Detector, build_detector
-from lambdanets.training.detection.feeding import make_batches
+from lambdanets.training.detection.model import build_model, card_of, describe
 from lambdanets.training.detection.module import VALIDATED
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.weight_files import describe, save_weights
 from training.detection.tiny_detection import IMAGES, TWO, VALIDATION, change, in_two_categories, tiny_recipe
 
 LEAST_SIDE = 6  # in pixels: boxes of fewer change their IoU by much when they move a little
@@ -45,13 +46,13 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
         batch_norm_momentum=0.001,
     )
     images = open_sets(recipe)[1]
-    pixels = [image for batch in make_batches(recipe, images, training=False) for image in batch.images]
+    pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
     names, ids = tuple(each["name"] for each in TWO), tuple(each["id"] for each in TWO)
-    detector = Detector(_construct(recipe, pixels), recipe, names, ids)
+    detector = Detector(_construct(recipe, pixels), card_of(recipe, names, ids))
     found = [
         _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)
-        for label, box in _apart(detector.find([tensor])[0])
+        for label, box in _apart(detector.predict([tensor])[0])
     ]
     change(digits / "train.json", annotations=[{"id": number, **each} for number, each in enumerate(found, 1)])
     save_weights(folder / "first.safetensors", detector.model, describe(recipe, names, category_ids=ids))
@@ -69,7 +70,7 @@ def check_scores(run: Path) -> None:
 @torch.no_grad()
 def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     torch.manual_seed(recipe.seed)
-    model = build_detector(recipe, len(TWO)).eval()
+    model = build_model(recipe, len(TWO)).eval()
     for norm in model.backbone.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = None  # one pass gives the statistics of its batch

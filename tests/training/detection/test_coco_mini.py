@@ -8,9 +8,9 @@ import pytest
 from made_up_detections import of_pycocotools
 
 from lambdanets.cli import main
+from lambdanets.inference.coco_results import read_results
 from lambdanets.training import run
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.detection.results import read_results
 
 VARIABLE = "LAMBDANETS_COCO_MINI"
 

@@ -15,9 +15,10 @@ from data.coco import coco_files
 from data.same_batches import assert_same
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
+from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import Share
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.feeding import for_training, make_batches
+from lambdanets.training.detection.feeding import for_training, training_batches
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import tiny_recipe
 
@@ -207,15 +208,15 @@ def test_images_of_any_mode_come_in_three_colours_from_zero_to_one():
     objects = [coco_files.annotation(number, number) for number in range(1, 5)]
     annotations = parse_annotations(coco_files.write_json(coco_files.content(*objects, images=images)), Path("here"))
     some = AnnotatedImages(annotations, FilesInMemory(files, list(files), "memory"), range(4))
-    for training in (True, False):
-        (batch,) = make_batches(replace(RECIPE, batch_size=4), some, training=training)
+    training = training_batches(replace(RECIPE, batch_size=4), some, Share())
+    for (batch,), objects_left in ((training, 3), (evaluation_batches(some, 4), 0)):
         assert len(batch.images) == 4
         for image in batch.images:
             assert image.shape[0] == 3
             assert image.dtype == torch.float32
             assert image.min() >= 0
             assert image.max() <= 1
-        assert [len(target) for target in batch.targets] == [3 if training else 0] * 4
+        assert [len(target) for target in batch.targets] == [objects_left] * 4
 
 
 @pytest.fixture(scope="module")
@@ -224,8 +225,8 @@ def recipe(tmp_path_factory):
     return tiny_recipe(tmp_path_factory.mktemp("feeding"), batch_size=3, jitter=(0.1, 2.0))
 
 
-def batches_of(recipe, **more):
-    return make_batches(recipe, open_sets(recipe)[0], training=True, **more)
+def batches_of(recipe, share=Share()):  # noqa: B008 - it is frozen
+    return training_batches(recipe, open_sets(recipe)[0], share)
 
 
 def test_batches_are_the_same_for_any_number_of_workers(recipe):
@@ -255,7 +256,7 @@ def test_the_parts_of_processes_are_the_images_of_a_step(recipe):
 
 def test_what_is_validated_on_comes_in_order_and_as_it_is(recipe):
     validation = open_sets(recipe)[1]
-    batches = list(make_batches(replace(recipe, batch_size=1), validation, training=False))
+    batches = list(evaluation_batches(validation, 1))
     assert [batch.indices.tolist() for batch in batches] == [[0], [1]]
     for number, batch in enumerate(batches):
         image, known = validation.load(number)

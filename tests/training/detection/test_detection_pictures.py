@@ -7,8 +7,8 @@ from made_up_detections import made_up_truth, perturbed
 from PIL import Image
 
 from lambdanets.data.coco.segmentations import Patch
-from lambdanets.training.detection.pictures import LEAST_SIDE, contact_sheet, draw_curves_of_precision, overlay
-from lambdanets.training.detection.scores import evaluate
+from lambdanets.inference.coco_scores import evaluate
+from lambdanets.inference.drawing import LEAST_SIDE, contact_sheet, draw_curves_of_precision, overlay
 
 
 def pixels(picture):

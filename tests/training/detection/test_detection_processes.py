@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
+from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import Share
 from lambdanets.training.detection import module as detection
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.detector import build_detector
-from lambdanets.training.detection.feeding import DetectionBatch, make_batches
+from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.module import VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.task import read_recipe
@@ -44,7 +44,7 @@ def batch_of(images: int) -> DetectionBatch:
 def gradients(recipe: DetectionRecipe, share: Share) -> list[torch.Tensor]:
     """Of this share of a step in float64, batch norm in eval mode."""
     torch.manual_seed(0)
-    model = build_detector(recipe, 10).double()
+    model = build_model(recipe, 10).double()
     module = Detection(model, recipe, open_sets(recipe)[1], 1, "", share=share)
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     model.train()
@@ -100,7 +100,7 @@ def validated(recipe: DetectionRecipe, share: Share) -> tuple[dict[str, float], 
         score = detection.evaluate
         patch.setattr(detection, "evaluate", evaluate)
         module.on_validation_epoch_start()
-        for number, batch in enumerate(make_batches(recipe, images, training=False, share=share)):
+        for number, batch in enumerate(evaluation_batches(images, recipe.batch_size, share=share)):
             module.validation_step(batch, number)
         module.on_validation_epoch_end()
     return module.validated, scored

@@ -13,10 +13,10 @@ from PIL import Image
 from torch import nn
 
 from lambdanets.errors import InputError
+from lambdanets.evidence.detection_report import report
 from lambdanets.training import run
 from lambdanets.training.detection import task
 from lambdanets.training.detection.module import LOSSES
-from lambdanets.training.detection.reporting import report
 from lambdanets.training.task import read_recipe
 from training.detection.constructed_detector import check_scores
 from training.detection.tiny_detection import IMAGES, change, tiny_recipe, without_objects
@@ -302,14 +302,14 @@ class NaN(nn.Module):
 
 
 def test_the_operation_that_made_a_detector_s_loss_nan_is_named(tiny, tmp_path, monkeypatch):
-    build = task.build_detector
+    build = task.build_model
 
-    def build_detector(*given):
+    def build_model(*given):
         model = build(*given)
         model.backbone.network.layer2[0].act2 = NaN()
         return model
 
-    monkeypatch.setattr(task, "build_detector", build_detector)
+    monkeypatch.setattr(task, "build_model", build_model)
     sentence = r"loss became nan at step 0; the first operation .* is mul in backbone\.network\.layer2\.0\.act2 \("
     with pytest.raises(InputError, match=sentence):
         run.start(tiny, tmp_path / "run")

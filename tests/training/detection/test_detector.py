@@ -8,16 +8,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lambdanets.data.coco.annotations import Category
+from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
+from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detector import load_detector
+from lambdanets.inference.weights import save_weights
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.training import run
-from lambdanets.training.classification.classifier import build_model
-from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.detector import build_detector, load_detector
-from lambdanets.training.detection.evaluation import judge
+from lambdanets.training.classification import model as classification
+from lambdanets.training.detection.model import build_model, describe
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.weight_files import describe, save_weights
+from lambdanets.training.task import read_recipe
 from training.detection.tiny_detection import TWO, in_two_categories, tiny_recipe
 from training.runs import weights_of
 
@@ -34,26 +36,24 @@ def pixels():
 def test_the_folder_the_weights_and_the_checkpoint_find_the_same(name, trained_detector, pixels):
     whole, part = (load_detector(trained_detector / "run" / place) for place in ("", name))
     assert part.categories == whole.categories == tuple(Category(**each) for each in TWO)
-    assert part.recipe == whole.recipe
-    for one, other in zip(whole.find(pixels), part.find(pixels), strict=True):
+    assert part.card == whole.card
+    for one, other in zip(whole.predict(pixels), part.predict(pixels), strict=True):
         assert len(one["boxes"]) > 0
         assert all(torch.equal(one[key], other[key]) for key in ("boxes", "labels", "scores", "masks"))
 
 
 def test_a_detector_that_is_loaded_scores_as_the_run_did(trained_detector):
     detector = load_detector(trained_detector / "run")
-    judgement = judge(detector, open_sets(detector.recipe)[1])
+    found = detect_in_set(detector, open_validation(detector.card, detector.categories))
     result = json.loads((trained_detector / "run/result.json").read_text())
-    assert judgement.results
-    assert judgement.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
+    assert found.results
+    assert found.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
 
 
 def test_what_is_found_does_not_depend_on_how_many_images_come_at_a_time(trained_detector):
     detector = load_detector(trained_detector / "run")
-    validation = open_sets(detector.recipe)[1]
-    one, two = (
-        judge(replace(detector, recipe=replace(detector.recipe, micro_batch=images)), validation) for images in (1, 2)
-    )
+    validation = open_validation(detector.card, detector.categories)
+    one, two = (detect_in_set(detector, validation, batch_size=images) for images in (1, 2))
     assert len(one.results) == len(two.results) > 0
     for mine, theirs in zip(one.results, two.results, strict=True):
         assert mine["category_id"] == theirs["category_id"]
@@ -61,11 +61,11 @@ def test_what_is_found_does_not_depend_on_how_many_images_come_at_a_time(trained
 
 
 def test_weights_for_other_categories_give_all_but_the_last_layers(trained_detector):
-    recipe = load_detector(trained_detector / "run").recipe
+    recipe = read_recipe(trained_detector / "run/recipe.json")
     torch.manual_seed(1)
-    model = build_detector(replace(recipe, weights=str(trained_detector / "run")), 3).state_dict()
+    model = build_model(replace(recipe, weights=str(trained_detector / "run")), 3).state_dict()
     torch.manual_seed(1)
-    fresh = build_detector(recipe, 3).state_dict()
+    fresh = build_model(recipe, 3).state_dict()
     theirs = weights_of(trained_detector / "run")
     assert model["roi_heads.box_predictor.cls_score.weight"].shape[0] == 4
     for name, tensor in model.items():
@@ -73,11 +73,11 @@ def test_weights_for_other_categories_give_all_but_the_last_layers(trained_detec
 
 
 def test_weights_for_as_many_other_categories_give_all_but_the_last_layers(trained_detector):
-    recipe = replace(load_detector(trained_detector / "run").recipe, weights=str(trained_detector / "run"))
+    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), weights=str(trained_detector / "run"))
     theirs = weights_of(trained_detector / "run")
     names = [each["name"] for each in TWO]
     for categories, same in ((names, True), (names[::-1], False), (["cup", "fork"], False)):
-        model = build_detector(recipe, categories).state_dict()
+        model = build_model(recipe, categories).state_dict()
         equal = {name for name, tensor in model.items() if torch.equal(tensor, theirs[name])}
         last = {name for name in model if name.startswith(LAST)}
         assert equal >= model.keys() - last
@@ -98,8 +98,8 @@ def write_classifier(path, **fields):
     """Weights of an untrained classifier."""
     recipe = Recipe(**{"channels": 3, "model": "lambda_resnet20_small"} | fields)
     torch.manual_seed(5)
-    model = build_model(recipe, 6)
-    save_weights(path, model, describe(recipe, tuple("abcdef")))
+    model = classification.build_model(recipe, 6)
+    save_weights(path, model, classification.describe(recipe, tuple("abcdef")))
     return model
 
 
@@ -111,9 +111,9 @@ def test_weights_of_a_classifier_give_the_backbone_its_own(name, tmp_path):
     }
     recipe = DetectionRecipe(model=name, weights=str(tmp_path / "weights.safetensors"), pyramid_channels=8)
     torch.manual_seed(1)
-    model = build_detector(recipe, 3)
+    model = build_model(recipe, 3)
     torch.manual_seed(1)
-    fresh = build_detector(replace(recipe, weights=None), 3).state_dict()
+    fresh = build_model(replace(recipe, weights=None), 3).state_dict()
     network = model.backbone.network.state_dict()
     assert len(network) > 50
     for name, tensor in network.items():
@@ -127,10 +127,10 @@ def test_pretrained_is_refused_with_what_to_give_instead_and_that_gives_the_back
     with pytest.raises(
         InputError, match=r"save the network's state dict as a \.safetensors file and give that as weights"
     ):
-        build_detector(replace(recipe, model_options={"pretrained": True}), 3)
+        build_model(replace(recipe, model_options={"pretrained": True}), 3)
     theirs = timm.create_model("resnet10t").state_dict()
     save_file(theirs, tmp_path / "resnet10t.safetensors")
-    model = build_detector(replace(recipe, weights=str(tmp_path / "resnet10t.safetensors")), 3)
+    model = build_model(replace(recipe, weights=str(tmp_path / "resnet10t.safetensors")), 3)
     network = model.backbone.network.state_dict()
     assert theirs.keys() - network.keys() == {"fc.weight", "fc.bias"}
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in network.items())
@@ -139,7 +139,7 @@ def test_pretrained_is_refused_with_what_to_give_instead_and_that_gives_the_back
 def test_tables_of_a_classifier_are_interpolated_to_the_scope_that_is_asked_for(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
     options = {"model_options": {"scope": 7}, "levels": (3, 4), "pyramid_channels": 8}
-    model = build_detector(DetectionRecipe(weights=str(tmp_path / "weights.safetensors"), **options), 3)
+    model = build_model(DetectionRecipe(weights=str(tmp_path / "weights.safetensors"), **options), 3)
     tables = [module.table for module in model.modules() if isinstance(module, RelativeEmbedding)]
     assert tables
     assert all(table.shape[:2] == (7, 7) for table in tables)
@@ -155,18 +155,18 @@ OTHERS = [
 def test_weights_of_another_network_are_refused_with_what_differs(fields, named, tmp_path):
     write_classifier(tmp_path / "weights.safetensors", **fields)
     with pytest.raises(InputError, match=rf"weights\.safetensors .*{named}"):
-        build_detector(DetectionRecipe(weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
+        build_model(DetectionRecipe(weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
 
 
 def test_weights_of_a_detector_of_another_shape_are_refused_with_what_differs(trained_detector):
-    recipe = load_detector(trained_detector / "run").recipe
+    recipe = read_recipe(trained_detector / "run/recipe.json")
     wider = replace(recipe, weights=str(trained_detector / "run"), pyramid_channels=16)
     with pytest.raises(InputError, match=r"run.* backbone\.pyramid\."):
-        build_detector(wider, 2)
+        build_model(wider, 2)
 
 
 def test_images_are_fitted_into_image_size_in_evaluation_and_come_so_in_training():
-    model = build_detector(DetectionRecipe(image_size=32, levels=(2, 3), pyramid_channels=8), 2)
+    model = build_model(DetectionRecipe(image_size=32, levels=(2, 3), pyramid_channels=8), 2)
     image = torch.rand(3, 20, 30)
     assert model.eval().transform([image])[0].image_sizes == [(21, 32)]
     assert model.train().transform([image])[0].image_sizes == [(20, 30)]
@@ -174,17 +174,19 @@ def test_images_are_fitted_into_image_size_in_evaluation_and_come_so_in_training
 
 def test_an_option_of_the_model_that_the_recipe_decides_is_refused():
     with pytest.raises(InputError, match="model_options must leave in_chans, num_classes to the data and the recipe"):
-        build_detector(DetectionRecipe(model_options={"num_classes": 3, "in_chans": 1}), 3)
+        build_model(DetectionRecipe(model_options={"num_classes": 3, "in_chans": 1}), 3)
 
 
 @pytest.mark.parametrize("ids", [None, 5, "47", [4], [4, "7"]], ids=str)
 def test_weights_that_do_not_say_the_ids_of_their_categories_are_refused(ids, trained_detector, tmp_path):
-    recipe = load_detector(trained_detector / "run").recipe
+    recipe = read_recipe(trained_detector / "run/recipe.json")
     more = {} if ids is None else {"category_ids": ids}
     path = tmp_path / "weights.safetensors"
-    description = describe(recipe, ("others", "with a loop"), **more)
+    content = json.loads(describe(recipe, ("others", "with a loop"), (1, 2)))
+    del content["category_ids"]
+    description = json.dumps(content | more)
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
-    with pytest.raises(InputError, match="does not say which ids its categories have"):
+    with pytest.raises(InputError, match=r"which ids its categories have|category_ids must be whole"):
         load_detector(path)
 
 

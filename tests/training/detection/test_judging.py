@@ -1,13 +1,12 @@
 """Whether what is found in a set comes to its scores: a model that knows the truth has an average precision of 1."""
 
-from dataclasses import replace
-
 import pytest
 
+from lambdanets.data.coco.loader import evaluation_batches
+from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.detector import Detector
-from lambdanets.training.detection.evaluation import judge
-from lambdanets.training.detection.feeding import make_batches
+from lambdanets.training.detection.model import card_of
 from lambdanets.training.detection.module import VALIDATED, Detection
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
@@ -23,23 +22,21 @@ def opened(tmp_path_factory):
 def detector_of(recipe, images, **more):
     categories = images.annotations.categories
     names, ids = tuple(each.name for each in categories), tuple(each.id for each in categories)
-    return Detector(Oracle(images, **more), recipe, names, ids)
+    return Detector(Oracle(images, **more), card_of(recipe, names, ids))
 
 
 def test_the_truth_is_judged_to_be_the_truth(opened):
     recipe, images = opened
-    judgement = judge(detector_of(recipe, images), images)
-    assert judgement.read == [0, 1, 2, 3]
-    assert len(judgement.results) == sum(
-        not each.crowd for known in images.annotations.images for each in known.objects
-    )
-    for scores in judgement.scores.summary().values():
+    found = detect_in_set(detector_of(recipe, images), images)
+    assert found.read == [0, 1, 2, 3]
+    assert len(found.results) == sum(not each.crowd for known in images.annotations.images for each in known.objects)
+    for scores in found.scores.summary().values():
         assert scores["AP"] == scores["AP50"] == scores["AP75"] == 1
 
 
 def test_what_is_not_found_counts(opened):
     recipe, images = opened
-    scores = judge(detector_of(recipe, images, blind=(0, 1)), images).scores.summary()
+    scores = detect_in_set(detector_of(recipe, images, blind=(0, 1)), images).scores.summary()
     assert 0 < scores["segm"]["AP"] < 1
     assert scores["segm"]["AP"] == pytest.approx(scores["bbox"]["AP"])
 
@@ -50,10 +47,10 @@ def test_validation_measures_what_judging_does(opened, blind):
     module = Detection(Oracle(images, blind), recipe, images, 1, "")
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     module.on_validation_epoch_start()
-    for number, batch in enumerate(make_batches(replace(recipe, batch_size=1), images, training=False)):
+    for number, batch in enumerate(evaluation_batches(images, 1)):
         module.validation_step(batch, number)
     module.on_validation_epoch_end()
-    summary = judge(detector_of(recipe, images, blind=blind), images).scores.summary()
+    summary = detect_in_set(detector_of(recipe, images, blind=blind), images).scores.summary()
     assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
     assert f"mask AP {summary['segm']['AP']:.4f}" in module.words()
 
@@ -61,10 +58,10 @@ def test_validation_measures_what_judging_does(opened, blind):
 def test_masks_of_one_image_are_there_at_a_time_however_many_images_a_batch_has(opened):
     recipe, images = opened
     detector = detector_of(recipe, images)
-    judge(detector, images)
+    detect_in_set(detector, images)
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()
-    for number, batch in enumerate(make_batches(recipe, images, training=False)):
+    for number, batch in enumerate(evaluation_batches(images, recipe.batch_size)):
         module.validation_step(batch, number)
     assert detector.model.most_at_a_time == module.model.most_at_a_time == 1
 

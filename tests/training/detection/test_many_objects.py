@@ -16,11 +16,12 @@ from torch import nn
 
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
-from lambdanets.training.detection.detector import Detector
-from lambdanets.training.detection.evaluation import judge
+from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detection_figures import draw_detections
+from lambdanets.inference.detector import Detector
+from lambdanets.inference.model_card import DetectorCard
 from lambdanets.training.detection.feeding import for_training
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.detection.showing import draw_judgement
 
 HEIGHT, WIDTH, COUNT = 350, 1000, 8_000
 BYTES = 2**30  # the masks of all at once would take 2.8 GB
@@ -94,10 +95,10 @@ class FindsTwo(nn.Module):
 
 @pytest.mark.usefixtures("bounded")
 def test_a_detector_is_judged_on_an_image_of_8000_objects(crowded, tmp_path):
-    detector = Detector(FindsTwo(), DetectionRecipe(), ("square",), (1,))
-    judgement = judge(detector, crowded)
-    draw_judgement(detector, crowded, judgement, tmp_path)
-    assert judgement.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
+    detector = Detector(FindsTwo(), DetectorCard("lambda_resnet20_small", ("square",), category_ids=(1,)))
+    found = detect_in_set(detector, crowded)
+    draw_detections(detector, crowded, found, tmp_path)
+    assert found.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
     with Image.open(tmp_path / "predictions.png") as sheet:
         truth = np.asarray(sheet)[-100:-50, 20:780]  # with no names
     assert (truth.max(2) != truth.min(2)).mean() > 0.5

@@ -7,10 +7,12 @@ from PIL import Image
 from torch import nn
 
 from data.coco.coco_files import image, write
+from lambdanets.data.order import Share
+from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.detector import Detector, build_detector
-from lambdanets.training.detection.evaluation import judge
-from lambdanets.training.detection.feeding import make_batches
+from lambdanets.training.detection.feeding import training_batches
+from lambdanets.training.detection.model import build_model, card_of
 from training.detection.tiny_detection import TWO, tiny_recipe
 from training.runs import SEED
 
@@ -44,13 +46,13 @@ def test_overfits_one_image(tmp_path):
     recipe = tiny_recipe(tmp_path, **annotated, **images, **steady, **heads)
     training, validation = open_sets(recipe)[:2]
     torch.manual_seed(SEED)
-    model = build_detector(recipe, len(TWO))
+    model = build_model(recipe, len(TWO))
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 0.3
-    detector = Detector(model, recipe, tuple(each["name"] for each in TWO), tuple(each["id"] for each in TWO))
+    detector = Detector(model, card_of(recipe, [each["name"] for each in TWO], [each["id"] for each in TWO]))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    (batch,) = make_batches(recipe, training, training=True)
+    (batch,) = training_batches(recipe, training, Share())
     reached = []
     for step in range(1, STEPS + 1):
         model.train()
@@ -59,7 +61,7 @@ def test_overfits_one_image(tmp_path):
         optimizer.zero_grad()
         if step % 20 == 0:
             model.eval()
-            summary = judge(detector, validation).scores.summary()
+            summary = detect_in_set(detector, validation).scores.summary()
             reached.append([summary[kind]["AP50"] for kind in ("bbox", "segm")])
             if min(reached[-1]) == 1:
                 return

@@ -6,7 +6,7 @@ import torch
 from pycocotools import mask as masks
 
 from lambdanets.errors import InputError
-from lambdanets.training.detection.results import coco_results, read_results, write_results
+from lambdanets.inference.coco_results import coco_results, read_results, write_results
 
 
 def found_in_an_image(count=3, height=7, width=5):

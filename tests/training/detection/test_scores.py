@@ -17,7 +17,7 @@ from made_up_detections import (
 from pycocotools import mask as masks
 
 from lambdanets.errors import InputError
-from lambdanets.training.detection.scores import RECALLS, evaluate
+from lambdanets.inference.coco_scores import RECALLS, evaluate
 
 
 def assert_same(ours, theirs):

@@ -17,7 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
 from lambdanets.provenance import hardware
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.classification.classifier import with_model_of_weights
+from lambdanets.training.classification.model import with_model_of_weights
 from lambdanets.training.classification.task import open_for_training
 from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.division import AUTOCAST, images_of_process, parts_of_step, with_precision

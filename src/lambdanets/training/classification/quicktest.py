@@ -9,11 +9,11 @@ import torch
 
 from lambdanets.data.datasets import fewer, open_splits
 from lambdanets.data.shards.writing import write_shards
-from lambdanets.training.classification.classifier import build_model
+from lambdanets.inference.weights import WEIGHTS, save_weights
+from lambdanets.training.classification.model import build_model, describe
 from lambdanets.training.pseudo_labels.labelling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.weight_files import WEIGHTS, describe, save_weights
 
 BATCH, EPOCHS, IMAGES, LARGEST_SIDE = 4, 2, 12, 32
 

@@ -14,12 +14,13 @@ from lambdanets.data.order import Share
 from lambdanets.data.readable import check_readable
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device
+from lambdanets.inference.classification import predict_set
+from lambdanets.inference.classification_figures import draw_predictions
+from lambdanets.inference.classifier import Classifier
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.classification.classifier import Classifier, build_model, with_model_of_weights
-from lambdanets.training.classification.evaluation import judge
 from lambdanets.training.classification.feeding import make_batches
+from lambdanets.training.classification.model import build_model, card_of, describe, with_model_of_weights
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.classification.pictures import draw_predictions
 from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.curves import Panels
 from lambdanets.training.history import History
@@ -27,7 +28,6 @@ from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import PseudoLabelledImages, open_student_images
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.task import Task
-from lambdanets.training.weight_files import describe
 
 
 @dataclass
@@ -86,15 +86,15 @@ class ClassificationTask(Task):
 
     def conclude(self, recipe: Recipe, folder: Path, history: History) -> dict[str, Any]:
         # Lightning leaves the model on the processor
-        classifier = Classifier(self.model.to(best_device()).eval(), recipe, self.classes)
+        classifier = Classifier(self.model.to(best_device()).eval(), card_of(recipe, self.classes))
         measured_on = self.splits.validation if self.splits.test is None else self.splits.test
-        judgement = judge(classifier, measured_on)
-        draw_predictions(judgement, measured_on, self.classes, folder / "predictions.png")
-        result: dict[str, Any] = {"top1": round(judgement.top1, 6), "validation_images": len(judgement.labels)}
+        predictions = predict_set(classifier, measured_on, recipe.micro_batch or recipe.batch_size, recipe.workers)
+        draw_predictions(predictions, measured_on, self.classes, folder / "predictions.png")
+        result: dict[str, Any] = {"top1": round(predictions.top1, 6), "validation_images": len(predictions.labels)}
         if self.splits.test is not None:
             held_out = history.values("val", "top1")
             result["held_out_top1"] = max(held_out) if recipe.patience else held_out[-1]
-        return result | {"unreadable": judgement.unreadable}
+        return result | {"unreadable": predictions.unreadable}
 
 
 def open_for_training(recipe: Recipe) -> Splits:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.training.classification.classifier import build_model
+from lambdanets.training.classification.model import build_model
 from lambdanets.training.memory import Trial
 from lambdanets.training.recipe import Recipe
 

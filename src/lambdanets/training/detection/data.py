@@ -4,18 +4,15 @@ import json
 import sys
 from pathlib import Path
 
-from lambdanets.data.coco.annotations import Category, parse_annotations
-from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
-from lambdanets.data.coco.scattered_digits import scattered_digits
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.coco.sets import digits, open_validation
 from lambdanets.data.order import permuted
 from lambdanets.errors import InputError
 from lambdanets.files import write_whole
 from lambdanets.terminal import say
-from lambdanets.training.detection.evaluation import check_categories
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 FINDINGS = "findings.json"
-DIGITS_TRAINING, DIGITS_VALIDATION = 300, 60
 
 
 def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
@@ -24,7 +21,7 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
     Raises InputError for sets that differ in their categories, that have no object, or too few images.
     """
     if recipe.data == "digits":
-        training, validation = _scattered_digits()
+        training, validation = digits()
         source = "scikit-learn's digits, scattered"
     else:
         assert recipe.images is not None
@@ -44,25 +41,6 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
     return training, validation, source
 
 
-def open_validation(recipe: DetectionRecipe, categories: tuple[Category, ...]) -> AnnotatedImages:
-    """The recipe's images to validate on, without those to train on. Raises InputError for other categories."""
-    if recipe.data == "digits":
-        validation = _scattered_digits()[1]
-    else:
-        assert recipe.images is not None
-        assert recipe.validation_data is not None
-        validation = open_annotated(Path(recipe.validation_data), Path(recipe.validation_images or recipe.images))
-    check_categories(validation.annotations.categories, categories, recipe.validation_data or recipe.data)
-    return validation
-
-
-def tell_findings(**parts: AnnotatedImages) -> None:
-    """Say on stderr what of the annotations was left out of each part."""
-    for part, images in parts.items():
-        for line in images.findings.lines():
-            say(f"{part}: {line}", file=sys.stderr)
-
-
 def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
     """Write findings.json, all ids by part and kind, and say so on stderr; none is left where nothing was found."""
     found = {part: images.findings.all_ids() for part, images in parts.items()}
@@ -72,15 +50,3 @@ def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
         say(f"all of them: {path}", file=sys.stderr)
     else:
         path.unlink(missing_ok=True)
-
-
-def _scattered_digits() -> tuple[AnnotatedImages, AnnotatedImages]:
-    parts = scattered_digits(DIGITS_TRAINING, DIGITS_VALIDATION, 0)
-    training, validation = (_in_memory(part, *parts[part]) for part in ("train", "val"))
-    return training, validation
-
-
-def _in_memory(part: str, content: bytes, files: dict[str, bytes]) -> AnnotatedImages:
-    annotations = parse_annotations(content, Path("digits"))
-    names = [image.name for image in annotations.images]
-    return AnnotatedImages(annotations, FilesInMemory(files, names, f"digits/{part}"), range(len(names)))

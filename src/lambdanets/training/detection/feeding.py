@@ -1,7 +1,7 @@
-"""From annotated images to the batches that a detector sees."""
+"""From annotated images to the batches that a detector learns from."""
 
 import random
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,67 +11,37 @@ from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches, Sample
+from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, decoded_patch
 from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import DetectionBatch, Target, as_tensor, collate
 from lambdanets.data.coco.segmentations import Patch
 from lambdanets.data.order import Share
 from lambdanets.training.detection.recipe import DetectionRecipe
 
-Target = dict[str, Tensor]
 
-
-class DetectionBatch(NamedTuple):
-    """Images, each float32 (3, H, W) in [0, 1] of a size of its own, and their numbers in the set, int64.
-
-    targets: in training, of each image boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, masks (n, H, W) uint8.
-    Images that could not be read are left out and named in `unreadable` ("name: reason"), so a batch may be smaller
-    than asked for, or empty. step_images: how many images the whole step was to have, over all processes and parts.
-    """
-
-    images: list[Tensor]
-    targets: list[Target]
-    indices: Tensor
-    unreadable: list[str]
-    step_images: int
-
-
-def make_batches(
-    recipe: DetectionRecipe, images: AnnotatedImages, *, training: bool, share: Share | None = None
-) -> Batches[DetectionBatch]:
-    """The recipe's batches of images: shuffled, scaled and cropped in training, else in order and as they are.
-
-    share: what of each step this process takes, and in how many parts; None in evaluation: as many at a time as in
-    training.
-    """
-    at_a_time = recipe.micro_batch if share is None and not training else None
+def training_batches(recipe: DetectionRecipe, images: AnnotatedImages, share: Share) -> Batches[DetectionBatch]:
+    """The recipe's batches of images, shuffled, scaled and cropped; share: what of each step this process takes."""
     return Batches(
         images,
-        _Prepared(recipe, training),
-        _collate,
-        batch_size=at_a_time or recipe.batch_size,
+        _Prepared(recipe),
+        collate,
+        batch_size=recipe.batch_size,
         seed=recipe.seed,
-        training=training,
+        training=True,
         workers=recipe.workers,
         share=share,
     )
 
 
 class _Prepared:
-    """Loads an image and makes it ready. A class, so that workers of any start can have it."""
+    """Loads and augments an image. A class, so that workers of any start method can have it."""
 
-    def __init__(self, recipe: DetectionRecipe, training: bool) -> None:
+    def __init__(self, recipe: DetectionRecipe) -> None:
         self._recipe = recipe
-        self._training = training
 
     def __call__(self, images: AnnotatedImages, number: int) -> tuple[Tensor, Target]:
-        image, known = images.load(number)
-        return for_training(image, known, self._recipe) if self._training else (as_tensor(image), {})
-
-
-def as_tensor(image: Image) -> Tensor:
-    """An image as float32 (3, H, W) in [0, 1]."""
-    return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
+        return for_training(*images.load(number), self._recipe)
 
 
 def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:
@@ -136,14 +106,3 @@ def _cut(side: int, scale: float, most: int) -> tuple[int, int, int]:
         return 0, side, whole
     length = min(side, max(1, round(most / scale)))
     return random.randint(0, side - length), length, most
-
-
-def _collate(samples: list[Sample]) -> DetectionBatch:
-    read = [sample for sample in samples if sample.content is not None]
-    return DetectionBatch(
-        images=[sample.content[0] for sample in read],
-        targets=[sample.content[1] for sample in read],
-        indices=torch.tensor([sample.number for sample in read], dtype=torch.int64),
-        unreadable=[sample.unreadable for sample in samples if sample.content is None],
-        step_images=samples[0].step_images,
-    )

@@ -1,18 +1,18 @@
 """A detector's losses and its measures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import DetectionBatch
 from lambdanets.data.order import Share
+from lambdanets.inference.coco_results import Result, coco_results
+from lambdanets.inference.coco_scores import evaluate
 from lambdanets.models.mask_rcnn import MaskRCNN
-from lambdanets.training.detection.feeding import DetectionBatch
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.detection.results import Result, coco_results
-from lambdanets.training.detection.scores import evaluate
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import all_gather_lists, broadcast_from_rank_zero
 
@@ -36,8 +36,8 @@ class Detection(TrainingModule):
     """Trains a Mask R-CNN by a recipe; validation: the images validated on, whose annotations the first process scores.
 
     Each loss is a mean over what was sampled in a part of a step, whose parts count by their images.
-    first_weights: the file that training began from (`weight_files.identified`), kept in every checkpoint, as the file
-    itself may be gone at the end.
+    first_weights: the file that training began from (`weights.identified`), kept in every checkpoint: the file itself
+    may be gone at the end.
     """
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", *LOSSES.values())
@@ -94,7 +94,9 @@ class Detection(TrainingModule):
         # one by one: their masks are as large as they are
         for number, image in zip(batch.indices.tolist(), batch.images, strict=True):
             self._read.append(number)
-            self._results += results_of(self._validation, number, self.model([image])[0], self._ids)
+            self._results += coco_results(
+                self.model([image])[0], self._validation.annotations.images[number].id, self._ids
+            )
 
     def on_validation_epoch_end(self) -> None:
         results, read = all_gather_lists(self._results), all_gather_lists(self._read)
@@ -117,10 +119,3 @@ class Detection(TrainingModule):
         return "  ".join(
             f"{name} {self.validated[score]:.4f}" for name, score in (("box AP", "bbox_AP"), ("mask AP", "segm_AP"))
         )
-
-
-def results_of(
-    images: AnnotatedImages, number: int, found: Mapping[str, Tensor], category_ids: Sequence[int]
-) -> list[Result]:
-    """What was found in an image of a set, by its number in it, as entries of COCO's results."""
-    return coco_results(found, images.annotations.images[number].id, category_ids)

@@ -10,24 +10,27 @@ from lightning.pytorch import seed_everything
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
+from lambdanets.data.coco.sets import tell_findings
 from lambdanets.data.order import Share
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
+from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detection_figures import draw_detections
+from lambdanets.inference.detector import Detector
+from lambdanets.inference.weights import identified
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.curves import Panels
-from lambdanets.training.detection.data import open_sets, tell_findings, write_findings
-from lambdanets.training.detection.detector import Detector, build_detector
-from lambdanets.training.detection.evaluation import judge
-from lambdanets.training.detection.feeding import DetectionBatch, make_batches
+from lambdanets.training.detection.data import open_sets, write_findings
+from lambdanets.training.detection.feeding import training_batches
+from lambdanets.training.detection.model import build_model, card_of, describe
 from lambdanets.training.detection.module import LOSSES, VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.detection.showing import draw_judgement
 from lambdanets.training.detection.trial import DetectionTrial
 from lambdanets.training.history import History
 from lambdanets.training.processes import Processes
 from lambdanets.training.task import Task
-from lambdanets.training.weight_files import describe, identified
 
 
 @dataclass
@@ -67,7 +70,7 @@ class DetectionTask(Task):
             check_readable(images.load, len(images), part, recipe.max_unreadable)
         seed_everything(recipe.seed, verbose=False)
         classes = [category.name for category in training.annotations.categories]
-        model = build_detector(replace(recipe, weights=None) if begun else recipe, classes)
+        model = build_model(replace(recipe, weights=None) if begun else recipe, classes)
         prepare_batch_norm(model, recipe, these.world_size)
         first_weights = None if begun or recipe.weights is None else identified(Path(recipe.weights))
         return cls(recipe, training, validation, source, model, first_weights)
@@ -77,11 +80,11 @@ class DetectionTask(Task):
         return DetectionTrial(self.recipe, len(self.classes), min(most, self.recipe.max_objects))
 
     def batches(self, recipe: DetectionRecipe, share: Share) -> tuple[Batches[DetectionBatch], Batches[DetectionBatch]]:
-        training = make_batches(recipe, self.training, training=True, share=share)
-        return training, make_batches(recipe, self.validation, training=False, share=share)
+        training = training_batches(recipe, self.training, share)
+        return training, evaluation_batches(self.validation, recipe.batch_size, recipe.workers, share)
 
     def description(self, recipe: DetectionRecipe) -> str:
-        return describe(recipe, self.classes, category_ids=self.category_ids)
+        return describe(recipe, self.classes, self.category_ids)
 
     def module(self, recipe: DetectionRecipe, steps_per_epoch: int, share: Share) -> Detection:
         description = self.description(recipe)
@@ -96,12 +99,12 @@ class DetectionTask(Task):
     def conclude(self, recipe: DetectionRecipe, folder: Path, history: History) -> dict[str, Any]:
         # Lightning leaves the model on the processor
         model: Any = self.model.to(best_device()).eval()
-        detector = Detector(model, recipe, self.classes, self.category_ids)
-        judgement = judge(detector, self.validation)
-        draw_judgement(detector, self.validation, judgement, folder)
+        detector = Detector(model, card_of(recipe, self.classes, self.category_ids))
+        found = detect_in_set(detector, self.validation, recipe.micro_batch or recipe.batch_size, recipe.workers)
+        draw_detections(detector, self.validation, found, folder)
         return {
-            **judgement.scores.told(),
-            "images": len(judgement.read),
+            **found.scores.told(),
+            "images": len(found.read),
             "dropped": {
                 "training": self.training.findings.counts(),
                 "validation": self.validation.findings.counts(),
@@ -117,5 +120,5 @@ class DetectionTask(Task):
                 "sha256": self.validation.fingerprint,
             },
             "first_weights": self._module.first_weights,
-            "unreadable": judgement.unreadable,
+            "unreadable": found.unreadable,
         }

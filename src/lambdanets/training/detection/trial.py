@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config as meta_device
 
-from lambdanets.training.detection.detector import build_detector
+from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.memory import Trial
 
@@ -21,7 +21,7 @@ class DetectionTrial(Trial):
     objects: int = 1
 
     def build(self) -> nn.Module:
-        return build_detector(replace(self.recipe, weights=None), self.classes)
+        return build_model(replace(self.recipe, weights=None), self.classes)
 
     def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
         return self._made_up(model, images) if device.type == "meta" else self._loss(model, images, device)

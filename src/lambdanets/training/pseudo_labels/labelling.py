@@ -2,20 +2,22 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lambdanets.bounds import WORKERS, check
+from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import sha256_of
+from lambdanets.inference.classification import batch_size_that_fits, batches_for
+from lambdanets.inference.classifier import Classifier, load_classifier
+from lambdanets.inference.weights import weights_in
 from lambdanets.locks import LOCK, InUseError, locked
 from lambdanets.progress import track
-from lambdanets.training.classification.classifier import Classifier, load_classifier
-from lambdanets.training.classification.evaluation import fitting, probabilities_of
-from lambdanets.training.classification.feeding import make_batches
 from lambdanets.training.processes import processes, take_device
 from lambdanets.training.pseudo_labels.tables import (
     DESCRIPTION,
@@ -24,7 +26,6 @@ from lambdanets.training.pseudo_labels.tables import (
     write_description,
     write_table,
 )
-from lambdanets.training.weight_files import weights_in
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,19 @@ def label_shards(
     that another process has locked: so any number of processes that share the folder work on one set, each with a GPU
     of its own where torchrun starts them, none labels a shard twice, and what was killed is done by the next.
 
-    batch_size: images at a time; as many as `fitting` says if None. workers: processes that decode images. tell: called
+    batch_size: images at a time; as many as fit if None. workers: processes that decode images. tell: called
     with a shard's name, its images and the seconds it took. Raises InputError for a folder begun with another teacher,
     set or top, and where more than max_unreadable images cannot be read.
     """
     take_device(processes())
+    check("workers", workers, int, WORKERS)
     for name, value, least in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
         if value is not None and value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
     classifier = load_classifier(teacher)
-    classifier = replace(classifier, recipe=replace(classifier.recipe, workers=workers))
     parts, _ = open_shards(location)
     images = parts["train"].unlabelled()
-    if batch_size is None:
-        classifier = fitting(classifier)
-    else:
-        classifier = replace(classifier, recipe=replace(classifier.recipe, micro_batch=batch_size))
+    batch_size = batch_size or batch_size_that_fits(classifier, processes().local_world_size)
     top = min(top, len(classifier.classes))
     origin = Origin(classifier.classes, _description(classifier, teacher, images), top)
     _begin(out, origin, images)
@@ -90,7 +88,8 @@ def label_shards(
                         for leftover in out.glob(f".{table.name}.*.unfinished"):  # of one that was killed
                             leftover.unlink(missing_ok=True)
                         part = images.of_shards([number])
-                        count = _label(classifier, part, table, origin, unreadable, max_unreadable)
+                        batches = batches_for(classifier, part, batch_size, workers)
+                        count = _label(classifier, part, batches, table, origin, unreadable, max_unreadable)
                         tell(name, count, time.monotonic() - begun)
                         done, read = done + 1, read + count
             except InUseError:
@@ -101,7 +100,7 @@ def label_shards(
 def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:
     with weights_in(teacher).open("rb") as file:
         weights = sha256_of(file)
-    return {"model": classifier.recipe.model, "weights": weights, "images": images.fingerprint}
+    return {"model": classifier.card.model, "weights": weights, "images": images.fingerprint}
 
 
 def _begin(out: Path, origin: Origin, images: ShardedImages) -> None:
@@ -134,6 +133,7 @@ def _differences(one: Origin, other: Origin) -> str:
 def _label(
     classifier: Classifier,
     images: ShardedImages,
+    batches: ImageBatches,
     table: Path,
     origin: Origin,
     unreadable: list[str],
@@ -145,7 +145,7 @@ def _label(
     has no table, so that it is labelled once it can be read.
     """
     positions, classes, probabilities = [], [], []
-    with make_batches(classifier.recipe, images, training=False) as batches:
+    with batches:
         for batch in track(batches, f"labelling {table.stem}", len(batches), "batches"):
             unreadable += batch.unreadable
             if len(unreadable) > max_unreadable:
@@ -154,7 +154,7 @@ def _label(
                     f"{len(unreadable)} images could not be read, and max_unreadable is {max_unreadable}: {some}"
                 )
             if len(batch.labels):
-                best = probabilities_of(classifier, batch.images).topk(origin.top)
+                best = classifier.probabilities(batch.images).topk(origin.top)
                 positions.append(batch.indices.numpy())
                 classes.append(best.indices.numpy())
                 probabilities.append(best.values.numpy())

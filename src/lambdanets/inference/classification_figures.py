@@ -11,19 +11,19 @@ from PIL import Image
 
 from lambdanets.data.datasets import LabelledImages
 from lambdanets.files import whole_file
-from lambdanets.training.classification.evaluation import Judgement
+from lambdanets.inference.classification import Predictions
 
 WRONG, RIGHT = "#c2410c", "#15803d"
 COLUMNS = 8
 SHOWN = 16  # of each kind
 
 
-def draw_predictions(judgement: Judgement, images: LabelledImages, classes: Sequence[str], path: Path) -> None:
+def draw_predictions(predictions: Predictions, images: LabelledImages, classes: Sequence[str], path: Path) -> None:
     """The surest mistakes above, and right answers from the least sure to the surest below; class and confidence."""
-    hit = judgement.labels == judgement.predicted
+    hit = predictions.labels == predictions.predicted
     wrong, right = np.flatnonzero(~hit), np.flatnonzero(hit)
-    surest_wrong = wrong[np.argsort(-judgement.confidence[wrong], kind="stable")][:SHOWN]
-    right_by_confidence = right[np.argsort(judgement.confidence[right], kind="stable")]
+    surest_wrong = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:SHOWN]
+    right_by_confidence = right[np.argsort(predictions.confidence[right], kind="stable")]
     spread = np.linspace(0, len(right) - 1, min(len(right), SHOWN)).astype(int)
     parts = [
         (surest_wrong, WRONG, f"wrong: {len(wrong)} of {len(hit)}"),
@@ -40,10 +40,10 @@ def draw_predictions(judgement: Judgement, images: LabelledImages, classes: Sequ
         for axis in grid.flat:
             axis.set_axis_off()
         for axis, i in zip(grid.flat, chosen, strict=False):
-            image, _ = images.load(int(judgement.indices[i]))
-            label = judgement.labels[i]
-            said = f"{classes[judgement.predicted[i]]} {judgement.confidence[i]:.2f}"
-            truth = f"\nis {classes[label]}" if judgement.predicted[i] != label else ""
+            image, _ = images.load(int(predictions.indices[i]))
+            label = predictions.labels[i]
+            said = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
+            truth = f"\nis {classes[label]}" if predictions.predicted[i] != label else ""
             _show(axis, image, said + truth, colour)
     with whole_file(path) as file:
         figure.savefig(file, format="png", dpi=110)

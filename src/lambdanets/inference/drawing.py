@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lambdanets.data.coco.segmentations import Patch
 from lambdanets.files import printable_bytes, whole_file
-from lambdanets.training.detection.scores import RECALLS, Scores
+from lambdanets.inference.coco_scores import RECALLS, Scores
 
 LEAST_SIDE = 640  # of a picture's longer side: of smaller images the names could not be read
 MOST_NAMES = 1000  # more would find no room; each is held against all objects

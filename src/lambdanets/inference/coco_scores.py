@@ -15,7 +15,7 @@ from faster_coco_eval import mask as runs
 from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE
 
 from lambdanets.errors import InputError
-from lambdanets.training.detection.results import Result, check_result
+from lambdanets.inference.coco_results import Result, check_result
 
 KINDS = ("bbox", "segm")
 IOUS = np.linspace(0.5, 0.95, 10)

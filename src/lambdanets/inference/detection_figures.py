@@ -1,4 +1,4 @@
-"""The pictures of a judged set: truth beside prediction, and precision over recall."""
+"""Figures of what was detected in a set: truth beside prediction, and precision over recall."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,33 +10,33 @@ from torch import Tensor
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Patch, decoded_patch
 from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import as_tensor
 from lambdanets.data.images import UnreadableImage
 from lambdanets.files import whole_file
-from lambdanets.training.detection.detector import Detector
-from lambdanets.training.detection.evaluation import Judgement
-from lambdanets.training.detection.feeding import as_tensor
-from lambdanets.training.detection.pictures import contact_sheet, draw_curves_of_precision, overlay
+from lambdanets.inference.detection import Detections
+from lambdanets.inference.detector import Detector
+from lambdanets.inference.drawing import contact_sheet, draw_curves_of_precision, overlay
 
 SHEET, CURVES = "predictions.png", "precision_recall.png"
 SHOWN = 8
 LEAST_SCORE = 0.5  # of what is drawn
 
 
-def draw_judgement(detector: Detector, images: AnnotatedImages, judgement: Judgement, folder: Path) -> None:
+def draw_detections(detector: Detector, images: AnnotatedImages, detections: Detections, folder: Path) -> None:
     """Write predictions.png, with images spread evenly over the set, and precision_recall.png into a folder."""
-    read = judgement.read
+    read = detections.read
     chosen = [read[place] for place in np.linspace(0, len(read) - 1, min(len(read), SHOWN)).astype(int)]
     rows = []
     for number in chosen:
         try:
             image, known = images.load(number)
-        except UnreadableImage:  # since it was judged
+        except UnreadableImage:  # since it was evaluated
             continue
-        found = detector.find([as_tensor(image)])[0]
+        found = detector.predict([as_tensor(image)])[0]
         rows.append((draw_truth(image, known, detector.classes), draw_found(image, found, detector.classes)))
     with whole_file(folder / SHEET) as file:
         contact_sheet(rows).save(file, "PNG")
-    draw_curves_of_precision(judgement.scores, folder / CURVES)
+    draw_curves_of_precision(detections.scores, folder / CURVES)
 
 
 def draw_truth(image: Image.Image, known: AnnotatedImage, classes: Sequence[str]) -> Image.Image:

@@ -1,35 +1,36 @@
-"""A trained classifier: which model, how to feed it, its classes, its weights."""
+"""A recipe's classifier: built for training, from weights where the recipe names some; and its card."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from lambdanets.device import best_device
 from lambdanets.errors import InputError
+from lambdanets.inference.model_card import ClassifierCard, make_card
+from lambdanets.inference.weights import of_other_classes, read_model_file, resize_tables, weights_in
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.weight_files import of_other_classes, read_described, resize_tables, weights_in
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """A model in evaluation mode on the best device, the recipe that says how to feed it, and its classes."""
+def card_of(recipe: Recipe, classes: Sequence[str]) -> ClassifierCard:
+    """What a file of weights says of the recipe's classifier."""
+    return make_card(ClassifierCard, {**asdict(recipe), "classes": tuple(classes)}, "the recipe")
 
-    model: nn.Module
-    recipe: Recipe
-    classes: tuple[str, ...]
+
+def describe(recipe: Recipe, classes: Sequence[str]) -> str:
+    """The card and the recipe, as files of weights keep them."""
+    return card_of(recipe, classes).to_json(recipe.fields())
 
 
 def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
-    """The recipe's model for classes, so many or of these names, from the recipe's weights where it names some.
+    """The recipe's model for a number of classes, or classes of these names, from the recipe's weights if it has some.
 
-    A classifier in those weights for other classes is left out, and drawn afresh; tables of embeddings of another scope
-    are interpolated.
+    The head of weights for other classes is left out and re-initialized; tables of embeddings of another scope are
+    interpolated.
     """
     count = classes if isinstance(classes, int) else len(classes)
     options: dict[str, Any] = dict(recipe.model_options)
@@ -62,28 +63,12 @@ def with_model_of_weights(recipe: Recipe) -> Recipe:
     """
     if recipe.model or recipe.weights is None:
         return recipe
-    _, content = read_described(Path(recipe.weights))
-    theirs = Recipe.from_fields(content["recipe"], recipe.weights)
+    card = read_model_file(Path(recipe.weights), ClassifierCard)[1]
     return replace(
         recipe,
-        model=theirs.model,
-        model_options=theirs.model_options | recipe.model_options,
-        channels=theirs.channels,
-        mean=theirs.mean,
-        std=theirs.std,
+        model=card.model,
+        model_options=card.model_options | recipe.model_options,
+        channels=card.preprocessing.channels,
+        mean=card.preprocessing.mean,
+        std=card.preprocessing.std,
     )
-
-
-def load_classifier(path: str | Path, model: str | None = None) -> Classifier:
-    """The classifier in weights.safetensors, in a checkpoint (.ckpt), or in the folder of a run.
-
-    model: build this model instead of the one the file names. Weights that do not fit raise InputError with the names
-    that differ, as does a file that does not say what it holds.
-    """
-    tensors, content = read_described(Path(path))
-    recipe = Recipe.from_fields(content["recipe"], str(path))
-    if model is not None:
-        recipe = replace(recipe, model=model)
-    built = build_model(replace(recipe, weights=None), len(content["classes"]))
-    load_tensors(built, tensors, str(path))
-    return Classifier(built.to(best_device()).eval(), recipe, content["classes"])

@@ -1,0 +1,57 @@
+"""Batches of annotated images."""
+
+from typing import NamedTuple
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
+
+from lambdanets.data.batches import Batches, Sample
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.order import Share
+
+Target = dict[str, Tensor]
+
+
+class DetectionBatch(NamedTuple):
+    """Images, each float32 (3, H, W) in [0, 1] of a size of its own, and their numbers in the set, int64.
+
+    targets: in training, of each image boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, masks (n, H, W) uint8.
+    Images that could not be read are left out and named in `unreadable` ("name: reason"), so a batch may be smaller
+    than asked for, or empty. step_images: how many images the whole step was to have, over all processes and parts.
+    """
+
+    images: list[Tensor]
+    targets: list[Target]
+    indices: Tensor
+    unreadable: list[str]
+    step_images: int
+
+
+def evaluation_batches(
+    images: AnnotatedImages, batch_size: int, workers: int = 0, share: Share | None = None
+) -> Batches[DetectionBatch]:
+    """Batches of images in their order and of their own sizes, without targets."""
+    return Batches(images, _load, collate, batch_size=batch_size, seed=0, training=False, workers=workers, share=share)
+
+
+def _load(images: AnnotatedImages, number: int) -> tuple[Tensor, Target]:
+    return as_tensor(images.load(number)[0]), {}
+
+
+def as_tensor(image: Image) -> Tensor:
+    """An image as float32 (3, H, W) in [0, 1]."""
+    return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
+
+
+def collate(samples: list[Sample]) -> DetectionBatch:
+    """A batch of samples (image, target)."""
+    read = [sample for sample in samples if sample.content is not None]
+    return DetectionBatch(
+        images=[sample.content[0] for sample in read],
+        targets=[sample.content[1] for sample in read],
+        indices=torch.tensor([sample.number for sample in read], dtype=torch.int64),
+        unreadable=[sample.unreadable for sample in samples if sample.content is None],
+        step_images=samples[0].step_images,
+    )

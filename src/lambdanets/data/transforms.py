@@ -1,0 +1,50 @@
+"""How a classifier's images are prepared in evaluation, with timm's transforms."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from PIL.Image import Image
+from timm.data import create_transform
+from torch import Tensor
+from torchvision.transforms import Compose
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The largest centered square, resized and cropped to image_size, in gray or RGB, normalized by mean and std.
+
+    image_size: side in pixels. eval_crop: side of the center crop over the side of the square (timm's crop_pct).
+    mean, std: of pixels in [0, 1], one number or one per channel.
+    """
+
+    image_size: int = 16
+    channels: Literal[1, 3] = 1
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.25,)
+    eval_crop: float = 1.0
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    @property
+    def mode(self) -> str:
+        """Pillow's name of gray or RGB."""
+        return "L" if self.channels == 1 else "RGB"
+
+    def transform(self) -> Callable[[Image], Tensor]:
+        """From an image in `mode` to (channels, image_size, image_size), float32."""
+        crop_and_normalize = create_transform(
+            (self.channels, self.image_size, self.image_size),
+            is_training=False,
+            crop_pct=self.eval_crop,
+            interpolation=self.interpolation,
+            mean=self.mean,
+            std=self.std,
+        )
+        return Compose([center_square, crop_and_normalize])
+
+
+def center_square(image: Image) -> Image:
+    """The largest centered square. Taken before resizing: a strip of 1 x 60,000 pixels must not grow to its length."""
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side))

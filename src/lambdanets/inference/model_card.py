@@ -1,0 +1,134 @@
+"""What a file of weights says of its model: all that inference needs to know, and nothing of how it was trained.
+
+A card is JSON under "lambdanets" in the metadata of a .safetensors file, and in a checkpoint. Beside it stands the
+recipe of the training run, for the record. Files of before version 0.3 have the recipe alone, whose fields have the
+names of a card's.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from lambdanets.bounds import check, fits, types_of_fields
+from lambdanets.data.transforms import Preprocessing
+from lambdanets.errors import InputError
+
+ModelOptions = dict[str, bool | int | float | str]
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The set that a classifier was trained on, as `open_splits` takes it; its validation part is evaluated on."""
+
+    data: str = "digits"
+    data_root: str | None = None
+    validation_share: float = 0.2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The network by its name in timm or in this package, its arguments, and the names of its classes."""
+
+    task: ClassVar[str]
+
+    model: str
+    classes: tuple[str, ...]
+    model_options: ModelOptions = field(default_factory=dict)
+
+    def to_json(self, recipe: Mapping[str, Any]) -> str:
+        """The card and the recipe of the run, as files of weights keep them."""
+        return json.dumps({"task": self.task} | asdict(self) | {"recipe": recipe})
+
+
+@dataclass(frozen=True)
+class ClassifierCard(ModelCard):
+    """A classifier, how its images are prepared, and what it was trained on."""
+
+    task: ClassVar[str] = "classification"
+
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    source: DataSource = field(default_factory=DataSource)
+
+
+@dataclass(frozen=True)
+class DetectorCard(ModelCard):
+    """A Mask R-CNN: the arguments of `mask_rcnn`, COCO's id of each class, and what it was validated on.
+
+    data "digits": scattered digits, without files of annotations.
+    """
+
+    task: ClassVar[str] = "detection"
+
+    category_ids: tuple[int, ...] = ()
+    image_size: int = 128
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    levels: tuple[int, ...] = (2, 3, 4)
+    pyramid_channels: int = 64
+    box_layers: tuple[int, int] = (0, 128)
+    mask_layers: int = 2
+    anchor_scale: float = 4.0
+    aspect_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
+    proposals: int = 500
+    detections: int = 100
+    hide_padding: bool = True
+    data: str = "digits"
+    images: str | None = None
+    validation_data: str | None = None
+    validation_images: str | None = None
+
+
+Card = TypeVar("Card", bound=ModelCard)
+
+
+def make_card(kind: type[Card], fields: Mapping[str, Any], source: str) -> Card:
+    """A card from JSON, or from a recipe's fields and the classes. Raises InputError; source names the file."""
+    task = fields.get("task", "classification")
+    if task != kind.task:
+        raise InputError(f"{source} is of a run of {task}, not of {kind.task}")
+    return _make(kind, fields, source)
+
+
+def read_card(path: Path, rest: Mapping[str, Any], kind: type[Card]) -> Card:
+    """The card that a file of weights has beside them. Raises InputError where there is none, or another task's."""
+    content = described(path, rest)
+    fields = content if "model" in content else {**content["recipe"], **content}
+    return make_card(kind, fields, str(path))
+
+
+def described(path: Path, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file of weights says beside them: "classes", a tuple, "recipe", and the fields of its card."""
+    try:
+        content = json.loads(rest["lambdanets"])
+        if not (isinstance(content["classes"], list) and isinstance(content["recipe"], dict)):
+            raise ValueError
+        content["classes"] = tuple(content["classes"])
+        if not (content["classes"] and fits(content["classes"], tuple[str, ...])):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} does not say which model and classes it holds; expected a file that a run left"
+        ) from error
+    return dict(content)
+
+
+def _make(kind: Any, fields: Mapping[str, Any], source: str) -> Any:
+    values = {}
+    for name, annotation in types_of_fields(kind).items():
+        if is_dataclass(annotation):  # in a recipe its fields stand among the others
+            nested = fields.get(name, fields)
+            values[name] = _make(annotation, nested if isinstance(nested, Mapping) else {}, source)
+        elif name in fields:
+            value = fields[name]
+            values[name] = tuple(value) if isinstance(value, list) else value
+            try:
+                check(name, values[name], annotation)
+            except InputError as error:
+                raise InputError(f"{source}: {error}") from error
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise InputError(f"{source} does not say which model it holds; expected a file that a run left") from error
