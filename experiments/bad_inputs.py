@@ -35,9 +35,9 @@ from lambdanets.provenance import commit, hardware, versions
 IMPORTED = (
     "matplotlib.backends.backend_agg",
     "torch.utils.tensorboard",
-    "lambdanets.evidence.benchmark.command",
-    "lambdanets.evidence.studies.command",
-    "lambdanets.evidence.tables.command",
+    "lambdanets.evidence.benchmark.run",
+    "lambdanets.evidence.studies.summary",
+    "lambdanets.evidence.tables.verdicts",
     "lambdanets.training.classification.quicktest",
     "lambdanets.inference.detection_figures",
     "lambdanets.training.detection.task",

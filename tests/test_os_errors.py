@@ -9,7 +9,7 @@ import timm
 
 from lambdanets import cli
 from lambdanets.cli import evaluate
-from lambdanets.cli.runs import explained
+from lambdanets.cli.training import explained
 from lambdanets.errors import InputError
 
 

@@ -2,14 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from lambdanets.arguments import parse
+import lambdanets.cli.shard
 from lambdanets.cli import main
-from lambdanets.data.shards.command import Shard, run
 from lambdanets.errors import InputError
 
 
 def shard(*arguments: object) -> int:
-    return run(parse(Shard, [str(argument) for argument in arguments], prog="lambdanets shard", description=""))
+    return lambdanets.cli.shard.main([str(argument) for argument in arguments])
 
 
 def test_a_folder_becomes_shards_that_are_verified(

@@ -1,6 +1,6 @@
 """`lambdanets benchmark`."""
 
-from lambdanets.arguments import parse
+from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError, nearest
 from lambdanets.terminal import say
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         f"{KINDS[kind].__doc__}\n\nOutputs and gradients are checked against float64 before a time is printed."
     )
     options = parse(KINDS[kind], arguments[1:], prog=f"lambdanets benchmark {kind}", description=description)
-    from lambdanets.evidence.benchmark import command
+    from lambdanets.evidence.benchmark.run import run
 
-    command.run(kind, options)
+    run(kind, options)
     return 0

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from lambdanets.arguments import parse
+from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError
 from lambdanets.signals import interruptible
 from lambdanets.terminal import say

@@ -3,11 +3,12 @@
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from lambdanets.arguments import parse
-from lambdanets.cli.runs import explained, parse_with_recipe
+from lambdanets.cli.arguments import parse
+from lambdanets.cli.training import explained, parse_with_recipe
 from lambdanets.errors import InputError
 from lambdanets.terminal import say
 from lambdanets.training.recipe import Recipe
@@ -73,23 +74,56 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"--seed must be left to --seeds, which trains with each of its numbers; got {options.recipe.seed}"
         )
-    from lambdanets.evidence.studies import command, execution
+    from lambdanets.evidence.studies import execution
 
     usual = MODEL_OPTIONS if options.recipe.model == MODEL else {}
     recipe = dataclasses.replace(options.recipe, model_options=usual | options.recipe.model_options)
     plan = execution.make_plan(studies, options.variants, options.seeds, recipe)
     folder = options.out or Path("comparisons") / f"{first.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     with explained(f"lambdanets compare --resume {folder}", folder / execution.PLAN):
-        command.start(plan, folder)
+        execution.begin(plan, folder)
+        _train(folder)
     return 0
 
 
 def _go_on(options: Kept) -> int:
-    from lambdanets.evidence.studies import command, execution, summary
+    from lambdanets.evidence.studies import execution, summary
 
     if options.report is not None:
         say(*summary.markdown(summary.read_summary(options.report)).rstrip("\n").split("\n"))
     elif options.resume is not None:
         with explained(f"lambdanets compare --resume {options.resume}", options.resume / execution.PLAN):
-            command.go_on(options.resume)
+            _train(options.resume)
     return 0
+
+
+def _train(folder: Path) -> None:
+    """Train what a folder's plan still lacks, write the results after each run, and print them at the end."""
+    from lambdanets.evidence.studies.execution import read_plan, read_results, train_all
+    from lambdanets.evidence.studies.summary import RESULTS, TABLE, markdown, summarize, write_summary
+
+    plan = read_plan(folder)
+    total, before = len(plan.runs()), len(read_results(plan, folder))
+    say(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {total} runs, {before} of them done")
+    started = time.monotonic()
+
+    def tell(result: dict[str, Any]) -> None:
+        results = read_results(plan, folder)
+        write_summary(plan, results, folder)
+        done = len(results)
+        left = (time.monotonic() - started) / max(1, done - before) * (total - done)
+        say(
+            f"[{done}/{total}] {result['variant']}, seed {result['seed']}: top-1 {result['top1']:.4f}, "
+            f"{result['seconds']:.0f} s{f'; about {left / 60:.0f} min left' if done < total else ''}"
+        )
+
+    train_all(plan, folder, tell)
+    results = read_results(plan, folder)
+    if before == total:
+        say("", *markdown(summarize(plan, results)).split("\n"))
+        return
+    if len(results) < total:
+        say(f"{total - len(results)} runs are under way in other processes, the last of which writes the results")
+        return
+    say("", *markdown(write_summary(plan, results, folder)).split("\n"))
+    say(f"written to {folder}: {RESULTS}, {TABLE} and a picture a study")

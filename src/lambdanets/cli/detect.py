@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from lambdanets.arguments import parse
 from lambdanets.bounds import WORKERS, check
-from lambdanets.cli.runs import images_journal, parse_with_recipe, tell_unreadable
-from lambdanets.cli.training import train
+from lambdanets.cli.arguments import parse
+from lambdanets.cli.image_results import images_journal, tell_unreadable
+from lambdanets.cli.training import parse_with_recipe, train
 from lambdanets.errors import InputError, nearest
 from lambdanets.progress import track
 from lambdanets.signals import deferred

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import tyro
 
-from lambdanets.arguments import parse
 from lambdanets.bounds import WORKERS, Range, check
-from lambdanets.cli.runs import tell_unreadable
+from lambdanets.cli.arguments import parse
+from lambdanets.cli.image_results import tell_unreadable
 from lambdanets.terminal import say
 
 

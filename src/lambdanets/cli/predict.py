@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from lambdanets.arguments import parse
-from lambdanets.cli.runs import images_journal, tell_unreadable
+from lambdanets.cli.arguments import parse
+from lambdanets.cli.image_results import images_journal, tell_unreadable
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.terminal import say

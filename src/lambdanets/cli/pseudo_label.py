@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from lambdanets.arguments import parse
-from lambdanets.cli.runs import tell_unreadable
+from lambdanets.cli.arguments import parse
+from lambdanets.cli.image_results import tell_unreadable
 from lambdanets.signals import resumable
 from lambdanets.terminal import say
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tyro
 
-from lambdanets.cli.runs import parse_with_recipe, tell_unreadable
-from lambdanets.cli.training import train
+from lambdanets.cli.image_results import tell_unreadable
+from lambdanets.cli.training import parse_with_recipe, train
 from lambdanets.errors import InputError
 from lambdanets.progress import Progress
 from lambdanets.terminal import say

@@ -1,19 +1,60 @@
-"""What `lambdanets train` and `lambdanets detect train` share: which folder, how many processes, the run itself."""
+"""What commands that train share: a recipe as options, which folder, how many processes, how a run ends."""
 
+import contextlib
+import dataclasses
 import os
 import shlex
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from lambdanets.cli.runs import explained
-from lambdanets.errors import InputError
+from lambdanets.cli.arguments import parse
+from lambdanets.errors import InputError, is_for_user, is_out_of_memory
 from lambdanets.recipes import COMMANDS
+from lambdanets.signals import interruptible
+from lambdanets.terminal import say
 from lambdanets.training.recipe import TrainingRecipe
 
 # Set for the processes that --devices starts, which are given the same arguments.
 LAUNCHED = "LAMBDANETS_LAUNCHED"
+
+
+def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **more: str) -> Any:
+    """Options that hold a recipe, beginning from one; options of the model are added to its own, or replace them."""
+    # tyro makes an option of each key that a dictionary holds already, and then takes no others
+    default = options(recipe=dataclasses.replace(recipe, model_options={}))
+    parsed = parse(options, arguments, default=default, **more)
+    both = recipe.model_options | parsed.recipe.model_options
+    return dataclasses.replace(parsed, recipe=dataclasses.replace(parsed.recipe, model_options=both))
+
+
+@contextlib.contextmanager
+def explained(command: str, begun: Path) -> Iterator[None]:
+    """Say in a sentence what ends training early, and the command to go on with once the file `begun` is there."""
+    from lambdanets.training.interruption import Interrupted
+    from lambdanets.training.processes import processes
+
+    try:
+        with interruptible():
+            yield
+    except (Interrupted, KeyboardInterrupt):
+        if processes().is_rank_zero:
+            say(f"stopped{f'; go on with: {command}' if begun.is_file() else ''}", file=sys.stderr)
+        raise KeyboardInterrupt from None
+    except OSError as error:
+        if not is_for_user(error):
+            raise
+        kept = "; the last checkpoint is whole" if (begun.parent / "checkpoints" / "last.ckpt").is_file() else ""
+        advice = f"; once mended, go on with: {command}" if begun.is_file() else ""
+        raise InputError(f"{error.filename or 'the run'}: {error.strerror or error}{kept}{advice}") from error
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            "out of memory; give the same command with a smaller --micro-batch, or choose a smaller model"
+        ) from error
 
 
 class Options(Protocol):

@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from lambdanets.cli import main
-from lambdanets.evidence.benchmark import command, layer, model, peers, scaling
+from lambdanets.evidence.benchmark import layer, model, peers, scaling
+from lambdanets.evidence.benchmark import run as benchmark
 from lambdanets.evidence.benchmark.race import NOT_REACHED
 from lambdanets.evidence.benchmark.report import RESULTS
 
@@ -60,7 +61,7 @@ def test_a_benchmark_checks_measures_and_writes(kind, tmp_path, capsys):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path, capsys, monkeypatch):
-    raced, out = command.race, tmp_path / "out"
+    raced, out = benchmark.race, tmp_path / "out"
 
     def with_signal(case, rows, measuring):
         if rows:
@@ -69,7 +70,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path
 
     given = ["benchmark", "layer", *COMMANDS["layer"], "--contestants", "lambdanets", "convolution", "--out", str(out)]
     with monkeypatch.context() as patch:
-        patch.setattr(command, "race", with_signal)
+        patch.setattr(benchmark, "race", with_signal)
         assert main(given) == 130
     results = json.loads((out / RESULTS).read_text())
     assert not results["finished"]
@@ -86,13 +87,13 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path
 
 
 def test_benchmark_interrupted_at_its_end_has_its_plots(tmp_path, capsys, monkeypatch):
-    drawn, out = command.plots.draw, tmp_path / "out"
+    drawn, out = benchmark.plots.draw, tmp_path / "out"
 
     def with_signal(report, folder):
         os.kill(os.getpid(), signal.SIGTERM)
         drawn(report, folder)
 
-    monkeypatch.setattr(command.plots, "draw", with_signal)
+    monkeypatch.setattr(benchmark.plots, "draw", with_signal)
     given = ["benchmark", "layer", *COMMANDS["layer"], "--contestants", "lambdanets", "convolution", "--out", str(out)]
     assert main(given) == 130
     assert sorted(path.name for path in out.iterdir()) == ["layer.png", RESULTS]
@@ -152,7 +153,7 @@ def test_a_mistake_is_said_in_a_sentence_and_leaves_no_folder(arguments, sentenc
 
 
 def test_cuda_is_refused_without_a_gpu(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(command.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
     assert "--device cuda needs a GPU" in fails(capsys, "layer", "--device", "cuda", "--out", str(tmp_path / "out"))
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from lambdanets.cli import main
-from lambdanets.evidence.tables import command, speed, verdicts
+from lambdanets.evidence.tables import printed, speed, verdicts
 from lambdanets.evidence.tables.plots import draw
 from lambdanets.evidence.tables.printed import figures_of
 from lambdanets.evidence.tables.rows import ROWS, Build
@@ -45,7 +45,7 @@ def test_one_table_is_shown(capsys):
 
 def test_the_check_fails_where_a_figure_is_wrong(capsys, monkeypatch):
     wrong = [replace(f, value=26.6) if f.column == "params" and f.value == 25.6 else f for f in figures_of(["12"])]
-    monkeypatch.setattr(command, "figures_of", lambda names: wrong)
+    monkeypatch.setattr(printed, "figures_of", lambda names: wrong)
     assert main(["tables", "--check"]) == 1
     said = capsys.readouterr().out
     assert "table 12, C-C-C-C, params: 26.6 printed, 25.557 ours" in said

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import tyro
 
+from lambdanets.cli.option_types import RULES
 from lambdanets.errors import InputError, nearest
-from lambdanets.option_types import RULES
 
 Options = TypeVar("Options")
 
