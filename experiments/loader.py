@@ -29,7 +29,7 @@ from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.provenance import commit, hardware, versions
-from lambdanets.training.classification.feeding import make_transform
+from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.recipe import Recipe
 
 CLASSES = 4

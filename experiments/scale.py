@@ -26,7 +26,7 @@ from lambdanets.models import create_model
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes import find_recipe
 from lambdanets.training.checkpoints import WholeFiles
-from lambdanets.training.classification.feeding import make_transform
+from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.speed import duration
 
 ROOT = Path(__file__).parents[1]

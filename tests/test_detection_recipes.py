@@ -14,9 +14,9 @@ from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.training import launching, run
+from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.detection.trial import DetectionTrial
-from lambdanets.training.schedules import schedule_of
+from lambdanets.training.module import schedule_of
 from lambdanets.training.task import read_recipe
 
 RECIPES = list(list_recipes(DetectionRecipe))
@@ -34,7 +34,7 @@ def promise_of(name):
 @pytest.mark.parametrize("name", [*RECIPES, *VARIANTS])
 def test_every_recipe_of_detection_has_a_detector_that_can_be_built(name):
     with torch.device("meta"):
-        model = DetectionTrial(recipe_of(name), 80).build()
+        model = DetectionProbe(recipe_of(name), 80).build()
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e5
     assert len(model.backbone.strides) == len(recipe_of(name).levels) + 1
 

@@ -15,11 +15,10 @@ from lambdanets.cli import main
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.training import launching, run
-from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
+from lambdanets.training.module import prepare_batch_norm, schedule_of
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.schedules import schedule_of
 
 QUICKTESTED = {"imagenet_350": "imagenet_350_350_288", "cifar10": "cifar10_convolution"}
 VARIANTS = [variant for name in list_recipes() for variant in list_variants(name)]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lambdanets.data.labelled_images import ImageArray
-from lambdanets.data.order import WINDOW, Order, Share, permuted_in_windows
+from lambdanets.data.order import WINDOW, BatchSlice, Order, permuted_in_windows
 
 
 class Grouped(ImageArray):
@@ -24,14 +24,14 @@ def shard_of(number: int) -> int:
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
 def test_the_processes_take_every_image_once_an_epoch(kind, processes):
     everything = images(kind)
-    orders = [Order(everything, 0, Share(rank, processes)) for rank in range(processes)]
+    orders = [Order(everything, 0, BatchSlice(rank, processes)) for rank in range(processes)]
     taken = [n for order in orders for first in range(0, 65, 6) for n in order.of_epoch(3, first, min(6, 65 - first))]
     assert sorted(taken) == list(range(65))
 
 
 @pytest.mark.parametrize("kind", [ImageArray, Grouped])
 def test_a_process_takes_as_many_images_of_a_step_as_another(kind):
-    orders = [Order(images(kind), 0, Share(rank, 3)) for rank in range(3)]
+    orders = [Order(images(kind), 0, BatchSlice(rank, 3)) for rank in range(3)]
     for first in range(0, 60, 12):
         assert [len(order.of_epoch(0, first, 12)) for order in orders] == [4, 4, 4]
 
@@ -39,7 +39,7 @@ def test_a_process_takes_as_many_images_of_a_step_as_another(kind):
 def test_processes_read_shards_of_their_own_but_for_those_at_the_ends():
     for epoch in range(5):
         shards = [
-            {shard_of(number) for number in Order(images(Grouped), 0, Share(rank, 3)).of_epoch(epoch, 0, 65)}
+            {shard_of(number) for number in Order(images(Grouped), 0, BatchSlice(rank, 3)).of_epoch(epoch, 0, 65)}
             for rank in range(3)
         ]
         assert len(shards[0] & shards[1]) <= 1
@@ -49,8 +49,8 @@ def test_processes_read_shards_of_their_own_but_for_those_at_the_ends():
 
 @pytest.mark.parametrize("kind", [ImageArray, Grouped])
 def test_a_step_has_the_same_images_for_one_process_and_for_two_where_they_are_in_files(kind):
-    alone = Order(images(kind), 0, Share()).of_epoch(1, 12, 12)
-    two = np.concatenate([Order(images(kind), 0, Share(rank, 2)).of_epoch(1, 12, 12) for rank in range(2)])
+    alone = Order(images(kind), 0, BatchSlice()).of_epoch(1, 12, 12)
+    two = np.concatenate([Order(images(kind), 0, BatchSlice(rank, 2)).of_epoch(1, 12, 12) for rank in range(2)])
     assert (sorted(alone) == sorted(two)) == (kind is ImageArray)
 
 
@@ -61,7 +61,7 @@ def test_epochs_that_follow_each_other_have_every_image_once_each(kind, processe
         number
         for rank in range(processes)
         for first in range(0, 130, 10)
-        for number in Order(images(kind), 0, Share(rank, processes)).of_epochs(first, 10)
+        for number in Order(images(kind), 0, BatchSlice(rank, processes)).of_epochs(first, 10)
     ]
     numbers = sorted(number for _, number in taken)
     if processes in (1, 5):  # 65 images divide evenly, so that the processes' epochs end together

@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lambdanets.training.averaging import AverageWeights
+from lambdanets.training.callbacks import AverageWeights
 from lambdanets.training.classification.module import Classification
+from lambdanets.training.module import schedule_of, warmup_then_staircase
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.schedules import schedule_of, warmup_then_staircase
 
 
 class Few(LightningModule):

@@ -9,8 +9,8 @@ from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.models.padding import Padding
 from lambdanets.training import run
-from lambdanets.training.batch_norm import prepare_batch_norm, synchronized
 from lambdanets.training.classification.module import Classification
+from lambdanets.training.module import prepare_batch_norm, synchronized
 from lambdanets.training.recipe import Recipe
 from noise_images import write_two_classes
 from training.runs import assert_same_end, broken_off, quick_on, weights_of

@@ -243,7 +243,7 @@ def test_the_operation_and_parameter_of_a_nan_gradient_are_named(small, micro_ba
 
 
 def test_parts_of_a_step_are_halved_until_they_fit_into_memory_and_that_is_said(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(division, "images_that_fit", lambda trial, wanted, free: -(-wanted // 2))
+    monkeypatch.setattr(division, "images_that_fit", lambda probe, wanted, free: -(-wanted // 2))
     assert run.start(replace(small, epochs=1), tmp_path / "run")["micro_batch"] == 3
     assert "6 images at a time do not fit into memory: computing 3 at a time" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from lambdanets.data.transforms import Preprocessing, center_square
-from lambdanets.training.classification.feeding import make_transform
+from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.recipe import Recipe
 
 

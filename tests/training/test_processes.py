@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.training import launching
-from lambdanets.training.classification.feeding import make_batches
+from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
@@ -30,20 +30,21 @@ from training.runs import assert_same_end, by_two_processes, train_together
 RECIPE = Recipe(model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
 
 
-def gradients(share: Share) -> list[torch.Tensor]:
+def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     """Of the second step of the recipe in float64, batch norm in eval mode, summed over the share's parts."""
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
-    module = Classification(model, RECIPE, 10, 1, "", share=share)
+    module = Classification(model, RECIPE, 10, 1, "", batch_slice=batch_slice)
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()
-    batches = list(make_batches(RECIPE, open_splits("digits").train, training=True, share=share))[share.parts :]
-    caller = DistributedDataParallel(_Step(module)) if share.processes > 1 else _Step(module)
-    for batch in batches[: share.parts]:
+    loader = make_batches(RECIPE, open_splits("digits").train, training=True, batch_slice=batch_slice)
+    batches = list(loader)[batch_slice.accumulation_steps :]
+    caller = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
+    for batch in batches[: batch_slice.accumulation_steps]:
         loss = caller(batch._replace(images=batch.images.double()))
-        (loss / share.parts).backward()  # as Lightning does
+        (loss / batch_slice.accumulation_steps).backward()  # as Lightning does
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -59,15 +60,15 @@ class _Step(nn.Module):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_two_processes_give_the_gradients_of_one_with_twice_the_batch(parts, tmp_path):
-    together, _ = by_two_processes(lambda rank: gradients(Share(rank, 2, parts)), tmp_path)
-    alone = gradients(Share())
+    together, _ = by_two_processes(lambda rank: gradients(BatchSlice(rank, 2, parts)), tmp_path)
+    alone = gradients(BatchSlice())
     largest = max(gradient.abs().max() for gradient in alone)
     for one, other in zip(alone, together, strict=True):
         assert (one - other).abs().max() < 1e-12 * largest
 
 
 def test_the_parts_of_a_step_give_the_gradients_of_the_whole():
-    whole, parts = gradients(Share()), gradients(Share(parts=4))
+    whole, parts = gradients(BatchSlice()), gradients(BatchSlice(accumulation_steps=4))
     largest = max(gradient.abs().max() for gradient in whole)
     for one, other in zip(whole, parts, strict=True):
         assert (one - other).abs().max() < 1e-12 * largest

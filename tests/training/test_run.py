@@ -15,10 +15,10 @@ from lambdanets.inference.classification import evaluate
 from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import LOCK, InUseError, LostLockError
 from lambdanets.training import run
+from lambdanets.training.callbacks import Interrupted
 from lambdanets.training.checkpoints import WholeFiles
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.interruption import Interrupted
-from lambdanets.training.schedules import warmup_then_cosine
+from lambdanets.training.module import warmup_then_cosine
 from lambdanets.training.task import read_recipe
 from learning import train_until
 from noise_images import write_two_classes

@@ -13,18 +13,18 @@ from data.same_batches import assert_same
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labelled_images import ImageArray
 from lambdanets.data.loader import ImageBatches
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError
+from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.division import divided
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import open_student_images
 from lambdanets.training.recipe import Recipe
 from training.teaching import CLASSES, write_selection
 
-SHARES = [Share(), Share(parts=3), Share(0, 2), Share(1, 2, 2)]
+SHARES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), BatchSlice(1, 2, 2)]
 
 
 class Taught(ImageArray):
@@ -86,9 +86,9 @@ def test_every_step_has_so_many_of_each_set():
 @pytest.mark.parametrize(("groups", "of"), [(None, 1), (None, 2), ([2, 0, 1, 4], 1)])
 def test_the_other_set_has_epochs_of_its_own_in_which_each_image_comes_once(groups, of):
     beside = images(7, Taught, 100, groups)
-    shares = [loader(count=12, beside=beside, size=4, share=Share(process, of)) for process in range(of)]
+    shares = [loader(count=12, beside=beside, size=4, batch_slice=BatchSlice(process, of)) for process in range(of)]
     # 14 epochs of 3 steps of 4: 24 epochs of 7
-    steps = zip(*(passes(share, 14) for share in shares), strict=True)
+    steps = zip(*(passes(each, 14) for each in shares), strict=True)
     seen = [number for batches in steps for batch in batches for number in numbers(batch) if number >= 100]
     assert Counter(seen) == dict.fromkeys(range(100, 107), 24)
     if of == 1:
@@ -115,20 +115,20 @@ def test_an_image_that_comes_again_is_augmented_anew():
     assert len(seen) == len({*seen}) == 8 * 7
 
 
-@pytest.mark.parametrize("share", SHARES, ids=str)
+@pytest.mark.parametrize("batch_slice", SHARES, ids=str)
 @pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])
 @pytest.mark.parametrize("done", [0, 1, 2, 3, 4, 7])
-def test_a_run_goes_on_in_mid_epoch_with_the_same_batches(groups, done, share):
+def test_a_run_goes_on_in_mid_epoch_with_the_same_batches(groups, done, batch_slice):
     def made():
-        return loader(noisy, beside=images(7, Taught, 100, groups), count=24, batch_size=12, share=share)
+        return loader(noisy, beside=images(7, Taught, 100, groups), count=24, batch_size=12, batch_slice=batch_slice)
 
     whole = [*passes(made(), 8)]
     first = made()
-    list(islice(passes(first, 8), done * share.parts))
+    list(islice(passes(first, 8), done * batch_slice.accumulation_steps))
     second = made()
     second.load_state_dict(first.state_dict())
     rest = [*second, *second]
-    assert_same(rest, whole[done * share.parts :][: len(rest)])
+    assert_same(rest, whole[done * batch_slice.accumulation_steps :][: len(rest)])
 
 
 def test_workers_change_nothing(shards, tmp_path):
@@ -143,7 +143,7 @@ def test_workers_change_nothing(shards, tmp_path):
 def test_processes_and_parts_share_both_sets_of_a_step(groups, parts):
     def made(process, of, parts):
         beside = images(7, Taught, 100, groups)
-        return loader(beside=beside, count=24, batch_size=12, share=Share(process, of, parts))
+        return loader(beside=beside, count=24, batch_size=12, batch_slice=BatchSlice(process, of, parts))
 
     of_processes = [[*passes(made(process, 2, parts), 2)] for process in range(2)]
     for one, other in zip(*of_processes, strict=True):
@@ -158,14 +158,14 @@ def test_processes_and_parts_share_both_sets_of_a_step(groups, parts):
 
 
 def test_a_part_may_have_one_labelled_image_or_none():
-    batches = loader(count=8, size=36, batch_size=4, share=Share(parts=10))
+    batches = loader(count=8, size=36, batch_size=4, batch_slice=BatchSlice(accumulation_steps=10))
     sizes = [(sum(n < 100 for n in numbers(batch)), len(batch.images)) for batch in batches]
     assert sizes == [*[(1, 4)] * 4, *[(0, 4)] * 6] * 2
 
 
 def test_too_many_parts_for_a_step_are_refused():
     with pytest.raises(InputError, match="at least 2 images for each of 2 processes and 4 parts, but came 14"):
-        loader(count=8, size=10, batch_size=4, share=Share(0, 2, 4))
+        loader(count=8, size=10, batch_size=4, batch_slice=BatchSlice(0, 2, 4))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -178,8 +178,8 @@ def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, 
         return
     for rank in range(count):
         these = Processes(rank, count, rank, count)
-        share = divided(recipe, ClassificationTrial(recipe, 3), torch.nn.Identity(), images_there, these)[1]
-        batches = [*loader(count=images_there, size=recipe.beside_batch, share=share)]
+        batch_slice = divided(recipe, ClassificationProbe(recipe, 3), torch.nn.Identity(), images_there, these)[1]
+        batches = [*loader(count=images_there, size=recipe.beside_batch, batch_slice=batch_slice)]
         assert len(batches) > 0
         assert all(len(batch.images) >= 2 for batch in batches)
 
@@ -211,7 +211,7 @@ def test_unreadable_images_of_either_set_are_left_out_and_named():
 @pytest.mark.parametrize(("count", "of"), [(0, 1), (1, 2), (2, 3)])
 def test_fewer_images_beside_than_processes_are_refused(count, of):
     with pytest.raises(InputError, match=f"at least {of} images beside the labelled ones, .* came {count}$"):
-        loader(count=12, beside=images(count, Taught, 100, [count]), batch_size=8, share=Share(0, of))
+        loader(count=12, beside=images(count, Taught, 100, [count]), batch_size=8, batch_slice=BatchSlice(0, of))
 
 
 def test_validation_has_nothing_beside_it():

@@ -33,7 +33,7 @@ def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: lis
 @contextlib.contextmanager
 def explained(command: str, begun: Path) -> Iterator[None]:
     """Say in a sentence what ends training early, and the command to go on with once the file `begun` is there."""
-    from lambdanets.training.interruption import Interrupted
+    from lambdanets.training.callbacks import Interrupted
     from lambdanets.training.processes import processes
 
     try:

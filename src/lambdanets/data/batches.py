@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.order import Order, Share, mixed
+from lambdanets.data.order import BatchSlice, Order, mixed
 from lambdanets.errors import InputError
 
 _PATIENCE = 3.0  # seconds that workers have to end
@@ -67,7 +67,7 @@ class Batches(Generic[Made]):
     plain order, from the start each time. The random numbers that `make` draws (Python's, NumPy's and torch's CPU
     generator) are seeded by seed, epoch and image, so neither the number of workers nor a resumption changes a pixel.
 
-    A step of training has batch_size images, whatever the share: this process takes every processes-th of them, and
+    A step of training has batch_size images, whatever the batch_slice: this rank takes every world_size-th of them, and
     hands them out in parts, a batch each. The last step of an epoch may be smaller; it is left out where a part would
     have fewer images than least_part, and its images come in other epochs. Validation hands out every processes-th
     image of the set, in batches of the size of a part.
@@ -92,7 +92,7 @@ class Batches(Generic[Made]):
         seed: int,
         training: bool,
         workers: int,
-        share: Share | None = None,
+        batch_slice: BatchSlice | None = None,
         beside: NamedImages | None = None,
         beside_size: int = 0,
         least_part: int = 1,
@@ -100,31 +100,31 @@ class Batches(Generic[Made]):
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)):
             if value < least:
                 raise InputError(f"expected {name} of at least {least}, but came {value}")
-        self._share = share or Share()
+        self._slice = batch_slice or BatchSlice()
         beside = beside if training and beside_size else None
         self._beside_size = beside_size if beside is not None else 0
-        least_images = least_of_step(self._share, self._beside_size, least_part) if training else 1
+        least_images = least_of_step(self._slice, self._beside_size, least_part) if training else 1
         if len(images) < least_images:
             raise InputError(
                 f"expected at least {least_images} images to {'train' if training else 'validate'} on, "
                 f"but came {len(images)}"
             )
-        if beside is not None and len(beside) < self._share.processes:
+        if beside is not None and len(beside) < self._slice.world_size:
             raise InputError(
-                f"expected at least {self._share.processes} images beside the labelled ones, one a process, "
+                f"expected at least {self._slice.world_size} images beside the labelled ones, one a process, "
                 f"but came {len(beside)}"
             )
         if training and batch_size < least_images:
             raise InputError(
-                f"expected batch_size of at least {least_part} images for each of {self._share.processes} processes "
-                f"and {self._share.parts} parts, but came {batch_size + self._beside_size}"
+                f"expected batch_size of at least {least_part} images for each of {self._slice.world_size} processes "
+                f"and {self._slice.accumulation_steps} parts, but came {batch_size + self._beside_size}"
             )
         self._images = images
         self._batch_size = batch_size
         self._seed = seed
         self._training = training
-        self._order = Order(images, seed, self._share)
-        self._beside_order = Order(beside, seed + 1, self._share) if beside is not None else None
+        self._order = Order(images, seed, self._slice)
+        self._beside_order = Order(beside, seed + 1, self._slice) if beside is not None else None
         self._served = 0
         self._schedule = _Schedule()
         # of training steps in a whole epoch
@@ -143,7 +143,7 @@ class Batches(Generic[Made]):
     @property
     def parts(self) -> int:
         """Batches that this process hands out a step of training."""
-        return self._share.parts
+        return self._slice.accumulation_steps
 
     def __len__(self) -> int:
         """The number of batches that this process hands out in a whole epoch."""
@@ -196,12 +196,12 @@ class Batches(Generic[Made]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on after the steps a `state_dict` counted, from a loader of the same set, batch size and seed.
 
-        The share may be another. Raises InputError where that changes the number of steps in an epoch.
+        The batch slice may be another. Raises InputError where that changes the number of steps in an epoch.
         """
         if state["steps_per_epoch"] != self.steps:
             raise InputError(
                 f"expected {state['steps_per_epoch']} steps an epoch, as when the run began, but with "
-                f"{self._share.processes} processes in {self.parts} parts there are {self.steps}; use fewer of them"
+                f"{self._slice.world_size} processes in {self.parts} parts there are {self.steps}; use fewer of them"
             )
         self._served = state["steps"] * self.parts
 
@@ -225,15 +225,16 @@ class Batches(Generic[Made]):
             yield [_Key(False, 0, number, 0) for number in own[start : start + size]]
 
     def _own(self) -> Sequence[int]:
-        return range(self._share.process, len(self._images), self._share.processes)
+        return range(self._slice.rank, len(self._images), self._slice.world_size)
 
     def _part_size(self) -> int:
-        return max(1, self._batch_size // (self._share.processes * self.parts))
+        return max(1, self._batch_size // (self._slice.world_size * self.parts))
 
 
-def least_of_step(share: Share, beside_size: int, least_part: int) -> int:
+def least_of_step(batch_slice: BatchSlice, beside_size: int, least_part: int) -> int:
     """How many images a step of training must have of the first set, so that each part has least_part of both sets."""
-    return max(1, share.processes * (least_part * share.parts - beside_size // share.processes))
+    ranks = batch_slice.world_size
+    return max(1, ranks * (least_part * batch_slice.accumulation_steps - beside_size // ranks))
 
 
 def steps_in_epoch(images: int, batch_size: int, least_images: int) -> int:

@@ -10,16 +10,16 @@ WINDOW = 8  # shards open at a time: 80,000 images to shuffle among in shards of
 
 
 @dataclass(frozen=True)
-class Share:
-    """Which images of a step a process takes, and in how many parts one after the other, for gradients to add up."""
+class BatchSlice:
+    """The part of each batch that a rank takes, and in how many micro-batches it accumulates gradients over it."""
 
-    process: int = 0
-    processes: int = 1
-    parts: int = 1
+    rank: int = 0
+    world_size: int = 1
+    accumulation_steps: int = 1
 
     def count(self, positions: int) -> int:
-        """How many of the first so many positions are this process's: every processes-th."""
-        return len(range(self.process, positions, self.processes))
+        """How many of that many positions are this rank's: every world_size-th."""
+        return len(range(self.rank, positions, self.world_size))
 
 
 class Order:
@@ -29,24 +29,24 @@ class Order:
     it takes as many from shards of its own: then no process reads the shards of another, but those at its two ends.
     """
 
-    def __init__(self, images: Sized, seed: int, share: Share) -> None:
+    def __init__(self, images: Sized, seed: int, batch_slice: BatchSlice) -> None:
         self._count = len(images)
         self._groups: Sequence[int] | None = getattr(images, "groups", None)
         self._seed = seed
-        self._share = share
+        self._slice = batch_slice
         self._drawn: tuple[int, np.ndarray] | None = None
 
     def of_epoch(self, epoch: int, first: int, size: int) -> np.ndarray:
         """This process's image numbers among so many positions of an epoch, from a first one on."""
-        own = np.arange(self._share.count(first), self._share.count(first + size))
+        own = np.arange(self._slice.count(first), self._slice.count(first + size))
         order = self._draw(epoch)
-        return order[own if self._groups is not None else self._share.process + own * self._share.processes]
+        return order[own if self._groups is not None else self._slice.rank + own * self._slice.world_size]
 
     def of_epochs(self, first: int, size: int) -> Iterator[tuple[int, int]]:
         """This process's epochs and image numbers among so many positions of epochs that follow each other."""
-        whole = self._share.count(self._count) if self._groups is not None else self._count
-        for own in range(self._share.count(first), self._share.count(first + size)):
-            place = own if self._groups is not None else self._share.process + own * self._share.processes
+        whole = self._slice.count(self._count) if self._groups is not None else self._count
+        for own in range(self._slice.count(first), self._slice.count(first + size)):
+            place = own if self._groups is not None else self._slice.rank + own * self._slice.world_size
             epoch, position = divmod(place, whole)
             yield epoch, int(self._draw(epoch)[position])
 
@@ -55,9 +55,9 @@ class Order:
             if self._groups is None:
                 order = permuted(self._count, self._seed, epoch)
             else:
-                others = (Share(other, self._share.processes) for other in range(self._share.process))
+                others = (BatchSlice(other, self._slice.world_size) for other in range(self._slice.rank))
                 before = sum(other.count(self._count) for other in others)
-                stretch = range(before, before + self._share.count(self._count))
+                stretch = range(before, before + self._slice.count(self._count))
                 order = permuted_in_windows(self._groups, self._seed, epoch, stretch)
             self._drawn = epoch, order
         return self._drawn[1]

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lambdanets.errors import InputError
 from lambdanets.files import write_whole
-from lambdanets.training.checkpoints import ends_step
+from lambdanets.training.callbacks import ends_step
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes, all_gather_lists, all_reduce_sum
 

@@ -11,18 +11,18 @@ from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, one_line
 from lambdanets.training.recipe import TrainingRecipe
 
-_counted: dict[str, tuple[int, int]] = {}  # what training_memory returned, by the trial's key
+_counted: dict[str, tuple[int, int]] = {}  # what training_memory returned, by the probe's key
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial(ABC):
+class MemoryProbe(ABC):
     """A recipe's forward pass on made-up images, to see what a step takes."""
 
     recipe: TrainingRecipe
 
     @property
     def key(self) -> str:
-        """The same for trials that need the same memory: not of the places of data and the seed."""
+        """The same for probes that need the same memory: not of the places of data and the seed."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         recipe = dataclasses.asdict(fields.pop("recipe"))
         for name in (*self.recipe.PLACES, "seed"):
@@ -43,7 +43,7 @@ class Trial(ABC):
         """Of the images, in words."""
 
 
-def images_that_fit(trial: Trial, wanted: int, free_bytes: int | None = None) -> int:
+def images_that_fit(probe: MemoryProbe, wanted: int, free_bytes: int | None = None) -> int:
     """How many of the wanted images can be computed at a time: all, or half, or half of that, and so on.
 
     free_bytes: of memory; by default those of the device. Raises InputError where not even as many fit as must be
@@ -51,18 +51,18 @@ def images_that_fit(trial: Trial, wanted: int, free_bytes: int | None = None) ->
     """
     free = free_memory(best_device()) if free_bytes is None else free_bytes
     try:
-        fixed, per_image = training_memory(trial)
+        fixed, per_image = training_memory(probe)
     except InputError:
         raise
     except Exception as error:  # whatever a model raises at a size it cannot take
-        raise InputError(f"{trial.recipe.model} cannot take images of {trial.size}: {one_line(error)}") from error
-    images, least = wanted, trial.recipe.LEAST_PART
+        raise InputError(f"{probe.recipe.model} cannot take images of {probe.size}: {one_line(error)}") from error
+    images, least = wanted, probe.recipe.LEAST_PART
     while images > least and fixed + per_image * images > free:
         images = -(-images // 2)
     if fixed + per_image * images <= free:
         return images
     raise InputError(
-        f"training {trial.recipe.model} on images of {trial.size} with {at_a_time(least)} needs about "
+        f"training {probe.recipe.model} on images of {probe.size} with {at_a_time(least)} needs about "
         f"{(fixed + least * per_image) / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; choose a smaller model "
         "or image_size"
     )
@@ -73,22 +73,22 @@ def at_a_time(images: int) -> str:
     return f"{'one image' if images == 1 else 'two images' if images == 2 else f'{images} images'} at a time"
 
 
-def training_memory(trial: Trial) -> tuple[int, int]:
+def training_memory(probe: MemoryProbe) -> tuple[int, int]:
     """Bytes that a training step holds: those of weights, gradients and optimizer, and those of each image.
 
     Counted, not measured: the step runs on the meta device, where tensors have shapes and no content, and what
     autograd would keep for the backward pass is added up. That takes seconds for a large model, so what was counted
     serves further seeds of a recipe in this process.
     """
-    if trial.key not in _counted:
-        _counted[trial.key] = _count(trial)
-    return _counted[trial.key]
+    if probe.key not in _counted:
+        _counted[probe.key] = _count(probe)
+    return _counted[probe.key]
 
 
-def _count(trial: Trial) -> tuple[int, int]:
+def _count(probe: MemoryProbe) -> tuple[int, int]:
     meta = torch.device("meta")
     with meta:
-        model = trial.build()
+        model = probe.build()
     own = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in model.parameters()}
     kept: dict[int, Any] = {}
 
@@ -98,13 +98,13 @@ def _count(trial: Trial) -> tuple[int, int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        trial.loss(model.train(), 2, meta)
+        probe.loss(model.train(), 2, meta)
     activations = sum(
         storage.nbytes() for key, storage in kept.items() if key not in own and storage.device.type == "meta"
     )
-    if trial.recipe.precision in ("bf16-mixed", "16-mixed"):
+    if probe.recipe.precision in ("bf16-mixed", "16-mixed"):
         activations //= 2  # all but sums, norms' statistics and the like
-    return sum(own.values()) * (2 + states_of(trial.recipe)), activations // 2
+    return sum(own.values()) * (2 + states_of(probe.recipe)), activations // 2
 
 
 def states_of(recipe: TrainingRecipe) -> int:

@@ -1,21 +1,21 @@
-"""What all training does in a step, as a LightningModule: gradients of parts that add up, optimizer, schedule."""
+"""A step of training, as a LightningModule: gradient accumulation, optimizer, learning rate schedule, batch norm."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import timm.layers
 import torch
 from lightning.pytorch import LightningModule
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
-from lambdanets.training.batch_norm import freeze_batch_norm
 from lambdanets.training.finiteness import explain_gradient, explain_loss, first_gradient_not_finite
 from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.schedules import schedule_of
 
 # Names in timm: its sgd is Nesterov's, its rmsprop PyTorch's.
 _OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
@@ -24,8 +24,8 @@ _OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
 class TrainingModule(LightningModule):
     """Trains a model by a recipe; its checkpoints say which model and classes they hold.
 
-    A task says what a batch's loss is and how it validates. share: this process's part of each step. description: what
-    is needed to build the model again (`ModelCard.to_json`), kept in every checkpoint.
+    A task says what a batch's loss is and how it validates. batch_slice: this rank's part of a step. description: the
+    model's card and the recipe (`ModelCard.to_json`), kept in every checkpoint.
 
     SUMS: names of what `sums` gives, the loss first. validated: what the last validation measured, by name, the same in
     all processes; empty where no image could be read.
@@ -39,14 +39,14 @@ class TrainingModule(LightningModule):
         recipe: TrainingRecipe,
         steps_per_epoch: int,
         description: str,
-        share: Share | None = None,
+        batch_slice: BatchSlice | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.recipe = recipe
         self.steps_per_epoch = steps_per_epoch
         self.description = description
-        self.share = share or Share()
+        self.batch_slice = batch_slice or BatchSlice()
         self.validated: dict[str, float] = {}
         self._micro_batch: tuple[Any, int] | None = None  # whose backward pass comes next, and its number
 
@@ -72,13 +72,19 @@ class TrainingModule(LightningModule):
         if self.global_step >= steps - round(self.recipe.freeze_batch_norm * steps):
             freeze_batch_norm(self.model)
 
+    @property
+    def _micro_batches(self) -> int:
+        """Of a step, over all ranks."""
+        return self.batch_slice.world_size * self.batch_slice.accumulation_steps
+
     def _seed(self, batch_idx: int) -> None:
         # what a step draws (dropout, stochastic depth) depends on the seed and its place alone, resumed or not
-        place = (self.recipe.seed, self.global_step, self.share.process, batch_idx % self.share.parts)
+        micro_batch = batch_idx % self.batch_slice.accumulation_steps
+        place = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
         torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        several = self.share.processes * self.share.parts
+        several = self._micro_batches
         images = self.count(batch)
         if images < self.recipe.LEAST_PART:  # too many unreadable
             if several == 1:
@@ -129,13 +135,13 @@ class TrainingModule(LightningModule):
 
     def _explained(self, batch: Any, batch_idx: int, explain: Callable[[Callable[[], Tensor]], str]) -> str:
         """What `explain` says of the loss of a micro-batch, computed once more as it was."""
-        if self.recipe.sync_batch_norm and self.share.processes > 1:  # it would wait for the other processes
+        if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:  # it would wait for the other processes
             return "which operation was first is not looked for under sync_batch_norm"
 
         def compute() -> Tensor:
             self._seed(batch_idx)
             with self.trainer.precision_plugin.forward_context():
-                return self.sums(batch)["loss"] * (self.share.processes * self.share.parts / batch.step_images)
+                return self.sums(batch)["loss"] * (self._micro_batches / batch.step_images)
 
         with torch.compiler.set_stance("force_eager"):  # compiled code shows neither operations nor modules
             return explain(compute)
@@ -155,3 +161,73 @@ class TrainingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["lambdanets"] = self.description
+
+
+def schedule_of(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:
+    """Share of the recipe's learning rate at a step."""
+    warmup = round(recipe.warmup_epochs * steps_per_epoch)
+    if recipe.schedule == "staircase":
+        length = recipe.decay_epochs * steps_per_epoch
+        return lambda step: warmup_then_staircase(step, warmup, length, recipe.decay)
+    total = recipe.epochs * steps_per_epoch
+    if recipe.schedule == "late_steps":
+        return lambda step: warmup_then_late_steps(step, warmup, total)
+    return lambda step: warmup_then_cosine(step, warmup, total)
+
+
+def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
+    """Linear over the warm-up, then half a cosine to 0 at the end."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(total - warmup, 1)
+    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def warmup_then_staircase(step: int, warmup: int, length: float, decay: float) -> float:
+    """Linear over the warm-up, then times decay after every so many steps from there."""
+    return (step + 1) / warmup if step < warmup else decay ** int((step - warmup) / length)
+
+
+def warmup_then_late_steps(step: int, warmup: int, total: int) -> float:
+    """Linear over the warm-up, then 1, and a tenth of it after 90%, 95% and 97.5% of the steps each."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.1 ** sum(step >= share * total for share in (0.9, 0.95, 0.975))
+
+
+def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, processes: int = 1) -> nn.Module:
+    """Put the recipe's momentum into the model's batch norms.
+
+    Raises InputError for batch norm over several processes without GPUs, which PyTorch does not have.
+    """
+    if recipe.sync_batch_norm and processes > 1 and not torch.cuda.is_available():
+        raise InputError("sync_batch_norm needs a GPU for each process, and PyTorch finds none")
+    if recipe.batch_norm_momentum is not None:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = recipe.batch_norm_momentum
+    return model
+
+
+def freeze_batch_norm(model: nn.Module) -> None:
+    """Let the model's batch norms keep to their running statistics in training; their weights go on learning."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
+def synchronized(model: nn.Module, recipe: TrainingRecipe, processes: int) -> nn.Module:
+    """The model with batch norms over all processes, where the recipe says so and there are several.
+
+    Not to be run by one process alone any more: each forward pass waits for the others.
+    """
+    if not recipe.sync_batch_norm or processes == 1:
+        return model
+    before = dict(model.named_modules())
+    # timm's conversion keeps the activations that are part of its norms; torch's drops them
+    model = timm.layers.convert_sync_batchnorm(model)
+    for name, module in model.named_modules():
+        if module is not before[name]:  # the conversion drops hooks, such as those that hide padding
+            module._forward_pre_hooks.update(before[name]._forward_pre_hooks)
+            module._forward_hooks.update(before[name]._forward_hooks)
+    return model

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, Timer
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
@@ -17,20 +17,17 @@ from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, 
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.locks import LOCK, Lock, locked_folder
 from lambdanets.models.weights import read_weights
-from lambdanets.training.averaging import AverageWeights
-from lambdanets.training.batch_norm import synchronized
-from lambdanets.training.checkpoints import BEFORE, BEST, LAST, KeepBest, KeepLast, check_resumable, newest
-from lambdanets.training.curves import Curves, draw_curves
+from lambdanets.training.callbacks import AverageWeights, KeepBest, KeepLast, StopAfterStep, StopEarly
+from lambdanets.training.checkpoints import BEFORE, BEST, LAST, check_resumable, newest
+from lambdanets.training.curves import Curves, TensorBoard, draw_curves
 from lambdanets.training.division import AnyRecipe, divided, with_precision
-from lambdanets.training.early_stopping import StopEarly
 from lambdanets.training.history import History
-from lambdanets.training.interruption import StopAfterStep
+from lambdanets.training.module import synchronized
 from lambdanets.training.processes import Processes, broadcast_from_rank_zero, joined, rank_zero_first
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
 from lambdanets.training.task import Task, read_recipe, task_of
-from lambdanets.training.tensorboard import TensorBoard
 from lambdanets.training.trainer import make_trainer
 
 RECIPE = "recipe.json"
@@ -42,7 +39,7 @@ class _Prepared:
 
     task: Task
     recipe: TrainingRecipe
-    share: Share
+    batch_slice: BatchSlice
     training: Batches[Any]
     validation: Batches[Any]
 
@@ -175,10 +172,10 @@ def _prepare(recipe: TrainingRecipe, these: Processes, begun: bool = False) -> _
     """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
     recipe = with_precision(recipe)
     task = rank_zero_first(lambda: _open(recipe, these, begun))
-    recipe, share = divided(recipe, task.trial(), task.model, task.training_images, these)
+    recipe, batch_slice = divided(recipe, task.probe(), task.model, task.training_images, these)
     task.model = synchronized(task.model, recipe, these.world_size)
-    training, validation = task.batches(recipe, share)
-    return _Prepared(task, recipe, share, training, validation)
+    training, validation = task.batches(recipe, batch_slice)
+    return _Prepared(task, recipe, batch_slice, training, validation)
 
 
 def _open(recipe: TrainingRecipe, these: Processes, begun: bool) -> Task:
@@ -201,7 +198,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
         for place in (folder, checkpoints):
             remove_unfinished(place)
         task.begin(folder)
-    module = task.module(recipe, prepared.training.steps, prepared.share)
+    module = task.module(recipe, prepared.training.steps, prepared.batch_slice)
     if recipe.compile:
         model.compile()
     speed, timer = Speed(folder, these), Timer()
@@ -218,7 +215,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     # last, so that what the others do does not count as waiting for data
     stop = StopAfterStep(checkpoints / LAST, lock)
     callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
-    trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.share.parts, lock)
+    trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.batch_slice.accumulation_steps, lock)
     try:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
@@ -251,7 +248,7 @@ def _conclude(prepared: _Prepared, folder: Path, lock: Lock | None, history: His
         data=task.source,
         training_images=task.training_images,
         epochs=max(row[1] for row in history.rows),
-        processes=prepared.share.processes,
+        processes=prepared.batch_slice.world_size,
         micro_batch=recipe.micro_batch,
         **concluded | {"unreadable": sorted(history.unreadable | set(concluded["unreadable"]))},
     )

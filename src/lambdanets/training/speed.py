@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 
+from lambdanets import progress
 from lambdanets.progress import duration
-from lambdanets.training.checkpoints import ends_step
+from lambdanets.training.callbacks import ends_step
 from lambdanets.training.processes import Processes
 
 COLUMNS = ("step", "images_per_second", "waiting_share", "process_gib", "gpu_gib")
@@ -105,3 +106,47 @@ class Progress(TQDMProgressBar):
         metrics.pop("v_num", None)
         words = self._speed.words()
         return metrics | ({"speed": words} if words else {})
+
+
+class ProgressLines(Callback):
+    """Lines on standard error, as `lambdanets.progress` writes them. The loss is read only when a line is due."""
+
+    def __init__(self, speed: Speed) -> None:
+        self._speed = speed
+        self._loss: Any = None
+        self._validating = ""
+        self._progress = progress.Progress("training", unit="steps", note=self._note)
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self._progress.__enter__()
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self._progress.__exit__(None, None, None)
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self._progress.__exit__(None, None, None)
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+        self._progress.total = per_epoch * (trainer.max_epochs or 0)
+        self._progress.done = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._progress.label = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._progress.done = trainer.global_step
+        self._validating = ""
+        if outputs:  # a batch without readable images has none
+            self._loss = outputs["loss"].detach()
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._validating = f"validating, batch {batch_idx + 1:,}"
+
+    def _note(self) -> str:
+        loss = "" if self._loss is None else f"loss {float(self._loss):.3f}"
+        return ", ".join(part for part in (loss, self._validating, self._speed.words()) if part)

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.training.curves import Panels
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.history import History
-from lambdanets.training.memory import Trial
+from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes
 from lambdanets.training.recipe import Recipe, TrainingRecipe, read_fields
@@ -57,11 +57,11 @@ class Task(ABC):
         """Open the data and build the model. A run that has begun takes its weights from its checkpoint."""
 
     @abstractmethod
-    def trial(self) -> Trial:
+    def probe(self) -> MemoryProbe:
         """A step on made-up images."""
 
     @abstractmethod
-    def batches(self, recipe: Any, share: Share) -> tuple[Batches[Any], Batches[Any]]:
+    def batches(self, recipe: Any, batch_slice: BatchSlice) -> tuple[Batches[Any], Batches[Any]]:
         """Of training and of validation."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Task(ABC):
         """What files of weights say beside them."""
 
     @abstractmethod
-    def module(self, recipe: Any, steps_per_epoch: int, share: Share) -> TrainingModule:
+    def module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
         """The model in training."""
 
     def begin(self, folder: Path) -> None:  # noqa: B027 - most tasks have nothing to write

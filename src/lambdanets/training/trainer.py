@@ -13,9 +13,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from lambdanets.locks import Lock
 from lambdanets.training.checkpoints import WholeFiles
 from lambdanets.training.processes import Processes
-from lambdanets.training.progress_lines import ProgressLines
 from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.speed import Progress, Speed
+from lambdanets.training.speed import Progress, ProgressLines, Speed
 
 
 def make_trainer(

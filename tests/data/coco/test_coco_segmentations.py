@@ -117,11 +117,11 @@ def test_the_runs_of_a_large_image_are_read_from_a_string() -> None:
 def test_of_damaged_strings_only_those_with_a_run_for_every_pixel_reach_pycocotools() -> None:
     random = np.random.default_rng(0)
     taken = 0
-    for trial in range(2000):
-        text = list(run_string(noise(trial % 7)).encode())
+    for probe in range(2000):
+        text = list(run_string(noise(probe % 7)).encode())
         for place in random.integers(0, len(text), random.integers(1, 4)):
             text[place] = int(random.integers(48, 112))
-        damaged = bytes(text[: random.integers(1, len(text) + 1)] if trial % 2 else text).decode()
+        damaged = bytes(text[: random.integers(1, len(text) + 1)] if probe % 2 else text).decode()
         try:
             kept = read_segmentation({"size": [HEIGHT, WIDTH], "counts": damaged}, HEIGHT, WIDTH)
         except Dropped:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lambdanets.data.coco.annotations import decoded
-from lambdanets.training.detection.feeding import as_tensor
+from lambdanets.training.detection.loaders import as_tensor
 
 
 class Oracle(nn.Module):

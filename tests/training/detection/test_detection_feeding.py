@@ -16,9 +16,9 @@ from data.same_batches import assert_same
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
 from lambdanets.data.coco.loader import evaluation_batches
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.feeding import for_training, training_batches
+from lambdanets.training.detection.loaders import for_training, training_batches
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import tiny_recipe
 
@@ -208,7 +208,7 @@ def test_images_of_any_mode_come_in_three_colours_from_zero_to_one():
     objects = [coco_files.annotation(number, number) for number in range(1, 5)]
     annotations = parse_annotations(coco_files.write_json(coco_files.content(*objects, images=images)), Path("here"))
     some = AnnotatedImages(annotations, FilesInMemory(files, list(files), "memory"), range(4))
-    training = training_batches(replace(RECIPE, batch_size=4), some, Share())
+    training = training_batches(replace(RECIPE, batch_size=4), some, BatchSlice())
     for (batch,), objects_left in ((training, 3), (evaluation_batches(some, 4), 0)):
         assert len(batch.images) == 4
         for image in batch.images:
@@ -225,8 +225,8 @@ def recipe(tmp_path_factory):
     return tiny_recipe(tmp_path_factory.mktemp("feeding"), batch_size=3, jitter=(0.1, 2.0))
 
 
-def batches_of(recipe, share=Share()):  # noqa: B008 - it is frozen
-    return training_batches(recipe, open_sets(recipe)[0], share)
+def batches_of(recipe, batch_slice=BatchSlice()):  # noqa: B008 - it is frozen
+    return training_batches(recipe, open_sets(recipe)[0], batch_slice)
 
 
 def test_batches_are_the_same_for_any_number_of_workers(recipe):
@@ -247,7 +247,7 @@ def test_batches_are_the_same_after_a_resumption(recipe):
 
 def test_the_parts_of_processes_are_the_images_of_a_step(recipe):
     step = next(iter(batches_of(recipe)))
-    parts = [next(iter(batches_of(recipe, share=Share(rank, 3)))) for rank in range(3)]
+    parts = [next(iter(batches_of(recipe, batch_slice=BatchSlice(rank, 3)))) for rank in range(3)]
     assert [len(part.images) for part in parts] == [1, 1, 1]
     assert {part.step_images for part in parts} == {3}
     for image, part in zip(step.images, parts, strict=True):

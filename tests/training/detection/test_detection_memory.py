@@ -5,9 +5,9 @@ import torch
 
 from lambdanets.errors import InputError
 from lambdanets.training import division, run
+from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.detection.task import DetectionTask
-from lambdanets.training.detection.trial import DetectionTrial
 from lambdanets.training.memory import images_that_fit, training_memory
 from lambdanets.training.processes import ALONE
 
@@ -31,7 +31,7 @@ RECIPES = {
 def kept_by_autograd(recipe, images=2):
     """Bytes that the backward pass of a step needs for each image, all of full size, with as many objects as learnt."""
     torch.manual_seed(0)
-    model = DetectionTrial(recipe, 10).build().train()
+    model = DetectionProbe(recipe, 10).build().train()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 
@@ -57,7 +57,7 @@ def kept_by_autograd(recipe, images=2):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_is_predicted_is_near_what_autograd_keeps(name):
-    predicted = training_memory(DetectionTrial(RECIPES[name], 10))[1]
+    predicted = training_memory(DetectionProbe(RECIPES[name], 10))[1]
     assert 1 / 1.5 < predicted / kept_by_autograd(RECIPES[name]) < 1.5
 
 
@@ -65,34 +65,34 @@ def test_a_step_that_is_tried_has_as_many_objects_as_an_image_of_the_set_may_hav
     task = DetectionTask.opened(tiny, ALONE, begun=False)
     most = max(len(image.objects) for image in task.training.annotations.images)
     assert most > 1
-    assert task.trial().objects == most
-    assert replace(task, recipe=replace(tiny, max_objects=1)).trial().objects == 1
-    model, seen = task.trial().build(), []
+    assert task.probe().objects == most
+    assert replace(task, recipe=replace(tiny, max_objects=1)).probe().objects == 1
+    model, seen = task.probe().build(), []
     monkeypatch.setattr(model, "forward", lambda images, targets: seen.append(targets) or {"loss": torch.zeros(())})
-    replace(task.trial(), objects=77).loss(model, 2, torch.device("cpu"))
+    replace(task.probe(), objects=77).loss(model, 2, torch.device("cpu"))
     assert [len(each["masks"]) for each in seen[0]] == [77, 77]
 
 
 def test_weights_gradients_and_the_optimizers_states_are_counted():
-    parameters = sum(parameter.numel() for parameter in DetectionTrial(SMALL, 10).build().parameters())
-    assert training_memory(DetectionTrial(SMALL, 10))[0] == 4 * parameters * 3
-    assert training_memory(DetectionTrial(replace(SMALL, average_decay=0.99), 10))[0] == 4 * parameters * 4
+    parameters = sum(parameter.numel() for parameter in DetectionProbe(SMALL, 10).build().parameters())
+    assert training_memory(DetectionProbe(SMALL, 10))[0] == 4 * parameters * 3
+    assert training_memory(DetectionProbe(replace(SMALL, average_decay=0.99), 10))[0] == 4 * parameters * 4
 
 
 def test_images_of_detection_that_do_not_fit_are_halved_down_to_one():
-    trial = DetectionTrial(SMALL, 10)
-    fixed, per_image = training_memory(trial)
-    assert images_that_fit(trial, 8, fixed + 8 * per_image) == 8
-    assert images_that_fit(trial, 8, fixed + 7 * per_image) == 4
-    assert images_that_fit(trial, 8, fixed + per_image) == 1
+    probe = DetectionProbe(SMALL, 10)
+    fixed, per_image = training_memory(probe)
+    assert images_that_fit(probe, 8, fixed + 8 * per_image) == 8
+    assert images_that_fit(probe, 8, fixed + 7 * per_image) == 4
+    assert images_that_fit(probe, 8, fixed + per_image) == 1
     with pytest.raises(
         InputError, match=r"on images of 128 x 128 with one image at a time needs about .* GiB, and .* choose a smaller"
     ):
-        images_that_fit(trial, 8, fixed + per_image - 1)
+        images_that_fit(probe, 8, fixed + per_image - 1)
 
 
 def test_a_run_computes_as_many_images_at_a_time_as_fit_and_says_so(tiny, tmp_path, monkeypatch, capsys):
-    fixed, per_image = training_memory(DetectionTrial(tiny, 10))
+    fixed, per_image = training_memory(DetectionProbe(tiny, 10))
     monkeypatch.setattr(division, "free_memory", lambda device: fixed + int(1.5 * per_image))
     assert run.start(tiny, tmp_path / "run")["micro_batch"] == 1
     assert "2 images at a time do not fit into memory: computing 1 at a time" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lambdanets.cli import main
 from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection import module as detection
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.model import build_model
@@ -41,19 +41,20 @@ def batch_of(images: int) -> DetectionBatch:
     return DetectionBatch([image] * images, [target] * images, torch.arange(images), [], IMAGES)
 
 
-def gradients(recipe: DetectionRecipe, share: Share) -> list[torch.Tensor]:
+def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Tensor]:
     """Of this share of a step in float64, batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(recipe, 10).double()
-    module = Detection(model, recipe, open_sets(recipe)[1], 1, "", share=share)
+    module = Detection(model, recipe, open_sets(recipe)[1], 1, "", batch_slice=batch_slice)
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     model.train()
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()
-    caller = DistributedDataParallel(_Step(module)) if share.processes > 1 else _Step(module)
-    for _ in range(share.parts):
-        (caller(batch_of(IMAGES // share.processes // share.parts)) / share.parts).backward()  # as Lightning does
+    caller = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
+    for _ in range(batch_slice.accumulation_steps):
+        images = IMAGES // batch_slice.world_size // batch_slice.accumulation_steps
+        (caller(batch_of(images)) / batch_slice.accumulation_steps).backward()  # as Lightning does
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -74,21 +75,21 @@ def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_ar
     anchors, of which at most 256 are taken, and 12 proposals, of which a quarter of 64 may be objects."""
     plain = {"image_size": 16, "proposals": 10, "sampled_regions": 64, "drop_path": 0.0}
     recipe = tiny_recipe(tmp_path / "digits", **plain)
-    alone = gradients(recipe, Share())
+    alone = gradients(recipe, BatchSlice())
     if way == "two processes":
-        divided, _ = by_two_processes(lambda rank: gradients(recipe, Share(rank, 2)), tmp_path)
+        divided, _ = by_two_processes(lambda rank: gradients(recipe, BatchSlice(rank, 2)), tmp_path)
     else:
-        divided = gradients(recipe, Share(parts=2))
+        divided = gradients(recipe, BatchSlice(accumulation_steps=2))
     largest = max(gradient.abs().max() for gradient in alone)
     assert largest > 0
     for one, other in zip(alone, divided, strict=True):
         assert (one - other).abs().max() < 1e-12 * largest
 
 
-def validated(recipe: DetectionRecipe, share: Share) -> tuple[dict[str, float], list[list[int]]]:
+def validated(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str, float], list[list[int]]]:
     """What this share of a validation, blind in the last image, measures, and of which images the truth was."""
     images = open_sets(recipe)[1]
-    module = Detection(Oracle(images, blind=[len(images) - 1]), recipe, images, 1, "", share=share)
+    module = Detection(Oracle(images, blind=[len(images) - 1]), recipe, images, 1, "", batch_slice=batch_slice)
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     scored = []
 
@@ -100,7 +101,7 @@ def validated(recipe: DetectionRecipe, share: Share) -> tuple[dict[str, float], 
         score = detection.evaluate
         patch.setattr(detection, "evaluate", evaluate)
         module.on_validation_epoch_start()
-        for number, batch in enumerate(evaluation_batches(images, recipe.batch_size, share=share)):
+        for number, batch in enumerate(evaluation_batches(images, recipe.batch_size, batch_slice=batch_slice)):
             module.validation_step(batch, number)
         module.on_validation_epoch_end()
     return module.validated, scored
@@ -109,11 +110,11 @@ def validated(recipe: DetectionRecipe, share: Share) -> tuple[dict[str, float], 
 def test_two_processes_measure_all_images_of_validation_though_each_sees_some(tmp_path):
     write_scattered_digits(tmp_path / "digits", 1, 3, 0)
     recipe = tiny_recipe(tmp_path / "digits", detections=100)
-    alone = validated(recipe, Share())
+    alone = validated(recipe, BatchSlice())
     assert alone[0].keys() == VALIDATED.keys()
     assert all(0.1 < score < 0.9 for score in alone[0].values())
     assert alone[1] == [[1, 2, 3]]
-    first, second = by_two_processes(lambda rank: validated(recipe, Share(rank, 2)), tmp_path)
+    first, second = by_two_processes(lambda rank: validated(recipe, BatchSlice(rank, 2)), tmp_path)
     assert first == alone
     assert second == (alone[0], [])  # as the first has told it
 

@@ -20,7 +20,7 @@ from lambdanets.inference.detection import detect_in_set
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard
-from lambdanets.training.detection.feeding import for_training
+from lambdanets.training.detection.loaders import for_training
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 HEIGHT, WIDTH, COUNT = 350, 1000, 8_000

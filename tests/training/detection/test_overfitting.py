@@ -7,11 +7,11 @@ from PIL import Image
 from torch import nn
 
 from data.coco.coco_files import image, write
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import detect_in_set
 from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.feeding import training_batches
+from lambdanets.training.detection.loaders import training_batches
 from lambdanets.training.detection.model import build_model, card_of
 from training.detection.tiny_detection import TWO, tiny_recipe
 from training.runs import SEED
@@ -52,7 +52,7 @@ def test_overfits_one_image(tmp_path):
             norm.momentum = 0.3
     detector = Detector(model, card_of(recipe, [each["name"] for each in TWO], [each["id"] for each in TWO]))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    (batch,) = training_batches(recipe, training, Share())
+    (batch,) = training_batches(recipe, training, BatchSlice())
     reached = []
     for step in range(1, STEPS + 1):
         model.train()

@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batches, Sample
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 
 Target = dict[str, Tensor]
 
@@ -30,10 +30,12 @@ class DetectionBatch(NamedTuple):
 
 
 def evaluation_batches(
-    images: AnnotatedImages, batch_size: int, workers: int = 0, share: Share | None = None
+    images: AnnotatedImages, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
 ) -> Batches[DetectionBatch]:
     """Batches of images in their order and of their own sizes, without targets."""
-    return Batches(images, _load, collate, batch_size=batch_size, seed=0, training=False, workers=workers, share=share)
+    return Batches(
+        images, _load, collate, batch_size=batch_size, seed=0, training=False, workers=workers, batch_slice=batch_slice
+    )
 
 
 def _load(images: AnnotatedImages, number: int) -> tuple[Tensor, Target]:

@@ -11,8 +11,8 @@ from lambdanets.evidence.studies.catalog import STUDIES, Variant, labels_of
 from lambdanets.files import is_unfinished, printable_bytes, write_whole
 from lambdanets.locks import LOCK, InUseError, locked, locked_folder
 from lambdanets.training import run
+from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.task import ClassificationTask
-from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.memory import images_that_fit
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result
@@ -96,8 +96,8 @@ def begin(plan: Plan, folder: Path) -> None:
     runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
     task = run.check(runs[0].recipe)
     for planned in runs[1:]:
-        trial = ClassificationTrial(planned.recipe, len(task.classes))
-        images_that_fit(trial, min(planned.recipe.batch_size, task.training_images))
+        probe = ClassificationProbe(planned.recipe, len(task.classes))
+        images_that_fit(probe, min(planned.recipe.batch_size, task.training_images))
     recipe = replace(plan.recipe, **run.whole_paths(plan.recipe))
     with locked_folder(folder):
         _refuse_full(folder)  # another comparison may have begun there meanwhile

@@ -1,18 +1,20 @@
-"""A recipe's classifier: built for training, from weights where the recipe names some; and its card."""
+"""A recipe's classifier: built for training, its card, and its memory probe."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.inference.weights import of_other_classes, read_model_file, resize_tables, weights_in
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors, read_weights
+from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.recipe import Recipe
 
 
@@ -72,3 +74,23 @@ def with_model_of_weights(recipe: Recipe) -> Recipe:
         mean=card.preprocessing.mean,
         std=card.preprocessing.std,
     )
+
+
+@dataclass(frozen=True)
+class ClassificationProbe(MemoryProbe):
+    """Of a recipe, for so many classes."""
+
+    recipe: Recipe
+    classes: int
+
+    def build(self) -> nn.Module:
+        return build_model(replace(self.recipe, weights=None), self.classes)
+
+    def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
+        size = self.recipe.image_size
+        logits = model(torch.randn(images, self.recipe.channels, size, size, device=device))
+        return F.cross_entropy(logits.float(), torch.zeros(images, dtype=torch.long, device=device))
+
+    @property
+    def size(self) -> str:
+        return f"{self.recipe.image_size} x {self.recipe.image_size}"

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.data.loader import Batch
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import all_reduce_sum
@@ -27,9 +27,9 @@ class Classification(TrainingModule):
         classes: int,
         steps_per_epoch: int,
         description: str,
-        share: Share | None = None,
+        batch_slice: BatchSlice | None = None,
     ) -> None:
-        super().__init__(model, recipe, steps_per_epoch, description, share)
+        super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
         self.classes = classes
         self._sums = (0.0, 0.0, 0.0)  # of the validation: loss, right ones, images
 

@@ -10,18 +10,17 @@ import torch
 
 from lambdanets.data.batches import least_of_step, steps_in_epoch
 from lambdanets.data.labelled_images import image_file
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
 from lambdanets.provenance import hardware
-from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.classification.model import with_model_of_weights
+from lambdanets.training.classification.model import ClassificationProbe, with_model_of_weights
 from lambdanets.training.classification.task import open_for_training
-from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.division import AUTOCAST, images_of_process, parts_of_step, with_precision
 from lambdanets.training.memory import images_that_fit, training_memory
+from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.pseudo_labels.selection import read_selection
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.speed import duration
@@ -123,13 +122,13 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     own, fewest = images_of_process(recipe, data.images, devices)
     device = best_device()
     free = free_memory(device)
-    trial = ClassificationTrial(recipe, data.classes)
-    fitting = images_that_fit(trial, min(own, recipe.micro_batch or own), free)
+    probe = ClassificationProbe(recipe, data.classes)
+    fitting = images_that_fit(probe, min(own, recipe.micro_batch or own), free)
     parts = parts_of_step(own, fewest, fitting, recipe.LEAST_PART)
-    least_images = least_of_step(Share(0, devices, parts), recipe.beside_batch, recipe.LEAST_PART)
-    fixed, per_image = training_memory(trial)
+    least_images = least_of_step(BatchSlice(0, devices, parts), recipe.beside_batch, recipe.LEAST_PART)
+    fixed, per_image = training_memory(probe)
     with torch.device("meta"):
-        model: Any = trial.build()
+        model: Any = probe.build()
     flops = count_flops(model, recipe.image_size, channels=recipe.channels)
     measured = max(2, min(-(-own // parts), int(MEASURED_FLOPS[device.type] / (3 * flops))))
     return Plan(
@@ -144,7 +143,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
         flops=flops,
         memory=fixed + per_image * -(-own // parts),
         free=free,
-        images_a_second=_measure(trial, measured, device),
+        images_a_second=_measure(probe, measured, device),
         device=hardware()["gpu"] or f"{hardware()['processor']}, {torch.get_num_threads()} threads",
     )
 
@@ -162,10 +161,10 @@ def _data_size(recipe: Recipe) -> DataSize:
     return DataSize(len(images), len(splits.classes), each, splits.source)
 
 
-def _measure(trial: ClassificationTrial, images: int, device: torch.device) -> float:
+def _measure(probe: ClassificationProbe, images: int, device: torch.device) -> float:
     """Images a second of forward and backward passes and an optimizer step, on images that are there already."""
-    recipe = trial.recipe
-    model = prepare_batch_norm(trial.build(), recipe).to(device).train()
+    recipe = probe.recipe
+    model = prepare_batch_norm(probe.build(), recipe).to(device).train()
     if recipe.compile:
         model.compile()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
@@ -174,7 +173,7 @@ def _measure(trial: ClassificationTrial, images: int, device: torch.device) -> f
     for _ in range(1 + ROUNDS):  # the first makes what is kept for the others
         begun = time.perf_counter()
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            loss = trial.loss(model, images, device)
+            loss = probe.loss(model, images, device)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -10,20 +10,25 @@ from torch import nn
 
 from lambdanets.data.datasets import Splits, fewer, hold_out, open_splits
 from lambdanets.data.loader import ImageBatches
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device
 from lambdanets.inference.classification import predict_set
 from lambdanets.inference.classification_figures import draw_predictions
 from lambdanets.inference.classifier import Classifier
-from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.classification.feeding import make_batches
-from lambdanets.training.classification.model import build_model, card_of, describe, with_model_of_weights
+from lambdanets.training.classification.loaders import make_batches
+from lambdanets.training.classification.model import (
+    ClassificationProbe,
+    build_model,
+    card_of,
+    describe,
+    with_model_of_weights,
+)
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.classification.trial import ClassificationTrial
 from lambdanets.training.curves import Panels
 from lambdanets.training.history import History
+from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import PseudoLabelledImages, open_student_images
 from lambdanets.training.recipe import Recipe
@@ -69,19 +74,19 @@ class ClassificationTask(Task):
         model = build_model(replace(recipe, weights=None) if begun else recipe, splits.classes)
         return cls(recipe, splits, beside, prepare_batch_norm(model, recipe, these.world_size))
 
-    def trial(self) -> ClassificationTrial:
-        return ClassificationTrial(self.recipe, len(self.classes))
+    def probe(self) -> ClassificationProbe:
+        return ClassificationProbe(self.recipe, len(self.classes))
 
-    def batches(self, recipe: Recipe, share: Share) -> tuple[ImageBatches, ImageBatches]:
-        training = make_batches(recipe, self.splits.train, training=True, share=share, beside=self.beside)
-        return training, make_batches(recipe, self.splits.validation, training=False, share=share)
+    def batches(self, recipe: Recipe, batch_slice: BatchSlice) -> tuple[ImageBatches, ImageBatches]:
+        training = make_batches(recipe, self.splits.train, training=True, batch_slice=batch_slice, beside=self.beside)
+        return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
 
     def description(self, recipe: Recipe) -> str:
         return describe(recipe, self.classes)
 
-    def module(self, recipe: Recipe, steps_per_epoch: int, share: Share) -> Classification:
+    def module(self, recipe: Recipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Classification:
         return Classification(
-            self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), share=share
+            self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), batch_slice=batch_slice
         )
 
     def conclude(self, recipe: Recipe, folder: Path, history: History) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import DetectionBatch
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.models.mask_rcnn import MaskRCNN
@@ -50,10 +50,10 @@ class Detection(TrainingModule):
         validation: AnnotatedImages,
         steps_per_epoch: int,
         description: str,
-        share: Share | None = None,
+        batch_slice: BatchSlice | None = None,
         first_weights: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(model, recipe, steps_per_epoch, description, share)
+        super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
         self.first_weights = first_weights
         self._validation = validation
         self._ids = [category.id for category in validation.annotations.categories]
@@ -65,7 +65,7 @@ class Detection(TrainingModule):
 
         Batch norm has no statistics of a single number. Over several processes it is not alone.
         """
-        if self.recipe.sync_batch_norm and self.share.processes > 1:
+        if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:
             return len(batch.images)
         backbone: Any = self.model.backbone
         stride = backbone.strides[-2]

@@ -12,7 +12,7 @@ from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
 from lambdanets.data.coco.sets import tell_findings
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
 from lambdanets.inference.detection import detect_in_set
@@ -20,15 +20,14 @@ from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.weights import identified
 from lambdanets.models.mask_rcnn import MaskRCNN
-from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.curves import Panels
 from lambdanets.training.detection.data import open_sets, write_findings
-from lambdanets.training.detection.feeding import training_batches
-from lambdanets.training.detection.model import build_model, card_of, describe
+from lambdanets.training.detection.loaders import training_batches
+from lambdanets.training.detection.model import DetectionProbe, build_model, card_of, describe
 from lambdanets.training.detection.module import LOSSES, VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.detection.trial import DetectionTrial
 from lambdanets.training.history import History
+from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.processes import Processes
 from lambdanets.training.task import Task
 
@@ -75,21 +74,23 @@ class DetectionTask(Task):
         first_weights = None if begun or recipe.weights is None else identified(Path(recipe.weights))
         return cls(recipe, training, validation, source, model, first_weights)
 
-    def trial(self) -> DetectionTrial:
+    def probe(self) -> DetectionProbe:
         most = max(len(image.objects) for image in self.training.annotations.images)
-        return DetectionTrial(self.recipe, len(self.classes), min(most, self.recipe.max_objects))
+        return DetectionProbe(self.recipe, len(self.classes), min(most, self.recipe.max_objects))
 
-    def batches(self, recipe: DetectionRecipe, share: Share) -> tuple[Batches[DetectionBatch], Batches[DetectionBatch]]:
-        training = training_batches(recipe, self.training, share)
-        return training, evaluation_batches(self.validation, recipe.batch_size, recipe.workers, share)
+    def batches(
+        self, recipe: DetectionRecipe, batch_slice: BatchSlice
+    ) -> tuple[Batches[DetectionBatch], Batches[DetectionBatch]]:
+        training = training_batches(recipe, self.training, batch_slice)
+        return training, evaluation_batches(self.validation, recipe.batch_size, recipe.workers, batch_slice)
 
     def description(self, recipe: DetectionRecipe) -> str:
         return describe(recipe, self.classes, self.category_ids)
 
-    def module(self, recipe: DetectionRecipe, steps_per_epoch: int, share: Share) -> Detection:
+    def module(self, recipe: DetectionRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Detection:
         description = self.description(recipe)
         self._module = Detection(
-            self.model, recipe, self.validation, steps_per_epoch, description, share, self.first_weights
+            self.model, recipe, self.validation, steps_per_epoch, description, batch_slice, self.first_weights
         )
         return self._module
 

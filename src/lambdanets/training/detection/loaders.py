@@ -16,12 +16,14 @@ from lambdanets.data.coco.annotations import AnnotatedImage, decoded_patch
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import DetectionBatch, Target, as_tensor, collate
 from lambdanets.data.coco.segmentations import Patch
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 
-def training_batches(recipe: DetectionRecipe, images: AnnotatedImages, share: Share) -> Batches[DetectionBatch]:
-    """The recipe's batches of images, shuffled, scaled and cropped; share: what of each step this process takes."""
+def training_batches(
+    recipe: DetectionRecipe, images: AnnotatedImages, batch_slice: BatchSlice
+) -> Batches[DetectionBatch]:
+    """The recipe's batches of images, shuffled, scaled and cropped; batch_slice: this rank's part of a step."""
     return Batches(
         images,
         _Prepared(recipe),
@@ -30,7 +32,7 @@ def training_batches(recipe: DetectionRecipe, images: AnnotatedImages, share: Sh
         seed=recipe.seed,
         training=True,
         workers=recipe.workers,
-        share=share,
+        batch_slice=batch_slice,
     )
 
 

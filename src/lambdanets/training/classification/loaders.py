@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lambdanets.data.labelled_images import LabelledImages
 from lambdanets.data.loader import ImageBatches
-from lambdanets.data.order import Share
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.training.recipe import Recipe
 
@@ -18,13 +18,13 @@ def make_batches(
     images: LabelledImages,
     *,
     training: bool,
-    share: Share | None = None,
+    batch_slice: BatchSlice | None = None,
     beside: LabelledImages | None = None,
 ) -> ImageBatches:
     """The recipe's batches of images: shuffled and augmented in training, else in order, as in evaluation.
 
-    share: what of each step this process takes, and in how many parts; all in one if None. beside: the pseudo-labelled
-    images.
+    batch_slice: what of each step this rank takes, and in how many micro-batches; all in one if None. beside: the
+    pseudo-labelled images.
     """
     return ImageBatches(
         images,
@@ -34,7 +34,7 @@ def make_batches(
         seed=recipe.seed,
         training=training,
         workers=recipe.workers,
-        share=share,
+        batch_slice=batch_slice,
         beside=beside,
         beside_size=recipe.beside_batch,
     )
