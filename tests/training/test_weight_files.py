@@ -138,8 +138,8 @@ def test_a_pickle_that_holds_code_is_refused_in_one_line(command, two_classes, t
     assert not (tmp_path / "run").exists()
 
 
-# What files of weights had beside the tensors before version 0.3: the recipe, of which defaults were left out.
-BEFORE_0_3 = {
+# What files of weights had beside the tensors before there were model cards: the recipe, of which defaults were left out.
+BEFORE_CARDS = {
     "recipe": {
         "task": "classification", "model": "lambda_resnet20_small", "model_options": {"scope": 7}, "weights": None,
         "epochs": 3, "data": "digits", "data_root": None, "validation_share": 0.3, "image_size": 24, "channels": 3,
@@ -147,7 +147,7 @@ BEFORE_0_3 = {
     },
     "classes": ["dark", "light"],
 }  # fmt: skip
-DETECTOR_BEFORE_0_3 = {
+DETECTOR_BEFORE_CARDS = {
     "recipe": {
         "task": "detection", "model": "lambda_resnet20_small", "image_size": 64, "levels": [2, 3], "data": "a.json",
         "pyramid_channels": 8, "box_layers": [0, 32], "proposals": 20, "images": "a", "validation_data": "b.json",
@@ -164,7 +164,7 @@ def saved_before(path, model, description):
 
 def test_classifiers_saved_before_model_cards_load(tmp_path):
     model = create_model("lambda_resnet20_small", num_classes=2, in_chans=3, scope=7)
-    loaded = load_classifier(saved_before(tmp_path / "weights.safetensors", model, BEFORE_0_3))
+    loaded = load_classifier(saved_before(tmp_path / "weights.safetensors", model, BEFORE_CARDS))
     assert loaded.classes == ("dark", "light")
     preprocessing = Preprocessing(24, 3, (0.4, 0.5, 0.6), (0.25,), 0.9, "bicubic")
     assert loaded.card.preprocessing == preprocessing
@@ -173,8 +173,8 @@ def test_classifiers_saved_before_model_cards_load(tmp_path):
 
 
 def test_detectors_saved_before_model_cards_load(tmp_path):
-    fields = {**DETECTOR_BEFORE_0_3["recipe"], "classes": ("cup", "fork"), "category_ids": (3, 7)}
+    fields = {**DETECTOR_BEFORE_CARDS["recipe"], "classes": ("cup", "fork"), "category_ids": (3, 7)}
     model = build_detector(make_card(DetectorCard, fields, "a test"))
-    loaded = load_detector(saved_before(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_0_3))
+    loaded = load_detector(saved_before(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_CARDS))
     assert [(category.id, category.name) for category in loaded.categories] == [(3, "cup"), (7, "fork")]
     assert (loaded.card.image_size, loaded.card.levels, loaded.card.validation_data) == (64, (2, 3), "b.json")

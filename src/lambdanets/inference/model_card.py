@@ -1,8 +1,8 @@
 """What a file of weights says of its model: all that inference needs to know, and nothing of how it was trained.
 
 A card is JSON under "lambdanets" in the metadata of a .safetensors file, and in a checkpoint. Beside it stands the
-recipe of the training run, for the record. Files of before version 0.3 have the recipe alone, whose fields have the
-names of a card's.
+recipe of the training run, for the record. Files written before there were cards have the recipe alone, whose fields
+have the names of a card's.
 """
 
 import json
