@@ -1,7 +1,7 @@
-"""Follows a plan; where the fused kernels it chose raise, a plain algorithm takes their place.
+"""Follows a plan; an algorithm that it chose and that raises may be replaced, see `Algorithm.refuse`.
 
-A kernel that passed its self-test may still ask for more shared memory than the device has, or fail to compile, at
-another shape. That raises before anything is computed. An algorithm that the caller named is followed, never replaced.
+A fused kernel that passed its self-test may still ask for more shared memory than the device has, or fail to compile,
+at another shape. That raises before anything is computed. An algorithm that the caller named is never replaced.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position import fused
-from lambdanets.ops.position.execution import Gradients, run_backward, run_forward
-from lambdanets.ops.position.plan import Plan, make_plan
-from lambdanets.ops.position.problem import Wanted
+from lambdanets.ops.position.execution import FactorGradients, run_backward, run_forward
+from lambdanets.ops.position.plan import ALGORITHMS, Plan, make_plan
+from lambdanets.ops.position.problem import NeedsGrad
 
 _Result = TypeVar("_Result")
 
@@ -28,30 +27,29 @@ def follow_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tens
 
 
 def follow_backward(
-    gradient: Tensor,
+    grad_output: Tensor,
     queries: Tensor,
     table: Tensor,
     values: Tensor,
     content: Tensor | None,
     plan: Plan,
-    wanted: Wanted,
-) -> Gradients:
+    needs_grad: NeedsGrad,
+) -> FactorGradients:
     """`run_backward` by the algorithm that a plan has for the backward pass."""
 
-    def run(algorithm: str) -> Gradients:
-        return run_backward(gradient, queries, table, values, content, plan.problem, algorithm, wanted)
+    def run(algorithm: str) -> FactorGradients:
+        return run_backward(grad_output, queries, table, values, content, plan.problem, algorithm, needs_grad)
 
     return _follow(run, plan, "backward", plan.backward)
 
 
 def _follow(run: Callable[[str], _Result], plan: Plan, way: str, algorithm: str) -> _Result:
-    if not plan.automatic or algorithm != "fused":
-        return run(algorithm)
     try:
         return run(algorithm)
-    except torch.OutOfMemoryError:  # a plain algorithm would need more
+    except torch.OutOfMemoryError:  # another algorithm would need more
         raise
     except Exception as error:
-        fused.refuse(plan.problem, way, error)
+        if not plan.automatic or not ALGORITHMS[algorithm].refuse(plan.problem, way, error):
+            raise
     again = make_plan(plan.problem)
     return run(again.chosen if way == "forward" else again.backward)

@@ -10,8 +10,9 @@ from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
 from lambdanets.ops.geometry import shape_of
 from lambdanets.ops.position.derivatives import interact
 from lambdanets.ops.position.exportable import interact_exportable
-from lambdanets.ops.position.operators import joined, pose, position_interaction_operator
+from lambdanets.ops.position.operators import position_interaction_operator
 from lambdanets.ops.position.plan import Plan, check_algorithm, make_plan
+from lambdanets.ops.position.problem import redilate, undilate
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
@@ -51,12 +52,12 @@ def position_interaction(
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             output = position_interaction_operator(queries, table, values, content, grid, dilation, causal, algorithm)
         else:
-            factors, problem = pose(queries, table, values, content, grid, dilation, causal)
+            factors, problem = undilate(queries, table, values, content, grid, dilation, causal)
             if torch.compiler.is_exporting() or torch.jit.is_tracing():
                 output = interact_exportable(*factors, problem, algorithm)
             else:
                 output = interact(*factors, make_plan(problem, algorithm))
-            output = joined(output, grid, dilation)
+            output = redilate(output, grid, dilation)
     return output.to(returned)
 
 
@@ -77,7 +78,7 @@ def explain(
     device serve. Raises as `position_interaction`.
     """
     queries, table, values, _, grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
-    return make_plan(pose(queries, table, values, None, grid, dilation, causal)[-1], algorithm)
+    return make_plan(undilate(queries, table, values, None, grid, dilation, causal)[-1], algorithm)
 
 
 def _prepare(
