@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
 # Of queries, of each tensor that `Bound.prepare` returned, and of values; None where not needed.
@@ -34,19 +34,11 @@ class Bound(ABC):
         """What depends on the table (before + 1 + after for each axis, k, u) alone."""
 
     @abstractmethod
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
-        """queries (b, h, n, k), values (b, n, v, u), content lambda (b, k, v) or None -> (b, h, n, v)."""
+    def forward(self, operands: Operands) -> Tensor:
+        """The output (b, h, n, v)."""
 
     @abstractmethod
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs_grad: NeedsGrad,
-    ) -> Gradients:
+    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
         """The gradients from that of the output (b, h, n, v); that of the content lambda is computed elsewhere."""
 
     @abstractmethod
@@ -59,33 +51,24 @@ class BoundPositionTerm(Bound):
 
     @abstractmethod
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        """`forward` without content."""
+        """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
 
     @abstractmethod
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """`backward` without content."""
+        """The adjoint of `position_term`."""
 
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+    def forward(self, operands: Operands) -> Tensor:
+        queries, prepared, values, content = operands
         output = self.position_term(queries, prepared, values)
         return output if content is None else _add_products(output, queries, content)
 
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs_grad: NeedsGrad,
-    ) -> Gradients:
-        grad_queries, grad_prepared, grad_values = self.position_gradients(
-            grad_output, queries, prepared, values, needs_grad
-        )
-        if grad_queries is not None and content is not None:
-            grad_queries = _add_products(grad_queries, grad_output, content.mT)
-        return grad_queries, grad_prepared, grad_values
+    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+        gradients = self.position_gradients(grad_output, *operands[:3], needs_grad)
+        if gradients[0] is None or operands.content is None:
+            return gradients
+        return _add_products(gradients[0], grad_output, operands.content.mT), *gradients[1:]
 
 
 class Algorithm(ABC):

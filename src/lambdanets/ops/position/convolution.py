@@ -45,7 +45,7 @@ class Convolution(_Form, Traceable):
 
     @staticmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
-        return _values_in_batch(maps, weights)
+        return _CONVOLUTIONS[maps.ndim - 3](maps.flatten(0, 1), weights).unflatten(0, maps.shape[:2])
 
     def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
         maps = values.permute(0, 2, 3, 1).unflatten(3, problem.grid).contiguous()
@@ -64,15 +64,9 @@ class DepthwiseConvolution(_Form):
     name = "depthwise_convolution"
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
-        p, in_batch = problem, _cost(problem, rates)
-        repeated = p.value_depth * p.query_depth * p.intra_depth * math.prod(p.scope)
+        copies = problem.value_depth * problem.query_depth * problem.intra_depth * math.prod(problem.scope)
         # a group has too few channels for a matrix product
-        return replace(
-            in_batch,
-            # the copies of the table are gone before the lambdas meet the queries
-            workspace_bytes=max(in_batch.workspace_bytes, 4 * (p.lambda_elements + repeated)),
-            seconds=in_batch.seconds + 2 * _direct_seconds(p, rates) + rates.copy(4.0 * repeated),
-        )
+        return _direct_cost(problem, rates, 2, copies)
 
     @staticmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
@@ -93,16 +87,10 @@ class ValueAxisConvolution(_Form):
     limits = "serves 1-D and 2-D data alone, because PyTorch has no 4-d convolution"
 
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        p = problem
-        if len(p.grid) == 3:
+        if len(problem.grid) == 3:
             return None
-        in_batch = _cost(p, rates)
-        transposed = p.batch * p.positions * p.value_depth * p.intra_depth
-        return replace(
-            in_batch,
-            # the copy of the values is gone before the lambdas meet the queries
-            workspace_bytes=max(in_batch.workspace_bytes, 4 * (p.lambda_elements + transposed)),
-            seconds=in_batch.seconds + _direct_seconds(p, rates) + rates.copy(4.0 * transposed),
+        return _direct_cost(
+            problem, rates, 1, problem.batch * problem.positions * problem.value_depth * problem.intra_depth
         )
 
     @staticmethod
@@ -138,7 +126,7 @@ class BoundConvolution(BoundPositionTerm):
         maps = self._padded_maps(values)
         grad_queries = grad_weights = grad_values = None
         if needs_grad.queries:
-            lambdas = _values_in_batch(maps, weights)
+            lambdas = Convolution.lambdas(maps, weights)
             grad_queries = torch.einsum("bhnv,bvkn->bhnk", grad_output, lambdas.flatten(3))
         if needs_grad.table or needs_grad.values:
             grad_lambdas = torch.einsum("bhnk,bhnv->bvkn", queries, grad_output).unflatten(3, p.grid).flatten(0, 1)
@@ -182,14 +170,16 @@ def _cost(problem: Problem, rates: Rates) -> Cost:
     )
 
 
-def _direct_seconds(problem: Problem, rates: Rates) -> float:
-    """What a direct convolution takes at the rate of large products."""
-    p = problem
-    return 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
-
-
-def _values_in_batch(maps: Tensor, weights: Tensor) -> Tensor:
-    return _CONVOLUTIONS[maps.ndim - 3](maps.flatten(0, 1), weights).unflatten(0, maps.shape[:2])
+def _direct_cost(problem: Problem, rates: Rates, factor: int, copied: int) -> Cost:
+    """That of a direct convolution, some factor slower than large products, which copies some numbers beforehand."""
+    in_batch, p = _cost(problem, rates), problem
+    direct = 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
+    return replace(
+        in_batch,
+        # the copies are gone before the lambdas meet the queries
+        workspace_bytes=max(in_batch.workspace_bytes, 4 * (p.lambda_elements + copied)),
+        seconds=in_batch.seconds + factor * direct + rates.copy(4.0 * copied),
+    )
 
 
 def _convolve_back(gradient: Tensor, weights: Tensor) -> Tensor:

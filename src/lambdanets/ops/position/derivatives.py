@@ -10,33 +10,31 @@ For eager code, as autograd Functions, which know forward mode and vmap; for tor
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.execution import FactorGradients
-from lambdanets.ops.position.fallback import follow_backward, follow_forward
+from lambdanets.ops.position.execution import FactorGradients, follow_backward, follow_forward
 from lambdanets.ops.position.plan import Plan, make_plan
-from lambdanets.ops.position.problem import NeedsGrad
+from lambdanets.ops.position.problem import Factors, NeedsGrad
 from lambdanets.ops.precision import without_autocast
 
 # places among the factors
 _QUERIES, _TABLE, _VALUES, _CONTENT = range(4)
 
 
-def interact(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
-
-    content: (b, k, v), a lambda that all positions of an example have beside their own.
-    """
-    return _Interaction.apply(queries, table, values, content, plan)
+def interact(factors: Factors, plan: Plan) -> Tensor:
+    """The output (b, h, n, v) of factors whose table is cropped to the grid."""
+    return _Interaction.apply(*factors, plan)
 
 
 class _Interaction(torch.autograd.Function):
     @staticmethod
-    def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
-        return follow_forward(queries, table, values, content, plan)
+    def forward(*inputs: Any) -> Tensor:
+        *factors, plan = inputs
+        return follow_forward(Factors(*factors), plan)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -51,21 +49,15 @@ class _Interaction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _sum(
-            [
-                _output_along(ctx.saved_tensors, place, tangent, ctx.plan)
-                for place, tangent in enumerate(tangents[:4])
-                if tangent is not None
-            ]
-        )
+        given = [(place, tangent) for place, tangent in enumerate(tangents[:4]) if tangent is not None]
+        return reduce(torch.add, (_output_along(ctx.saved_tensors, *one, ctx.plan) for one in given))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
         *tensors, plan = inputs
         if in_dims[_TABLE] is None:  # one table: the axis becomes part of the batch
-            (queries, values, content), plan = _merge_into_batch(
-                info, in_dims, tensors, (_QUERIES, _VALUES, _CONTENT), plan
-            )
+            places = (_QUERIES, _VALUES, _CONTENT)
+            (queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, places, plan)
             output = _Interaction.apply(queries, tensors[_TABLE], values, content, plan)
             return output.unflatten(0, (info.batch_size, -1)), 0
         each = [_Interaction.apply(*_at(tensors, in_dims, i), plan) for i in range(info.batch_size)]
@@ -74,16 +66,9 @@ class _Interaction(torch.autograd.Function):
 
 class _Gradients(torch.autograd.Function):
     @staticmethod
-    def forward(
-        grad_output: Tensor,
-        queries: Tensor,
-        table: Tensor,
-        values: Tensor,
-        content: Tensor | None,
-        plan: Plan,
-        needs_grad: NeedsGrad,
-    ) -> FactorGradients:
-        return follow_backward(grad_output, queries, table, values, content, plan, needs_grad)
+    def forward(grad_output: Tensor, *inputs: Any) -> FactorGradients:
+        *factors, plan, needs_grad = inputs
+        return follow_backward(grad_output, Factors(*factors), plan, needs_grad)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:
@@ -106,7 +91,7 @@ class _Gradients(torch.autograd.Function):
             if tangent is not None:
                 _append(moved, _gradients_along(grad_output, factors, place, tangent, ctx.plan, ctx.needs_grad))
         return tuple(
-            (_sum(terms) if terms else torch.zeros_like(factor)) if needed else None
+            (reduce(torch.add, terms) if terms else torch.zeros_like(factor)) if needed else None
             for terms, factor, needed in zip(moved, factors, ctx.needs_grad, strict=True)
         )
 
@@ -169,7 +154,7 @@ def _second(
         if needed[0]:
             terms[0].append(_output_along(factors, place, direction, plan))
         _append(terms[1:], _gradients_along(grad_output, factors, place, direction, plan, needed[1:]))
-    return [_sum(of_one) if of_one else None for of_one in terms]
+    return [reduce(torch.add, of_one) if of_one else None for of_one in terms]
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
@@ -187,13 +172,6 @@ def _append(terms: Sequence[list[Tensor]], new: Sequence[Tensor | None]) -> None
 
 def _with(tensors: Sequence[Tensor], place: int, replacement: Tensor) -> list[Tensor]:
     return [replacement if i == place else tensor for i, tensor in enumerate(tensors)]
-
-
-def _sum(terms: Sequence[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 def _at(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:

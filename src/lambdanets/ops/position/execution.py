@@ -1,18 +1,23 @@
-"""Runs an algorithm on a whole problem: casts to its dtype, keeps what it prepares of tables, splits the batch."""
+"""Runs an algorithm on a whole problem: casts to its dtype, keeps what it prepares of tables, splits the batch.
+
+An algorithm that a plan chose and that raises may be replaced, see `Algorithm.refuse`: a fused kernel that passed its
+self-test may still ask for more shared memory than the device has, or fail to compile, at another shape. That raises
+before anything is computed. An algorithm that the caller named is never replaced.
+"""
 
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import without_future
 from lambdanets.ops.position.algorithm import Bound
-from lambdanets.ops.position.plan import bind
-from lambdanets.ops.position.problem import NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.plan import ALGORITHMS, Plan, bind, make_plan
+from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.precision import output_dtype, without_autocast, without_tf32_convolutions
 
 # Of queries, table, values and content; None where not needed.
@@ -20,6 +25,36 @@ FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | No
 
 # Of all that is prepared of tables and kept.
 KEPT_BYTES = 256 << 20
+
+
+_Result = TypeVar("_Result")
+
+
+def follow_forward(factors: Factors, plan: Plan) -> Tensor:
+    """`run_forward` by the algorithm that a plan has for the forward pass."""
+    return _follow(lambda algorithm: run_forward(*factors, plan.problem, algorithm), plan, "forward")
+
+
+def follow_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs_grad: NeedsGrad) -> FactorGradients:
+    """`run_backward` by the algorithm that a plan has for the backward pass."""
+
+    def run(algorithm: str) -> FactorGradients:
+        return run_backward(grad_output, *factors, plan.problem, algorithm, needs_grad)
+
+    return _follow(run, plan, "backward")
+
+
+def _follow(run: Callable[[str], _Result], plan: Plan, way: str) -> _Result:
+    algorithm = plan.chosen if way == "forward" else plan.backward
+    try:
+        return run(algorithm)
+    except torch.OutOfMemoryError:  # another algorithm would need more
+        raise
+    except Exception as error:
+        if not plan.automatic or not ALGORITHMS[algorithm].refuse(plan.problem, way, error):
+            raise
+    again = make_plan(plan.problem)
+    return run(again.chosen if way == "forward" else again.backward)
 
 
 def run_forward(
@@ -34,9 +69,10 @@ def run_forward(
     bound, dtype = bind(problem, algorithm)
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         prepared = prepared_tables.get(table, bound, output_dtype(dtype))
-        parts = []
-        for q, v, c in _split(bound.problem.batch, queries, values, content):
-            parts.append(bound.forward(q.to(dtype), prepared, v.to(dtype), _cast(c, output_dtype(dtype))))
+        parts = [
+            bound.forward(_operands(dtype, q, prepared, v, c))
+            for q, v, c in _split(bound.problem.batch, queries, values, content)
+        ]
         output = parts[0] if len(parts) == 1 else torch.cat(parts)
         return output.to(output_dtype(queries.dtype))
 
@@ -69,7 +105,7 @@ def run_backward(
         grad_prepared: Prepared | None = None
         prepared = prepared_tables.get(table, bound, wide)
         for g, q, v, c in _split(at_once, grad_output, queries, values, content):
-            dq, dp, dv = bound.backward(g.to(wide), q.to(dtype), prepared, v.to(dtype), _cast(c, wide), needs_grad)
+            dq, dp, dv = bound.backward(g.to(wide), _operands(dtype, q, prepared, v, c), needs_grad)
             grad_queries.append(dq)
             grad_values.append(dv)
             if dp is None:
@@ -91,8 +127,9 @@ def run_backward(
         )
 
 
-def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if x is None else x.to(dtype)
+def _operands(dtype: torch.dtype, queries: Tensor, prepared: Prepared, values: Tensor, content: Any) -> Operands:
+    content = None if content is None else content.to(output_dtype(dtype))
+    return Operands(queries.to(dtype), prepared, values.to(dtype), content)
 
 
 def _split(batch: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:

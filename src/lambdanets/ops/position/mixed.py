@@ -223,14 +223,9 @@ def frequencies(problem: Problem) -> int:
 
 def row_tiling(plane: Problem, rows: int) -> Tiling:
     """Some rows of the first axis at once; all axes of a problem but the last, with (u, 2) for the intra-depth."""
-    leading = replace(
-        plane,
-        grid=plane.grid[:-1],
-        before=plane.before[:-1],
-        after=plane.after[:-1],
-        intra_depth=2 * plane.intra_depth,
-    )
-    return Tiling(leading, (min(rows, plane.grid[0]), *leading.grid[1:]))
+    grid, before, after = (sides[:-1] for sides in (plane.grid, plane.before, plane.after))
+    leading = replace(plane, grid=grid, before=before, after=after, intra_depth=2 * plane.intra_depth)
+    return Tiling(leading, (min(rows, grid[0]), *grid[1:]))
 
 
 @lru_cache(maxsize=1024)
@@ -238,8 +233,7 @@ def _best_tiling(plane: Problem, rates: Rates) -> Tiling:
     tilings = [row_tiling(plane, rows) for rows in sorted({min(rows, plane.grid[0]) for rows in _ROWS})]
     limit = plane.within_cache(*_CHUNK_BYTES)
     fitting = [tiling for tiling in tilings if _chunk_bytes(tiling, plane, 1) <= limit] or tilings[:1]
-    costs = [_cost(tiling, plane, rates) for tiling in fitting]
-    return min(zip(fitting, costs, strict=True), key=lambda pair: pair[1].seconds + pair[1].backward_seconds)[0]
+    return min(fitting, key=lambda tiling: _cost(tiling, plane, rates).both_seconds)
 
 
 def _chunk_bytes(tiling: Tiling, problem: Problem, examples: int) -> int:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.geometry import join_phases, split_phases
-from lambdanets.ops.position.fallback import follow_backward, follow_forward
+from lambdanets.ops.position.execution import follow_backward, follow_forward
 from lambdanets.ops.position.plan import make_plan
-from lambdanets.ops.position.problem import NeedsGrad, redilate, undilate
+from lambdanets.ops.position.problem import Factors, NeedsGrad, redilate, undilate
 from lambdanets.ops.precision import output_dtype
 
 
@@ -32,8 +32,8 @@ def position_interaction_operator(
 
     Contiguous as (b, n, h, v).
     """
-    factors, problem = undilate(queries, table, values, content, grid, dilation, causal)
-    output = redilate(follow_forward(*factors, make_plan(problem, algorithm)), grid, dilation)
+    factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
+    output = redilate(follow_forward(factors, make_plan(problem, algorithm)), grid, dilation)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -57,11 +57,11 @@ def _backward_operator(
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, table, values and content; an empty tensor for one that is not needed."""
-    factors, problem = undilate(queries, table, values, content, grid, dilation, causal)
+    factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
     if dilation > 1:
         grad_output = split_phases(grad_output.transpose(1, 2), grid, dilation).transpose(1, 2)
     plan = make_plan(problem, algorithm)
-    gradients = follow_backward(grad_output, *factors, plan, NeedsGrad(*needs_grad))
+    gradients = follow_backward(grad_output, factors, plan, NeedsGrad(*needs_grad))
     grad_queries, grad_table, grad_values, grad_content = gradients
     if grad_table is not None:
         cropped = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]

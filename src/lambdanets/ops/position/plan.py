@@ -33,6 +33,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     )
 }
 
+# By name; a dictionary could not be the key of a cache.
+_Refused = tuple[tuple[str, Refusals], ...]
+
 # An algorithm that would hold more than this beside inputs and output is passed over while another stays below.
 WORKSPACE_LIMIT_BYTES = 1 << 30
 
@@ -87,7 +90,7 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
     """
     check_algorithm(algorithm)
     rates, corrections = rates_of(problem.device), corrections_of(problem.device)
-    refused: tuple[tuple[str, Refusals], ...] = ()
+    refused: _Refused = ()
     while True:
         plan = _make_plan(problem, algorithm, rates, corrections, refused, WORKSPACE_LIMIT_BYTES)
         if not plan.automatic:
@@ -126,12 +129,7 @@ def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = (
 
 @lru_cache(maxsize=1024)
 def _make_plan(
-    problem: Problem,
-    algorithm: str,
-    rates: Rates,
-    corrections: Corrections,
-    refused: tuple[tuple[str, Refusals], ...],
-    limit: int,
+    problem: Problem, algorithm: str, rates: Rates, corrections: Corrections, refused: _Refused, limit: int
 ) -> Plan:
     costs = predicted_costs(problem, rates, corrections)
     if algorithm != "auto":

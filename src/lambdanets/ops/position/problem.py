@@ -87,6 +87,15 @@ class Factors(NamedTuple):
     content: Tensor | None
 
 
+class Operands(NamedTuple):
+    """`Factors` as `Bound` takes them: of some examples, in its dtype, with what it prepared of the table."""
+
+    queries: Tensor
+    prepared: Prepared
+    values: Tensor
+    content: Tensor | None
+
+
 class NeedsGrad(NamedTuple):
     """Which gradients a backward pass computes."""
 
@@ -109,6 +118,10 @@ class Cost:
     seconds: float
     backward_seconds: float
     backward_workspace_bytes: int | None = None
+
+    @property
+    def both_seconds(self) -> float:
+        return self.seconds + self.backward_seconds
 
     @property
     def workspaces(self) -> tuple[int, int]:
@@ -137,19 +150,12 @@ def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[in
     )
 
 
-def undilate(
-    queries: Tensor,
-    table: Tensor,
-    values: Tensor,
-    content: Tensor | None,
-    grid: Sequence[int],
-    dilation: int,
-    causal: bool,
-) -> tuple[Factors, Problem]:
+def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool) -> tuple[Factors, Problem]:
     """The equivalent undilated problem and its factors, the table cropped to the grid.
 
     A dilation d of a grid of D axes gives d^D independent problems, which join the batch.
     """
+    queries, table, values, content = factors
     if dilation > 1:
         if content is not None:
             content = content.repeat_interleave(dilation ** len(grid), dim=0)

@@ -177,8 +177,7 @@ def best_tiling(problem: Problem, rates: Rates) -> Tiling:
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
     limit = problem.within_cache(*_LOGITS_BYTES)
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
-    costs = [_cost(tiling, rates) for tiling in fitting]
-    return min(zip(fitting, costs, strict=True), key=lambda pair: pair[1].seconds + pair[1].backward_seconds)[0]
+    return min(fitting, key=lambda tiling: _cost(tiling, rates).both_seconds)
 
 
 def _with_small_logits(problem: Problem, tiling: Tiling) -> Problem:

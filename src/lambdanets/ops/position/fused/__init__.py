@@ -24,7 +24,7 @@ from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
 from lambdanets.ops.position.fused.tiles import K, most_values
 from lambdanets.ops.position.gpus import Gpu, gpu_named
-from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
 
@@ -133,25 +133,19 @@ class BoundFused(Bound):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
 
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+    def forward(self, operands: Operands) -> Tensor:
         """The output lies as (b, n, h, v); that of float16 is float32, as are its table and content lambda."""
+        queries, (table,), values, content = operands
         device = kernel_device(str(values.device))
         assert device is not None
         order = _order(replace(self.problem, batch=len(values), dtype=values.dtype), device)
-        return forward_in_order(order, queries, prepared[0], values, _symmetric(self.problem, len(values)), content)
+        return forward_in_order(order, queries, table, values, _symmetric(self.problem, len(values)), content)
 
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs_grad: NeedsGrad,
-    ) -> Gradients:
+    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+        queries, (table,), values, content = operands
         symmetric = _symmetric(self.problem, len(values))
         grad_queries, grad_table, grad_values = gradients(
-            grad_output, queries, prepared[0], values, symmetric, needs_grad, content
+            grad_output, queries, table, values, symmetric, needs_grad, content
         )
         return grad_queries, None if grad_table is None else (grad_table,), grad_values
 
