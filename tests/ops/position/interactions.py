@@ -10,7 +10,7 @@ from torch import Tensor
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.algorithm import Algorithm, Bound
 from lambdanets.ops.position.plan import ALGORITHMS
-from lambdanets.ops.position.problem import Cost, Problem
+from lambdanets.ops.position.problem import Cost, Operands, Problem
 from lambdanets.ops.position.rates import Rates, built_in
 
 
@@ -42,9 +42,9 @@ class Spy(Algorithm):
             self.prepared += 1
             return prepare(table)
 
-        def noted(queries: Tensor, *others: Any) -> Tensor:
-            self.queries.append(queries)
-            return forward(queries, *others)
+        def noted(operands: Operands) -> Tensor:
+            self.queries.append(operands.queries)
+            return forward(operands)
 
         bound.prepare, bound.forward = counted, noted  # type: ignore[method-assign]
         return bound

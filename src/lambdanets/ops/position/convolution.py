@@ -64,9 +64,8 @@ class DepthwiseConvolution(_Form):
     name = "depthwise_convolution"
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
-        copies = problem.value_depth * problem.query_depth * problem.intra_depth * math.prod(problem.scope)
-        # a group has too few channels for a matrix product
-        return _direct_cost(problem, rates, 2, copies)
+        copied = problem.value_depth * problem.query_depth * problem.intra_depth * math.prod(problem.scope)
+        return _direct_cost(problem, rates, 2, copied)  # a group has too few channels for a matrix product
 
     @staticmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
@@ -89,9 +88,8 @@ class ValueAxisConvolution(_Form):
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
         if len(problem.grid) == 3:
             return None
-        return _direct_cost(
-            problem, rates, 1, problem.batch * problem.positions * problem.value_depth * problem.intra_depth
-        )
+        copied = problem.batch * problem.positions * problem.value_depth * problem.intra_depth
+        return _direct_cost(problem, rates, 1, copied)
 
     @staticmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:

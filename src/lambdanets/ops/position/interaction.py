@@ -47,7 +47,8 @@ def position_interaction(
     For the backward pass only the inputs are kept. Cost: `explain` shows it; at most b n k u v min(n, prod(r))
     multiply-adds. Raises ValueError naming the argument that does not fit.
     """
-    factors, grid, returned = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
+    given = Factors(queries, table, values, content)
+    factors, grid, returned = _prepare(given, grid, dilation, causal, algorithm)
     with without_autocast(queries.device):
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             output = position_interaction_operator(*factors, grid, dilation, causal, algorithm)
@@ -77,22 +78,17 @@ def explain(
     A content lambda costs the same beside any algorithm and is not counted. Nothing is computed: tensors on the meta
     device serve. Raises as `position_interaction`.
     """
-    factors, grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
+    given = Factors(queries, table, values, content)
+    factors, grid, _ = _prepare(given, grid, dilation, causal, algorithm)
     return make_plan(undilate(factors._replace(content=None), grid, dilation, causal)[-1], algorithm)
 
 
 def _prepare(
-    queries: Tensor,
-    table: Tensor,
-    values: Tensor,
-    content: Tensor | None,
-    grid: Sequence[int],
-    dilation: int,
-    causal: bool,
-    algorithm: str,
+    factors: Factors, grid: Sequence[int], dilation: int, causal: bool, algorithm: str
 ) -> tuple[Factors, tuple[int, ...], torch.dtype]:
     """Checked factors in the dtype to compute in, table and values with their u; the grid; the dtype to return."""
-    check_tensors(queries=queries, table=table, values=values, content=content)
+    queries, table, values, content = factors
+    check_tensors(**factors._asdict())
     check_flags(causal=causal)
     check_sizes(dilation=dilation)
     if not isinstance(grid, Sequence) or isinstance(grid, str):
@@ -104,7 +100,7 @@ def _prepare(
         expected = (queries.shape[0], queries.shape[3], values.shape[2])
         if tuple(content.shape) != expected:
             raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
-    compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values, content=content)
+    compute, returned = compute_and_result_dtype(**factors._asdict())
     # float16 is widened by the algorithms that need it; the table is cast where it is used
     if not (compute == torch.float32 and queries.dtype == values.dtype == torch.float16):
         queries, values = queries.to(compute), values.to(compute)
