@@ -29,7 +29,7 @@ from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.fused.self_test import Case, check_kernel, make_example
 from lambdanets.ops.position.fused.verification import kernels_of, test_anew
 from lambdanets.ops.position.gpus import gpu_named
-from lambdanets.ops.position.problem import Problem, Wanted, problem_of
+from lambdanets.ops.position.problem import NeedsGrad, Problem, problem_of
 
 # side, v, scope (None = global), batch: the stages of a LambdaResNet-50 at 224 pixels, and larger maps
 SHAPES = [(56, 16, 23, 128), (28, 32, 23, 128), (14, 64, 23, 128), (7, 128, 23, 128)]
@@ -38,7 +38,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEADS, DEPTH = 4, 16
 _SMOKE = 0.05  # relative, of gradients in bfloat16 behind softmax and batch norm
 ROTATED_BYTES = 160 << 20  # more than the second-level cache holds
-_ALL = Wanted(True, True, True)
+_ALL = NeedsGrad(True, True, True)
 
 
 class Part:
@@ -256,7 +256,7 @@ def calls_of_kernels(problem: Problem) -> dict[str, Callable[..., Any]]:
         return fused.forward_in_order(order, q, r, v, problem)
 
     def gradient(place: int, q: Tensor, r: Tensor, v: Tensor, g: Tensor) -> Any:
-        return fused.gradients(g, q, r, v, problem, Wanted(*(place == i for i in range(3))))
+        return fused.gradients(g, q, r, v, problem, NeedsGrad(*(place == i for i in range(3))))
 
     orders = ("query", "lambda") if problem.dtype.itemsize == 2 else ("query",)
     calls = {f"forward_{order}_order": partial(forward, order) for order in orders}

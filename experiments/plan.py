@@ -19,7 +19,7 @@ from torch import Tensor
 import lambdanets
 from lambdanets.ops.position.execution import run_backward, run_forward
 from lambdanets.ops.position.plan import make_plan
-from lambdanets.ops.position.problem import Wanted, problem_of
+from lambdanets.ops.position.problem import NeedsGrad, problem_of
 from lambdanets.ops.position.rates import rates_of
 
 WITHIN = 4  # times the best prediction
@@ -76,7 +76,7 @@ def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> li
         return run_forward(queries, table, values, None, plan.problem, name)
 
     def backward(name: str) -> tuple[Tensor | None, ...]:
-        return run_backward(gradient, queries, table, values, None, plan.problem, name, Wanted(True, True, True))[:3]
+        return run_backward(gradient, queries, table, values, None, plan.problem, name, NeedsGrad(True, True, True))[:3]
 
     costs = {name: cost for name, cost in plan.costs.items() if cost is not None and cost.workspace_bytes <= MEMORY}
     ways = {

@@ -14,14 +14,14 @@ from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test import Example, check_kernel
 from lambdanets.ops.position.fused.self_test_process import Verdict, dtype_name
 from lambdanets.ops.position.plan import WORKSPACE_LIMIT_BYTES, predicted_costs
-from lambdanets.ops.position.problem import Factors, Problem, Wanted, problem_of
+from lambdanets.ops.position.problem import Factors, NeedsGrad, Problem, problem_of
 from lambdanets.ops.position.rates import Corrections, Rates
 
 # Batch, heads, side of the map, scope, query depth, value depth: the stages of a LambdaResNet-50 at 224 pixels.
 SHAPES = ((32, 4, 56, 23, 16, 16), (32, 4, 28, 23, 16, 32), (32, 4, 14, 23, 16, 64), (32, 4, 7, 23, 16, 128))
 # A plain algorithm that is predicted to take this many times as long as the fastest is not timed.
 _HOPELESS = 30
-_ALL = Wanted(True, True, True)
+_ALL = NeedsGrad(True, True, True)
 _KERNELS = {"forward": verification.FORWARD, "backward": verification.BACKWARD}
 
 

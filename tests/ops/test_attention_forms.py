@@ -53,7 +53,7 @@ def test_linear_attention_equals_attention_with_a_product_kernel(multi_head, cau
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_efficient_attention_is_a_layer_of_content_only_with_softmax_queries():
+def test_efficient_attention_is_a_content_layer_with_softmax_queries():
     torch.manual_seed(0)
     layer = LambdaLayer(8, heads=2, position=False, batch_norm=False, normalize_queries="softmax", dtype=torch.float64)
     x = random(B, 9, 8)

@@ -32,7 +32,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
-def test_content_and_dense_position_compile_once_for_all_sizes_after_the_first(option):
+def test_content_and_dense_position_compile_once_for_all_sizes(option):
     torch.compiler.reset()
     counter = Counter()
 
@@ -59,7 +59,7 @@ GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("algorithm", ["lambda_order", "convolution"])
 @pytest.mark.parametrize("dimensions", GRIDS)
-def test_the_position_interaction_compiles_once_for_all_sizes_after_the_first(dimensions, algorithm, causal):
+def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm, causal):
     torch.compiler.reset()
     counter = Counter()
     table = torch.randn(*(5, 3, 5)[:dimensions], 4, generator=torch.Generator().manual_seed(0)).requires_grad_()

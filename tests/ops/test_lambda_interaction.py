@@ -229,7 +229,7 @@ def test_causal_outputs_have_the_same_bits_whatever_the_future(seed, n, scale, h
     assert torch.equal(one, two)
 
 
-def test_causal_content_is_exact_over_keys_that_no_single_exponential_spans():
+def test_causal_content_is_exact_where_no_single_exponential_spans_keys():
     # exp(k - max over all m) would be 0 / 0 for the first half
     (queries, keys, values, _), _ = problem({"causal": True}, n=64, dtype=torch.float32)
     keys = keys + torch.linspace(-2000, 2000, 64)[None, :, None]

@@ -9,12 +9,9 @@ from hypothesis import given, settings
 from torch.autograd import gradcheck, gradgradcheck
 
 from lambdanets.ops import definition, explain, position_interaction
-from lambdanets.ops.position.plan import ALGORITHMS
+from ops.position.interactions import serving
 
-# all but the fused one, which needs a GPU: see test_fused_kernels.py
-ON_CPU = [name for name in ALGORITHMS if name != "fused"]
-
-algorithms = pytest.mark.parametrize("algorithm", ON_CPU)
+algorithms = pytest.mark.parametrize("algorithm", serving(4, 4))
 
 # grid, sides of the table, u, dilation, causal
 CASES = {
@@ -33,14 +30,9 @@ CASES = {
 }
 
 
-def serving(grid):
-    """The algorithms that serve a grid: all but one serve all."""
-    return [name for name in ON_CPU if len(grid) < 3 or name != "value_axis_convolution"]
-
-
 algorithms_and_cases = pytest.mark.parametrize(
     ("algorithm", "grid", "sides", "u", "dilation", "causal"),
-    [pytest.param(name, *case, id=f"{id}-{name}") for id, case in CASES.items() for name in serving(case[0])],
+    [pytest.param(name, *case, id=f"{id}-{name}") for id, case in CASES.items() for name in serving(*case[0])],
 )
 
 
@@ -60,7 +52,7 @@ def test_every_algorithm_equals_the_definition_in_float64(grid, sides, u, dilati
 
 
 @algorithms
-def test_the_local_form_equals_the_global_einsum_with_the_pairs_beyond_the_scope_masked(algorithm):
+def test_local_form_equals_the_masked_global_einsum(algorithm):
     grid, sides = (5, 6), (3, 5)
     queries, table, values = make_inputs(grid, (9, 11), 0)  # every offset of the grid
     rows, columns = (axis.flatten() for axis in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
@@ -163,7 +155,7 @@ def test_shifting_the_input_shifts_the_output(shift, algorithm):
 def test_the_algorithms_agree(grid, half, u, dilation, causal):
     inputs = make_inputs(grid, (2 * half + 1,) * len(grid), u, k=3, v=2)
     first, *others = (
-        position_interaction(*inputs, grid, dilation=dilation, causal=causal, algorithm=name) for name in serving(grid)
+        position_interaction(*inputs, grid, dilation=dilation, causal=causal, algorithm=name) for name in serving(*grid)
     )
     assert len(others) >= 2
     for other in others:
@@ -308,7 +300,7 @@ def test_forward_mode_agrees_with_backward_mode(algorithm):
 
 
 @algorithms
-def test_forward_mode_over_backward_mode_gives_the_same_hessian_as_backward_twice(algorithm):
+def test_hessian_by_forward_over_backward_equals_backward_twice(algorithm):
     inputs = make_inputs((2, 3), (3, 3), 0, batch=1, heads=2, k=2, v=2)
 
     def loss(*x):

@@ -138,7 +138,7 @@ def test_a_pickle_that_holds_code_is_refused_in_one_line(command, two_classes, t
     assert not (tmp_path / "run").exists()
 
 
-# What files of weights had beside the tensors before there were model cards: the recipe, of which defaults were left out.
+# What files of weights had beside the tensors before model cards: the recipe, of which defaults were left out.
 BEFORE_CARDS = {
     "recipe": {
         "task": "classification", "model": "lambda_resnet20_small", "model_options": {"scope": 7}, "weights": None,

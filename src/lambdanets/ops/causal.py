@@ -2,7 +2,8 @@
 
 With softmax keys the content lambda of query n is S_n / Z_n, where S_n = sum_{m<=n} exp(k_m - M_n) v_m^T, Z_n the same
 sum with 1 for v, and M_n = max_{m<=n} k_m, so that no exponential overflows and none depends on the future. Positions
-are cut into chunks. Inside a chunk the sums are taken directly; what came before it arrives as one (k, v) state.
+are cut into chunks. Inside a chunk the sums are taken directly; what came before it arrives as one (k, v) state, as in
+chunked linear attention. position/README.md has the recurrence.
 """
 
 import torch
@@ -43,31 +44,31 @@ def causal_content(
 
 def _as_given(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Keys as they are: the running sum of k v^T before a chunk, and the causal part of q k^T inside it."""
-    totals = keys.transpose(-1, -2) @ values  # (b, u, c, k, v)
-    before = F.pad(totals.cumsum(dim=2), (0, 0, 0, 0, 1, 0)).narrow(2, 0, totals.shape[2])
+    chunk_sums = keys.transpose(-1, -2) @ values  # (b, u, c, k, v)
+    states = F.pad(chunk_sums.cumsum(dim=2), (0, 0, 0, 0, 1, 0)).narrow(2, 0, chunk_sums.shape[2])
     logits = (queries @ keys.transpose(-1, -2).unsqueeze(2)).tril()  # (b, u, h, c, t, s)
-    return queries @ before.unsqueeze(2) + logits @ values.unsqueeze(2)
+    return queries @ states.unsqueeze(2) + logits @ values.unsqueeze(2)
 
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])
     values_and_one = F.pad(values, (0, 1), value=1.0)  # the sum of the weights is the lambda of a value that is 1
-    weights, carried, before = _sums(keys, maxima, values_and_one, _Exponential)
-    normalizer = carried * before[..., -1].unsqueeze(3) + weights.sum(dim=4)  # Z
+    weights, decay, states = _scan(keys, maxima, values_and_one, _Exponential)
+    normalizer = decay * states[..., -1].unsqueeze(3) + weights.sum(dim=4)  # Z
     queries = queries / torch.where(normalizer > 0, normalizer, 1).unsqueeze(2)
-    return _applied(queries, values, weights, carried, before[..., :-1])
+    return _apply(queries, values, weights, decay, states[..., :-1])
 
 
 def _l2(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     # Divided key by key: dividing the query instead would lose digits in the gradient of a context of one small key.
     roots = root_or_one(keys.flatten(2, 3).square().cumsum(dim=2)).unflatten(2, keys.shape[2:4])
-    return _applied(queries, values, *_sums(keys, roots, values, _Ratio))
+    return _apply(queries, values, *_scan(keys, roots, values, _Ratio))
 
 
 class _Exponential:
     """exp(k - reference), the reference a running maximum."""
 
-    nothing = -torch.inf  # a key that counts for nothing
+    masked_key = -torch.inf  # is scaled to 0
 
     @staticmethod
     def first(dtype: torch.dtype) -> float:
@@ -76,18 +77,18 @@ class _Exponential:
 
     @staticmethod
     def padding(dtype: torch.dtype) -> float:
-        """The reference of a chunk after the last."""
+        """The reference of a chunk after the last: all sums are scaled to it by exp(-inf) = 0, not to inf - inf."""
         return torch.finfo(dtype).max
 
     @staticmethod
-    def scaled(x: Tensor, reference: Tensor) -> Tensor:
+    def scale(x: Tensor, reference: Tensor) -> Tensor:
         return (x - reference).exp()
 
 
 class _Ratio:
     """k / reference, the reference the root of a running sum of squares."""
 
-    nothing = 0.0
+    masked_key = 0.0
 
     @staticmethod
     def first(dtype: torch.dtype) -> float:
@@ -96,34 +97,34 @@ class _Ratio:
     padding = first
 
     @staticmethod
-    def scaled(x: Tensor, reference: Tensor) -> Tensor:
+    def scale(x: Tensor, reference: Tensor) -> Tensor:
         return x / reference
 
 
 _Scale = type[_Exponential] | type[_Ratio]
 
 
-def _sums(keys: Tensor, references: Tensor, values: Tensor, scale: _Scale) -> tuple[Tensor, Tensor, Tensor]:
-    """What the content lambdas are made of, keys and references (b, u, c, t, k), values (b, u, c, t, w).
+def _scan(keys: Tensor, references: Tensor, values: Tensor, by: _Scale) -> tuple[Tensor, Tensor, Tensor]:
+    """The lambda of query t of chunk c as decay[c,t] states[c] + sum_{s<=t} weights[c,t,s] v[c,s]^T.
 
-    weights (b, u, c, t, s, k): the keys s of a chunk scaled for its query t, later ones 0. before (b, u, c, k, w): the
-    sum over all earlier chunks, scaled for the last position of the chunk before; carried (b, u, c, t, k) scales it on
-    to query t.
+    keys and references (b, u, c, t, k), values (b, u, c, t, w). weights (b, u, c, t, s, k): keys of the chunk scaled
+    for query t, later ones 0. states (b, u, c, k, w): the sum over all earlier chunks, scaled for the last position of
+    the chunk before. decay (b, u, c, t, k): from there to query t.
     """
-    last = references[:, :, :, -1]  # (b, u, c, k)
-    previous = F.pad(last, (0, 0, 1, 0), value=scale.first(last.dtype)).narrow(2, 0, last.shape[2])
-    totals = scale.scaled(keys, last.unsqueeze(3)).transpose(-1, -2) @ values
-    before = _sums_before(last, previous, totals, scale)
-    carried = scale.scaled(previous.unsqueeze(3), references)
+    ends = references[:, :, :, -1]  # (b, u, c, k)
+    starts = F.pad(ends, (0, 0, 1, 0), value=by.first(ends.dtype)).narrow(2, 0, ends.shape[2])
+    chunk_sums = by.scale(keys, ends.unsqueeze(3)).transpose(-1, -2) @ values
+    states = _states(chunk_sums, ends, starts, by)
+    decay = by.scale(starts.unsqueeze(3), references)
     later = _later(CHUNK, keys.device, 1).unsqueeze(-1)
-    weights = scale.scaled(keys.unsqueeze(3).masked_fill(later, scale.nothing), references.unsqueeze(4))
-    return weights, carried, before
+    weights = by.scale(keys.unsqueeze(3).masked_fill(later, by.masked_key), references.unsqueeze(4))
+    return weights, decay, states
 
 
-def _applied(queries: Tensor, values: Tensor, weights: Tensor, carried: Tensor, before: Tensor) -> Tensor:
-    """The lambdas of `_sums` applied to queries (b, u, h, c, t, k): (b, u, h, c, t, v)."""
+def _apply(queries: Tensor, values: Tensor, weights: Tensor, decay: Tensor, states: Tensor) -> Tensor:
+    """The lambdas of `_scan` applied to queries (b, u, h, c, t, k): (b, u, h, c, t, v)."""
     logits = (weights @ queries.movedim(2, -1)).movedim(-1, 2)  # (b, u, h, c, t, s)
-    return (queries * carried.unsqueeze(2)) @ before.unsqueeze(2) + logits @ values.unsqueeze(2)
+    return (queries * decay.unsqueeze(2)) @ states.unsqueeze(2) + logits @ values.unsqueeze(2)
 
 
 def running_maximum(keys: Tensor, dim: int) -> Tensor:
@@ -131,27 +132,28 @@ def running_maximum(keys: Tensor, dim: int) -> Tensor:
     return keys.detach().cummax(dim=dim).values.clamp(min=torch.finfo(keys.dtype).min)
 
 
-def _sums_before(references: Tensor, previous: Tensor, totals: Tensor, scale: _Scale) -> Tensor:
-    """Of totals (b, u, c, k, w), each scaled by its reference, the sums over all earlier c, scaled by previous[c].
+def _states(chunk_sums: Tensor, ends: Tensor, starts: Tensor, by: _Scale) -> Tensor:
+    """states[c] = sum_{c'<c} of chunk_sums[c'] (b, u, c, k, w), scaled from ends[c'] to starts[c] = ends[c-1].
 
-    Chunks are grouped once more, so that the direct sums stay short: a million positions make 2048 groups of 32 chunks.
+    In two levels, so that direct sums stay short: a million positions make 2048 groups of 32 chunks. Chunk c of group g
+    sums the earlier chunks of g, and the state of g, which decays from the start of g to that of c.
     """
-    chunks = references.shape[2]
-    references, previous = (_in_parts(x, 2, GROUP, scale.padding(x.dtype)) for x in (references, previous))
-    totals = _in_parts(totals, 2, GROUP)  # (b, u, g, t, k, w)
-    inside = _direct_sums_before(references, previous, totals, scale)
-    ends, starts = references[:, :, :, -1], previous[:, :, :, 0]
-    of_group = (scale.scaled(references, ends.unsqueeze(3)).unsqueeze(-1) * totals).sum(dim=3)  # (b, u, g, k, w)
-    earlier = _direct_sums_before(ends, starts, of_group, scale).unsqueeze(3)
-    earlier = scale.scaled(starts.unsqueeze(3), previous).unsqueeze(-1) * earlier
-    return (inside + earlier).flatten(2, 3).narrow(2, 0, chunks)
+    chunks = ends.shape[2]
+    ends, starts = (_in_parts(x, 2, GROUP, by.padding(x.dtype)) for x in (ends, starts))
+    chunk_sums = _in_parts(chunk_sums, 2, GROUP)  # (b, u, g, c, k, w)
+    within_group = _direct_states(chunk_sums, ends, starts, by)
+    group_ends, group_starts = ends[:, :, :, -1], starts[:, :, :, 0]
+    group_sums = (by.scale(ends, group_ends.unsqueeze(3)).unsqueeze(-1) * chunk_sums).sum(dim=3)  # (b, u, g, k, w)
+    group_states = _direct_states(group_sums, group_ends, group_starts, by).unsqueeze(3)
+    from_earlier_groups = by.scale(group_starts.unsqueeze(3), starts).unsqueeze(-1) * group_states
+    return (within_group + from_earlier_groups).flatten(2, 3).narrow(2, 0, chunks)
 
 
-def _direct_sums_before(references: Tensor, previous: Tensor, totals: Tensor, scale: _Scale) -> Tensor:
-    """sum_{s<t} of totals[s] (.., s, k, w), scaled by references (.., s, k) there and by previous (.., t, k) here."""
-    itself_and_later = _later(references.shape[-2], references.device, 0).unsqueeze(-1)
-    earlier = references.unsqueeze(-3).masked_fill(itself_and_later, scale.nothing)  # (.., t, s, k)
-    return torch.einsum("...tsk,...skw->...tkw", scale.scaled(earlier, previous.unsqueeze(-2)), totals)
+def _direct_states(sums: Tensor, ends: Tensor, starts: Tensor, by: _Scale) -> Tensor:
+    """sum_{s<t} of sums[s] (.., s, k, w), scaled from ends[s] (.., s, k) to starts[t] (.., t, k)."""
+    itself_and_later = _later(ends.shape[-2], ends.device, 0).unsqueeze(-1)
+    earlier = ends.unsqueeze(-3).masked_fill(itself_and_later, by.masked_key)  # (.., t, s, k)
+    return torch.einsum("...tsk,...skw->...tkw", by.scale(earlier, starts.unsqueeze(-2)), sums)
 
 
 def _in_parts(x: Tensor, axis: int, length: int, fill: float = 0.0) -> Tensor:

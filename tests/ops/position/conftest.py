@@ -1,11 +1,11 @@
 import pytest
 
-from lambdanets.ops.position import execution
+from lambdanets.ops.position.execution import prepared_tables
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
-    """Tests that exchange tilings or limits must not meet what was made with others."""
-    execution._PREPARED.clear()
+def nothing_prepared():
+    """Tests that exchange algorithms or limits must not meet what was prepared with others."""
+    prepared_tables.clear()
     yield
-    execution._PREPARED.clear()
+    prepared_tables.clear()

@@ -1,4 +1,4 @@
-"""Inputs, and all that comes out of a position interaction: outputs and gradients, by an algorithm or exactly."""
+"""Inputs, outputs and gradients of a position interaction; the algorithms that run on CPU."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,6 +8,46 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
+from lambdanets.ops.position.algorithm import Algorithm, Bound
+from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.problem import Cost, Operands, Problem
+from lambdanets.ops.position.rates import Rates, built_in
+
+
+def serving(*grid: int) -> list[str]:
+    """The algorithms that serve a grid on CPU in float64, which fused kernels never do: test_fused_kernels has them."""
+    ones = (1,) * len(grid)
+    problem = Problem(1, 1, grid, 1, 1, 1, ones, ones, False, torch.float64, "cpu")
+    return [name for name, algorithm in ALGORITHMS.items() if algorithm.cost(problem, built_in("cpu", 1)) is not None]
+
+
+class Spy(Algorithm):
+    """Another algorithm, with at most `most` examples at once; it counts what is prepared and notes queries."""
+
+    def __init__(self, name: str, most: int = 1 << 30) -> None:
+        self.inner, self.most = ALGORITHMS[name], most
+        self.prepared, self.queries = 0, list[Tensor]()
+
+    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
+        return self.inner.cost(problem, rates)
+
+    def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
+        return self.inner.compute_dtype(dtype, rates)
+
+    def bind(self, problem: Problem, rates: Rates) -> Bound:
+        bound = self.inner.bind(problem.with_batch(self.most), rates)
+        prepare, forward = bound.prepare, bound.forward
+
+        def counted(table: Tensor) -> tuple[Tensor, ...]:
+            self.prepared += 1
+            return prepare(table)
+
+        def noted(operands: Operands) -> Tensor:
+            self.queries.append(operands.queries)
+            return forward(operands)
+
+        bound.prepare, bound.forward = counted, noted  # type: ignore[method-assign]
+        return bound
 
 
 def make_inputs(

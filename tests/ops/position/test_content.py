@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from interactions import assert_all_close, make_inputs, with_gradients
+from interactions import Spy, assert_all_close, make_inputs, serving, with_gradients
 from torch.autograd import gradcheck, gradgradcheck
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position.plan import ALGORITHMS
 from ops.exactness import assert_as_exact_as_plain
 
-algorithms = pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fused"])
 GRID, SIDES = (3, 4), (3, 5)
+algorithms = pytest.mark.parametrize("algorithm", serving(*GRID))
 
 
 def four_factors(dtype=torch.float64, **sizes):
@@ -55,7 +55,7 @@ def test_a_factor_without_gradient_leaves_those_of_the_others(fixed):
     assert gradgradcheck(of(), inputs, fast_mode=True)
 
 
-def test_forward_mode_over_backward_mode_gives_the_same_hessian_as_backward_twice():
+def test_hessian_by_forward_over_backward_equals_backward_twice():
     inputs = four_factors(batch=1, heads=2, k=2, v=2)
 
     def loss(*x):
@@ -94,11 +94,9 @@ def test_error_is_at_most_twice_that_of_the_plain_formula(algorithm, dtype):
 
 
 def test_examples_in_turn_each_have_their_own_lambda(monkeypatch):
-    from lambdanets.ops.position import query_order
-
     inputs = four_factors(batch=5)
     together = with_gradients(of("query_order"), inputs)
-    monkeypatch.setattr(query_order, "examples_at_once", lambda problem, rates: 2)
+    monkeypatch.setitem(ALGORITHMS, "query_order", Spy("query_order", most=2))
     assert_all_close(with_gradients(of("query_order"), inputs), together)
 
 

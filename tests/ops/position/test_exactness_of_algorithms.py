@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from interactions import make_inputs, run, with_gradients
+from interactions import make_inputs, run, serving, with_gradients
 
 from lambdanets.ops import definition
 from lambdanets.ops.geometry import crop_to_grid, embeddings_of_pairs, without_future
-from lambdanets.ops.position.plan import ALGORITHMS
 from ops.exactness import assert_as_exact_as_plain
 
 
@@ -20,32 +19,23 @@ def in_lambda_order(queries, table, values, grid, causal):
     return torch.einsum("bhnk,bnkv->bhnv", queries, lambdas)
 
 
-# a new algorithm is among them; these need a GPU, or are taken by name alone and hold what a plan never would
-ALL = tuple(name for name in ALGORITHMS if name not in ("fused", "depthwise_convolution", "value_axis_convolution"))
-
-# grid, sides, causal, sizes, algorithms: those that a plan may take and that run in a moment
+# grid, sides, causal, sizes
 CASES = {
-    "14x14, scope 23": ((14, 14), (23, 23), False, {"batch": 4, "heads": 4, "k": 16, "v": 16}, ALL),
-    "28x28, scope 23": ((28, 28), (23, 23), False, {"batch": 2, "heads": 2, "k": 8, "v": 8}, ALL),
-    "56x56, scope 23": (
-        (56, 56), (23, 23), False, {"batch": 1, "heads": 1, "k": 4, "v": 4}, ("query_order", "mixed", "fourier"),
-    ),
-    "1024, causal and global": (
-        (1024,), (2047,), True, {"batch": 1, "heads": 2, "k": 8, "v": 8}, ("query_order", "mixed", "fourier"),
-    ),
-}  # fmt: skip
+    "14x14, scope 23": ((14, 14), (23, 23), False, {"batch": 4, "heads": 4, "k": 16, "v": 16}),
+    "28x28, scope 23": ((28, 28), (23, 23), False, {"batch": 2, "heads": 2, "k": 8, "v": 8}),
+    "56x56, scope 23": ((56, 56), (23, 23), False, {"batch": 1, "heads": 1, "k": 4, "v": 4}),
+    "1024, causal and global": ((1024,), (2047,), True, {"batch": 1, "heads": 2, "k": 8, "v": 8}),
+}
 
 
-@pytest.mark.parametrize(("grid", "sides", "causal", "sizes", "algorithms"), CASES.values(), ids=CASES.keys())
-def test_outputs_and_gradients_in_float32_err_at_most_twice_as_much_as_the_plain_formula(
-    grid, sides, causal, sizes, algorithms
-):
+@pytest.mark.parametrize(("grid", "sides", "causal", "sizes"), CASES.values(), ids=CASES.keys())
+def test_float32_errors_are_at_most_twice_those_of_the_plain_formula(grid, sides, causal, sizes):
     low = make_inputs(grid, sides, **sizes, dtype=torch.float32)
     exact, plain = (
         with_gradients(lambda *x: in_lambda_order(*x, grid, causal), inputs)
         for inputs in ([x.double() for x in low], low)
     )
-    for name in algorithms:
+    for name in serving(*grid):
         fast = run(low, grid, causal=causal, algorithm=name)
         for one, other, truth in zip(fast, plain, exact, strict=True):
             assert_as_exact_as_plain(one, other, truth)

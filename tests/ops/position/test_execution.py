@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interactions import assert_all_close, make_inputs, run, with_gradients
+from interactions import Spy, assert_all_close, make_inputs, run, serving, with_gradients
 from torch import nn
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import execution
-from lambdanets.ops.position.plan import ALGORITHMS, KEEP_BFLOAT16
+from lambdanets.ops.position.execution import prepared_tables
+from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.rates import built_in
 from ops.exactness import assert_as_exact_as_plain
 
-ON_CPU = [name for name in ALGORITHMS if name != "fused"]
-algorithms = pytest.mark.parametrize("algorithm", ON_CPU)
 GRID, SIDES = (6, 7), (5, 5)
+algorithms = pytest.mark.parametrize("algorithm", serving(*GRID))
 
 
 class Position(nn.Module):
@@ -115,34 +115,39 @@ def test_what_is_made_shares_no_memory_with_the_table():
 
 
 def test_a_table_used_twice_is_prepared_once(monkeypatch):
-    made = []
-    module = ALGORITHMS["lambda_order"]
-    prepare = module.prepare
-    monkeypatch.setattr(module, "prepare", lambda *x: made.append(1) or prepare(*x))
-    execution._PREPARED.clear()
+    spy = Spy("lambda_order")
+    monkeypatch.setitem(ALGORITHMS, "lambda_order", spy)
     inputs = make_inputs(GRID, SIDES)
     for _ in range(3):
         position_interaction(*inputs, GRID, algorithm="lambda_order")
-    assert len(made) == 1
+    assert spy.prepared == 1
 
 
-def test_what_is_kept_stays_within_the_limit_and_the_oldest_goes_first(monkeypatch):
-    execution._PREPARED.clear()
+def test_kept_tables_stay_within_the_limit_and_the_oldest_goes_first(monkeypatch):
     queries, table, values = make_inputs(GRID, SIDES)
+    spy = Spy("lambda_order")
+    monkeypatch.setitem(ALGORITHMS, "lambda_order", spy)
+
+    def prepared_anew(table):
+        before = spy.prepared
+        position_interaction(queries, table, values, GRID, algorithm="lambda_order")
+        return spy.prepared > before
+
     tables = [table + i for i in range(12)]
-    position_interaction(queries, tables[0], values, GRID, algorithm="lambda_order")
-    size = execution._PREPARED._bytes
+    assert prepared_anew(tables[0])
+    size = prepared_tables.nbytes
     assert size > table.nbytes
     monkeypatch.setattr(execution, "KEPT_BYTES", 5 * size)
-    for other in tables:
-        position_interaction(queries, other, values, GRID, algorithm="lambda_order")
-        held = [entry[2] for entry in execution._PREPARED._entries.values()]
-        assert execution._PREPARED._bytes == sum(held) <= 5 * size
-    assert {key[0] for key in execution._PREPARED._entries} == {other.data_ptr() for other in tables[-5:]}
+    for other in tables[1:]:
+        assert prepared_anew(other)
+        assert prepared_tables.nbytes <= 5 * size
+    assert not any(prepared_anew(other) for other in tables[-5:])
+    assert prepared_anew(tables[-6])
     monkeypatch.setattr(execution, "KEPT_BYTES", 3 * size)  # a single one may take a quarter
-    execution._PREPARED.clear()
-    position_interaction(queries, table, values, GRID, algorithm="lambda_order")
-    assert execution._PREPARED._bytes == 0
+    prepared_tables.clear()
+    assert prepared_anew(table)
+    assert prepared_tables.nbytes == 0
+    assert prepared_anew(table)
 
 
 @algorithms
@@ -193,7 +198,6 @@ def test_results_share_no_memory_with_the_inputs(algorithm):
 
 @algorithms
 def test_what_inference_mode_made_serves_training(algorithm):
-    execution._PREPARED.clear()
     inputs = make_inputs((5, 6), (3, 5))
     expected = run([x.clone() for x in inputs], (5, 6), algorithm=algorithm)
     inputs = [x.clone().requires_grad_() for x in inputs]
@@ -212,16 +216,14 @@ def test_what_inference_mode_made_serves_training(algorithm):
 def test_bfloat16_keeps_to_the_budget_with_slow_and_with_fast_products(monkeypatch, algorithm, at_once, gain):
     rates = replace(built_in("cpu", 1), bfloat16_gain=gain)
     monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device: rates)
-    module = ALGORITHMS[algorithm]
-    monkeypatch.setattr(module, "examples_at_once", lambda problem, rates: at_once)
-    computed = []
-    forward = module.forward
-    monkeypatch.setattr(module, "forward", lambda q, *x: computed.append(q.dtype) or forward(q, *x))
+    spy = Spy(algorithm, most=at_once)
+    monkeypatch.setitem(ALGORITHMS, algorithm, spy)
     grid, sides, batch = (3, 4), (5, 7), 128  # few pairs of an offset and many examples, to see their sum
     inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
     results = run(inputs, grid, algorithm=algorithm)
-    narrow = gain > 1 and algorithm in KEEP_BFLOAT16
-    assert set(computed) == {torch.bfloat16 if narrow else torch.float32}
+    narrow = gain > 1 and spy.inner.keeps_bfloat16
+    assert {queries.dtype for queries in spy.queries} == {torch.bfloat16 if narrow else torch.float32}
+    assert max(len(queries) for queries in spy.queries) == min(at_once, batch)
     plain, exact = (
         with_gradients(lambda *x: definition.position_interaction(*x, grid), [x.to(dtype) for x in inputs])
         for dtype in (torch.bfloat16, torch.float64)
@@ -235,17 +237,19 @@ def test_bfloat16_keeps_to_the_budget_with_slow_and_with_fast_products(monkeypat
 def test_chunks_of_examples_give_what_the_whole_batch_gives(monkeypatch, algorithm):
     inputs = make_inputs(GRID, SIDES, batch=7)
     whole = run(inputs, GRID, algorithm=algorithm)
-    monkeypatch.setattr(ALGORITHMS[algorithm], "examples_at_once", lambda problem, rates: 3)
+    spy = Spy(algorithm, most=3)
+    monkeypatch.setitem(ALGORITHMS, algorithm, spy)
     assert_all_close(run(inputs, GRID, algorithm=algorithm), whole)
+    assert [len(queries) for queries in spy.queries] == [3, 3, 1]
 
 
 @algorithms
 def test_an_empty_batch_gives_empty_outputs_and_a_table_gradient_of_zeros(algorithm):
     inputs = make_inputs(GRID, SIDES, batch=0)
-    output, of_queries, of_table, of_values = run(inputs, GRID, algorithm=algorithm)
+    output, grad_queries, grad_table, grad_values = run(inputs, GRID, algorithm=algorithm)
     assert output.shape == (0, 3, math.prod(GRID), 5)
-    assert (of_queries.shape, of_values.shape) == (inputs[0].shape, inputs[2].shape)
-    assert torch.equal(of_table, torch.zeros_like(inputs[1]))
+    assert (grad_queries.shape, grad_values.shape) == (inputs[0].shape, inputs[2].shape)
+    assert torch.equal(grad_table, torch.zeros_like(inputs[1]))
 
 
 # grid, sides, u, causal, dilation
@@ -269,7 +273,7 @@ def test_a_forward_pass_saves_nothing_but_its_inputs(algorithm, grid, sides, u, 
 
 
 @algorithms
-def test_a_dilated_forward_pass_saves_no_more_than_its_inputs_filled_to_multiples_of_the_dilation(algorithm):
+def test_dilated_forward_pass_saves_only_its_padded_inputs(algorithm):
     inputs = [x.requires_grad_() for x in make_inputs((5, 7), (3, 3))]
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):

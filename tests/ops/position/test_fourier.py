@@ -3,7 +3,9 @@ import torch
 from interactions import assert_all_close, make_inputs, run
 
 from lambdanets.ops import explain
-from lambdanets.ops.position import fourier
+from lambdanets.ops.position.fourier import BoundFourier, Fourier, fast_side, padded_grid
+from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.rates import built_in
 
 # grid, sides of the table, u, causal
 CASES = {
@@ -15,15 +17,21 @@ CASES = {
 cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
 
+class InChunks(Fourier):
+    """Fourier with a given number of value channels and query depths at a time."""
+
+    def __init__(self, channels, depths):
+        self.chunk = channels, depths
+
+    def bind(self, problem, rates):
+        return BoundFourier(problem, *self.chunk)
+
+
 @cases
-@pytest.mark.parametrize("points", [1, 3, 7], ids="{} maps at a time".format)
-def test_any_size_of_chunk_gives_what_the_lambda_order_gives(monkeypatch, points, grid, sides, u, causal):
+@pytest.mark.parametrize("chunk", [(1, 1), (3, 1), (5, 1), (5, 3)], ids="{0[0]} channels, {0[1]} depths".format)
+def test_any_size_of_chunk_gives_what_the_lambda_order_gives(monkeypatch, chunk, grid, sides, u, causal):
+    monkeypatch.setitem(ALGORITHMS, "fourier", InChunks(*chunk))
     inputs = make_inputs(grid, sides, u)
-    problem = explain(*inputs, grid, causal=causal).problem
-    padded = torch.Size(fourier.padded_grid(problem)).numel()
-    for limit in ("_CHUNK", "_CHUNK_OF_SEQUENCES"):
-        monkeypatch.setattr(fourier, limit, points * padded)
-    assert fourier._chunks(problem) == {1: (1, 1), 3: (3, 1), 7: (5, 1)}[points]  # of v = 5, k = 4
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="fourier"), expected)
 
@@ -32,7 +40,7 @@ def test_any_size_of_chunk_gives_what_the_lambda_order_gives(monkeypatch, points
 def test_no_offset_wraps_around_onto_the_grid(side):
     for scope in range(1, 2 * side + 2, 2):
         problem = explain(*make_inputs((side,), (scope,), k=1, v=1, heads=1, batch=1), (side,)).problem
-        (length,) = fourier.padded_grid(problem)
+        (length,) = padded_grid(problem)
         reach = min(scope // 2, side - 1)
         # offset o of the table and offset d of a pair fall together only where they are equal
         assert length > (side - 1) + reach
@@ -40,7 +48,7 @@ def test_no_offset_wraps_around_onto_the_grid(side):
 
 @pytest.mark.parametrize("least", [1, 2, 63, 64, 65, 97, 1031, 131071])
 def test_a_fast_side_is_even_not_shorter_and_has_small_factors_alone(least):
-    side = fourier._fast_side(least)
+    side = fast_side(least)
     assert least <= side <= max(least + 16, round(1.1 * least))
     assert side % (8 if least > 64 else 2) == 0
     for factor in (2, 3, 5, 7):
@@ -56,5 +64,6 @@ def test_the_gradient_of_the_table_is_the_adjoint_of_its_spectrum(grid, sides, u
     generator = torch.Generator().manual_seed(0)
     shape = (*problem.scope, problem.query_depth, problem.intra_depth)
     table = torch.randn(shape, generator=generator, dtype=torch.float64)
-    (spectrum,) = fourier.prepare(table, problem, None)
-    torch.testing.assert_close(fourier.gradient_of_table((spectrum.conj(),), problem, None), table)
+    bound = Fourier().bind(problem, built_in("cpu", 1))
+    (spectrum,) = bound.prepare(table)
+    torch.testing.assert_close(bound.grad_table((spectrum.conj(),)), table)

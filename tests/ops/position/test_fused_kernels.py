@@ -10,7 +10,7 @@ import torch
 from interpreted_fused import CASES
 
 from lambdanets.ops.position import fused
-from lambdanets.ops.position.fused import device
+from lambdanets.ops.position.fused import Fused, device
 from lambdanets.ops.position.fused.device import KernelDevice
 from lambdanets.ops.position.fused.tiles import table_step, tile_and_step, tiles_of
 from lambdanets.ops.position.problem import Problem
@@ -55,7 +55,7 @@ def interpreted():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_results_and_gradients_equal_the_definition_whatever_lies_around_the_inputs(case, interpreted):
+def test_kernels_equal_the_definition_with_nan_around_the_inputs(case, interpreted):
     # One factor between two products and the result are rounded to the dtype: half an epsilon each at most.
     allowed = torch.finfo(CASES[case][0]).eps * (1 if CASES[case][0] == torch.float16 else 2)
     assert all(error <= allowed for error in interpreted["errors"][case].values()), interpreted["errors"][case]
@@ -124,30 +124,31 @@ def test_a_kernel_that_does_not_fit_spills_or_waits_is_found():
 )
 def test_a_problem_beyond_the_limits_has_no_cost(change, monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU if device == "cuda" else None)
-    assert fused.cost(PROBLEM, RATES) is not None
-    assert fused.cost(replace(PROBLEM, **change), RATES) is None
+    assert Fused().cost(PROBLEM, RATES) is not None
+    assert Fused().cost(replace(PROBLEM, **change), RATES) is None
 
 
 def test_without_triton_there_is_no_cost(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert fused.cost(PROBLEM, RATES) is not None
+    assert Fused().cost(PROBLEM, RATES) is not None
     monkeypatch.setattr(device, "TRITON_INSTALLED", False)
-    assert fused.cost(PROBLEM, RATES) is None
+    assert Fused().cost(PROBLEM, RATES) is None
 
 
 def test_the_cost_counts_the_pairs_within_the_scope_alone(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
     # 8 positions, 2 to either side: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs an axis.
-    assert fused.cost(PROBLEM, RATES).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
+    assert Fused().cost(PROBLEM, RATES).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
 
 
-def test_workspace_of_the_backward_pass_counts_the_parts_of_the_table_gradient(monkeypatch):
+def test_backward_workspace_counts_the_parts_of_the_table_gradient(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
     whole = replace(PROBLEM, batch=1, grid=(256, 256), before=(255, 255), after=(255, 255), value_depth=64)
-    forward, backward = fused.cost(whole, RATES).workspaces
+    forward, backward = Fused().cost(whole, RATES).workspaces
     assert forward < 64 << 20
     assert backward > 1 << 30  # 2,044 MiB of parts in float32, of 64 offsets and columns for 8 queries each
-    assert sum(fused.cost(replace(whole, batch=8), RATES).workspaces) == forward + backward  # more examples, same parts
+    # more examples, same parts
+    assert sum(Fused().cost(replace(whole, batch=8), RATES).workspaces) == forward + backward
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_tiles_take_the_shape_that_needs_the_fewest_steps(grid, reach, expected)
     assert tile_and_step(grid, reach, 16, 32) == expected
 
 
-def test_the_table_gradient_takes_more_rows_where_the_map_is_narrow_or_they_cost_little():
+def test_table_gradient_takes_more_rows_on_narrow_maps():
     assert table_step((1, 50), (0, 49), 8, 64) == (1, 64)
     assert table_step((7, 7), (6, 6), 8, 64)[1] == 8
     assert table_step((56, 56), (11, 11), 8, 64) == (8, 8)

@@ -2,10 +2,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interactions import assert_all_close, make_inputs, run
+from interactions import Spy, assert_all_close, make_inputs, run
 
 from lambdanets.ops import explain
-from lambdanets.ops.position import mirrored, mixed
+from lambdanets.ops.position import mirrored
+from lambdanets.ops.position.mixed import BoundMixed, Mixed, frequencies, row_tiling
+from lambdanets.ops.position.plan import ALGORITHMS
 
 # grid, sides of the table, u, causal
 CASES = {
@@ -21,14 +23,20 @@ CASES = {
 cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
 
+class OfRows(Mixed):
+    """The mixed algorithm with a given number of rows at once."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def bind(self, problem, rates):
+        return BoundMixed(problem, row_tiling(problem.as_plane(), self.rows))
+
+
 @cases
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])
 def test_any_number_of_rows_at_once_gives_what_the_lambda_order_gives(monkeypatch, rows, grid, sides, u, causal):
-    def tiling(problem, rates):
-        plane = problem.as_plane()
-        return mixed._rows(plane, min(rows, plane.grid[0]))
-
-    monkeypatch.setattr(mixed, "rows_of", tiling)
+    monkeypatch.setitem(ALGORITHMS, "mixed", OfRows(rows))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="mixed"), expected)
@@ -41,13 +49,13 @@ def test_the_transform_is_long_enough_that_nothing_wraps_around(side, scope):
     problem = explain(*inputs, (2, side)).problem
     for before, after in ((problem.before[-1], 0), (0, problem.after[-1]), (problem.before[-1], problem.after[-1])):
         uneven = replace(problem, before=(0, before), after=(0, after))
-        assert 2 * mixed.frequencies(uneven) - 1 >= side + max(before, after)
+        assert 2 * frequencies(uneven) - 1 >= side + max(before, after)
 
 
 def test_examples_taken_in_chunks_with_a_smaller_last_one_change_nothing(monkeypatch):
     inputs = make_inputs((6, 7), (5, 5), batch=5)
     expected = run(inputs, (6, 7), algorithm="mixed")
-    monkeypatch.setattr(mixed, "examples_at_once", lambda problem, rates: 2)
+    monkeypatch.setitem(ALGORITHMS, "mixed", Spy("mixed", most=2))
     assert_all_close(run(inputs, (6, 7), algorithm="mixed"), expected)
 
 

@@ -27,24 +27,24 @@ def test_the_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm
         opcheck(position_interaction_operator, (*inputs, some, grid, dilation, causal, algorithm))
 
 
-@pytest.mark.parametrize("wanted", [[True, True, True, True], [False, True, False, False]], ids=str)
+@pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
 @pytest.mark.parametrize("has_content", [True, False])
-def test_the_operators_of_float16_pass_opcheck(has_content, wanted):
+def test_the_operators_of_float16_pass_opcheck(has_content, needs_grad):
     queries, table, values = make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3, dtype=torch.float16)
     content = torch.randn(2, 2, 3) if has_content else None
     gradient = torch.randn(2, 2, 12, 3)
     options = (queries, table.float(), values, content, (3, 4), 1, False, "auto")
     opcheck(position_interaction_operator, options)
-    opcheck(_backward_operator, (gradient, *options, wanted))
+    opcheck(_backward_operator, (gradient, *options, needs_grad))
 
 
 @cases
-@pytest.mark.parametrize("wanted", [[True, True, True, True], [False, True, False, False]], ids=str)
-def test_the_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, wanted):
+@pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
+def test_the_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, needs_grad):
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
     gradient = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
-    opcheck(_backward_operator, (gradient, *inputs, content, grid, dilation, causal, "auto", wanted))
+    opcheck(_backward_operator, (gradient, *inputs, content, grid, dilation, causal, "auto", needs_grad))
 
 
 @cases
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_of_the_operator_are_those_of_eager_mode(grid, sid
     assert_all_close(results, expected, 1e-12)
 
 
-def test_a_gradient_not_wanted_is_an_empty_tensor():
+def test_a_gradient_not_needed_is_an_empty_tensor():
     inputs = make_inputs((3, 4), (3, 5), 1)
     gradient = torch.ones(2, 3, 12, 5, dtype=torch.float64)
     results = _backward_operator(gradient, *inputs, None, (3, 4), 1, False, "auto", [False, True, False, False])

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interactions import assert_all_close, make_inputs, run
+from interactions import Spy, assert_all_close, make_inputs, run
 
 from lambdanets.ops import explain
-from lambdanets.ops.position import query_order
 from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.query_order import BoundQueryOrder, QueryOrder, best_tiling
 from lambdanets.ops.position.rates import built_in
 from lambdanets.ops.position.tiling import Tiling
 
@@ -25,48 +25,52 @@ CASES = [
 ]
 
 
+class Tiled(QueryOrder):
+    """Query order with a given tile."""
+
+    def __init__(self, tile):
+        self.tile = tile
+
+    def bind(self, problem, rates):
+        return BoundQueryOrder(problem, Tiling(problem.as_plane(), self.tile))
+
+
 @pytest.mark.parametrize(("grid", "sides", "u", "causal", "tile"), CASES)
 def test_every_tiling_gives_what_the_lambda_order_gives(monkeypatch, grid, sides, u, causal, tile):
-    monkeypatch.setattr(query_order, "tiling_of", lambda problem, rates: Tiling(problem.as_plane(), tile))
+    monkeypatch.setitem(ALGORITHMS, "query_order", Tiled(tile))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="query_order"), expected)
 
 
-@pytest.mark.parametrize("least", [0, 1 << 60], ids=["one by one", "in a batch"])
-def test_the_gradient_of_logits_is_the_same_by_single_products_and_in_a_batch(monkeypatch, least):
-    monkeypatch.setattr(query_order, "_WORTH_A_CALL", least)
-    inputs = make_inputs((6, 7), (5, 5))
-    expected = run(inputs, (6, 7), algorithm="lambda_order")
-    assert_all_close(run(inputs, (6, 7), algorithm="query_order"), expected)
+@pytest.mark.parametrize("v", [1, 64], ids=["products in a batch", "single products"])
+def test_gradients_of_few_and_of_many_channels(v):
+    # 16 * 49 * 49 multiply-adds a channel: below and above 2 million, from where a product is worth a call of its own
+    inputs = make_inputs((7, 7), (13, 13), heads=16, v=v)
+    expected = run(inputs, (7, 7), algorithm="lambda_order")
+    assert_all_close(run(inputs, (7, 7), algorithm="query_order"), expected)
 
 
-def test_a_smaller_limit_on_the_logits_takes_several_chunks_of_examples_and_changes_nothing(monkeypatch):
+def test_examples_in_several_chunks_give_what_the_batch_gives(monkeypatch):
     inputs = make_inputs((6, 7), (5, 5), batch=5)
     expected = run(inputs, (6, 7), algorithm="query_order")
-    chunks = []
-    forward = query_order.forward
-
-    def counted(queries, *others):
-        chunks.append(len(queries))
-        return forward(queries, *others)
-
-    monkeypatch.setattr(query_order, "forward", counted)
-    monkeypatch.setattr(query_order, "examples_at_once", lambda problem, rates: 2)
+    spy = Spy("query_order", most=2)
+    monkeypatch.setitem(ALGORITHMS, "query_order", spy)
     assert_all_close(run(inputs, (6, 7), algorithm="query_order"), expected)
-    assert chunks == [2, 2, 1]
+    assert [len(queries) for queries in spy.queries] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("algorithm", ["lambda_order", "convolution", "mixed"])
 def test_more_examples_stay_in_the_cache_of_a_gpu_than_of_a_core(algorithm):
-    problem = explain(*make_inputs((28, 28), (23, 23), batch=256, dtype=torch.float32), (28, 28)).problem
-    module, rates = ALGORITHMS[algorithm], built_in("cpu", 1)
-    counts = [module.examples_at_once(replace(problem, device=device), rates) for device in ("cpu", "cuda:0")]
-    assert 1 <= counts[0] < counts[1]
+    problem = explain(*make_inputs((28, 28), (23, 23), dtype=torch.float32), (28, 28)).problem
+    on_core, on_gpu = (
+        ALGORITHMS[algorithm].bind(replace(problem, batch=1 << 20, device=device), built_in("cpu", 1)).problem.batch
+        for device in ("cpu", "cuda:0")
+    )
+    assert 1 <= on_core < on_gpu
 
 
-def test_the_logits_of_the_chosen_tiling_stay_within_the_limit():
-    limit, _ = query_order._LOGITS_BYTES
+def test_the_logits_of_the_chosen_tiling_fit_the_cache_of_a_core():
     inputs = make_inputs((28, 28), (23, 23), batch=1, dtype=torch.float32)
     problem = explain(*inputs, (28, 28)).problem
-    assert query_order.tiling_of(problem, built_in("cpu", 1)).logits_bytes(1) <= limit
+    assert best_tiling(problem, built_in("cpu", 1)).logits_bytes(1) <= 8 << 20

@@ -74,7 +74,7 @@ def test_what_is_packed_beyond_the_grid_is_zero(case):
 
 @depths
 @tilings
-def test_each_window_holds_the_values_around_its_tile_and_zeros_beyond_the_grid(case, u):
+def test_windows_hold_the_values_around_their_tile_and_zeros_elsewhere(case, u):
     tiling = make_tiling(*case, u=u)
     grid = case[0]
     values = random(BATCH, math.prod(grid), V, u)

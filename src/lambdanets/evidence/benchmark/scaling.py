@@ -107,7 +107,7 @@ def _case(
     def algorithm(contestant: str) -> Prepared:
         here = plan.costs[contestant]
         if here is None:
-            raise LeftOut(ALGORITHMS[contestant].LIMITS)
+            raise LeftOut(ALGORITHMS[contestant].limits)
         held = here.workspace_bytes * (_BACKWARD_BYTES if training else 1)
         limit(contestant, held, _seconds(here), lambda size: _seconds(_cost_of_size(problem, size, contestant)))
         work = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=contestant)

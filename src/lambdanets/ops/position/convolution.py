@@ -1,132 +1,183 @@
-"""Lambda convolution (Sec. 3.4) with v folded into the batch: an n-d convolution for n-d data, never n+1.
+"""Lambda convolution (Sec. 3.4): an n-d convolution of the values whose channels are the queries' depths.
 
-lambda[(b v),k,:] = conv(V[(b v),u,:], R[k,u,r]): the value channels share the weights, so they ride in the batch.
+lambda[b,v,k,:] = conv(V[b,v,u,:], R[k,u,r]), the same weights for every value channel v. Three forms of one linear map,
+which differ in where v goes, in the forward pass alone; they share the gradients.
 Cost: n k u v b prod(r) multiply-adds; nothing of size n m. For small scopes.
-
-The paper's two other forms of the same linear map, `depthwise_convolution` and `value_axis_convolution`, differ in
-the forward pass alone and share the gradients written here.
 """
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients, Traceable
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
-CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_LAMBDA_BYTES = 64 << 20, 256 << 20  # on a core, on a GPU
-
-# maps (b, v, u, S..) padded with zeros and weights (k, u, r..) -> lambdas (b, v, k, S..)
-Form = Callable[[Tensor, Tensor], Tensor]
 
 
-def operations(problem: Problem) -> int:
-    """Floating-point operations of a forward pass, two per multiply-add."""
-    return 2 * problem.lambda_elements * problem.intra_depth * math.prod(problem.scope) + problem.apply_operations
+class _Form(Algorithm):
+    keeps_bfloat16 = True
+
+    @staticmethod
+    @abstractmethod
+    def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
+        """Maps (b, v, u, S..) padded with zeros and weights (k, u, r..) to (b, v, k, S..)."""
+
+    def bind(self, problem: Problem, rates: Rates) -> "BoundConvolution":
+        return BoundConvolution(problem.with_small_lambdas(), self.lambdas)
 
 
-def cost(problem: Problem, rates: Rates) -> Cost:
-    """Predicted cost of `forward` and `backward`."""
-    p = problem
-    at_once = min(p.batch, examples_at_once(p, rates))
-    passes = -(-p.batch // at_once)
-    offsets, lambdas = math.prod(p.scope), at_once * p.positions * p.query_depth * p.value_depth
+class Convolution(_Form, Traceable):
+    """v in the batch of an n-d convolution."""
+
+    name = "convolution"
+
+    def cost(self, problem: Problem, rates: Rates) -> Cost:
+        return _cost(problem, rates)
+
+    @staticmethod
+    def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
+        return _CONVOLUTIONS[maps.ndim - 3](maps.flatten(0, 1), weights).unflatten(0, maps.shape[:2])
+
+    def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
+        maps = values.permute(0, 2, 3, 1).unflatten(3, problem.grid).contiguous()
+        weights = table.movedim((-2, -1), (0, 1))
+        padding = [side // 2 for side in weights.shape[2:]]
+        lambdas = _CONVOLUTIONS[len(problem.grid)](maps.flatten(0, 1), weights, padding=padding)
+        return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas.unflatten(0, maps.shape[:2]).flatten(3))
+
+
+class DepthwiseConvolution(_Form):
+    """A depthwise n-d convolution with channel multiplier: v groups of u channels in and k out, the same R for each.
+
+    It holds v copies of the table.
+    """
+
+    name = "depthwise_convolution"
+
+    def cost(self, problem: Problem, rates: Rates) -> Cost:
+        copied = problem.value_depth * problem.query_depth * problem.intra_depth * math.prod(problem.scope)
+        return _direct_cost(problem, rates, 2, copied)  # a group has too few channels for a matrix product
+
+    @staticmethod
+    def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
+        v, k = maps.shape[1], weights.shape[0]
+        repeated = weights.expand(v, *weights.shape).flatten(0, 1)  # ((v k), u, r..)
+        lambdas = _CONVOLUTIONS[maps.ndim - 3](maps.flatten(1, 2), repeated, groups=v)
+        return lambdas.unflatten(1, (v, k))
+
+
+class ValueAxisConvolution(_Form):
+    """v as one more spatial axis: an (n+1)-d convolution whose kernel has length 1 along v, so that no values mix.
+
+    The lambdas come with v behind k; the code printed in the paper leaves out their transposition. It holds a copy of
+    the values.
+    """
+
+    name = "value_axis_convolution"
+    limits = "serves 1-D and 2-D data alone, because PyTorch has no 4-d convolution"
+
+    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
+        if len(problem.grid) == 3:
+            return None
+        copied = problem.batch * problem.positions * problem.value_depth * problem.intra_depth
+        return _direct_cost(problem, rates, 1, copied)
+
+    @staticmethod
+    def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
+        lambdas = _CONVOLUTIONS[maps.ndim - 2](maps.transpose(1, 2), weights.unsqueeze(2))
+        return lambdas.transpose(1, 2)
+
+
+class BoundConvolution(BoundPositionTerm):
+    def __init__(self, problem: Problem, lambdas: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(problem)
+        self._lambdas = lambdas
+
+    def prepare(self, table: Tensor) -> Prepared:
+        """Weights (k, u, r_1..r_D)."""
+        return (table.movedim((-2, -1), (0, 1)).contiguous(),)
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        return grad_prepared[0].movedim((0, 1), (-2, -1))
+
+    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+        lambdas = self._lambdas(self._padded_maps(values), prepared[0])
+        return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas.flatten(3))
+
+    def position_gradients(
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
+    ) -> Gradients:
+        """PyTorch's own gradients of a convolution add up k or batch and positions one by one on CPU, so that their
+        error grows to ten times that of the plain formula; here each query depth and each map is summed first.
+        """
+        p = self.problem
+        (weights,) = prepared
+        maps = self._padded_maps(values)
+        grad_queries = grad_weights = grad_values = None
+        if needs_grad.queries:
+            lambdas = Convolution.lambdas(maps, weights)
+            grad_queries = torch.einsum("bhnv,bvkn->bhnk", grad_output, lambdas.flatten(3))
+        if needs_grad.table or needs_grad.values:
+            grad_lambdas = torch.einsum("bhnk,bhnv->bvkn", queries, grad_output).unflatten(3, p.grid).flatten(0, 1)
+            if needs_grad.table:
+                grad_weights = (_correlate(grad_lambdas, maps.flatten(0, 1), p.scope),)
+            if needs_grad.values:
+                grad_maps = _convolve_back(grad_lambdas, weights)
+                for i, (before, side) in enumerate(zip(p.before, p.grid, strict=True), 2):
+                    grad_maps = grad_maps.narrow(i, before, side)
+                grad_values = grad_maps.unflatten(0, (-1, p.value_depth)).flatten(3).permute(0, 3, 1, 2)
+        return grad_queries, grad_weights, grad_values
+
+    def _padded_maps(self, values: Tensor) -> Tensor:
+        """(b, n, v, u) to (b, v, u, S..) with zeros where the table reaches beyond the grid."""
+        p = self.problem
+        maps = values.permute(0, 2, 3, 1).unflatten(3, p.grid)
+        return F.pad(maps, [x for pair in zip(reversed(p.before), reversed(p.after), strict=True) for x in pair])
+
+
+def _cost(problem: Problem, rates: Rates) -> Cost:
+    """With v in the batch; the gradients of all forms."""
+    p = problem.with_small_lambdas()
+    passes = -(-problem.batch // p.batch)
+    offsets, lambdas = math.prod(p.scope), p.lambda_elements
     # with few channels a direct convolution is slower than the product it stands for
-    convolved = 1.5 * rates.product(1, at_once * p.value_depth * p.positions, offsets * p.intra_depth, p.query_depth)
-    applied = rates.product(p.positions * at_once, p.heads, p.query_depth, p.value_depth)
+    convolved = 1.5 * rates.product(1, p.batch * p.value_depth * p.positions, offsets * p.intra_depth, p.query_depth)
+    applied = rates.product(p.positions * p.batch, p.heads, p.query_depth, p.value_depth)
     copied = rates.copy(8.0 * lambdas)
     rows = math.prod(p.scope[:-1])
-    gathered = rates.copy(4.0 * rows * at_once * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
+    gathered = rates.copy(4.0 * rows * p.batch * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
     # the backward pass scatters each query depth by itself, over the grid and what the table reaches beyond it
     reached = zip(p.grid, p.before, p.after, strict=True)
     padded = math.prod(side + before + after for side, before, after in reached)
-    scattered = 2 * at_once * p.value_depth * p.query_depth * p.intra_depth * padded
+    scattered = 2 * p.batch * p.value_depth * p.query_depth * p.intra_depth * padded
+    backward = 5 * convolved + 2 * applied + 2 * copied + gathered + rates.copy(4.0 * lambdas)
     return Cost(
-        operations=operations(p),
+        operations=2 * problem.lambda_elements * p.intra_depth * offsets + problem.apply_operations,
         workspace_bytes=max(4, p.dtype.itemsize) * (2 * lambdas + scattered),
         seconds=passes * (convolved + applied + copied + rates.calls(10)),
-        backward_seconds=passes
-        * (
-            5 * convolved + 2 * applied + 2 * copied + gathered + rates.copy(4.0 * lambdas) + rates.calls(20 + 6 * rows)
-        ),
+        backward_seconds=passes * (backward + rates.calls(20 + 6 * rows)),
     )
 
 
-def examples_at_once(problem: Problem, rates: Rates) -> int:
-    """As many as have lambdas of a moderate size."""
-    example_bytes = 4 * problem.positions * problem.query_depth * problem.value_depth
-    return max(1, problem.within_cache(*_LAMBDA_BYTES) // example_bytes)
-
-
-def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:
-    """Weights (k, u, r_1..r_D)."""
-    return (table.movedim((-2, -1), (0, 1)).contiguous(),)
-
-
-def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Tensor:
-    """The table's gradient from that of the weights."""
-    return gradients[0].movedim((0, 1), (-2, -1))
-
-
-def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
-    """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
-    return forward_in_form(_values_in_the_batch, queries, prepared, values, problem)
-
-
-def backward(
-    gradient: Tensor,
-    queries: Tensor,
-    prepared: Prepared,
-    values: Tensor,
-    problem: Problem,
-    wanted: Wanted,
-    rates: Rates,
-) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
-    """Gradients of queries, weights and values from that of the output (b, h, n, v); the lambdas are computed again.
-
-    PyTorch's own gradients of a convolution add up k or batch and positions one by one on CPU, so that their error
-    grows to ten times that of the plain formula; here each query depth and each map is summed by itself first.
-    """
-    (weights,) = prepared
-    maps = _padded_maps(values, problem)
-    of_queries = of_weights = of_values = None
-    if wanted.queries:
-        lambdas = _values_in_the_batch(maps, weights)
-        of_queries = torch.einsum("bhnv,bvkn->bhnk", gradient, lambdas.flatten(3))
-    if wanted.table or wanted.values:
-        of_lambdas = torch.einsum("bhnk,bhnv->bvkn", queries, gradient).unflatten(3, problem.grid).flatten(0, 1)
-        if wanted.table:
-            of_weights = (_correlate(of_lambdas, maps.flatten(0, 1), problem.scope),)
-        if wanted.values:
-            of_maps = _convolve_back(of_lambdas, weights)
-            for i, (before, side) in enumerate(zip(problem.before, problem.grid, strict=True), 2):
-                of_maps = of_maps.narrow(i, before, side)
-            of_values = of_maps.unflatten(0, (-1, problem.value_depth)).flatten(3).permute(0, 3, 1, 2)
-    return of_queries, of_weights, of_values
-
-
-def forward_in_form(form: Form, queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem) -> Tensor:
-    """`forward` with the lambdas computed by the form given."""
-    lambdas = form(_padded_maps(values, problem), prepared[0])
-    return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas.flatten(3))
-
-
-def _padded_maps(values: Tensor, problem: Problem) -> Tensor:
-    """(b, n, v, u) to (b, v, u, S..) with zeros where the table reaches beyond the grid."""
-    maps = values.permute(0, 2, 3, 1).unflatten(3, problem.grid)
-    padding = zip(reversed(problem.before), reversed(problem.after), strict=True)
-    return F.pad(maps, [entries for pair in padding for entries in pair])
-
-
-def _values_in_the_batch(maps: Tensor, weights: Tensor) -> Tensor:
-    lambdas = CONVOLUTIONS[maps.ndim - 3](maps.flatten(0, 1), weights)
-    return lambdas.unflatten(0, maps.shape[:2])
+def _direct_cost(problem: Problem, rates: Rates, factor: int, copied: int) -> Cost:
+    """That of a direct convolution, some factor slower than large products, which copies some numbers beforehand."""
+    in_batch, p = _cost(problem, rates), problem
+    direct = 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
+    return replace(
+        in_batch,
+        # the copies are gone before the lambdas meet the queries
+        workspace_bytes=max(in_batch.workspace_bytes, 4 * (p.lambda_elements + copied)),
+        seconds=in_batch.seconds + factor * direct + rates.copy(4.0 * copied),
+    )
 
 
 def _convolve_back(gradient: Tensor, weights: Tensor) -> Tensor:

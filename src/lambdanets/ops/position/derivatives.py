@@ -10,33 +10,31 @@ For eager code, as autograd Functions, which know forward mode and vmap; for tor
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.execution import Gradients
-from lambdanets.ops.position.fallback import follow_backward, follow_forward
+from lambdanets.ops.position.execution import FactorGradients, follow_backward, follow_forward
 from lambdanets.ops.position.plan import Plan, make_plan
-from lambdanets.ops.position.problem import Wanted
+from lambdanets.ops.position.problem import Factors, NeedsGrad
 from lambdanets.ops.precision import without_autocast
 
 # places among the factors
 _QUERIES, _TABLE, _VALUES, _CONTENT = range(4)
 
 
-def interact(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
-
-    content: (b, k, v), a lambda that all positions of an example have beside their own.
-    """
-    return _Interaction.apply(queries, table, values, content, plan)
+def interact(factors: Factors, plan: Plan) -> Tensor:
+    """The output (b, h, n, v) of factors whose table is cropped to the grid."""
+    return _Interaction.apply(*factors, plan)
 
 
 class _Interaction(torch.autograd.Function):
     @staticmethod
-    def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
-        return follow_forward(queries, table, values, content, plan)
+    def forward(*inputs: Any) -> Tensor:
+        *factors, plan = inputs
+        return follow_forward(Factors(*factors), plan)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -45,27 +43,21 @@ class _Interaction(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        wanted = Wanted(*ctx.needs_input_grad[:4])
-        return *_Gradients.apply(gradient, *ctx.saved_tensors, ctx.plan, wanted), None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
+        needs_grad = NeedsGrad(*ctx.needs_input_grad[:4])
+        return *_Gradients.apply(grad_output, *ctx.saved_tensors, ctx.plan, needs_grad), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _sum(
-            [
-                _moved_output(ctx.saved_tensors, place, tangent, ctx.plan)
-                for place, tangent in enumerate(tangents[:4])
-                if tangent is not None
-            ]
-        )
+        given = [(place, tangent) for place, tangent in enumerate(tangents[:4]) if tangent is not None]
+        return reduce(torch.add, (_output_along(ctx.saved_tensors, *one, ctx.plan) for one in given))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
         *tensors, plan = inputs
-        if in_dims[_TABLE] is None:  # one table: the axis joins the batch
-            (queries, values, content), plan = _joined_batch(
-                info, in_dims, tensors, (_QUERIES, _VALUES, _CONTENT), plan
-            )
+        if in_dims[_TABLE] is None:  # one table: the axis becomes part of the batch
+            places = (_QUERIES, _VALUES, _CONTENT)
+            (queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, places, plan)
             output = _Interaction.apply(queries, tensors[_TABLE], values, content, plan)
             return output.unflatten(0, (info.batch_size, -1)), 0
         each = [_Interaction.apply(*_at(tensors, in_dims, i), plan) for i in range(info.batch_size)]
@@ -74,20 +66,13 @@ class _Interaction(torch.autograd.Function):
 
 class _Gradients(torch.autograd.Function):
     @staticmethod
-    def forward(
-        gradient: Tensor,
-        queries: Tensor,
-        table: Tensor,
-        values: Tensor,
-        content: Tensor | None,
-        plan: Plan,
-        wanted: Wanted,
-    ) -> Gradients:
-        return follow_backward(gradient, queries, table, values, content, plan, wanted)
+    def forward(grad_output: Tensor, *inputs: Any) -> FactorGradients:
+        *factors, plan, needs_grad = inputs
+        return follow_backward(grad_output, Factors(*factors), plan, needs_grad)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
-        *tensors, ctx.plan, ctx.wanted = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:
+        *tensors, ctx.plan, ctx.needs_grad = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)
@@ -98,33 +83,33 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        gradient, *factors = ctx.saved_tensors
+        grad_output, *factors = ctx.saved_tensors
         moved: list[list[Tensor]] = [[], [], [], []]
         if tangents[0] is not None:
-            _append(moved, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.wanted))
+            _append(moved, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.needs_grad))
         for place, tangent in enumerate(tangents[1:5]):
             if tangent is not None:
-                _append(moved, _moved_gradients(gradient, factors, place, tangent, ctx.plan, ctx.wanted))
+                _append(moved, _gradients_along(grad_output, factors, place, tangent, ctx.plan, ctx.needs_grad))
         return tuple(
-            (_sum(terms) if terms else torch.zeros_like(factor)) if is_wanted else None
-            for terms, factor, is_wanted in zip(moved, factors, ctx.wanted, strict=True)
+            (reduce(torch.add, terms) if terms else torch.zeros_like(factor)) if needed else None
+            for terms, factor, needed in zip(moved, factors, ctx.needs_grad, strict=True)
         )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        *tensors, plan, wanted = inputs
-        if in_dims[1 + _TABLE] is None and not wanted.table:
+        *tensors, plan, needs_grad = inputs
+        if in_dims[1 + _TABLE] is None and not needs_grad.table:
             places = (0, 1 + _QUERIES, 1 + _VALUES, 1 + _CONTENT)
-            (gradient, queries, values, content), plan = _joined_batch(info, in_dims, tensors, places, plan)
-            outputs = _Gradients.apply(gradient, queries, tensors[1 + _TABLE], values, content, plan, wanted)
+            (grad_output, queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, places, plan)
+            outputs = _Gradients.apply(grad_output, queries, tensors[1 + _TABLE], values, content, plan, needs_grad)
             split = tuple(None if x is None else x.unflatten(0, (info.batch_size, -1)) for x in outputs)
         else:
-            each = [_Gradients.apply(*_at(tensors, in_dims, i), plan, wanted) for i in range(info.batch_size)]
+            each = [_Gradients.apply(*_at(tensors, in_dims, i), plan, needs_grad) for i in range(info.batch_size)]
             split = tuple(None if x[0] is None else torch.stack(x) for x in zip(*each, strict=True))
         return split, tuple(None if x is None else 0 for x in split)
 
 
-def _moved_output(factors: Sequence[Tensor], place: int, direction: Tensor, plan: Plan) -> Tensor:
+def _output_along(factors: Sequence[Tensor], place: int, direction: Tensor, plan: Plan) -> Tensor:
     """The output with one factor replaced by a direction, of the terms that hold this factor."""
     queries, table, values, content = _with(factors, place, direction)
     if place == _CONTENT:
@@ -132,39 +117,44 @@ def _moved_output(factors: Sequence[Tensor], place: int, direction: Tensor, plan
     return _Interaction.apply(queries, table, values, content if place == _QUERIES else None, plan)
 
 
-def _moved_gradients(
-    gradient: Tensor, factors: Sequence[Tensor], place: int, direction: Tensor, plan: Plan, wanted: Sequence[bool]
-) -> Gradients:
-    """The gradients wanted with one factor replaced by a direction, of the terms that hold this factor."""
+def _gradients_along(
+    grad_output: Tensor,
+    factors: Sequence[Tensor],
+    place: int,
+    direction: Tensor,
+    plan: Plan,
+    needs_grad: Sequence[bool],
+) -> FactorGradients:
+    """The needed gradients with one factor replaced by a direction, of the terms that hold this factor."""
     queries, table, values, content = _with(factors, place, direction)
     if place == _CONTENT:
-        grad_queries = _product(gradient, content.mT) if wanted[_QUERIES] else None
+        grad_queries = _product(grad_output, content.mT) if needs_grad[_QUERIES] else None
         return grad_queries, None, None, None
-    by_queries = place == _QUERIES  # which alone stand beside the content lambda
-    others = Wanted(
-        queries=wanted[_QUERIES] and not by_queries,
-        table=wanted[_TABLE] and place != _TABLE,
-        values=wanted[_VALUES] and place != _VALUES,
-        content=wanted[_CONTENT] and by_queries,
+    by_queries = place == _QUERIES  # the only factor of both terms
+    others = NeedsGrad(
+        queries=needs_grad[_QUERIES] and not by_queries,
+        table=needs_grad[_TABLE] and place != _TABLE,
+        values=needs_grad[_VALUES] and place != _VALUES,
+        content=needs_grad[_CONTENT] and by_queries,
     )
     if not any(others):
         return None, None, None, None
-    return _Gradients.apply(gradient, queries, table, values, content if by_queries else None, plan, others)
+    return _Gradients.apply(grad_output, queries, table, values, content if by_queries else None, plan, others)
 
 
 def _second(
     tensors: Sequence[Tensor], directions: Sequence[Tensor | None], plan: Plan, needed: Sequence[bool]
 ) -> list[Tensor | None]:
     """Gradients of <(dq, dR, dV, dL), directions> with respect to g, q, R, V and L."""
-    gradient, *factors = tensors
+    grad_output, *factors = tensors
     terms: list[list[Tensor]] = [[], [], [], [], []]
     for place, direction in enumerate(directions):
         if direction is None:
             continue
         if needed[0]:
-            terms[0].append(_moved_output(factors, place, direction, plan))
-        _append(terms[1:], _moved_gradients(gradient, factors, place, direction, plan, needed[1:]))
-    return [_sum(of_one) if of_one else None for of_one in terms]
+            terms[0].append(_output_along(factors, place, direction, plan))
+        _append(terms[1:], _gradients_along(grad_output, factors, place, direction, plan, needed[1:]))
+    return [reduce(torch.add, of_one) if of_one else None for of_one in terms]
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
@@ -184,27 +174,20 @@ def _with(tensors: Sequence[Tensor], place: int, replacement: Tensor) -> list[Te
     return [replacement if i == place else tensor for i, tensor in enumerate(tensors)]
 
 
-def _sum(terms: Sequence[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
-
-
 def _at(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:
     return [x if x is None or dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=False)]
 
 
-def _joined_batch(
+def _merge_into_batch(
     info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None], places: Sequence[int], plan: Plan
 ) -> tuple[list[Tensor | None], Plan]:
-    """The tensors at the places with the mapped axis joined to their batch, and the plan for so many examples."""
+    """The tensors at the places with the mapped axis merged into the batch, and the plan for that batch."""
     size = info.batch_size
-    joined: list[Tensor | None] = []
+    merged: list[Tensor | None] = []
     for place in places:
         x, dim = tensors[place], dims[place]
         if x is not None:
             x = (x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
-        joined.append(x)
+        merged.append(x)
     problem = replace(plan.problem, batch=plan.problem.batch * size)
-    return joined, make_plan(problem) if plan.automatic else replace(plan, problem=problem)
+    return merged, make_plan(problem) if plan.automatic else replace(plan, problem=problem)

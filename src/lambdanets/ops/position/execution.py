@@ -1,25 +1,60 @@
-"""Runs an algorithm on a whole problem: its dtype, what it makes of the table, how many examples at a time."""
+"""Runs an algorithm on a whole problem: casts to its dtype, keeps what it prepares of tables, splits the batch.
+
+An algorithm that a plan chose and that raises may be replaced, see `Algorithm.refuse`: a fused kernel that passed its
+self-test may still ask for more shared memory than the device has, or fail to compile, at another shape. That raises
+before anything is computed. An algorithm that the caller named is never replaced.
+"""
 
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import without_future
-from lambdanets.ops.position.plan import ALGORITHMS, TAKE_CONTENT, working
-from lambdanets.ops.position.problem import Prepared, Problem, Wanted
-from lambdanets.ops.position.rates import Rates
+from lambdanets.ops.position.algorithm import Bound
+from lambdanets.ops.position.plan import ALGORITHMS, Plan, bind, make_plan
+from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.precision import output_dtype, without_autocast, without_tf32_convolutions
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+# Of queries, table, values and content; None where not needed.
+FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
-# What is kept of tables, in all.
+# Of all that is prepared of tables and kept.
 KEPT_BYTES = 256 << 20
+
+
+_Result = TypeVar("_Result")
+
+
+def follow_forward(factors: Factors, plan: Plan) -> Tensor:
+    """`run_forward` by the algorithm that a plan has for the forward pass."""
+    return _follow(lambda algorithm: run_forward(*factors, plan.problem, algorithm), plan, "forward")
+
+
+def follow_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs_grad: NeedsGrad) -> FactorGradients:
+    """`run_backward` by the algorithm that a plan has for the backward pass."""
+
+    def run(algorithm: str) -> FactorGradients:
+        return run_backward(grad_output, *factors, plan.problem, algorithm, needs_grad)
+
+    return _follow(run, plan, "backward")
+
+
+def _follow(run: Callable[[str], _Result], plan: Plan, way: str) -> _Result:
+    algorithm = plan.chosen if way == "forward" else plan.backward
+    try:
+        return run(algorithm)
+    except torch.OutOfMemoryError:  # another algorithm would need more
+        raise
+    except Exception as error:
+        if not plan.automatic or not ALGORITHMS[algorithm].refuse(plan.problem, way, error):
+            raise
+    again = make_plan(plan.problem)
+    return run(again.chosen if way == "forward" else again.backward)
 
 
 def run_forward(
@@ -31,94 +66,75 @@ def run_forward(
     """
     if len(queries) == 0:
         return queries.new_zeros(*queries.shape[:3], problem.value_depth, dtype=output_dtype(queries.dtype))
-    module, dtype, rates, some = _set_up(problem, algorithm)
+    bound, dtype = bind(problem, algorithm)
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
-        prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
-        parts = []
-        for q, v, c in _split(some.batch, queries, values, content):
-            q, v, c = q.to(dtype), v.to(dtype), None if c is None else c.to(output_dtype(dtype))
-            if algorithm in TAKE_CONTENT:
-                parts.append(module.forward(q, prepared, v, some, rates, c))
-            else:
-                part = module.forward(q, prepared, v, some, rates)
-                parts.append(part if c is None else _add_products(part, q, c))
+        prepared = prepared_tables.get(table, bound, output_dtype(dtype))
+        parts = [
+            bound.forward(_operands(dtype, q, prepared, v, c))
+            for q, v, c in _split(bound.problem.batch, queries, values, content)
+        ]
         output = parts[0] if len(parts) == 1 else torch.cat(parts)
         return output.to(output_dtype(queries.dtype))
 
 
 def run_backward(
-    gradient: Tensor,
+    grad_output: Tensor,
     queries: Tensor,
     table: Tensor,
     values: Tensor,
     content: Tensor | None,
     problem: Problem,
     algorithm: str,
-    wanted: Wanted,
-) -> Gradients:
-    """The gradients wanted of queries, table, values and content, from that of the output (b, h, n, v)."""
+    needs_grad: NeedsGrad,
+) -> FactorGradients:
+    """The needed gradients of queries, table, values and content, from that of the output (b, h, n, v)."""
     if len(queries) == 0:
-        factors = (queries, table, values, content)
-        zeros = (torch.zeros_like(x) if x is not None and of else None for x, of in zip(factors, wanted, strict=True))
+        factors = zip((queries, table, values, content), needs_grad, strict=True)
+        zeros = (torch.zeros_like(x) if x is not None and needed else None for x, needed in factors)
         return next(zeros), next(zeros), next(zeros), next(zeros)
     # a backward pass may run inside autocast, whatever the forward pass did
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         grad_content = None
-        if wanted.content and content is not None:
-            grad_content = _sum_of_products(queries.to(gradient.dtype), gradient).to(content.dtype)
-        if not any(wanted[:3]):
+        if needs_grad.content and content is not None:
+            grad_content = _sum_of_products(queries.to(grad_output.dtype), grad_output).to(content.dtype)
+        if not any(needs_grad[:3]):
             return None, None, None, grad_content
-        module, dtype, rates, some = _set_up(problem, algorithm)
+        bound, dtype = bind(problem, algorithm)
+        at_once, wide = bound.problem.batch, output_dtype(dtype)
         grad_queries, grad_values = [], []
         grad_prepared: Prepared | None = None
-        prepared = _PREPARED.get(table, some, algorithm, dtype, rates)
-        for g, q, v, c in _split(some.batch, gradient, queries, values, content):
-            g, q, v = g.to(output_dtype(dtype)), q.to(dtype), v.to(dtype)
-            c = None if c is None else c.to(output_dtype(dtype))
-            if algorithm in TAKE_CONTENT:
-                dq, dp, dv = module.backward(g, q, prepared, v, some, wanted, rates, c)
-            else:
-                dq, dp, dv = module.backward(g, q, prepared, v, some, wanted, rates)
-                if dq is not None and c is not None:
-                    dq = _add_products(dq, g, c.mT)
+        prepared = prepared_tables.get(table, bound, wide)
+        for g, q, v, c in _split(at_once, grad_output, queries, values, content):
+            dq, dp, dv = bound.backward(g.to(wide), _operands(dtype, q, prepared, v, c), needs_grad)
             grad_queries.append(dq)
             grad_values.append(dv)
             if dp is None:
                 continue
             if grad_prepared is None:
                 # the more parts a narrow sum has, the more it loses
-                widened = dtype == torch.bfloat16 and some.batch < problem.batch
-                grad_prepared = tuple(part.float() for part in dp) if widened else dp
+                is_narrow = dtype == torch.bfloat16 and at_once < problem.batch
+                grad_prepared = tuple(part.float() for part in dp) if is_narrow else dp
             else:
                 grad_prepared = tuple(a.add_(b) for a, b in zip(grad_prepared, dp, strict=True))
         grad_table = None
         if grad_prepared is not None:
-            grad_table = _unfit(module.gradient_of_table(grad_prepared, some, rates), some).to(table.dtype)
+            grad_table = _add_future(bound.grad_table(grad_prepared), problem).to(table.dtype)
         return (
-            _joined(grad_queries, queries.dtype) if wanted.queries else None,
+            _concatenated(grad_queries, queries.dtype) if needs_grad.queries else None,
             grad_table,
-            _joined(grad_values, values.dtype) if wanted.values else None,
+            _concatenated(grad_values, values.dtype) if needs_grad.values else None,
             grad_content,
         )
 
 
-def _set_up(problem: Problem, algorithm: str) -> tuple[Any, torch.dtype, Rates, Problem]:
-    """The algorithm's module, the dtype it computes in and the rates for that, the problem of examples at once."""
-    module = ALGORITHMS[algorithm]
-    dtype, rates = working(problem, algorithm)
-    at_once = min(problem.batch, module.examples_at_once(problem, rates))
-    return module, dtype, rates, replace(problem, batch=at_once)
+def _operands(dtype: torch.dtype, queries: Tensor, prepared: Prepared, values: Tensor, content: Any) -> Operands:
+    content = None if content is None else content.to(output_dtype(dtype))
+    return Operands(queries.to(dtype), prepared, values.to(dtype), content)
 
 
 def _split(batch: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
     parts = [itertools.repeat(None) if x is None else x.split(batch) for x in tensors]
     return zip(*parts, strict=False)
-
-
-def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
-    """total (b, h, n, j) + rows (b, h, n, i) matrices (b, i, j), in place if total is contiguous as (b, n, h, j)."""
-    joined, factors = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
-    return joined.baddbmm_(factors, matrices).unflatten(1, (-1, total.shape[1])).transpose(1, 2)
 
 
 def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
@@ -127,65 +143,64 @@ def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
     return torch.bmm(one.mT, other)
 
 
-def _joined(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:
+def _concatenated(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:
     whole = [part for part in parts if part is not None]
     return (whole[0] if len(whole) == 1 else torch.cat(whole)).to(dtype)
 
 
-def _fit(table: Tensor, problem: Problem) -> Tensor:
-    """The table cropped to the grid as the problem has it: without the future where it is causal."""
+def _drop_future(table: Tensor, problem: Problem) -> Tensor:
+    """The table of a causal problem: zeros at offsets after 0, and no rows of such offsets alone."""
     if not problem.causal:
         return table
     return without_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
 
 
-def _unfit(gradient: Tensor, problem: Problem) -> Tensor:
-    """The adjoint of `_fit`."""
+def _add_future(gradient: Tensor, problem: Problem) -> Tensor:
+    """The adjoint of `_drop_future`."""
     if not problem.causal:
         return gradient
     future = gradient.new_zeros(problem.before[0], *gradient.shape[1:])
     return without_future(torch.cat([gradient, future]), len(problem.grid))
 
 
-class _Kept:
-    """What algorithms made of tables on CPU, the most recently used of it: for inference, and for backward passes.
+class PreparedTables:
+    """What algorithms prepared of tables on CPU, the most recently used, for inference and for backward passes.
 
     An entry holds a copy of its table and serves only tables equal to it, so that no way of changing a parameter can
-    make it stale; comparing costs a hundredth of making. Entries are never changed, so that threads may share them.
+    make it stale; comparing costs a hundredth of preparing. Entries are never changed: threads share them.
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[Any, ...], tuple[Tensor, Prepared, int]] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, Bound, torch.dtype], tuple[Tensor, Prepared, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._bytes = 0
+        self.nbytes = 0
 
-    def get(self, table: Tensor, problem: Problem, algorithm: str, dtype: torch.dtype, rates: Rates) -> Prepared:
-        module, dtype = ALGORITHMS[algorithm], output_dtype(dtype)
+    def get(self, table: Tensor, bound: Bound, dtype: torch.dtype) -> Prepared:
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
-            return module.prepare(_fit(table, problem).to(dtype), problem, rates)
-        key = (table.data_ptr(), algorithm, problem, dtype, rates)
+            return bound.prepare(_drop_future(table, bound.problem).to(dtype))
+        key = (table.data_ptr(), bound, dtype)
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
         if entry is not None and torch.equal(entry[0], table):
             return entry[1]
-        # made of the copy: another thread may change the table meanwhile, and what is made may be a view
+        # made of the copy: another thread may change the table meanwhile, and what is prepared may be a view
         copy = table.detach().clone()
-        prepared = module.prepare(_fit(copy, problem).to(dtype), problem, rates)
+        prepared = bound.prepare(_drop_future(copy, bound.problem).to(dtype))
         size = copy.nbytes + sum(part.nbytes for part in prepared)
         if size <= KEPT_BYTES // 4:
             with self._lock:
-                self._bytes += size - self._entries.pop(key, (None, None, 0))[2]
+                self.nbytes += size - self._entries.pop(key, (None, None, 0))[2]
                 self._entries[key] = (copy, prepared, size)
-                while self._bytes > KEPT_BYTES:
-                    self._bytes -= self._entries.popitem(last=False)[1][2]
+                while self.nbytes > KEPT_BYTES:
+                    self.nbytes -= self._entries.popitem(last=False)[1][2]
         return prepared
 
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()
-            self._bytes = 0
+            self.nbytes = 0
 
 
-_PREPARED = _Kept()
+prepared_tables = PreparedTables()

@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import shape_of
+from lambdanets.ops.geometry import shape_of, without_future
+from lambdanets.ops.position.algorithm import Traceable
+from lambdanets.ops.position.convolution import Convolution
 from lambdanets.ops.position.derivatives import interact
-from lambdanets.ops.position.exportable import interact_exportable
-from lambdanets.ops.position.operators import joined, pose, position_interaction_operator
-from lambdanets.ops.position.plan import Plan, check_algorithm, make_plan
-from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
+from lambdanets.ops.position.lambda_order import LambdaOrder
+from lambdanets.ops.position.operators import position_interaction_operator
+from lambdanets.ops.position.plan import ALGORITHMS, Plan, check_algorithm, make_plan
+from lambdanets.ops.position.problem import Factors, Problem, redilate, undilate
+from lambdanets.ops.precision import compute_and_result_dtype, output_dtype, without_autocast
 
 
 def position_interaction(
@@ -44,19 +47,18 @@ def position_interaction(
     For the backward pass only the inputs are kept. Cost: `explain` shows it; at most b n k u v min(n, prod(r))
     multiply-adds. Raises ValueError naming the argument that does not fit.
     """
-    queries, table, values, content, grid, returned = _prepare(
-        queries, table, values, content, grid, dilation, causal, algorithm
-    )
+    given = Factors(queries, table, values, content)
+    factors, grid, returned = _prepare(given, grid, dilation, causal, algorithm)
     with without_autocast(queries.device):
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            output = position_interaction_operator(queries, table, values, content, grid, dilation, causal, algorithm)
+            output = position_interaction_operator(*factors, grid, dilation, causal, algorithm)
         else:
-            factors, problem = pose(queries, table, values, content, grid, dilation, causal)
+            factors, problem = undilate(factors, grid, dilation, causal)
             if torch.compiler.is_exporting() or torch.jit.is_tracing():
-                output = interact_exportable(*factors, problem, algorithm)
+                output = _interact_traceable(factors, problem, algorithm)
             else:
-                output = interact(*factors, make_plan(problem, algorithm))
-            output = joined(output, grid, dilation)
+                output = interact(factors, make_plan(problem, algorithm))
+            output = redilate(output, grid, dilation)
     return output.to(returned)
 
 
@@ -76,22 +78,17 @@ def explain(
     A content lambda costs the same beside any algorithm and is not counted. Nothing is computed: tensors on the meta
     device serve. Raises as `position_interaction`.
     """
-    queries, table, values, _, grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
-    return make_plan(pose(queries, table, values, None, grid, dilation, causal)[-1], algorithm)
+    given = Factors(queries, table, values, content)
+    factors, grid, _ = _prepare(given, grid, dilation, causal, algorithm)
+    return make_plan(undilate(factors._replace(content=None), grid, dilation, causal)[-1], algorithm)
 
 
 def _prepare(
-    queries: Tensor,
-    table: Tensor,
-    values: Tensor,
-    content: Tensor | None,
-    grid: Sequence[int],
-    dilation: int,
-    causal: bool,
-    algorithm: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...], torch.dtype]:
-    """Checked inputs in the dtype to compute in, table and values with their u; the grid; the dtype to return."""
-    check_tensors(queries=queries, table=table, values=values, content=content)
+    factors: Factors, grid: Sequence[int], dilation: int, causal: bool, algorithm: str
+) -> tuple[Factors, tuple[int, ...], torch.dtype]:
+    """Checked factors in the dtype to compute in, table and values with their u; the grid; the dtype to return."""
+    queries, table, values, content = factors
+    check_tensors(**factors._asdict())
     check_flags(causal=causal)
     check_sizes(dilation=dilation)
     if not isinstance(grid, Sequence) or isinstance(grid, str):
@@ -103,13 +100,32 @@ def _prepare(
         expected = (queries.shape[0], queries.shape[3], values.shape[2])
         if tuple(content.shape) != expected:
             raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
-    compute, returned = compute_and_result_dtype(queries=queries, table=table, values=values, content=content)
+    compute, returned = compute_and_result_dtype(**factors._asdict())
     # float16 is widened by the algorithms that need it; the table is cast where it is used
     if not (compute == torch.float32 and queries.dtype == values.dtype == torch.float16):
         queries, values = queries.to(compute), values.to(compute)
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
-    return queries, table, values, None if content is None else content.to(compute), grid, returned
+    content = None if content is None else content.to(compute)
+    return Factors(queries, table, values, content), grid, returned
+
+
+def _interact_traceable(factors: Factors, problem: Problem, algorithm: str) -> Tensor:
+    """Plain operations alone, for torch.export and the formats made from it, such as ONNX.
+
+    An algorithm that is not Traceable is replaced by the one with fewer operations for one example.
+    """
+    queries, table, values, content = factors
+    queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
+    table = table.to(values.dtype)
+    if problem.causal:
+        table = without_future(table, len(problem.grid))
+    traceable = ALGORITHMS.get(algorithm)
+    if not isinstance(traceable, Traceable):
+        pairs_are_fewer = problem.positions <= math.prod(table.shape[: len(problem.grid)])
+        traceable = LambdaOrder() if pairs_are_fewer else Convolution()
+    output = traceable.traceable_term(queries, table, values, problem)
+    return output if content is None else output + queries @ content.unsqueeze(1)
 
 
 def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:

@@ -7,99 +7,85 @@ Cost: n m k u b v multiply-adds whatever the scope; E takes n m k u numbers. For
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
+from lambdanets.ops.geometry import embeddings_of_pairs
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients, Traceable
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
-from lambdanets.ops.position.toeplitz import Axis, make_block, sum_of_block
-
-_LAMBDA_BYTES = 64 << 20, 256 << 20  # on a core, on a GPU
+from lambdanets.ops.position.tiling import Axis, make_block, sum_of_block
 
 
-def operations(problem: Problem) -> int:
-    """Floating-point operations of a forward pass, two per multiply-add."""
-    p = problem
-    return 2 * p.positions**2 * p.query_depth * p.intra_depth * p.batch * p.value_depth + p.apply_operations
+class LambdaOrder(Algorithm, Traceable):
+    name = "lambda_order"
+    keeps_bfloat16 = True
+
+    def cost(self, problem: Problem, rates: Rates) -> Cost:
+        p = problem.with_small_lambdas()
+        n, k, v = p.positions, p.query_depth, p.value_depth
+        rows, inner, maps = n * k, n * p.intra_depth, p.batch * v
+        passes = -(-problem.batch // p.batch)
+        lambdas = rates.product(1, rows, inner, maps)
+        applied = rates.product(n * p.batch, p.heads, k, v)
+        copied = rates.copy(8.0 * rows * maps)
+        making = rates.copy(6.0 * rows * inner)
+        return Cost(
+            operations=2 * rows * inner * problem.batch * v + problem.apply_operations,
+            workspace_bytes=max(4, p.dtype.itemsize) * (3 * rows * inner + 3 * rows * maps),
+            seconds=passes * (lambdas + applied + copied + rates.calls(10)) + making / 4,
+            backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 1.75 * making,
+        )
+
+    def bind(self, problem: Problem, rates: Rates) -> "BoundLambdaOrder":
+        return BoundLambdaOrder(problem.with_small_lambdas())
+
+    def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
+        n, k, u = problem.positions, problem.query_depth, problem.intra_depth
+        embeddings = embeddings_of_pairs(table, problem.grid, 1).reshape(n * k, u * n)
+        lambdas = embeddings @ values.permute(3, 1, 0, 2).reshape(u * n, -1)
+        return torch.einsum("bhnk,nkbv->bhnv", queries, lambdas.view(n, k, values.shape[0], values.shape[2]))
 
 
-def cost(problem: Problem, rates: Rates) -> Cost:
-    """Predicted cost of `forward` and `backward`."""
-    p = problem
-    at_once = min(p.batch, examples_at_once(p, rates))
-    passes = -(-p.batch // at_once)
-    n, rows, inner, maps = (
-        p.positions,
-        p.positions * p.query_depth,
-        p.positions * p.intra_depth,
-        at_once * p.value_depth,
-    )
-    lambdas = rates.product(1, rows, inner, maps)
-    applied = rates.product(n * at_once, p.heads, p.query_depth, p.value_depth)
-    copied = rates.copy(8.0 * rows * maps)
-    making = rates.copy(6.0 * rows * inner)
-    return Cost(
-        operations=operations(p),
-        workspace_bytes=max(4, p.dtype.itemsize) * (3 * rows * inner + 3 * rows * maps),
-        seconds=passes * (lambdas + applied + copied + rates.calls(10)) + making / 4,
-        backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 1.75 * making,
-    )
+class BoundLambdaOrder(BoundPositionTerm):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._axes = [Axis(side, side, before) for side, before in zip(problem.grid, problem.before, strict=True)]
 
+    def prepare(self, table: Tensor) -> Prepared:
+        """E ((n, k), (m, u))."""
+        return (make_block(table, self._axes).view(self.problem.positions * self.problem.query_depth, -1),)
 
-def examples_at_once(problem: Problem, rates: Rates) -> int:
-    """As many as have lambdas of a moderate size."""
-    example_bytes = 4 * problem.positions * problem.query_depth * problem.value_depth
-    return max(1, problem.within_cache(*_LAMBDA_BYTES) // example_bytes)
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        p = self.problem
+        pairs = grad_prepared[0].view(*p.grid, p.query_depth, *p.grid, p.intra_depth)
+        return sum_of_block(pairs, self._axes, p.scope)
 
+    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+        return torch.einsum("bhnk,nkbv->bhnv", queries, self._lambdas(prepared[0], _context(values)))
 
-def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:
-    """E ((n, k), (m, u))."""
-    return (make_block(table, _axes(problem)).view(problem.positions * problem.query_depth, -1),)
+    def position_gradients(
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
+    ) -> Gradients:
+        p = self.problem
+        (embeddings,) = prepared
+        context = _context(values)
+        grad_queries = grad_embeddings = grad_values = None
+        if needs_grad.queries:
+            grad_queries = torch.einsum("bhnv,nkbv->bhnk", grad_output, self._lambdas(embeddings, context))
+        if needs_grad.table or needs_grad.values:
+            grad_lambdas = torch.einsum("bhnk,bhnv->nkbv", queries, grad_output)
+            grad_lambdas = grad_lambdas.reshape(p.positions * p.query_depth, -1)
+            if needs_grad.table:
+                grad_embeddings = (grad_lambdas @ context.T,)
+            if needs_grad.values:
+                grad_context = embeddings.T @ grad_lambdas
+                grad_values = grad_context.view(p.positions, p.intra_depth, -1, p.value_depth).permute(2, 0, 3, 1)
+        return grad_queries, grad_embeddings, grad_values
 
-
-def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Tensor:
-    """The table's gradient from that of E."""
-    pairs = gradients[0].view(*problem.grid, problem.query_depth, *problem.grid, problem.intra_depth)
-    return sum_of_block(pairs, _axes(problem), problem.scope)
-
-
-def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
-    """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
-    return torch.einsum("bhnk,nkbv->bhnv", queries, _lambdas(prepared[0], _context(values), problem))
-
-
-def backward(
-    gradient: Tensor,
-    queries: Tensor,
-    prepared: Prepared,
-    values: Tensor,
-    problem: Problem,
-    wanted: Wanted,
-    rates: Rates,
-) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
-    """Gradients of queries, E and values from that of the output (b, h, n, v); the lambdas are computed again."""
-    p = problem
-    (embeddings,) = prepared
-    context = _context(values)
-    of_queries = of_embeddings = of_values = None
-    if wanted.queries:
-        of_queries = torch.einsum("bhnv,nkbv->bhnk", gradient, _lambdas(embeddings, context, p))
-    if wanted.table or wanted.values:
-        of_lambdas = torch.einsum("bhnk,bhnv->nkbv", queries, gradient).reshape(p.positions * p.query_depth, -1)
-        if wanted.table:
-            of_embeddings = (of_lambdas @ context.T,)
-        if wanted.values:
-            of_values = (embeddings.T @ of_lambdas).view(p.positions, p.intra_depth, -1, p.value_depth)
-            of_values = of_values.permute(2, 0, 3, 1)
-    return of_queries, of_embeddings, of_values
-
-
-def _axes(problem: Problem) -> list[Axis]:
-    return [Axis(side, side, before) for side, before in zip(problem.grid, problem.before, strict=True)]
+    def _lambdas(self, embeddings: Tensor, context: Tensor) -> Tensor:
+        """(n, k, b, v)."""
+        p = self.problem
+        return (embeddings @ context).view(p.positions, p.query_depth, -1, p.value_depth)
 
 
 def _context(values: Tensor) -> Tensor:
     """(b, n, v, u) to ((m, u), (b, v))."""
     return values.permute(1, 3, 0, 2).reshape(values.shape[1] * values.shape[3], -1)
-
-
-def _lambdas(embeddings: Tensor, context: Tensor, problem: Problem) -> Tensor:
-    """(n, k, b, v)."""
-    return (embeddings @ context).view(problem.positions, problem.query_depth, -1, problem.value_depth)

@@ -28,14 +28,12 @@ def pack_queries(queries: Tensor, problem: Problem) -> Tensor:
 
 def unpack_queries(gradient: Tensor, problem: Problem) -> Tensor:
     """The adjoint of `pack_queries`, contiguous as (b, n, h, k)."""
-    p = problem
-    halves, between = gradient.shape[0], math.prod(p.grid[1:-1])
-    parts = gradient.view(halves, p.grid[0], between, -1, 2, p.heads, 2, p.query_depth)
-    maps = parts.new_empty(parts.shape[3], p.positions, p.heads, p.query_depth).transpose(1, 2)
-    x, side, _ = _by_column(maps, p)
+    parts = _by_half(gradient, problem, 2, problem.query_depth)
+    maps = parts.new_empty(parts.shape[3], problem.positions, *parts.shape[5::2]).transpose(1, 2)
+    x, side, halves = _by_column(maps, problem)
     for t in range(halves):
         torch.sub(parts[t, ..., 1, :, 0, :], parts[t, ..., 1, :, 1, :], out=x[halves - 1 - t])
-    # an odd side's middle is in both halves, and the mirrored half asked for nothing there
+    # an odd side's middle is in both halves, and its gradient in the first alone
     torch.add(parts[..., 0, :, 0, :], parts[..., 0, :, 1, :], out=x[side - halves :])
     return maps
 
@@ -55,15 +53,19 @@ def pack_outputs(gradient: Tensor, problem: Problem) -> Tensor:
 
 def unpack_outputs(result: Tensor, problem: Problem) -> Tensor:
     """(t, S_1, (S_2.., b), (2, h), v) to (b, h, n, v), contiguous as (b, n, h, v)."""
-    p = problem
-    halves, between = result.shape[0], math.prod(p.grid[1:-1])
-    parts = result.view(halves, p.grid[0], between, -1, 2, p.heads, p.value_depth)
-    maps = parts.new_empty(parts.shape[3], p.positions, p.heads, p.value_depth).transpose(1, 2)
-    x, side, _ = _by_column(maps, p)
+    parts = _by_half(result, problem, problem.value_depth)
+    maps = parts.new_empty(parts.shape[3], problem.positions, *parts.shape[5:]).transpose(1, 2)
+    x, side, halves = _by_column(maps, problem)
     for t in range(halves):
         x[halves - 1 - t] = parts[t, ..., 1, :, :]
     x[side - halves :] = parts[..., 0, :, :]
     return maps
+
+
+def _by_half(packed: Tensor, problem: Problem, *depths: int) -> Tensor:
+    """Packed rows as (t, S_1, (S_2..), b, 2, h, depths)."""
+    p = problem
+    return packed.view(packed.shape[0], p.grid[0], math.prod(p.grid[1:-1]), -1, 2, p.heads, *depths)
 
 
 def _by_column(x: Tensor, problem: Problem) -> tuple[Tensor, int, int]:

@@ -2,14 +2,15 @@
 
 Along the last axis, of side W, positions interact by offset alone: a product for each of F = (N + 1) / 2 frequencies,
 N >= W + reach odd, so that nothing wraps around. With w = 2 pi / N and x centred at c = (W - 1) / 2:
-    V^[f,y,u] = sum_x V[y,x,u] exp(-i w f (x - c)),     K[f,dy,k,u] = sum_dx R[dy,dx,k,u] exp(i w f dx)
-    S[f,k,y] = sum_{y',u} K[f, y' - y, k, u] V^[f,y',u]
-    lambda[k,y,c +- t] = sum_f Dc[t,f] Re S[f] +- sum_f Ds[t,f] Im S[f] = C +- D,     y = sum_k q lambda.
+    V^[f,y,u] = sum_x V[y,x,u] exp(-i w f (x - c)),     R^[f,dy,k,u] = sum_dx R[dy,dx,k,u] exp(i w f dx)
+    L^[f,k,y] = sum_{y',u} R^[f, y' - y, k, u] V^[f,y',u]
+    lambda[k,y,c +- t] = sum_f cosines[t,f] Re L^[f] +- sum_f sines[t,f] Im L^[f] = C +- D,     y = sum_k q lambda.
 Both halves of a row share C and D; the queries take up their sum and difference, [q+, q+] and [q-, -q-], so the
-lambdas themselves are never formed. Transforms of any length are plain products: no length is slow.
+lambdas themselves are never formed. Transforms of any length are plain products: no length is slow. README.md beside
+this file derives the gradients and N.
 
 Cost: about 4 F / W window + F + 2 h multiply-adds a lambda element (b n k v), where the convolution takes prod(r):
-for maps of 28 and more with scopes of 15 and more. Held at a time: S and its inverse transform for a few rows.
+for maps of 28 and more with scopes of 15 and more. Held at a time: L^ and its inverse transform for a few rows.
 """
 
 import math
@@ -19,16 +20,200 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients
 from lambdanets.ops.position.mirrored import pack_outputs, pack_queries, unpack_outputs, unpack_queries
-from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import packed, scratch
-from lambdanets.ops.position.tiling import Tiling
-from lambdanets.ops.position.toeplitz import make_block, sum_of_block
+from lambdanets.ops.position.tiling import Tiling, make_block, sum_of_block
 
-# Rows of the first axis worked on at once are chosen from these; S stays within this size where it can.
+# Rows of the first axis worked on at once are chosen from these; L^ stays within this size where it can.
 _ROWS = (1, 2, 4, 7, 8, 14)
 _CHUNK_BYTES = 6 << 20, 32 << 20  # in the cache of a core, of a GPU
+
+
+class Mixed(Algorithm):
+    name = "mixed"
+
+    def cost(self, problem: Problem, rates: Rates) -> Cost:
+        plane = problem.as_plane()
+        return _cost(_best_tiling(plane, rates), plane, rates)
+
+    def bind(self, problem: Problem, rates: Rates) -> "BoundMixed":
+        problem = problem.with_batch(_examples_at_once(problem.as_plane()))
+        return BoundMixed(problem, _best_tiling(problem.as_plane(), rates))
+
+
+class BoundMixed(BoundPositionTerm):
+    """tiling: of all axes but the last, see `row_tiling`."""
+
+    def __init__(self, problem: Problem, tiling: Tiling) -> None:
+        super().__init__(problem)
+        self._plane = problem.as_plane()
+        self._tiling = tiling
+        self._frequencies = frequencies(problem)
+
+    def prepare(self, table: Tensor) -> Prepared:
+        """Block (F, (2, k, T), (window, u, 2)), the transform of values ((F, 2), W), cosines and sines (t, F)."""
+        leading = len(self._plane.grid) - 1
+        if table.ndim - 2 == leading:
+            table = table.unsqueeze(0)
+        real, imaginary = (torch.einsum("fd,...dku->...fku", waves, table) for waves in self._waves_of_offsets(table))
+        # the complex product R^ V^ as a real 2 x 2 matrix acting on (Re V^, Im V^)
+        matrix = [torch.stack(row, dim=-1) for row in ((real, -imaginary), (imaginary, real))]
+        spectra = torch.stack(matrix, dim=-4)  # (r_1..r_{D-1}, F, 2, k, u, 2)
+        block = make_block(spectra.flatten(leading + 3).flatten(leading, leading + 2), self._tiling.axes)
+        # (T_1.., (F, 2, k), w_1.., (u, 2)) to (F, (2, k, T_1..), (w_1.., u, 2))
+        block = block.movedim(leading, 0).unflatten(0, (self._frequencies, -1)).flatten(leading + 2)
+        return (block.flatten(1, leading + 1), *self._transforms(table))
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        p, f = self._plane, self._frequencies
+        leading = len(p.grid) - 1
+        block = grad_prepared[0].view(f, 2, p.query_depth, *self._tiling.tile, *self._tiling.window, p.intra_depth, 2)
+        block = block.permute(*range(3, 3 + leading), 0, 1, 2, *range(3 + leading, 5 + 2 * leading))
+        block = block.flatten(2 * leading + 3).flatten(leading, leading + 2)
+        spectra = sum_of_block(block, self._tiling.axes, p.scope[:-1])
+        spectra = spectra.unflatten(-1, (p.intra_depth, 2)).unflatten(leading, (f, 2, p.query_depth))
+        # (r_1..r_{D-1}, F, rows of the matrix, k, u, columns of the matrix)
+        first, second = spectra.unbind(-4)
+        grad_real = first[..., 0] + second[..., 1]
+        grad_imaginary = second[..., 0] - first[..., 1]
+        cosines, sines = self._waves_of_offsets(spectra)
+        table = torch.einsum("fd,...fku->...dku", cosines, grad_real)
+        table = table + torch.einsum("fd,...fku->...dku", sines, grad_imaginary)
+        return table if len(self.problem.grid) > 1 else table.squeeze(0)
+
+    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+        p = self._plane
+        value_spectra = self._transform_values(values, prepared[1])
+        queries = pack_queries(queries, p)
+        output = scratch("outputs", (*queries.shape[:3], 2 * p.heads, p.value_depth), queries)
+        for start, stop, low, high, columns in self._tiling.rows():
+            halves = self._lambda_halves(prepared, value_spectra[:, low:high], stop - start, columns)
+            outputs = _view_of_rows(output, start, stop)
+            for query_tile, half, out in zip(queries[:, start:stop].flatten(1, 2), halves, outputs, strict=True):
+                torch.bmm(query_tile, half.transpose(0, 1), out=out)
+        return unpack_outputs(output, p)
+
+    def position_gradients(
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
+    ) -> Gradients:
+        """The lambdas are computed again. README.md beside this file derives each step."""
+        p, f, tiling = self._plane, self._frequencies, self._tiling
+        k, v = p.query_depth, p.value_depth
+        block, transform, cosines, sines = prepared
+        value_spectra = self._transform_values(values, transform)
+        queries, grad_output = pack_queries(queries, p), pack_outputs(grad_output, p)
+        grad_queries = grad_block = grad_spectra = None
+        if needs_grad.queries:
+            grad_queries = scratch("gradient of queries", tuple(queries.shape), queries)
+        if needs_grad.table:
+            grad_block = torch.zeros_like(block)
+        if needs_grad.values:
+            grad_spectra = torch.zeros_like(value_spectra)
+        for start, stop, low, high, columns in tiling.rows():
+            rows, window = stop - start, slice(low, high)
+            query_tile, grad_tile = queries[:, start:stop].flatten(1, 2), grad_output[:, start:stop].flatten(1, 2)
+            if grad_queries is not None:
+                halves = self._lambda_halves(prepared, value_spectra[:, window], rows, columns)
+                outputs = _view_of_rows(grad_queries, start, stop)
+                for grad, half, out in zip(grad_tile, halves, outputs, strict=True):
+                    torch.bmm(grad, half.permute(1, 2, 0), out=out)
+            if grad_block is None and grad_spectra is None:
+                continue
+            # gradients of C and D: (t, (T, b), (2, k), v), laid out as `_lambda_halves` computes them
+            side, items = grad_tile.shape[:2]
+            product = scratch("product", (side * items, 2 * k, v), query_tile)
+            torch.bmm(query_tile.flatten(0, 1).transpose(1, 2), grad_tile.flatten(0, 1), out=product)
+            grad_halves = scratch("halves", (side, 2, k, items, v), query_tile)
+            grad_halves.copy_(product.view(side, items, 2, k, v).permute(0, 2, 3, 1, 4))
+            grad_halves = grad_halves.view(side, 2, -1)
+            grad_sums = scratch("sums", (f, 2, grad_halves.shape[2]), query_tile)
+            torch.mm(cosines.T, grad_halves[:, 0], out=grad_sums[:, 0])
+            torch.mm(sines.T, grad_halves[:, 1], out=grad_sums[:, 1])
+            grad_sums = grad_sums.view(f, -1, value_spectra.shape[-1])
+            if grad_spectra is not None:
+                product = torch.bmm(self._block_tile(block, rows, columns).transpose(1, 2), grad_sums)
+                grad_spectra[:, window] += product.view(grad_spectra[:, window].shape)
+            if grad_block is not None:
+                product = torch.bmm(grad_sums, value_spectra[:, window].flatten(1, 2).transpose(1, 2))
+                product = product.unflatten(1, (2 * k, rows, -1))
+                grad_block.unflatten(1, (2 * k, tiling.tile[0], -1))[:, :, :rows, :, columns] += product
+        return (
+            None if grad_queries is None else unpack_queries(grad_queries, p),
+            None if grad_block is None else (grad_block,),
+            None if grad_spectra is None else self._transform_back(grad_spectra, transform),
+        )
+
+    def _lambda_halves(self, prepared: Prepared, value_spectra: Tensor, rows: int, columns: slice) -> Tensor:
+        """C and D, (t, (2, k), (T, b), v), from the spectra of the values in the window of a tile of some rows."""
+        block, _, cosines, sines = prepared
+        block_tile = self._block_tile(block, rows, columns)
+        sums = scratch("sums", (*block_tile.shape[:2], value_spectra.shape[-1]), block)  # L^
+        torch.bmm(block_tile, value_spectra.flatten(1, 2), out=sums)
+        sums = sums.view(self._frequencies, 2, -1)
+        halves = scratch("halves", (cosines.shape[0], 2, sums.shape[2]), block)
+        torch.mm(cosines, sums[:, 0], out=halves[:, 0])
+        torch.mm(sines, sums[:, 1], out=halves[:, 1])
+        return halves.view(cosines.shape[0], 2 * self._plane.query_depth, -1, self._plane.value_depth)
+
+    def _block_tile(self, block: Tensor, rows: int, columns: slice) -> Tensor:
+        """The part of the block for a tile of some rows, which may be the last and smaller, and its window."""
+        by_row = block.unflatten(1, (2 * self._plane.query_depth, self._tiling.tile[0], -1))
+        return by_row[:, :, :rows].flatten(1, 3)[:, :, columns]
+
+    def _transform_values(self, values: Tensor, transform: Tensor) -> Tensor:
+        """(b, n, v, u) to V^ (F, S_1, (S_2..S_{D-1}, u, 2), (b, v))."""
+        grid = self._plane.grid
+        leading = len(grid) - 1
+        # (W, S_1..S_{D-1}, u, b, v)
+        maps = values.unflatten(1, grid).permute(leading + 1, *range(1, leading + 1), leading + 3, 0, leading + 2)
+        spectra = transform @ packed("values", maps).view(grid[-1], -1)
+        spectra = spectra.view(self._frequencies, 2, grid[0], -1, values.shape[0] * values.shape[2])
+        return packed("spectra", spectra.permute(0, 2, 3, 1, 4)).flatten(2, 3)
+
+    def _transform_back(self, spectra: Tensor, transform: Tensor) -> Tensor:
+        """The adjoint of `_transform_values`."""
+        p = self._plane
+        spectra = spectra.unflatten(2, (-1, 2)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+        maps = (transform.T @ spectra.flatten(1)).view(p.grid[-1], *p.grid[:-1], p.intra_depth, -1, p.value_depth)
+        leading = len(p.grid) - 1
+        return maps.permute(leading + 2, *range(1, leading + 1), 0, leading + 3, leading + 1).flatten(1, leading + 1)
+
+    def _waves_of_offsets(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin (F, r_D) of w f dx for the offsets of the last axis."""
+        before, after = self._plane.before[-1], self._plane.after[-1]
+        angles = self._angles(torch.arange(-before, after + 1, dtype=torch.float64, device=like.device))
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+    def _transforms(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The transform of values ((F, 2), W), and cosines and sines (t, F) of the inverse."""
+        side = self._plane.grid[-1]
+        angles = self._angles(torch.arange(side, dtype=torch.float64, device=like.device) - (side - 1) / 2)
+        transform = torch.stack([angles.cos(), -angles.sin()], dim=1).flatten(0, 1)
+        angles = angles[:, side // 2 :].T
+        weights = torch.full_like(angles[0], 2 / (2 * self._frequencies - 1))
+        weights[0] /= 2  # frequency 0 has no conjugate
+        return (
+            transform.to(like.dtype),
+            (weights * angles.cos()).to(like.dtype),
+            (-weights * angles.sin()).to(like.dtype),
+        )
+
+    def _angles(self, x: Tensor) -> Tensor:
+        """w f x, (F, positions)."""
+        f = torch.arange(self._frequencies, dtype=torch.float64, device=x.device)
+        return 2 * math.pi / (2 * self._frequencies - 1) * f[:, None] * x
+
+
+def _view_of_rows(x: Tensor, start: int, stop: int) -> Tensor:
+    """Some rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..), to write into.
+
+    `flatten` may copy, and what is written would be lost; `view` raises instead.
+    """
+    side, _, items, *rest = x.shape
+    return x[:, start:stop].view(side, (stop - start) * items, *rest)
 
 
 def frequencies(problem: Problem) -> int:
@@ -36,164 +221,31 @@ def frequencies(problem: Problem) -> int:
     return (problem.grid[-1] + max(problem.before[-1], problem.after[-1])) // 2 + 1
 
 
-def cost(problem: Problem, rates: Rates) -> Cost:
-    """Predicted cost of `forward` and `backward`."""
-    return _cost(rows_of(problem, rates), problem.as_plane(), rates)
-
-
-def examples_at_once(problem: Problem, rates: Rates) -> int:
-    """As many as keep what one row of tiles has in the cache, but columns enough for fast products."""
-    return _examples_at_once(problem.as_plane())
-
-
-def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:
-    """E (F, (2, k, T), (window, u, 2)), the transform of values ((F, 2), W) and the inverse ones, (T_x, F) each."""
-    p = problem.as_plane()
-    if table.ndim - 2 < len(p.grid):
-        table = table.unsqueeze(0)
-    real, imaginary = _waves_of_offsets(p, table)
-    # K as a real 2 x 2 block acting on (Re V^, Im V^)
-    k_real, k_imaginary = (torch.einsum("fd,...dku->...fku", waves, table) for waves in (real, imaginary))
-    rows = [torch.stack(pair, dim=-1) for pair in ((k_real, -k_imaginary), (k_imaginary, k_real))]
-    spectra = torch.stack(rows, dim=-4)  # (r_1..r_{D-1}, F, 2, k, u, 2)
-    leading = len(p.grid) - 1
-    tiling = rows_of(problem, rates)
-    block = make_block(spectra.flatten(leading + 3).flatten(leading, leading + 2), tiling.axes)
-    # (T_1.., (F, 2, k), w_1.., (u, 2)) to (F, (2, k, T_1..), (w_1.., u, 2))
-    block = block.movedim(leading, 0).unflatten(0, (frequencies(p), -1)).flatten(leading + 2)
-    return (block.flatten(1, leading + 1), *_transforms(p, table))
-
-
-def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Tensor:
-    """The table's gradient from that of E."""
-    p, f = problem.as_plane(), frequencies(problem)
-    tiling = rows_of(problem, rates)
-    leading = len(p.grid) - 1
-    block = gradients[0].view(f, 2, p.query_depth, *tiling.tile, *tiling.window, p.intra_depth, 2)
-    block = block.permute(*range(3, 3 + leading), 0, 1, 2, *range(3 + leading, 5 + 2 * leading))
-    block = block.flatten(2 * leading + 3).flatten(leading, leading + 2)
-    spectra = sum_of_block(block, tiling.axes, p.scope[:-1])
-    spectra = spectra.unflatten(-1, (p.intra_depth, 2)).unflatten(leading, (f, 2, p.query_depth))
-    # (r_1..r_{D-1}, F, ro, k, u, ri)
-    first, second = spectra.unbind(-4)
-    of_real = first[..., 0] + second[..., 1]
-    of_imaginary = second[..., 0] - first[..., 1]
-    real, imaginary = _waves_of_offsets(p, spectra)
-    table = torch.einsum("fd,...fku->...dku", real, of_real) + torch.einsum(
-        "fd,...fku->...dku", imaginary, of_imaginary
-    )
-    return table if len(problem.grid) > 1 else table.squeeze(0)
-
-
-def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
-    """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
-    p = problem.as_plane()
-    tiling = rows_of(problem, rates)
-    spectra = _transform_values(values, prepared[1], p)
-    queries = pack_queries(queries, p)
-    output = scratch("outputs", (*queries.shape[:3], 2 * p.heads, p.value_depth), queries)
-    for start, stop, low, high, columns in tiling.rows():
-        lambdas = _halves_of_lambdas(prepared, spectra[:, low:high], tiling, stop - start, columns)
-        results = _view_of_rows(output, start, stop)
-        for asked, both, result in zip(queries[:, start:stop].flatten(1, 2), lambdas, results, strict=True):
-            torch.bmm(asked, both.transpose(0, 1), out=result)
-    return unpack_outputs(output, p)
-
-
-def backward(
-    gradient: Tensor,
-    queries: Tensor,
-    prepared: Prepared,
-    values: Tensor,
-    problem: Problem,
-    wanted: Wanted,
-    rates: Rates,
-) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
-    """Gradients of queries, E and values from that of the output (b, h, n, v); lambdas are computed again."""
-    block, transform, cosines, sines = prepared
-    p = problem.as_plane()
-    spectra = _transform_values(values, transform, p)
-    queries, gradient = pack_queries(queries, p), pack_outputs(gradient, p)
-    of_queries = scratch("gradient of queries", tuple(queries.shape), queries) if wanted.queries else None
-    of_block = torch.zeros_like(block) if wanted.table else None
-    of_spectra = torch.zeros_like(spectra) if wanted.values else None
-    tiling = rows_of(problem, rates)
-    for start, stop, low, high, columns in tiling.rows():
-        rows = stop - start
-        asked, said = queries[:, start:stop].flatten(1, 2), gradient[:, start:stop].flatten(1, 2)
-        if of_queries is not None:
-            lambdas = _halves_of_lambdas(prepared, spectra[:, low:high], tiling, rows, columns)
-            results = _view_of_rows(of_queries, start, stop)
-            for one, both, result in zip(said, lambdas, results, strict=True):
-                torch.bmm(one, both.permute(1, 2, 0), out=result)
-        if of_block is None and of_spectra is None:
-            continue
-        halves, items = said.shape[:2]
-        # gradients of C and D: (t, (T, b), (2, k), v), laid out as they were made
-        shape = (halves * items, 2 * p.query_depth, p.value_depth)
-        product = scratch("product", shape, asked)
-        torch.bmm(asked.flatten(0, 1).transpose(1, 2), said.flatten(0, 1), out=product)
-        laid_out = scratch("halves", (halves, 2, p.query_depth, items, p.value_depth), asked)
-        laid_out.copy_(product.view(halves, items, 2, -1, p.value_depth).permute(0, 2, 3, 1, 4))
-        laid_out = laid_out.view(halves, 2, -1)
-        of_sums = scratch("sums", (block.shape[0], 2, laid_out.shape[2]), asked)
-        torch.mm(cosines.T, laid_out[:, 0], out=of_sums[:, 0])
-        torch.mm(sines.T, laid_out[:, 1], out=of_sums[:, 1])
-        of_sums = of_sums.view(block.shape[0], -1, spectra.shape[-1])
-        part = _by_row(block, tiling)[:, :, :rows].flatten(1, 3)[:, :, columns]
-        window = slice(low, high)
-        if of_spectra is not None:
-            product = torch.bmm(part.transpose(1, 2), of_sums)
-            of_spectra[:, window] += product.view(of_spectra[:, window].shape)
-        if of_block is not None:
-            context = spectra[:, window].flatten(1, 2)
-            product = torch.bmm(of_sums, context.transpose(1, 2))
-            _by_row(of_block, tiling)[:, :, :rows, :, columns] += product.view(_by_row(product, tiling, rows).shape)
-    return (
-        None if of_queries is None else unpack_queries(of_queries, p),
-        None if of_block is None else (of_block,),
-        None if of_spectra is None else _transform_back(of_spectra, transform, p),
-    )
-
-
-def _view_of_rows(packed: Tensor, start: int, stop: int) -> Tensor:
-    """Some rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..), to write into.
-
-    `flatten` may copy, and what is written would be lost; `view` raises instead.
-    """
-    halves, _, items, *rest = packed.shape
-    return packed[:, start:stop].view(halves, (stop - start) * items, *rest)
-
-
-def rows_of(problem: Problem, rates: Rates) -> Tiling:
-    """How many rows of the first axis are worked on at once; the axes but the last, with (u, 2) for the intra-depth."""
-    return _best_rows(problem.as_plane(), rates)
+def row_tiling(plane: Problem, rows: int) -> Tiling:
+    """Some rows of the first axis at once; all axes of a problem but the last, with (u, 2) for the intra-depth."""
+    grid, before, after = (sides[:-1] for sides in (plane.grid, plane.before, plane.after))
+    leading = replace(plane, grid=grid, before=before, after=after, intra_depth=2 * plane.intra_depth)
+    return Tiling(leading, (min(rows, grid[0]), *grid[1:]))
 
 
 @lru_cache(maxsize=1024)
-def _best_rows(problem: Problem, rates: Rates) -> Tiling:
-    tilings = [_rows(problem, rows) for rows in sorted({min(rows, problem.grid[0]) for rows in _ROWS})]
-    limit = problem.within_cache(*_CHUNK_BYTES)
-    fitting = [tiling for tiling in tilings if _chunk_bytes(tiling, problem, 1) <= limit] or tilings[:1]
-    costs = [_cost(tiling, problem, rates) for tiling in fitting]
-    return min(zip(fitting, costs, strict=True), key=lambda pair: pair[1].seconds + pair[1].backward_seconds)[0]
-
-
-def _rows(problem: Problem, rows: int) -> Tiling:
-    leading = replace(
-        problem,
-        grid=problem.grid[:-1],
-        before=problem.before[:-1],
-        after=problem.after[:-1],
-        intra_depth=2 * problem.intra_depth,
-    )
-    return Tiling(leading, (rows, *leading.grid[1:]))
+def _best_tiling(plane: Problem, rates: Rates) -> Tiling:
+    tilings = [row_tiling(plane, rows) for rows in sorted({min(rows, plane.grid[0]) for rows in _ROWS})]
+    limit = plane.within_cache(*_CHUNK_BYTES)
+    fitting = [tiling for tiling in tilings if _chunk_bytes(tiling, plane, 1) <= limit] or tilings[:1]
+    return min(fitting, key=lambda tiling: _cost(tiling, plane, rates).both_seconds)
 
 
 def _chunk_bytes(tiling: Tiling, problem: Problem, examples: int) -> int:
-    """Size of S for the rows worked on at once."""
+    """Size of L^ for the rows worked on at once."""
     rows = tiling.tile[0] * tiling.positions
     return 8 * frequencies(problem) * problem.query_depth * rows * examples * problem.value_depth
+
+
+def _examples_at_once(plane: Problem) -> int:
+    """As many as keep L^ of a few rows in the cache, but columns enough for fast products."""
+    limit = plane.within_cache(*_CHUNK_BYTES)
+    return max(1, limit // _chunk_bytes(row_tiling(plane, 4), plane, 1), 64 // plane.value_depth)
 
 
 def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
@@ -223,7 +275,7 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     block = 4 * f * k * p.intra_depth * tiling.tile[0] * tiling.positions * tiling.window[0] * tiling.columns
     forward += transform + rates.copy(4 * (packed + spectra)) + rates.calls(25)
     backward += 2 * transform + rates.copy(4 * (2 * packed + 2 * spectra)) + rates.calls(60)
-    # the block is kept for the next call with the same table: a training step makes it once
+    # kept for the next call with the same table: a training step makes the block once
     making = rates.copy(12 * block)
     return Cost(
         operations=round(passes * operations),
@@ -233,75 +285,3 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
         seconds=passes * forward + making / 4,
         backward_seconds=passes * backward + 1.75 * making,
     )
-
-
-def _examples_at_once(problem: Problem) -> int:
-    rows = _rows(problem, min(4, problem.grid[0]))
-    limit = problem.within_cache(*_CHUNK_BYTES)
-    return max(1, limit // _chunk_bytes(rows, problem, 1), 64 // problem.value_depth)
-
-
-def _waves_of_offsets(problem: Problem, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin (F, r_D) of w f dx for the offsets of the last axis."""
-    before, after = problem.before[-1], problem.after[-1]
-    angles = _angles(problem, torch.arange(-before, after + 1, dtype=torch.float64, device=like.device))
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-
-def _transforms(problem: Problem, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The transform of values ((F, 2), W), and Dc and Ds (t, F) of the inverse."""
-    side = problem.grid[-1]
-    x = torch.arange(side, dtype=torch.float64, device=like.device) - (side - 1) / 2
-    angles = _angles(problem, x)
-    transform = torch.stack([angles.cos(), -angles.sin()], dim=1).flatten(0, 1)
-    angles = angles[:, side // 2 :].T
-    weights = torch.full_like(angles[0], 2 / (2 * frequencies(problem) - 1))
-    weights[0] /= 2
-    return transform.to(like.dtype), (weights * angles.cos()).to(like.dtype), (-weights * angles.sin()).to(like.dtype)
-
-
-def _angles(problem: Problem, x: Tensor) -> Tensor:
-    """w f x, (F, positions)."""
-    f = frequencies(problem)
-    return 2 * math.pi / (2 * f - 1) * torch.arange(f, dtype=torch.float64, device=x.device)[:, None] * x
-
-
-def _transform_values(values: Tensor, transform: Tensor, problem: Problem) -> Tensor:
-    """(b, n, v, u) to V^ (F, S_1, (S_2..S_{D-1}, u, 2), (b, v))."""
-    maps = values.unflatten(1, problem.grid)
-    leading = len(problem.grid) - 1
-    # (W, S_1..S_{D-1}, u, b, v)
-    maps = maps.permute(leading + 1, *range(1, leading + 1), leading + 3, 0, leading + 2)
-    spectra = transform @ packed("values", maps).view(problem.grid[-1], -1)
-    spectra = spectra.view(frequencies(problem), 2, problem.grid[0], -1, values.shape[0] * values.shape[2])
-    return packed("spectra", spectra.permute(0, 2, 3, 1, 4)).flatten(2, 3)
-
-
-def _transform_back(spectra: Tensor, transform: Tensor, problem: Problem) -> Tensor:
-    """The adjoint of `_transform_values`."""
-    p = problem
-    spectra = spectra.unflatten(2, (-1, 2)).permute(0, 3, 1, 2, 4).flatten(0, 1)
-    maps = (transform.T @ spectra.flatten(1)).view(p.grid[-1], *p.grid[:-1], p.intra_depth, -1, p.value_depth)
-    leading = len(p.grid) - 1
-    return maps.permute(leading + 2, *range(1, leading + 1), 0, leading + 3, leading + 1).flatten(1, leading + 1)
-
-
-def _halves_of_lambdas(
-    block_and_inverse: Prepared, spectra: Tensor, tiling: Tiling, rows: int, columns: slice
-) -> Tensor:
-    """C and D, (t, (2, k), (T, b), v), from the spectra of the rows that the window holds."""
-    block, _, cosines, sines = block_and_inverse
-    part = _by_row(block, tiling)[:, :, :rows].flatten(1, 3)[:, :, columns]
-    sums = scratch("sums", (*part.shape[:2], spectra.shape[-1]), block)
-    torch.bmm(part, spectra.flatten(1, 2), out=sums)
-    sums = sums.view(block.shape[0], 2, -1)
-    halves = scratch("halves", (cosines.shape[0], 2, sums.shape[2]), block)
-    torch.mm(cosines, sums[:, 0], out=halves[:, 0])
-    torch.mm(sines, sums[:, 1], out=halves[:, 1])
-    p = tiling.problem
-    return halves.view(cosines.shape[0], 2 * p.query_depth, -1, p.value_depth)
-
-
-def _by_row(block: Tensor, tiling: Tiling, rows: int | None = None) -> Tensor:
-    """(F, (2, k, T_1, ..), columns) as (F, (2, k), T_1, .., columns)."""
-    return block.unflatten(1, (2 * tiling.problem.query_depth, tiling.tile[0] if rows is None else rows, -1))

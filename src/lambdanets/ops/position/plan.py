@@ -1,46 +1,40 @@
-"""Chooses the algorithm for a position interaction, and can be asked why.
+"""Chooses the algorithm for a position interaction, and explains the choice.
 
-To add an algorithm: a file beside this one with the functions of `query_order`, and its line in ALGORITHMS. Where it
-cannot serve a problem, `cost` returns None and its constant `LIMITS` says why.
+To add an algorithm: a file beside this one with a subclass of `Algorithm` and of `Bound`, and a line in ALGORITHMS.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import ModuleType
 
 import torch
 
-from lambdanets.ops.position import (
-    convolution,
-    depthwise_convolution,
-    fourier,
-    fused,
-    lambda_order,
-    mixed,
-    query_order,
-    value_axis_convolution,
-)
-from lambdanets.ops.position.fused.verification import Refusals
+from lambdanets.ops.position.algorithm import Algorithm, Bound, Refusals
+from lambdanets.ops.position.convolution import Convolution, DepthwiseConvolution, ValueAxisConvolution
+from lambdanets.ops.position.fourier import Fourier
+from lambdanets.ops.position.fused import Fused
+from lambdanets.ops.position.lambda_order import LambdaOrder
+from lambdanets.ops.position.mixed import Mixed
 from lambdanets.ops.position.problem import Cost, Problem
+from lambdanets.ops.position.query_order import QueryOrder
 from lambdanets.ops.position.rates import Corrections, Rates, corrections_of, rates_of
 
 # In the order in which the automatic choice prefers them at equal cost.
-ALGORITHMS: dict[str, ModuleType] = {
-    "fused": fused,
-    "query_order": query_order,
-    "mixed": mixed,
-    "fourier": fourier,
-    "lambda_order": lambda_order,
-    "convolution": convolution,
-    "depthwise_convolution": depthwise_convolution,
-    "value_axis_convolution": value_axis_convolution,
+ALGORITHMS: dict[str, Algorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Fused(),
+        QueryOrder(),
+        Mixed(),
+        Fourier(),
+        LambdaOrder(),
+        Convolution(),
+        DepthwiseConvolution(),
+        ValueAxisConvolution(),
+    )
 }
 
-# Those that bfloat16 values go through in bfloat16, where its products are faster than those of float32.
-KEEP_BFLOAT16 = ("query_order", "lambda_order", "convolution", "depthwise_convolution", "value_axis_convolution")
-
-# Those that add the content term themselves, so that the output is written once.
-TAKE_CONTENT = ("fused",)
+# By name; a dictionary could not be the key of a cache.
+_Refused = tuple[tuple[str, Refusals], ...]
 
 # An algorithm that would hold more than this beside inputs and output is passed over while another stays below.
 WORKSPACE_LIMIT_BYTES = 1 << 30
@@ -52,7 +46,7 @@ class Plan:
 
     chosen: for the forward pass. backward: for the gradients, which need nothing of the forward pass but its inputs.
     automatic: whether the plan chose them, and not the caller. refused: by algorithm, why the plan does not choose it
-    though it would serve: a kernel failed its self-test on this device, or could not be launched for this problem.
+    although it would serve.
     """
 
     problem: Problem
@@ -89,44 +83,42 @@ def check_algorithm(algorithm: str) -> None:
 def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
     """The plan for a problem: the algorithm of that name, or with "auto" those with the least predicted time.
 
-    The choice depends on the problem, the device's rates, and for fused kernels on their self-test on that device
-    (`fused.verification`), which runs where such a kernel would be chosen for the first time. It prefers algorithms
-    below the workspace limit; where none is, the one with the smallest workspace.
+    The choice depends on the problem, the device's rates and `Algorithm.refusals`, for which fused kernels run their
+    self-test where one would be chosen for the first time. It prefers algorithms below the workspace limit; where none
+    is, the one with the smallest workspace.
     Raises ValueError for an unknown name, or one that cannot serve the problem.
     """
     check_algorithm(algorithm)
     rates, corrections = rates_of(problem.device), corrections_of(problem.device)
-    plan = _make_plan(problem, algorithm, rates, corrections, Refusals())
-    if plan.automatic and "fused" in (plan.chosen, plan.backward):
-        plan = _make_plan(problem, algorithm, rates, corrections, fused.refusals(problem))
-    return plan
+    refused: _Refused = ()
+    while True:
+        plan = _make_plan(problem, algorithm, rates, corrections, refused, WORKSPACE_LIMIT_BYTES)
+        if not plan.automatic:
+            return plan
+        unknown = [name for name in dict.fromkeys((plan.chosen, plan.backward)) if name not in plan.refused]
+        new = tuple((name, found) for name in unknown if any(found := ALGORITHMS[name].refusals(problem)))
+        if not new:
+            return plan
+        refused += new
 
 
-def working(problem: Problem, algorithm: str) -> tuple[torch.dtype, Rates]:
-    """The dtype that an algorithm computes a problem in, and the rates for it.
-
-    bfloat16 is computed in float32 where products of that are as fast, and by algorithms that would lose by rounding
-    between their steps, those not in KEEP_BFLOAT16; float16 by all but the fused kernels, which scale it.
-    """
-    return _working(problem.dtype, algorithm, rates_of(problem.device))
+def bind(problem: Problem, algorithm: str) -> tuple[Bound, torch.dtype]:
+    """What computes a problem by an algorithm that serves it, and the dtype to compute in."""
+    return _bind(problem, ALGORITHMS[algorithm], rates_of(problem.device))
 
 
-def _working(dtype: torch.dtype, algorithm: str, rates: Rates) -> tuple[torch.dtype, Rates]:
-    if dtype not in (torch.bfloat16, torch.float16) or algorithm == "fused":
-        return dtype, rates
-    if dtype == torch.float16:
-        return torch.float32, rates
-    if rates.bfloat16_gain <= 1 or algorithm not in KEEP_BFLOAT16:
-        return torch.float32, rates
-    return dtype, replace(rates, operations_per_second=rates.operations_per_second * rates.bfloat16_gain)
+@lru_cache(maxsize=1024)
+def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[Bound, torch.dtype]:
+    dtype = algorithm.compute_dtype(problem.dtype, rates)
+    return algorithm.bind(problem, rates.for_products_of(dtype)), dtype
 
 
 def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = ()) -> dict[str, Cost | None]:
     """What each algorithm is predicted to cost with these rates, None where it cannot serve."""
     costs: dict[str, Cost | None] = {}
-    for name, module in ALGORITHMS.items():
-        dtype, rates_for_it = _working(problem.dtype, name, rates)
-        costs[name] = module.cost(replace(problem, dtype=dtype), rates_for_it)
+    for name, algorithm in ALGORITHMS.items():
+        dtype = algorithm.compute_dtype(problem.dtype, rates)
+        costs[name] = algorithm.cost(replace(problem, dtype=dtype), rates.for_products_of(dtype))
     for name, of_dtype, forward, backward in corrections:
         cost = costs.get(name)
         if cost is not None and of_dtype == str(problem.dtype).removeprefix("torch."):
@@ -136,25 +128,26 @@ def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = (
 
 
 @lru_cache(maxsize=1024)
-def _make_plan(problem: Problem, algorithm: str, rates: Rates, corrections: Corrections, refusals: Refusals) -> Plan:
+def _make_plan(
+    problem: Problem, algorithm: str, rates: Rates, corrections: Corrections, refused: _Refused, limit: int
+) -> Plan:
     costs = predicted_costs(problem, rates, corrections)
     if algorithm != "auto":
         if costs[algorithm] is None:
-            limits = ALGORITHMS[algorithm].LIMITS
+            limits = ALGORITHMS[algorithm].limits
             raise ValueError(f"algorithm must be one that serves a grid of {problem.grid}; {algorithm!r} {limits}")
         return Plan(problem, costs, algorithm, algorithm)
-    serving = {name: cost for name, cost in costs.items() if cost is not None}
-    chosen = _cheapest({name: cost for name, cost in serving.items() if not (name == "fused" and refusals.forward)}, 0)
-    backward = _cheapest(
-        {name: cost for name, cost in serving.items() if not (name == "fused" and refusals.backward)}, 1
+    refusals = dict(refused)
+    chosen, backward = (
+        _cheapest({name: c for name, c in costs.items() if c and not refusals.get(name, Refusals())[way]}, way, limit)
+        for way in (0, 1)
     )
-    refused = {"fused": refusals} if any(refusals) else {}
-    return Plan(problem, costs, chosen, backward, automatic=True, refused=refused)
+    return Plan(problem, costs, chosen, backward, automatic=True, refused=refusals)
 
 
-def _cheapest(costs: dict[str, Cost], way: int) -> str:
-    """The algorithm with the least time for the forward (0) or the backward pass (1), below the workspace limit."""
-    fitting = {name: cost for name, cost in costs.items() if cost.workspaces[way] <= WORKSPACE_LIMIT_BYTES}
+def _cheapest(costs: dict[str, Cost], way: int, limit: int) -> str:
+    """The algorithm with the least time for the forward (0) or the backward pass (1), below a limit on workspace."""
+    fitting = {name: cost for name, cost in costs.items() if cost.workspaces[way] <= limit}
     if not fitting:
         return min(costs, key=lambda name: costs[name].workspaces[way])
     return min(fitting, key=lambda name: (fitting[name].seconds, fitting[name].backward_seconds)[way])

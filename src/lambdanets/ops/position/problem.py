@@ -1,4 +1,4 @@
-"""What is asked of the position interaction, and what an algorithm says it would cost."""
+"""Sizes, factors and costs of a position interaction, and how a dilated one becomes an undilated one."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import reach, shape_of
+from lambdanets.ops.geometry import crop_to_grid, join_phases, reach, shape_of, split_phases
+
+_LAMBDA_BYTES = 64 << 20, 256 << 20  # of the examples computed at once, on a core and on a GPU
 
 
 @dataclass(frozen=True)
@@ -16,9 +18,9 @@ class Problem:
     """Sizes, dtype and device of one position interaction: all that the choice of an algorithm depends on.
 
     before, after: how far the table reaches along each axis of the grid; its sides are before + 1 + after, and the
-    entry at index `before` belongs to offset 0. causal: nothing that comes after the query in row-major order counts,
-    so that the table does not reach forward along the first axis. device: with its index for a GPU ("cuda:0"), since
-    the GPUs of a machine may differ; without one ("cuda") it stands for the current GPU.
+    entry at index `before` belongs to offset 0. causal: only context positions up to the query in row-major order
+    count, so that the table does not reach forward along the first axis. device: with its index for a GPU ("cuda:0"),
+    since the GPUs of a machine may differ; "cuda" is the current GPU.
     """
 
     batch: int
@@ -57,6 +59,14 @@ class Problem:
         """The bytes that intermediate results may take to stay in the cache of a core, or of a GPU."""
         return of_gpu if torch.device(self.device).type == "cuda" else of_core
 
+    def with_batch(self, most: int) -> "Problem":
+        """The same with at most `most` examples, and at least one."""
+        return replace(self, batch=min(self.batch, max(1, most)))
+
+    def with_small_lambdas(self) -> "Problem":
+        """The same with so few examples that their lambdas in float32 have a moderate size."""
+        return self.with_batch(self.within_cache(*_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
+
     def as_plane(self) -> "Problem":
         """The same with at least two axes: a sequence is a plane of one row."""
         if len(self.grid) > 1:
@@ -64,7 +74,7 @@ class Problem:
         return replace(self, grid=(1, *self.grid), before=(0, *self.before), after=(0, *self.after))
 
 
-# What an algorithm makes of the table before any example is looked at, shared by forward and backward.
+# What an algorithm computes from the table alone; forward and backward pass of all examples share it.
 Prepared = tuple[Tensor, ...]
 
 
@@ -77,8 +87,17 @@ class Factors(NamedTuple):
     content: Tensor | None
 
 
-class Wanted(NamedTuple):
-    """Which gradients a backward pass is asked for."""
+class Operands(NamedTuple):
+    """`Factors` as `Bound` takes them: of some examples, in its dtype, with what it prepared of the table."""
+
+    queries: Tensor
+    prepared: Prepared
+    values: Tensor
+    content: Tensor | None
+
+
+class NeedsGrad(NamedTuple):
+    """Which gradients a backward pass computes."""
 
     queries: bool
     table: bool
@@ -90,9 +109,8 @@ class Wanted(NamedTuple):
 class Cost:
     """Predicted cost of an algorithm.
 
-    operations: of a forward pass, two per multiply-add. workspace_bytes: held beside inputs and output while it runs.
-    seconds, backward_seconds: on the device that the rates are of. backward_workspace_bytes: where it is not that of
-    the forward pass.
+    operations: of a forward pass, two per multiply-add. workspace_bytes: beside inputs and output.
+    backward_workspace_bytes: None if the same as that of the forward pass.
     """
 
     operations: int
@@ -102,6 +120,10 @@ class Cost:
     backward_workspace_bytes: int | None = None
 
     @property
+    def both_seconds(self) -> float:
+        return self.seconds + self.backward_seconds
+
+    @property
     def workspaces(self) -> tuple[int, int]:
         """Bytes of workspace of the forward and of the backward pass."""
         backward = self.backward_workspace_bytes
@@ -109,7 +131,7 @@ class Cost:
 
 
 def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], causal: bool) -> Problem:
-    """The problem that checked inputs pose: table (r_1..r_D, k, u) with odd sides, values (b, n, v, u)."""
+    """The problem of checked inputs: table (r_1..r_D, k, u) with odd sides, values (b, n, v, u)."""
     batch, heads, _, query_depth = shape_of(queries)
     *_, value_depth, intra_depth = shape_of(values)
     reaches = tuple(reach(r, side) for r, side in zip(shape_of(table), grid, strict=False))
@@ -126,3 +148,24 @@ def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[in
         dtype=values.dtype,
         device=str(values.device) if values.device.type == "cuda" else values.device.type,
     )
+
+
+def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool) -> tuple[Factors, Problem]:
+    """The equivalent undilated problem and its factors, the table cropped to the grid.
+
+    A dilation d of a grid of D axes gives d^D independent problems, which join the batch.
+    """
+    queries, table, values, content = factors
+    if dilation > 1:
+        if content is not None:
+            content = content.repeat_interleave(dilation ** len(grid), dim=0)
+        queries = split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
+        values = split_phases(values, grid, dilation)
+        grid = [-(-side // dilation) for side in grid]
+    problem = problem_of(queries, table, values, grid, causal)
+    return Factors(queries, crop_to_grid(table, grid), values, content), problem
+
+
+def redilate(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
+    """Outputs, or gradients of queries, (b d^D, h, n', ..) of the undilated problem as those of the dilated one."""
+    return x if dilation == 1 else join_phases(x.transpose(1, 2), grid, dilation).transpose(1, 2)

@@ -16,19 +16,21 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import scratch
 from lambdanets.ops.position.tiling import (
     Tiling,
+    make_block,
     pack_outputs,
     pack_queries,
     pack_values,
+    sum_of_block,
     unpack_outputs,
     unpack_queries,
     unpack_values,
 )
-from lambdanets.ops.position.toeplitz import make_block, sum_of_block
 from lambdanets.ops.precision import wide
 
 # Beyond this the logits of a row of tiles leave the cache of a core or of a GPU: fewer examples at a time, then.
@@ -40,90 +42,84 @@ _ROWS = (1, 2, 4, 7)
 _COLUMNS = (2, 4, 7, 8, 16, 32)
 
 
-def cost(problem: Problem, rates: Rates) -> Cost:
-    """Predicted cost of `forward` and `backward`."""
-    return _cost(tiling_of(problem, rates), rates)
+class QueryOrder(Algorithm):
+    name = "query_order"
+    keeps_bfloat16 = True
+
+    def cost(self, problem: Problem, rates: Rates) -> Cost:
+        return _cost(best_tiling(problem.as_plane(), rates), rates)
+
+    def bind(self, problem: Problem, rates: Rates) -> "BoundQueryOrder":
+        problem = _with_small_logits(problem, best_tiling(problem.as_plane(), rates))
+        return BoundQueryOrder(problem, best_tiling(problem.as_plane(), rates))
 
 
-def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:
-    """One block of embeddings, ((T_1..T_D), k, (w_1..w_D, u)), that serves every tile."""
-    tiling = tiling_of(problem, rates)
-    if table.ndim - 2 < len(tiling.tile):
-        table = table.unsqueeze(0)
-    return (_flat(make_block(table, tiling.axes), tiling),)
+class BoundQueryOrder(BoundPositionTerm):
+    def __init__(self, problem: Problem, tiling: Tiling) -> None:
+        super().__init__(problem)
+        self._tiling = tiling
 
+    def prepare(self, table: Tensor) -> Prepared:
+        """One block of embeddings, ((T_1..T_D), k, (w_1..w_D, u)), that serves every tile."""
+        axes = self._tiling.axes
+        block = make_block(table if table.ndim - 2 == len(axes) else table.unsqueeze(0), axes)
+        return (block.flatten(len(axes) + 1).flatten(0, len(axes) - 1),)
 
-def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Tensor:
-    """The table's gradient from that of the block."""
-    tiling = tiling_of(problem, rates)
-    p = tiling.problem
-    block = gradients[0].view(*tiling.tile, p.query_depth, *tiling.window, p.intra_depth)
-    table = sum_of_block(block, tiling.axes, p.scope)
-    return table if len(problem.grid) > 1 else table.squeeze(0)
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        tiling, p = self._tiling, self._tiling.problem
+        block = grad_prepared[0].view(*tiling.tile, p.query_depth, *tiling.window, p.intra_depth)
+        table = sum_of_block(block, tiling.axes, p.scope)
+        return table if len(self.problem.grid) > 1 else table.squeeze(0)
 
+    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+        tiling = self._tiling
+        (block,) = prepared
+        queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
+        outputs = []
+        for start, stop, low, high, columns in tiling.rows():
+            rows = (stop - start) * tiling.positions
+            logits = _logits(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
+            logits = logits.view(rows * self.problem.heads, values.shape[0], -1).transpose(0, 1)
+            output = torch.bmm(logits, values[:, low:high].flatten(1, 2))
+            outputs.append(output.unflatten(1, (stop - start, -1)))
+        return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
 
-def examples_at_once(problem: Problem, rates: Rates) -> int:
-    """As many as keep the logits of a row of tiles in the cache."""
-    return max(1, problem.within_cache(*_LOGITS_BYTES) // tiling_of(problem, rates).logits_bytes(1))
-
-
-def forward(queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates) -> Tensor:
-    """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
-    tiling = tiling_of(problem, rates)
-    (block,) = prepared
-    queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
-    outputs = []
-    for start, stop, low, high, columns in tiling.rows():
-        rows = (stop - start) * tiling.positions
-        logits = _logits(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
-        logits = logits.view(rows * problem.heads, values.shape[0], -1).transpose(0, 1)
-        output = torch.bmm(logits, values[:, low:high].flatten(1, 2))
-        outputs.append(output.unflatten(1, (stop - start, -1)))
-    return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
-
-
-def backward(
-    gradient: Tensor,
-    queries: Tensor,
-    prepared: Prepared,
-    values: Tensor,
-    problem: Problem,
-    wanted: Wanted,
-    rates: Rates,
-) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
-    """Gradients of queries, block and values from that of the output (b, h, n, v); the logits are computed again."""
-    tiling = tiling_of(problem, rates)
-    (block,) = prepared
-    heads = problem.heads
-    queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
-    gradient = pack_outputs(gradient, tiling)
-    of_queries = torch.empty_like(queries) if wanted.queries else None
-    of_block = _Sum(block) if wanted.table else None
-    # windows of several tiles are added up in a new tensor afterwards
-    of_values = _Sum(values, temporary=math.prod(tiling.counts) > 1) if wanted.values else None
-    items = values.shape[0]
-    for start, stop, low, high, columns in tiling.rows():
-        rows = (stop - start) * tiling.positions
-        part = block[:rows, :, columns]
-        asking = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
-        said = gradient[:, start:stop].flatten(1, 2)  # ((J, b), (positions, h), v)
-        if of_values is not None:
-            logits = _logits(asking, part).view(rows * heads, items, -1)
-            product = torch.bmm(logits.permute(1, 2, 0), said)
-            of_values.add((slice(None), slice(low, high)), product.unflatten(1, (high - low, -1)))
-        if of_queries is None and of_block is None:
-            continue
-        of_logits = _gradient_of_logits(said, values[:, low:high].flatten(1, 2), rows)
-        if of_queries is not None:
-            of_tile = of_queries[start:stop].view(rows, *of_queries.shape[2:])  # flatten may copy, view never does
-            torch.bmm(of_logits, part.transpose(1, 2), out=of_tile)
-        if of_block is not None:
-            of_block.add((slice(rows), slice(None), columns), torch.bmm(asking.transpose(1, 2), of_logits))
-    return (
-        None if of_queries is None else unpack_queries(of_queries, tiling),
-        None if of_block is None else (of_block.total(),),
-        None if of_values is None else unpack_values(of_values.total(), tiling),
-    )
+    def position_gradients(
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
+    ) -> Gradients:
+        """The logits are computed again; their gradient gives those of queries and block."""
+        tiling, heads = self._tiling, self.problem.heads
+        (block,) = prepared
+        queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
+        grad_output = pack_outputs(grad_output, tiling)
+        grad_queries = torch.empty_like(queries) if needs_grad.queries else None
+        grad_block = _Sum(block) if needs_grad.table else None
+        # windows of several tiles are added up in a new tensor afterwards
+        grad_values = _Sum(values, temporary=math.prod(tiling.counts) > 1) if needs_grad.values else None
+        items = values.shape[0]
+        for start, stop, low, high, columns in tiling.rows():
+            rows = (stop - start) * tiling.positions
+            block_tile = block[:rows, :, columns]
+            query_tile = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
+            grad_tile = grad_output[:, start:stop].flatten(1, 2)  # ((J, b), (positions, h), v)
+            if grad_values is not None:
+                logits = _logits(query_tile, block_tile).view(rows * heads, items, -1)
+                product = torch.bmm(logits.permute(1, 2, 0), grad_tile)
+                grad_values.add((slice(None), slice(low, high)), product.unflatten(1, (high - low, -1)))
+            if grad_queries is None and grad_block is None:
+                continue
+            grad_logits = _grad_logits(grad_tile, values[:, low:high].flatten(1, 2), rows)
+            if grad_queries is not None:
+                out = grad_queries[start:stop].view(rows, *grad_queries.shape[2:])  # flatten may copy, view never does
+                torch.bmm(grad_logits, block_tile.transpose(1, 2), out=out)
+            if grad_block is not None:
+                product = torch.bmm(query_tile.transpose(1, 2), grad_logits)
+                grad_block.add((slice(rows), slice(None), columns), product)
+        return (
+            None if grad_queries is None else unpack_queries(grad_queries, tiling),
+            None if grad_block is None else (grad_block.total(),),
+            None if grad_values is None else unpack_values(grad_values.total(), tiling),
+        )
 
 
 class _Sum:
@@ -156,27 +152,23 @@ def _logits(queries: Tensor, block: Tensor) -> Tensor:
     return torch.bmm(queries, block, out=out)
 
 
-def _gradient_of_logits(gradient: Tensor, values: Tensor, positions: int) -> Tensor:
+def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
     """((J, b), (positions, h), v) times ((J, b), window, v) to (positions, (h, J, b), window)."""
-    items, rows, depth = gradient.shape
+    items, rows, depth = grad_tile.shape
     window = values.shape[1]
-    laid_out = scratch("gradient of logits", (rows, items, window), gradient)
+    grad_logits = scratch("gradient of logits", (rows, items, window), grad_tile)
     if rows * depth * window < _WORTH_A_CALL:
-        product = scratch("product", (items, rows, window), gradient)
-        laid_out.copy_(torch.bmm(gradient, values.transpose(1, 2), out=product).transpose(0, 1))
+        product = scratch("product", (items, rows, window), grad_tile)
+        grad_logits.copy_(torch.bmm(grad_tile, values.transpose(1, 2), out=product).transpose(0, 1))
     else:
         for i in range(items):
-            torch.mm(gradient[i], values[i].T, out=laid_out[:, i])
-    return laid_out.view(positions, -1, window)
-
-
-def tiling_of(problem: Problem, rates: Rates) -> Tiling:
-    """The tiling with the least predicted time, for one example where fewer than all are worked on at once."""
-    return _best_tiling(problem.as_plane(), rates)
+            torch.mm(grad_tile[i], values[i].T, out=grad_logits[:, i])
+    return grad_logits.view(positions, -1, window)
 
 
 @lru_cache(maxsize=1024)
-def _best_tiling(problem: Problem, rates: Rates) -> Tiling:
+def best_tiling(problem: Problem, rates: Rates) -> Tiling:
+    """The tiling of a problem on at least two axes with the least predicted time."""
     rows, *others = problem.grid
     choices = [sorted({min(side, rows) for side in (*_ROWS, rows)})]
     for side, before, after in zip(others, problem.before[1:], problem.after[1:], strict=True):
@@ -185,14 +177,18 @@ def _best_tiling(problem: Problem, rates: Rates) -> Tiling:
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
     limit = problem.within_cache(*_LOGITS_BYTES)
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
-    costs = [_cost(tiling, rates) for tiling in fitting]
-    return min(zip(fitting, costs, strict=True), key=lambda pair: pair[1].seconds + pair[1].backward_seconds)[0]
+    return min(fitting, key=lambda tiling: _cost(tiling, rates).both_seconds)
+
+
+def _with_small_logits(problem: Problem, tiling: Tiling) -> Problem:
+    """The problem with as many examples as keep the logits of a row of tiles in the cache."""
+    return problem.with_batch(problem.within_cache(*_LOGITS_BYTES) // tiling.logits_bytes(1))
 
 
 def _cost(tiling: Tiling, rates: Rates) -> Cost:
     p = tiling.problem
     k, v, heads = p.query_depth, p.value_depth, p.heads
-    at_once = min(p.batch, max(1, p.within_cache(*_LOGITS_BYTES) // tiling.logits_bytes(1)))
+    at_once = _with_small_logits(p, tiling).batch
     passes = -(-p.batch // at_once)
     items = math.prod(tiling.counts) * at_once
     logits = forward = backward = 0.0
@@ -201,11 +197,11 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
         positions = (stop - start) * tiling.positions
         window = (high - low) * tiling.columns
         logits += positions * heads * items * window
-        asks = rates.product(positions, heads * items, k, window)
-        answers = rates.product(items, positions * heads, window, v)
-        forward += asks + answers
+        to_logits = rates.product(positions, heads * items, k, window)
+        to_output = rates.product(items, positions * heads, window, v)
+        forward += to_logits + to_output
         # logits again, gradients of values and of logits, then of queries and of the block
-        backward += asks + 2 * answers + rates.product(positions, heads * items, window, k)
+        backward += to_logits + 2 * to_output + rates.product(positions, heads * items, window, k)
         backward += rates.product(positions, k, heads * items, window)
         if positions * heads * window * v < _WORTH_A_CALL:
             backward += rates.copy(4 * positions * heads * items * window)
@@ -216,7 +212,7 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
     backward += rates.copy(4 * 3 * packed) + rates.calls(15 * len(blocks) + 30)
     if len(blocks) > 1:
         backward += rates.copy(4 * block * len(blocks))
-    # the block is kept for the next call with the same table: a training step makes it once
+    # kept for the next call with the same table: a training step makes the block once
     making = rates.copy(6 * block)
     return Cost(
         operations=round(2 * passes * logits * (k + v)),
@@ -225,8 +221,3 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
         seconds=passes * forward + making / 4,
         backward_seconds=passes * backward + 1.75 * making,
     )
-
-
-def _flat(block: Tensor, tiling: Tiling) -> Tensor:
-    dimensions = len(tiling.tile)
-    return block.flatten(dimensions + 1).flatten(0, dimensions - 1)

@@ -1,12 +1,15 @@
-"""A grid cut into tiles of query positions, each with its window of context positions, and tensors packed so.
+"""A grid cut into tiles of query positions, each with its window of context positions; blocks of embeddings for them.
 
 A tile covers a few rows of the grid's first axis and a part, or all, of each other axis. Windows are cut at the ends of
 the first axis; along an axis that a tile does not cover whole they reach beyond the grid, and there they hold zeros.
+
+The embedding of a pair depends on its offset alone, so one block E serves every tile. Along an axis
+E[t, w] = R[first + w - t], for tile position t and window position w.
 """
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +18,23 @@ from torch import Tensor
 
 from lambdanets.ops.position.problem import Problem
 from lambdanets.ops.position.scratch import packed
-from lambdanets.ops.position.toeplitz import Axis
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a block: sides of tile and window, and which entry of the table t = 0 has for w = 0.
+
+    That and other entries may lie outside of the table; they count as zero.
+    """
+
+    tile: int
+    window: int
+    first: int
+
+    def padding(self, side: int) -> tuple[int, int]:
+        """Entries to add before and after a table of this side, negative to crop, so that each offset has its own."""
+        before = self.tile - 1 - self.first
+        return before, self.tile + self.window - 1 - side - before
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,13 @@ class Tiling:
         return tuple(-(-side // tile) for side, tile in zip(self.problem.grid[1:], self.tile[1:], strict=True))
 
     @cached_property
+    def window_padding(self) -> list[tuple[int, int]]:
+        """Zeros before and after the grid along each axis but the first, so that the last window fits."""
+        befores = [0 if whole else before for whole, before in zip(self.whole, self.problem.before, strict=True)]
+        sizes = zip(self.counts, self.tile[1:], self.window[1:], befores[1:], self.problem.grid[1:], strict=True)
+        return [(before, (count - 1) * tile + window - before - side) for count, tile, window, before, side in sizes]
+
+    @cached_property
     def axes(self) -> list[Axis]:
         firsts = (before if whole else 0 for before, whole in zip(self.problem.before, self.whole, strict=True))
         return [Axis(*sides) for sides in zip(self.tile, self.window, firsts, strict=True)]
@@ -74,17 +100,9 @@ class Tiling:
 
     def logits_bytes(self, examples: int) -> int:
         """Size of the logits of one row of tiles."""
-        rows = min(self.window[0], self.problem.grid[0])
-        tiles = math.prod(self.counts) * examples
-        return (
-            max(4, self.problem.dtype.itemsize)
-            * self.tile[0]
-            * self.positions
-            * self.problem.heads
-            * tiles
-            * rows
-            * self.columns
-        )
+        p = self.problem
+        queries = self.tile[0] * self.positions * p.heads * math.prod(self.counts) * examples
+        return max(4, p.dtype.itemsize) * queries * min(self.window[0], p.grid[0]) * self.columns
 
     def split(self, x: Tensor) -> Tensor:
         """(b, S_1..S_D, ...) to (b, S_1, J_2, T_2, .., J_D, T_D, ...), padded with zeros where tiles reach beyond."""
@@ -138,7 +156,7 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
     """(b, n, v, u) to ((J, b), S_1, (w_2..w_D, u), v): each tile's window, along all of the first axis."""
     p = tiling.problem
     x = values.transpose(2, 3).unflatten(1, p.grid)  # (b, S_1..S_D, u, v)
-    x = _pad(x, _window_padding(tiling))
+    x = _pad(x, tiling.window_padding)
     for i, (tile, window) in enumerate(zip(tiling.tile[1:], tiling.window[1:], strict=True)):
         x = x.unfold(2 + i, window, tile)  # (b, S_1, J_2..J_D, u, v, w_2..w_D)
     d = len(tiling.tile)
@@ -149,29 +167,19 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
 
 
 def unpack_values(gradient: Tensor, tiling: Tiling) -> Tensor:
-    """The adjoint of `pack_values`: what the windows of several tiles say of one position is summed."""
+    """The adjoint of `pack_values`: windows overlap, so each position sums what it has in all of them."""
     p, d = tiling.problem, len(tiling.tile)
     x = gradient.view(*tiling.counts, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
-    for i, (tile, side) in enumerate(zip(tiling.tile[1:], p.grid[1:], strict=True)):
-        # (J_i, .., b, S_1, .., w_i, ..): the axes of tiles go one by one, those of positions stay
-        before, after = _window_padding(tiling)[i]
+    for tile, side, (before, after) in zip(tiling.tile[1:], p.grid[1:], tiling.window_padding, strict=True):
+        # Each turn takes the first axis away and puts positions in place of a window: in what is left of
+        # (J_i, .., J_D, b, S_1, .., S_{i-1}, w_i, .., w_D, u, v) without J_i, w_i is always axis d.
         shape = list(x.shape[1:])
         shape[d] = before + side + after
         padded = x.new_zeros(shape)
-        for j, part in enumerate(x):
-            padded.narrow(d, j * tile, part.shape[d]).add_(part)
+        for j, window in enumerate(x):
+            padded.narrow(d, j * tile, window.shape[d]).add_(window)
         x = padded.narrow(d, before, side)
     return x.flatten(1, d).transpose(2, 3)
-
-
-def _window_padding(tiling: Tiling) -> list[tuple[int, int]]:
-    """Zeros before and after the grid along each axis but the first, so that the last window fits."""
-    p = tiling.problem
-    padding = []
-    for i, (tile, count) in enumerate(zip(tiling.tile[1:], tiling.counts, strict=True), 1):
-        before = 0 if tiling.whole[i] else p.before[i]
-        padding.append((before, (count - 1) * tile + tiling.window[i] - before - p.grid[i]))
-    return padding
 
 
 def pack_outputs(gradient: Tensor, tiling: Tiling) -> Tensor:
@@ -189,3 +197,34 @@ def unpack_outputs(result: Tensor, tiling: Tiling) -> Tensor:
     pairs = [place for i in range(d - 1) for place in (i, d + 1 + i)]
     x = tiling.join(x.permute(d - 1, d, *pairs, x.ndim - 2, x.ndim - 1))
     return x.flatten(1, d).transpose(1, 2)
+
+
+def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """R (r_1..r_D, k, u) to E (T_1..T_D, k, w_1..w_D, u), contiguous. Cost: copies, no arithmetic."""
+    last = len(axes) - 1
+    padding = [axis.padding(side) for axis, side in zip(axes, table.shape, strict=False)]
+    offsets = F.pad(table, [0, 0, 0, 0, *(entries for pair in reversed(padding) for entries in pair)])
+    for i in range(last, 0, -1):
+        # window i starts at offset i, and so belongs to tile position T - 1 - i
+        offsets = offsets.unfold(i, axes[i].window, 1).flip(i)
+    # now (offsets of axis 1, T_2..T_D, k, u, w_D..w_2)
+    offsets = offsets.permute(*range(1, last + 2), 0, *range(2 * last + 2, last + 2, -1), last + 2)
+    tile, window = axes[0].tile, axes[0].window
+    made = offsets.new_empty(tile, *offsets.shape[: last + 1], window, *offsets.shape[last + 2 :])
+    for t in range(tile):
+        made[t].copy_(offsets.narrow(last + 1, tile - 1 - t, window))
+    return made
+
+
+def sum_of_block(gradient: Tensor, axes: Sequence[Axis], sides: Sequence[int]) -> Tensor:
+    """The adjoint of `make_block` for a table of these sides: the pairs of each offset summed in a fixed order."""
+    at = len(axes)  # the place of the window, once the first axis of the tile is gone
+    for axis, side in zip(axes, sides, strict=True):
+        shape = list(gradient.shape[1:])
+        shape[at] = axis.tile + axis.window - 1
+        offsets = gradient.new_zeros(shape)
+        for t in range(axis.tile):
+            offsets.narrow(at, axis.tile - 1 - t, axis.window).add_(gradient[t])
+        before, after = axis.padding(side)
+        gradient = F.pad(offsets.movedim(at, -1), [-before, -after]).movedim(-1, at)
+    return gradient.movedim(0, -2)

@@ -18,20 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning
+from lambdanets.ops.position.algorithm import Algorithm, Bound, Gradients, Refusals
 from lambdanets.ops.position.fused import launches, prediction, scaling, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
 from lambdanets.ops.position.fused.tiles import K, most_values
-from lambdanets.ops.position.fused.verification import Refusals
 from lambdanets.ops.position.gpus import Gpu, gpu_named
-from lambdanets.ops.position.problem import Cost, Prepared, Problem, Wanted
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
 
-LIMITS = (
-    "serves grids of 1 or 2 sides, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at most 32 bits, "
-    "on CUDA devices of compute capability 8.0 or newer where Triton is installed"
-)
 MOST_HEADS = 16
 _GRADIENT_KERNELS = ("queries_gradient", "values_gradient", "table_parts")
 WIDEST_TILE = 64
@@ -41,131 +37,122 @@ _LARGEST = 2**31  # positions, and numbers of a table, are counted in 32 bits
 _REFUSED: dict[tuple[Problem, str], str] = {}
 
 
-def cost(problem: Problem, rates: Rates) -> Cost | None:
-    """Predicted cost of `forward` and `backward`; None where they cannot serve, see LIMITS."""
-    too_large = len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4
-    numbers_of_table = K * math.prod(side + 2 * WIDEST_TILE for side in problem.scope)
-    too_large = too_large or max(problem.positions, numbers_of_table) >= _LARGEST
-    device = None if too_large else kernel_device(problem.device)
-    if device is None:
-        return None
-    pairs = math.prod(
-        side * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
-        for side, before, after in zip(problem.grid, problem.before, problem.before, strict=True)
-    )
-    multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
-    operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
-    table = 4 * math.prod(problem.scope) * K * problem.intra_depth
-    calls = len(list(_launches(problem)))
-    one = _of_a_launch(problem)
-    parts = launches.table_parts_bytes(one, device)
-    forward, *backward = (
-        calls * prediction.seconds_of_kernel(name, one, device.capability, _sheet(device))
-        for name in (f"forward_{_order(problem, device)}_order", *_GRADIENT_KERNELS)
-    )
-    b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
-    itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
-    # depths that are no whole units are copied with zeros, and several launches summed in float32 beside a result
-    odd = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
-    summed = 8 * b * n if calls > 1 else 0
-    copied, copied_backward = odd, 2 * odd
-    scaling_calls = (0, 0)
-    if problem.dtype == torch.float16:
-        # the largest magnitudes of all operands, the scales from them, scaled copies of all but queries and values
-        scaling_calls = (6, 10)
-        copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
-    return Cost(
-        operations,
-        table * itemsize + odd + summed * h * v,
-        seconds=forward + rates.copy(copied / 2) + rates.calls(4 * calls + scaling_calls[0]),
-        backward_seconds=sum(backward) + rates.copy(copied_backward / 2) + rates.calls(12 * calls + scaling_calls[1]),
-        backward_workspace_bytes=table * itemsize
-        + parts
-        + 2 * odd
-        + summed * (h * k + v)
-        + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
+class Fused(Algorithm):
+    name = "fused"
+    limits = (
+        "serves grids of 1 or 2 sides, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at most 32 "
+        "bits, on CUDA devices of compute capability 8.0 or newer where Triton is installed"
     )
 
+    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
+        too_large = len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4
+        numbers_of_table = K * math.prod(side + 2 * WIDEST_TILE for side in problem.scope)
+        too_large = too_large or max(problem.positions, numbers_of_table) >= _LARGEST
+        device = None if too_large else kernel_device(problem.device)
+        if device is None:
+            return None
+        pairs = math.prod(
+            side * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
+            for side, before, after in zip(problem.grid, problem.before, problem.before, strict=True)
+        )
+        multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
+        operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
+        table = 4 * math.prod(problem.scope) * K * problem.intra_depth
+        calls = len(list(_launches(problem)))
+        one = _of_a_launch(problem)
+        parts = launches.table_parts_bytes(one, device)
+        forward, *backward = (
+            calls * prediction.seconds_of_kernel(name, one, device.capability, _sheet(device))
+            for name in (f"forward_{_order(problem, device)}_order", *_GRADIENT_KERNELS)
+        )
+        b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
+        itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
+        # depths that are no whole units are copied with zeros, and several launches summed in float32 beside a result
+        odd = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
+        summed = 8 * b * n if calls > 1 else 0
+        copied, copied_backward = odd, 2 * odd
+        scaling_calls, scaling_calls_backward = 0, 0
+        if problem.dtype == torch.float16:
+            # the largest magnitudes of all operands, the scales from them, scaled copies of all but queries and values
+            scaling_calls, scaling_calls_backward = 6, 10
+            copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
+        return Cost(
+            operations,
+            table * itemsize + odd + summed * h * v,
+            seconds=forward + rates.copy(copied / 2) + rates.calls(4 * calls + scaling_calls),
+            backward_seconds=sum(backward)
+            + rates.copy(copied_backward / 2)
+            + rates.calls(12 * calls + scaling_calls_backward),
+            backward_workspace_bytes=table * itemsize
+            + parts
+            + 2 * odd
+            + summed * (h * k + v)
+            + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
+        )
 
-def refusals(problem: Problem) -> Refusals:
-    """Why the plan does not choose the kernels for a problem they would serve, tested now if they never were."""
-    device = kernel_device(problem.device)
-    if device is None:
-        return Refusals()
-    verdicts = verification.verdicts_of(device, problem.dtype)
-    order = _order(problem, device)
-    forward = _reason(verdicts, [f"forward_{order}_order"], problem)
-    backward = _reason(verdicts, verification.BACKWARD, problem)
-    if _REFUSED:
-        forward, backward = _REFUSED.get((problem, "forward"), forward), _REFUSED.get((problem, "backward"), backward)
-    return Refusals(forward, backward)
+    def bind(self, problem: Problem, rates: Rates) -> "BoundFused":
+        return BoundFused(problem)
+
+    def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
+        return dtype  # float16 is scaled by powers of two
+
+    def refusals(self, problem: Problem) -> Refusals:
+        """Failures of the self-test, which runs now if it never did, and of launches in this process."""
+        device = kernel_device(problem.device)
+        if device is None:
+            return Refusals()
+        verdicts = verification.verdicts_of(device, problem.dtype)
+        forward = _reason(verdicts, [f"forward_{_order(problem, device)}_order"], problem)
+        backward = _reason(verdicts, verification.BACKWARD, problem)
+        if _REFUSED:
+            forward = _REFUSED.get((problem, "forward"), forward)
+            backward = _REFUSED.get((problem, "backward"), backward)
+        return Refusals(forward, backward)
+
+    def refuse(self, problem: Problem, way: str, error: Exception) -> bool:
+        """Let the plan pass over the kernels for a pass of a problem where they raised, and warn once."""
+        if (problem, way) not in _REFUSED:
+            reason = f"the {way} pass raised {' '.join(f'{type(error).__name__}: {error}'.split())[:500]}"
+            _REFUSED[problem, way] = reason
+            device = kernel_device(problem.device)
+            warnings.warn(
+                f"A plain algorithm, exact and slower, takes the place of the fused kernels for {problem}: {reason}. "
+                f"Please report this, with: {verification.described(device) if device else problem.device}",
+                KernelWarning,
+                stacklevel=2,
+            )
+        return True
+
+
+class BoundFused(Bound):
+    def prepare(self, table: Tensor) -> Prepared:
+        """The table, as far after offset 0 as before it: with zeros for a causal one."""
+        missing = self.problem.before[0] - self.problem.after[0]
+        return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, missing]) if missing else table,)
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
+
+    def forward(self, operands: Operands) -> Tensor:
+        """The output lies as (b, n, h, v); that of float16 is float32, as are its table and content lambda."""
+        queries, (table,), values, content = operands
+        device = kernel_device(str(values.device))
+        assert device is not None
+        order = _order(replace(self.problem, batch=len(values), dtype=values.dtype), device)
+        return forward_in_order(order, queries, table, values, _symmetric(self.problem, len(values)), content)
+
+    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+        queries, (table,), values, content = operands
+        symmetric = _symmetric(self.problem, len(values))
+        grad_queries, grad_table, grad_values = gradients(
+            grad_output, queries, table, values, symmetric, needs_grad, content
+        )
+        return grad_queries, None if grad_table is None else (grad_table,), grad_values
 
 
 def _reason(verdicts: verification.Verdicts, kernels: Sequence[str], problem: Problem) -> str:
     failed = [f"{name} {verdicts[name].reason}" for name in kernels if verdicts[name].reason]
     return f"in the self-test for {dtype_name(problem.dtype)} {'; '.join(failed)}" if failed else ""
-
-
-def refuse(problem: Problem, way: str, error: Exception) -> None:
-    """Let the plan pass over the kernels for the "forward" or "backward" pass of a problem, where they raised; warn."""
-    if (problem, way) in _REFUSED:
-        return
-    reason = f"the {way} pass raised {' '.join(f'{type(error).__name__}: {error}'.split())[:500]}"
-    _REFUSED[problem, way] = reason
-    device = kernel_device(problem.device)
-    warnings.warn(
-        f"A plain algorithm, exact and slower, takes the place of the fused kernels for {problem}: {reason}. "
-        f"Please report this, with: {verification.described(device) if device else problem.device}",
-        KernelWarning,
-        stacklevel=2,
-    )
-
-
-def examples_at_once(problem: Problem, rates: Rates) -> int:
-    """All of them."""
-    return problem.batch
-
-
-def prepare(table: Tensor, problem: Problem, rates: Rates) -> Prepared:
-    """The table, as far after offset 0 as before it: with zeros for a causal one."""
-    missing = problem.before[0] - problem.after[0]
-    return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, missing]) if missing else table,)
-
-
-def gradient_of_table(gradients: Prepared, problem: Problem, rates: Rates) -> Tensor:
-    """The part of the gradient that belongs to the table."""
-    return gradients[0].narrow(0, 0, problem.scope[0])
-
-
-def forward(
-    queries: Tensor, prepared: Prepared, values: Tensor, problem: Problem, rates: Rates, content: Tensor | None = None
-) -> Tensor:
-    """queries (b, h, n, k), values (b, n, v, u), content (b, k, v) -> (b, h, n, v) as it lies in (b, n, h, v).
-
-    float16 gives float32, and takes a table and a content lambda of float32.
-    """
-    device = kernel_device(str(values.device))
-    assert device is not None
-    order = _order(replace(problem, batch=len(values), dtype=values.dtype), device)
-    return forward_in_order(order, queries, prepared[0], values, _symmetric(problem, len(values)), content)
-
-
-def backward(
-    gradient: Tensor,
-    queries: Tensor,
-    prepared: Prepared,
-    values: Tensor,
-    problem: Problem,
-    wanted: Wanted,
-    rates: Rates,
-    content: Tensor | None = None,
-) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
-    """Gradients of queries, table and values from that of the output (b, h, n, v)."""
-    symmetric = _symmetric(problem, len(values))
-    grad_queries, grad_table, grad_values = gradients(
-        gradient, queries, prepared[0], values, symmetric, wanted, content
-    )
-    return grad_queries, None if grad_table is None else (grad_table,), grad_values
 
 
 def _symmetric(problem: Problem, batch: int) -> Problem:
@@ -198,7 +185,7 @@ def _of_a_launch(problem: Problem) -> Problem:
 def forward_in_order(
     order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, content: Tensor | None = None
 ) -> Tensor:
-    """`forward` in lambda order, which does not serve float32, or in query order."""
+    """The output in lambda order, which does not serve float32, or in query order."""
     calls = list(_launches(problem))
     scales = None
     dtype = queries.dtype if len(calls) == 1 else torch.float32
@@ -215,40 +202,40 @@ def forward_in_order(
 
 
 def gradients(
-    gradient: Tensor,
+    grad_output: Tensor,
     queries: Tensor,
     table: Tensor,
     values: Tensor,
     problem: Problem,
-    wanted: Wanted,
+    needs_grad: NeedsGrad,
     content: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of queries, table and values, in their dtypes, from that of the output; None where not wanted."""
+    """Gradients of queries, table and values, in their dtypes, from that of the output; None where not needs_grad."""
     calls = list(_launches(problem))
     dtype = queries.dtype if len(calls) == 1 else torch.float32
     grad_queries, grad_table, grad_values = (_Sum(x.shape, x.dtype, len(calls)) for x in (queries, table, values))
     with torch.cuda.device_of(values):
-        scaled = scaling.unscaled(gradient, table, content)
+        scaled = scaling.unscaled(grad_output, table, content)
         if queries.dtype == torch.float16:
-            scaled = scaling.backward_operands(gradient, queries, table, values, content)
+            scaled = scaling.backward_operands(grad_output, queries, table, values, content)
         for depths, channels, u in calls:
             g, q, v = scaled.gradient[..., channels], queries[..., depths], values[:, :, channels, u]
-            if wanted.queries:
+            if needs_grad.queries:
                 r = scaled.table_beside_gradient[..., depths, u]
                 c = scaled.content[:, depths, channels] if scaled.content is not None and u == 0 else None
                 part = launches.queries_gradient(g, r, v, c, problem, dtype, scaled.grad_queries_scales)
                 grad_queries.add((..., depths), part)
-            if wanted.table:
+            if needs_grad.table:
                 part = launches.table_gradient(g, q, v, problem, scaled.grad_table_scale)
                 grad_table.add((..., depths, u), part)
-            if wanted.values:
+            if needs_grad.values:
                 r = scaled.table_beside_queries[..., depths, u]
                 part = launches.values_gradient(g, q, r, problem, dtype, scaled.grad_values_scale)
                 grad_values.add((..., channels, u), part)
     return (
-        grad_queries.total() if wanted.queries else None,
-        grad_table.total() if wanted.table else None,
-        grad_values.total() if wanted.values else None,
+        grad_queries.total() if needs_grad.queries else None,
+        grad_table.total() if needs_grad.table else None,
+        grad_values.total() if needs_grad.values else None,
     )
 
 

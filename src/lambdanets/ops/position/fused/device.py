@@ -33,7 +33,7 @@ def shared_memory_of(capability: tuple[int, int]) -> int:
 
 
 def kernel_device(device: str) -> KernelDevice | None:
-    """The device as the kernels see it, or None where they do not run: see `LIMITS` of `fused`.
+    """The device as the kernels see it, or None where they do not run: see `Fused.limits`.
 
     With TRITON_INTERPRET=1, which must be set before Triton is imported, Triton interprets them on any device, which
     then stands for one of compute capability 9.0.

@@ -30,7 +30,7 @@ from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.fused.self_test_process import time_limit
-from lambdanets.ops.position.problem import Problem, Wanted, problem_of
+from lambdanets.ops.position.problem import NeedsGrad, Problem, problem_of
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def run_kernel(kernel: str, example: Example) -> tuple[Tensor, Tensor, int]:
     queries, table, values, gradient = example.inputs
     if kernel in _GRADIENTS:
         place = _GRADIENTS[kernel]
-        wanted = Wanted(*(place == i for i in range(3)))
-        found = fused.gradients(gradient, queries, table, values, example.problem, wanted, example.content)[place]
+        needs_grad = NeedsGrad(*(place == i for i in range(3)))
+        found = fused.gradients(gradient, queries, table, values, example.problem, needs_grad, example.content)[place]
         assert found is not None
         return found, example.exact[1 + place], example.terms[1 + place]
     order = kernel.removeprefix("forward_").removesuffix("_order")

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -39,13 +39,6 @@ from lambdanets.ops.position.rates import cache_folder
 FORWARD = ("forward_query_order", "forward_lambda_order")
 BACKWARD = ("queries_gradient", "values_gradient", "table_gradient")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-class Refusals(NamedTuple):
-    """Why the fused kernels are not chosen for the forward and for the backward pass; "" where they may be."""
-
-    forward: str = ""
-    backward: str = ""
 
 
 Verdicts = Mapping[str, Verdict]

@@ -1,0 +1,119 @@
+"""The interface of an algorithm: its limits and costs, and what computes a problem."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
+from lambdanets.ops.position.rates import Rates
+
+# Of queries, of each tensor that `Bound.prepare` returned, and of values; None where not needed.
+Gradients = tuple[Tensor | None, Prepared | None, Tensor | None]
+
+
+class Refusals(NamedTuple):
+    """Why the plan does not choose an algorithm for the forward and for the backward pass; "" where it may."""
+
+    forward: str = ""
+    backward: str = ""
+
+
+class Bound(ABC):
+    """An algorithm bound to a problem, with the sizes that it works in, of tiles for example.
+
+    problem.batch examples are computed at once: a call has at most as many. Calls may come from several threads.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    @abstractmethod
+    def prepare(self, table: Tensor) -> Prepared:
+        """What depends on the table (before + 1 + after for each axis, k, u) alone."""
+
+    @abstractmethod
+    def forward(self, operands: Operands) -> Tensor:
+        """The output (b, h, n, v)."""
+
+    @abstractmethod
+    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+        """The gradients from that of the output (b, h, n, v); that of the content lambda is computed elsewhere."""
+
+    @abstractmethod
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        """The adjoint of `prepare`."""
+
+
+class BoundPositionTerm(Bound):
+    """One that computes the position term alone; the content term is added in place to its results."""
+
+    @abstractmethod
+    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+        """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
+
+    @abstractmethod
+    def position_gradients(
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
+    ) -> Gradients:
+        """The adjoint of `position_term`."""
+
+    def forward(self, operands: Operands) -> Tensor:
+        queries, prepared, values, content = operands
+        output = self.position_term(queries, prepared, values)
+        return output if content is None else _add_products(output, queries, content)
+
+    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+        gradients = self.position_gradients(grad_output, *operands[:3], needs_grad)
+        if gradients[0] is None or operands.content is None:
+            return gradients
+        return _add_products(gradients[0], grad_output, operands.content.mT), *gradients[1:]
+
+
+class Algorithm(ABC):
+    """One exact way to compute the position interaction.
+
+    name: as callers write it. limits: which problems it serves, for error messages. keeps_bfloat16: whether it
+    multiplies in bfloat16 where that is faster than float32; others would lose by rounding between their steps.
+    """
+
+    name: ClassVar[str]
+    limits: ClassVar[str] = "serves all problems"
+    keeps_bfloat16: ClassVar[bool] = False
+
+    @abstractmethod
+    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
+        """The predicted cost; None for a problem beyond the limits."""
+
+    @abstractmethod
+    def bind(self, problem: Problem, rates: Rates) -> Bound:
+        """What computes a problem within the limits, as many examples at once as suit caches."""
+
+    def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
+        """The dtype that queries, values and the table of a problem of some dtype are cast to."""
+        if dtype.itemsize > 2 or (dtype == torch.bfloat16 and self.keeps_bfloat16 and rates.bfloat16_gain > 1):
+            return dtype
+        return torch.float32
+
+    def refusals(self, problem: Problem) -> Refusals:
+        """Why the plan should not choose it although it would serve."""
+        return Refusals()
+
+    def refuse(self, problem: Problem, way: str, error: Exception) -> bool:
+        """Whether the plan may replace it after an error in the "forward" or "backward" pass of a problem."""
+        return False
+
+
+class Traceable(ABC):
+    """An algorithm that has a form without loops over sizes, so that one exported graph serves any batch and grid."""
+
+    @abstractmethod
+    def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
+        """queries (b, h, n, k), table (r_1..r_D, k, u) with odd sides, values (b, n, v, u) -> (b, h, n, v)."""
+
+
+def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
+    """total (b, h, n, j) + rows (b, h, n, i) matrices (b, i, j), in place if total is contiguous as (b, n, h, j)."""
+    flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
+    return flat_total.baddbmm_(flat_rows, matrices).unflatten(1, (-1, total.shape[1])).transpose(1, 2)
