@@ -31,7 +31,7 @@ GAPS = (0.0, 1.0, 5.0, 10.0)  # seconds between starts
 HELD = {"half a checkpoint": "fsync", "between two renames": "replace"}
 FIELDS = {
     "channels": 3, "image-size": 8, "epochs": 12, "batch-size": 8, "micro-batch": 4, "learning-rate": 0.03,
-    "drop-path": 0.2, "average-decay": 0.9, "checkpoint-every": 1,
+    "drop-path": 0.2, "ema-decay": 0.9, "checkpoint-every": 1,
 }  # fmt: skip
 
 BATCHES = 96  # of a run, with two for each step

@@ -121,7 +121,7 @@ def recipe_on(images: Path) -> Recipe:
     """All that is random, in parts of a step, with averaged weights: 12 steps, 4 an epoch, a checkpoint after each."""
     return Recipe(
         data=str(images), channels=3, image_size=8, epochs=3, batch_size=8, micro_batch=4, learning_rate=0.03,
-        warmup_epochs=0.5, drop_path=0.2, dropout=0.1, flip=0.5, rand_augment="rand-m5-n1", average_decay=0.9,
+        warmup_epochs=0.5, drop_path=0.2, dropout=0.1, flip=0.5, rand_augment="rand-m5-n1", ema_decay=0.9,
         checkpoint_every=1,
     )  # fmt: skip
 

@@ -26,8 +26,7 @@ LABELLED = 2_000
 RUNS = ("teacher", "control", "student")
 TEACHER = "--epochs 15 --batch-size 32 --warmup-epochs 1"
 STUDENT = (
-    "--epochs 24 --batch-size 16 --warmup-epochs 2 --crop-share 0.6 1.0 --dropout 0.2 --drop-path 0.1 "
-    "--average-decay 0.999"
+    "--epochs 24 --batch-size 16 --warmup-epochs 2 --scale 0.6 1.0 --dropout 0.2 --drop-path 0.1 --ema-decay 0.999"
 )
 PSEUDO = "--pseudo-ratio 3"
 SELECT = "--confidence 0.3 --per-class 5800"

@@ -270,7 +270,7 @@ def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
         ),
         (["--clip-gradient", "-1"], "clip_gradient must be a finite number or None, above 0, got -1.0"),
         (["--epochs"], "--epochs must have a value"),
-        (["--crop-share", "0.5"], "--crop-share must have 2 values"),
+        (["--scale", "0.5"], "--scale must have 2 values"),
         (["--model-options", "scope"], "--model-options must be names, each with a value after it, got 'scope'"),
         (["--image-size", "3"], "image_size must be a whole number, at least 8"),
         (["--batch-size", "1000000000000"], "batch_size must be a whole number, at least 2 and at most 1,000,000"),

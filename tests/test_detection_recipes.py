@@ -114,5 +114,5 @@ def test_a_quicktest_of_detection_takes_the_recipes_path_with_little_work(name, 
     assert result["parameters"] < 60e6
     assert small.image_size <= 64
     assert small.batch_size * small.epochs <= 8
-    for field in ("jitter", "flip", "schedule", "average_decay", "clip_gradient", "levels", "aspect_ratios", "mean"):
+    for field in ("jitter", "flip", "schedule", "ema_decay", "clip_gradient", "levels", "aspect_ratios", "mean"):
         assert getattr(small, field) == getattr(recipe, field)

@@ -96,7 +96,7 @@ def test_ninety_epochs_are_the_papers(name):
     assert fields(recipe, "epochs", "batch_size", "learning_rate", "warmup_epochs") == (90, 4096, 1.6, 5)
     assert fields(recipe, "weight_decay", "momentum", "optimizer", "schedule") == (1e-4, 0.9, "sgd", "cosine")
     assert recipe.batch_norm_momentum == pytest.approx(1e-4)
-    assert fields(recipe, "average_decay", "label_smoothing", "image_size") == (0.9999, 0.1, 224)
+    assert fields(recipe, "ema_decay", "label_smoothing", "image_size") == (0.9999, 0.1, 224)
     assert fields(recipe, "rand_augment", "dropout", "drop_path") == (None, 0, 0)
 
 
@@ -211,7 +211,7 @@ def test_a_quicktest_takes_the_recipes_path_with_little_work(name, tmp_path, cap
     assert result["parameters"] < 40e6
     assert small.image_size <= 32
     assert small.batch_size * small.epochs <= 8
-    for field in ("optimizer", "schedule", "average_decay", "rand_augment", "dropout", "hold_out", "patience", "flip"):
+    for field in ("optimizer", "schedule", "ema_decay", "rand_augment", "dropout", "hold_out", "patience", "flip"):
         assert getattr(small, field) == getattr(recipe, field)
 
 

@@ -57,13 +57,13 @@ def test_frozen_batch_norms_keep_to_their_statistics_to_the_end_and_their_weight
 def frozen_end(tmp_path_factory):
     """The folder of a run with frozen batch norms and EMA that nothing happened to. Not to be changed."""
     folder = tmp_path_factory.mktemp("frozen")
-    run.start(replace(quick_on(write_two_classes(folder / "images")), **FROZEN, average_decay=0.9), folder / "run")
+    run.start(replace(quick_on(write_two_classes(folder / "images")), **FROZEN, ema_decay=0.9), folder / "run")
     return folder / "run"
 
 
 @pytest.mark.parametrize("step", [4, 5, 7])
 def test_a_run_with_frozen_batch_norms_resumes_to_the_same_bits(quick, frozen_end, step, tmp_path, monkeypatch):
-    recipe = replace(quick, **FROZEN, average_decay=0.9)
+    recipe = replace(quick, **FROZEN, ema_decay=0.9)
     run.resume(broken_off(recipe, tmp_path / "broken", monkeypatch, step))
     assert_same_end(frozen_end, tmp_path / "broken")
 

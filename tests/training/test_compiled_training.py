@@ -16,7 +16,7 @@ def test_a_compiled_model_trains_is_averaged_and_goes_on_under_the_same_names(qu
         compile_module(self, backend="eager")  # the graphs of torch.compile, run as they are
 
     monkeypatch.setattr(nn.Module, "compile", compile_plainly)
-    quick = replace(quick, model="resnet10t", image_size=32, average_decay=0.9)
+    quick = replace(quick, model="resnet10t", image_size=32, ema_decay=0.9)
     run.start(quick, tmp_path / "plain")
     assert not compiled
     folder = broken_off(replace(quick, compile=True), tmp_path / "compiled", monkeypatch)

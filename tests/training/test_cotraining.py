@@ -50,7 +50,7 @@ def together(material):
 
 @pytest.mark.parametrize(
     ("step", "fields"),
-    [(3, {}), (5, {"pseudo_targets": "hard"}), (8, {"micro_batch": 5, "average_decay": 0.9})],
+    [(3, {}), (5, {"pseudo_targets": "hard"}), (8, {"micro_batch": 5, "ema_decay": 0.9})],
 )
 def test_a_run_that_broke_off_goes_on_and_ends_with_the_same_bits(together, step, fields, tmp_path, monkeypatch):
     together = replace(together, **fields)

@@ -39,7 +39,7 @@ def test_a_model_too_large_for_two_images_is_refused():
 
 def test_the_average_of_the_weights_takes_memory_too():
     small = Recipe(model="resnet10t", channels=3, image_size=64)
-    averaged = training_memory(ClassificationProbe(replace(small, average_decay=0.99), 10))[0]
+    averaged = training_memory(ClassificationProbe(replace(small, ema_decay=0.99), 10))[0]
     assert averaged == training_memory(ClassificationProbe(small, 10))[0] * 4 // 3
 
 

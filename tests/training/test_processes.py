@@ -77,7 +77,7 @@ def test_the_parts_of_a_step_give_the_gradients_of_the_whole():
 # Everything random, averaged weights, parts of a step; 3 epochs of 8 steps.
 FIELDS = {
     "data": "digits", "training_images": 256, "batch_size": 32, "image_size": 8, "epochs": 3, "micro_batch": 8,
-    "average_decay": 0.9, "drop_path": 0.1, "rand_augment": "rand-m5-n1", "checkpoint_every": 3,
+    "ema_decay": 0.9, "drop_path": 0.1, "rand_augment": "rand-m5-n1", "checkpoint_every": 3,
 }  # fmt: skip
 
 

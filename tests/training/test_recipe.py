@@ -84,8 +84,8 @@ WRONG = [
     ("validation_share", 1.0),
     ("std", (0.0,)),
     ("mean", (0.5, 0.5)),
-    ("crop_share", (0.9, 0.1)),
-    ("crop_ratio", (0.0, 1.0)),
+    ("scale", (0.9, 0.1)),
+    ("ratio", (0.0, 1.0)),
     ("channels", 2),
     ("precision", "fp8"),
     ("optimizer", "lion"),
@@ -111,3 +111,10 @@ WRONG = [
 def test_a_field_out_of_range_is_named(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be"):
         replace(Recipe(), **{field: value})
+
+
+def test_recipes_of_before_fields_were_renamed_are_read():
+    recipe = Recipe(scale=(0.5, 1.0), ratio=(0.8, 1.25), crop_pct=0.9, ema_decay=0.99)
+    names = {"scale": "crop_share", "ratio": "crop_ratio", "crop_pct": "eval_crop", "ema_decay": "average_decay"}
+    fields = {names.get(name, name): value for name, value in recipe.fields().items()}
+    assert Recipe.from_fields(fields, "recipe.json") == recipe

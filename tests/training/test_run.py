@@ -439,7 +439,7 @@ def test_data_is_found_from_another_folder(quick, two_classes, tmp_path, monkeyp
     assert evaluate(load_classifier(tmp_path / "run")).top1 == result["top1"]
 
 
-ACCUMULATED = {"micro_batch": 3, "average_decay": 0.9}
+ACCUMULATED = {"micro_batch": 3, "ema_decay": 0.9}
 
 
 @pytest.fixture(scope="module")

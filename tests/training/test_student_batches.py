@@ -174,12 +174,12 @@ def test_too_many_parts_for_a_step_are_refused():
 def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, count, monkeypatch):
     monkeypatch.setattr("lambdanets.training.division.images_that_fit", lambda *_: 2)
     recipe = Recipe(batch_size=4, pseudo_labels="a", pseudo_images="b", pseudo_ratio=ratio)
-    if min(4, images_there) // count + recipe.beside_batch // count < 2:
+    if min(4, images_there) // count + recipe.pseudo_batch_size // count < 2:
         return
     for rank in range(count):
         these = Processes(rank, count, rank, count)
         batch_slice = divided(recipe, ClassificationProbe(recipe, 3), torch.nn.Identity(), images_there, these)[1]
-        batches = [*loader(count=images_there, size=recipe.beside_batch, batch_slice=batch_slice)]
+        batches = [*loader(count=images_there, size=recipe.pseudo_batch_size, batch_slice=batch_slice)]
         assert len(batches) > 0
         assert all(len(batch.images) >= 2 for batch in batches)
 

@@ -14,7 +14,7 @@ from torchvision.transforms import Compose
 class Preprocessing:
     """The largest centered square, resized and cropped to image_size, in gray or RGB, normalized by mean and std.
 
-    image_size: side in pixels. eval_crop: side of the center crop over the side of the square (timm's crop_pct).
+    image_size: side in pixels. crop_pct: side of the center crop over the side of the square (timm's crop_pct).
     mean, std: of pixels in [0, 1], one number or one per channel.
     """
 
@@ -22,7 +22,7 @@ class Preprocessing:
     channels: Literal[1, 3] = 1
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.25,)
-    eval_crop: float = 1.0
+    crop_pct: float = 1.0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     @property
@@ -35,7 +35,7 @@ class Preprocessing:
         crop_and_normalize = create_transform(
             (self.channels, self.image_size, self.image_size),
             is_training=False,
-            crop_pct=self.eval_crop,
+            crop_pct=self.crop_pct,
             interpolation=self.interpolation,
             mean=self.mean,
             std=self.std,

@@ -15,6 +15,8 @@ from lambdanets.bounds import check, fits, types_of_fields
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 
+# Names that fields had in files of before.
+_BEFORE = {"crop_pct": "eval_crop"}
 ModelOptions = dict[str, bool | int | float | str]
 
 
@@ -121,8 +123,10 @@ def _make(kind: Any, fields: Mapping[str, Any], source: str) -> Any:
         if is_dataclass(annotation):  # in a recipe its fields stand among the others
             nested = fields.get(name, fields)
             values[name] = _make(annotation, nested if isinstance(nested, Mapping) else {}, source)
-        elif name in fields:
-            value = fields[name]
+            continue
+        name_there = name if name in fields else _BEFORE.get(name, name)
+        if name_there in fields:
+            value = fields[name_there]
             values[name] = tuple(value) if isinstance(value, list) else value
             try:
                 check(name, values[name], annotation)

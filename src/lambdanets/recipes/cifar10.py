@@ -16,15 +16,15 @@ recipe = replace(
     mean=(0.491, 0.482, 0.447),
     std=(0.247, 0.243, 0.262),
     image_size=32,
-    crop_share=(0.4, 1.0),
-    crop_ratio=(0.75, 1.333),
+    scale=(0.4, 1.0),
+    ratio=(0.75, 1.333),
     flip=0.5,
     rand_augment="rand-m5-n2",
     epochs=100,
     batch_size=128,
     weight_decay=5e-4,
     warmup_epochs=5.0,
-    average_decay=0.999,
+    ema_decay=0.999,
     workers=8,
 )
 

@@ -39,7 +39,7 @@ def _row(depth: int, image_size: int, magnitude: int, dropout: float, drop_path:
         model=f"lambda_resnet{depth}",
         model_options={},
         image_size=image_size,
-        eval_crop=image_size / (image_size + 32),
+        crop_pct=image_size / (image_size + 32),
         rand_augment=f"rand-m{magnitude}-n2-mstd0-mmax{magnitude}",  # timm stops at 10 unless it is told
         dropout=dropout,
         drop_path=drop_path,

@@ -58,7 +58,7 @@ def images_of_process(recipe: TrainingRecipe, images: int, processes: int) -> tu
 
     Raises InputError for fewer than must be computed at a time.
     """
-    labelled, beside = min(recipe.batch_size, images), recipe.beside_batch
+    labelled, beside = min(recipe.batch_size, images), recipe.pseudo_batch_size
     fewest = labelled // processes + beside // processes
     if fewest < recipe.LEAST_PART:
         raise InputError(

@@ -109,4 +109,4 @@ def _count(probe: MemoryProbe) -> tuple[int, int]:
 
 def states_of(recipe: TrainingRecipe) -> int:
     """Numbers kept for each parameter beside itself and its gradient: the optimizer's, and the average."""
-    return (1 if recipe.optimizer == "sgd" else 2) + (recipe.average_decay is not None)
+    return (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema_decay is not None)

@@ -15,6 +15,8 @@ Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]
 Schedule = Literal["cosine", "staircase", "late_steps"]
 ModelOptions = dict[str, bool | int | float | str]
+# Names that fields had in recipe.json files of before, and have now.
+_RENAMED = {"crop_share": "scale", "crop_ratio": "ratio", "eval_crop": "crop_pct", "average_decay": "ema_decay"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class TrainingRecipe:
         "weight_decay": Range(0, 1e30),
         "warmup_epochs": Range(0),
         "clip_gradient": Range(above=0),
-        "average_decay": Range(0, below=1),
+        "ema_decay": Range(0, below=1),
         "seed": Range(0, 2**63 - 1),
         "workers": WORKERS,
         "checkpoint_every": Range(1),
@@ -61,8 +63,8 @@ class TrainingRecipe:
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
     """Arguments of the model, such as: scope 7 content False."""
     weights: str | None = None
-    """Weights to start from, a file or the folder of a run; fresh ones if none. What says something of other
-    classes is drawn afresh."""
+    """Weights to start from, a file or the folder of a run; random initialization if none. A head for other classes is
+    re-initialized."""
     batch_norm_momentum: float | None = None
     """Share of a batch in the running statistics (1 minus TensorFlow's decay); the model's own if none."""
     freeze_batch_norm: float = 0.0
@@ -73,9 +75,9 @@ class TrainingRecipe:
     epochs: int = 20
     """Passes over the training images."""
     batch_size: int = 64
-    """Images a step, over all processes."""
+    """Global batch size, over all processes."""
     micro_batch: int | None = None
-    """Images a process computes at a time, whose gradients add up to a step's; as many as fit, if none."""
+    """Images per process at a time, with gradient accumulation over a step; as many as fit into memory if none."""
     optimizer: Optimizer = "sgd"
     """sgd has plain momentum; rmsprop is TensorFlow's, with decay 0.9."""
     learning_rate: float = 0.1
@@ -95,9 +97,9 @@ class TrainingRecipe:
     """Linear from 0."""
     clip_gradient: float | None = None
     """Largest norm of the gradient."""
-    average_decay: float | None = None
-    """Validate and keep an exponential moving average of the weights, which a step changes by 1 minus this; none if
-    none. Early on less is kept: (1 + steps) / (10 + steps)."""
+    ema_decay: float | None = None
+    """Decay of the EMA of the weights, which is validated and saved; no EMA if none. It begins at
+    (1 + steps) / (10 + steps)."""
     precision: Precision = "auto"
     """32-true, or autocast to bfloat16 or float16; auto is bf16-mixed on GPUs that have it, else 32-true."""
     compile: bool = False
@@ -120,7 +122,7 @@ class TrainingRecipe:
             raise InputError(f"micro_batch must be at least {self.LEAST_PART}{need}, got {self.micro_batch}")
 
     @property
-    def beside_batch(self) -> int:
+    def pseudo_batch_size(self) -> int:
         """Images in a step beside the batch_size ones."""
         return 0
 
@@ -151,7 +153,7 @@ class TrainingRecipe:
         Raises ValueError for another task's, for a name that no recipe has and for a value that does not fit; source
         names the file.
         """
-        fields = dict(fields)
+        fields = {_RENAMED.get(name, name): value for name, value in fields.items()}
         task = fields.pop("task", "classification")
         if task != cls.task:
             raise InputError(f"{source} is of a run of {task}, not of {cls.task}")
@@ -189,7 +191,7 @@ class Recipe(TrainingRecipe):
         "pseudo_ratio": Range(above=0),
         **dict.fromkeys(("drop_path", "dropout", "label_smoothing", "flip"), Range(0, 1)),
         "std": Range(above=0),
-        "eval_crop": Range(above=0, most=1),
+        "crop_pct": Range(above=0, most=1),
     }
 
     data: str = "digits"
@@ -224,15 +226,15 @@ class Recipe(TrainingRecipe):
     channels: Literal[1, 3] = 1
     """1 for grey, 3 for colour."""
     mean: tuple[float, ...] = (0.5,)
-    """Subtracted from pixels in [0, 1]; one number, or one a channel."""
+    """Of pixels in [0, 1], for normalization; one number, or one per channel."""
     std: tuple[float, ...] = (0.25,)
-    """Divides them then."""
-    crop_share: tuple[float, float] = (0.7, 1.0)
-    """Share of an image's area that a random training crop takes."""
-    crop_ratio: tuple[float, float] = (0.9, 1.1)
-    """Its width over its height."""
-    eval_crop: float = 1.0
-    """Share of the largest centred square, a side, that is seen in evaluation."""
+    """Standard deviation for normalization; one number, or one per channel."""
+    scale: tuple[float, float] = (0.7, 1.0)
+    """Area of a random training crop over that of the image, as in torchvision's RandomResizedCrop."""
+    ratio: tuple[float, float] = (0.9, 1.1)
+    """Width over height of a random training crop."""
+    crop_pct: float = 1.0
+    """Center crop at evaluation: its side over that of the largest centered square."""
     flip: float = 0.0
     """Probability of a left-right flip in training."""
     rand_augment: str | None = None
@@ -246,7 +248,7 @@ class Recipe(TrainingRecipe):
         super().__post_init__()
         if (self.pseudo_labels is None) != (self.pseudo_images is None):
             raise InputError("pseudo_labels and pseudo_images must be given together, got one without the other")
-        if self.pseudo_labels is not None and not self.beside_batch:
+        if self.pseudo_labels is not None and not self.pseudo_batch_size:
             raise InputError(
                 f"pseudo_ratio must give a step of {self.batch_size} images a pseudo-labelled one at least, "
                 f"got {self.pseudo_ratio}"
@@ -257,10 +259,10 @@ class Recipe(TrainingRecipe):
                     f"{name} must be one number or one for each of {self.channels} channels, got {getattr(self, name)}"
                 )
         check_policy(self.rand_augment)
-        if not 0 < self.crop_share[0] <= self.crop_share[1] <= 1:
-            raise InputError(f"crop_share must be two numbers in (0, 1], the smaller first, got {self.crop_share}")
-        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise InputError(f"crop_ratio must be two positive numbers, the smaller first, got {self.crop_ratio}")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise InputError(f"scale must be two numbers in (0, 1], the smaller first, got {self.scale}")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise InputError(f"ratio must be two positive numbers, the smaller first, got {self.ratio}")
 
     @property
     def preprocessing(self) -> "Preprocessing":
@@ -270,7 +272,7 @@ class Recipe(TrainingRecipe):
         return Preprocessing(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)})
 
     @property
-    def beside_batch(self) -> int:
+    def pseudo_batch_size(self) -> int:
         """Pseudo-labelled images in a step."""
         return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
 

@@ -203,7 +203,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
         model.compile()
     speed, timer = Speed(folder, these), Timer()
     history = History(folder, task.METRICS, these, recipe.max_unreadable, speed.words)
-    average = AverageWeights(recipe.average_decay) if recipe.average_decay is not None else None
+    average = AverageWeights(recipe.ema_decay) if recipe.ema_decay is not None else None
     # the order matters: what is averaged and measured is in the state before a checkpoint is written
     callbacks: list[Callback] = [average] if average else []
     callbacks += [history, timer]

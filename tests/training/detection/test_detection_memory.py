@@ -76,7 +76,7 @@ def test_a_step_that_is_tried_has_as_many_objects_as_an_image_of_the_set_may_hav
 def test_weights_gradients_and_the_optimizers_states_are_counted():
     parameters = sum(parameter.numel() for parameter in DetectionProbe(SMALL, 10).build().parameters())
     assert training_memory(DetectionProbe(SMALL, 10))[0] == 4 * parameters * 3
-    assert training_memory(DetectionProbe(replace(SMALL, average_decay=0.99), 10))[0] == 4 * parameters * 4
+    assert training_memory(DetectionProbe(replace(SMALL, ema_decay=0.99), 10))[0] == 4 * parameters * 4
 
 
 def test_images_of_detection_that_do_not_fit_are_halved_down_to_one():

@@ -95,7 +95,7 @@ def test_metrics_have_the_losses_of_training_and_the_precision_of_validation(tra
 def accumulated(trained_detector, tmp_path_factory):
     """A recipe with micro-batches and EMA, and the folder of its run. Not to be changed."""
     folder = tmp_path_factory.mktemp("accumulated") / "run"
-    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), micro_batch=1, average_decay=0.9, workers=1)
+    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), micro_batch=1, ema_decay=0.9, workers=1)
     run.start(recipe, folder)
     return recipe, folder
 

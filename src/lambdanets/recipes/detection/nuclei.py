@@ -33,7 +33,7 @@ recipe = DetectionRecipe(
     schedule="cosine",
     batch_norm_momentum=0.01,
     freeze_batch_norm=0.25,
-    average_decay=0.995,
+    ema_decay=0.995,
 )
 
 recipes = {

@@ -25,7 +25,7 @@ recipe = DetectionRecipe(
     batch_size=8,
     learning_rate=0.02,
     warmup_epochs=1.0,
-    average_decay=0.998,
+    ema_decay=0.998,
     workers=2,
     checkpoint_every=200,
 )

@@ -36,7 +36,7 @@ def make_batches(
         workers=recipe.workers,
         batch_slice=batch_slice,
         beside=beside,
-        beside_size=recipe.beside_batch,
+        beside_size=recipe.pseudo_batch_size,
     )
 
 
@@ -49,8 +49,8 @@ def make_transform(recipe: Recipe) -> Callable[[Image], Tensor]:
         return create_transform(
             (recipe.channels, recipe.image_size, recipe.image_size),
             is_training=True,
-            scale=recipe.crop_share,
-            ratio=recipe.crop_ratio,
+            scale=recipe.scale,
+            ratio=recipe.ratio,
             hflip=recipe.flip,
             color_jitter=None,
             auto_augment=recipe.rand_augment,

@@ -70,7 +70,7 @@ class Plan:
     @property
     def images_a_step(self) -> int:
         """Labelled and pseudo-labelled images of a step."""
-        return min(self.recipe.batch_size, self.data.images) + self.recipe.beside_batch
+        return min(self.recipe.batch_size, self.data.images) + self.recipe.pseudo_batch_size
 
     @property
     def seconds(self) -> float:
@@ -87,7 +87,9 @@ class Plan:
         recipe, data = self.recipe, self.data
         each = f"{data.bytes_an_image / 1e3:.3g} kB each, " if data.bytes_an_image else ""
         volume = f"{each}{data.images * data.bytes_an_image / 1e9:.3g} GB" if data.bytes_an_image else "in memory"
-        pseudo = f" and {recipe.beside_batch:,} of {self.pseudo_images:,} pseudo-labelled" if self.pseudo_images else ""
+        pseudo = (
+            f" and {recipe.pseudo_batch_size:,} of {self.pseudo_images:,} pseudo-labelled" if self.pseudo_images else ""
+        )
         parts = f", in {self.parts} parts of a step" if self.parts > 1 else ""
         rows = {
             "data": f"{data.images:,} images of {data.classes:,} classes, {volume} ({data.source})",
@@ -125,7 +127,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     probe = ClassificationProbe(recipe, data.classes)
     fitting = images_that_fit(probe, min(own, recipe.micro_batch or own), free)
     parts = parts_of_step(own, fewest, fitting, recipe.LEAST_PART)
-    least_images = least_of_step(BatchSlice(0, devices, parts), recipe.beside_batch, recipe.LEAST_PART)
+    least_images = least_of_step(BatchSlice(0, devices, parts), recipe.pseudo_batch_size, recipe.LEAST_PART)
     fixed, per_image = training_memory(probe)
     with torch.device("meta"):
         model: Any = probe.build()

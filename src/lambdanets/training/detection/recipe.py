@@ -46,7 +46,7 @@ class DetectionRecipe(TrainingRecipe):
     epochs: int = 12
     """Passes over the training images."""
     batch_size: int = 8
-    """Images a step, over all processes."""
+    """Global batch size, over all processes."""
     learning_rate: float = 0.02
     """Peak, reached after the warm-up."""
     schedule: Schedule = "cosine"
