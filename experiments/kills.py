@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from PIL import Image
 
 from lambdanets.models.weights import read_weights
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.checkpoints import BEFORE, BEST, LAST, WholeFiles
 from lambdanets.training.recipe import Recipe
@@ -119,7 +120,8 @@ def draw_images(folder: Path) -> Path:
 
 def recipe_on(images: Path) -> Recipe:
     """All that is random, in parts of a step, with averaged weights: 12 steps, 4 an epoch, a checkpoint after each."""
-    return Recipe(
+    return replace(
+        DIGITS,
         data=str(images), channels=3, image_size=8, epochs=3, batch_size=8, micro_batch=4, learning_rate=0.03,
         warmup_epochs=0.5, drop_path=0.2, dropout=0.1, flip=0.5, rand_augment="rand-m5-n1", ema_decay=0.9,
         checkpoint_every=1,

@@ -17,6 +17,7 @@ from lambdanets.cli import main
 from lambdanets.inference import classification
 from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import locked
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, run
 from lambdanets.training.recipe import Recipe
 from learning import train_until
@@ -33,7 +34,7 @@ def trained(tmp_path_factory):
         for i in range(10):
             pixels = np.clip(random.normal(bright, 20, (9, 9)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / "images" / name / f"{i}.png")
-    recipe = Recipe(data=str(folder / "images"), image_size=8, batch_size=6, learning_rate=0.03, seed=SEED)
+    recipe = replace(DIGITS, data=str(folder / "images"), image_size=8, batch_size=6, learning_rate=0.03, seed=SEED)
 
     def train(times):
         shutil.rmtree(folder / "run", ignore_errors=True)
@@ -229,7 +230,8 @@ def test_options_of_the_model_are_added_to_those_of_the_recipe(two_classes, tmp_
     file = tmp_path / "mine.py"
     file.write_text(
         "from lambdanets.training.recipe import Recipe\n"
-        "recipe = Recipe(image_size=8, epochs=1, batch_size=8, model_options={'scope': 7, 'heads': 2})"
+        "recipe = Recipe(model='lambda_resnet20_small', image_size=8, epochs=1, batch_size=8, "
+        "model_options={'scope': 7, 'heads': 2})"
     )
     given = ["--data", str(two_classes), "--model-options", "scope", "5", "--run", str(tmp_path / "run")]
     assert main(["train", str(file), *given]) == 0

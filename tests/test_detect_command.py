@@ -358,7 +358,7 @@ def test_going_on_with_the_run_of_another_task_names_the_right_command(trained_d
     assert main(["train", "--resume", str(run)]) == 2
     said = capsys.readouterr().err
     assert f"is the folder of a run of detection; resume it with: lambdanets detect train --resume {run}" in said
-    (tmp_path / "recipe.json").write_text(Recipe().to_json())
+    (tmp_path / "recipe.json").write_text(Recipe(model="resnet18").to_json())
     said = fails(capsys, "train", "--resume", tmp_path)
     assert said.endswith(
         f"is the folder of a run of classification; resume it with: lambdanets train --resume {tmp_path}"

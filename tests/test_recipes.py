@@ -14,6 +14,7 @@ from torch import nn
 from lambdanets.cli import main
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, run
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
@@ -192,7 +193,7 @@ def test_every_batch_norm_goes_by_that_momentum():
     statistics = {}
     for momentum in (1.0, 0.25):
         torch.manual_seed(0)
-        recipe = Recipe(channels=3, batch_norm_momentum=momentum)
+        recipe = replace(DIGITS, channels=3, batch_norm_momentum=momentum)
         model = prepare_batch_norm(build_model(recipe, 3), recipe).train()
         model(torch.randn(4, 3, 16, 16))
         statistics[momentum] = {name: buffer for name, buffer in model.named_buffers() if name.endswith("running_mean")}

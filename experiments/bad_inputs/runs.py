@@ -56,7 +56,11 @@ RECIPES: list[Input] = [
         "detect train r.py --run new", "DetectionRecipe|lambdanets train", file("r.py", IMPORTS + "recipe = Recipe()")
     ),
     Input("train r.py --run new", 130, "", (file("r.py", "raise KeyboardInterrupt"),), name="a recipe that interrupts"),
-    accepted(f"train r.py --run new --data {{images}} {SMALL}", "top-1", file("r.py", IMPORTS + "recipe = Recipe()")),
+    accepted(
+        f"train r.py --run new --data {{images}} --model lambda_resnet20_small {SMALL}",
+        "top-1",
+        file("r.py", IMPORTS + "recipe = Recipe()"),
+    ),
 ]
 
 UNPRINTABLE = "class E(Exception):\n def __str__(self): raise RuntimeError('no')\nraise E()"

@@ -1,17 +1,19 @@
 """Small teachers, their labels, and selections of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from lambdanets.inference.weights import WEIGHTS, save_weights
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import build_model, describe
 from lambdanets.training.pseudo_labels.labelling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.recipe import Recipe
 
 CLASSES = ("dark", "light", "red", "striped")
-RECIPE = Recipe(data="", channels=3, image_size=8, batch_size=6, epochs=1)
+RECIPE = replace(DIGITS, data="", channels=3, image_size=8, batch_size=6, epochs=1)
 
 
 def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int = 0, recipe: Recipe = RECIPE) -> Path:

@@ -1,5 +1,6 @@
 """Averages of weights, schedules and optimizers against plain loops."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -8,10 +9,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.callbacks import AverageWeights
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import schedule_of, warmup_then_staircase
-from lambdanets.training.recipe import Recipe
 
 
 class Few(LightningModule):
@@ -81,12 +82,12 @@ def test_a_staircase_may_have_steps_of_part_of_an_epoch():
 
 def test_without_warm_up_both_schedules_begin_at_the_peak():
     for schedule in ("cosine", "staircase"):
-        assert schedule_of(Recipe(warmup_epochs=0, schedule=schedule), 10)(0) == 1
+        assert schedule_of(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "staircase"])
 def test_a_recipes_schedule_counts_in_epochs(schedule):
-    recipe = Recipe(epochs=8, warmup_epochs=1.5, schedule=schedule, decay=0.5, decay_epochs=2)
+    recipe = replace(DIGITS, epochs=8, warmup_epochs=1.5, schedule=schedule, decay=0.5, decay_epochs=2)
     scale = [schedule_of(recipe, 4)(step) for step in range(32)]
     assert scale[:6] == pytest.approx([step / 6 for step in range(1, 7)])
     assert max(scale) == scale[6] == 1
@@ -99,7 +100,7 @@ def steps_of(fields, gradients, start):
     """Weights after each step of the recipe's optimizer, in float64."""
     model = nn.Linear(3, 1, bias=False).double()
     model.weight.data = start.clone()
-    recipe = Recipe(warmup_epochs=0, **fields)
+    recipe = replace(DIGITS, warmup_epochs=0, **fields)
     optimizer = Classification(model, recipe, 2, 1, "").configure_optimizers()["optimizer"]
     for gradient in gradients:
         model.weight.grad = gradient.clone()

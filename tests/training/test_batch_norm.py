@@ -8,10 +8,10 @@ from torch import nn
 from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.models.padding import Padding
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import prepare_batch_norm, synchronized
-from lambdanets.training.recipe import Recipe
 from noise_images import write_two_classes
 from training.runs import assert_same_end, broken_off, quick_on, weights_of
 
@@ -24,7 +24,7 @@ def norms(model):
 
 
 def test_the_momentum_reaches_every_batch_norm():
-    model = prepare_batch_norm(create_model("lambda_resnet20_small"), Recipe(batch_norm_momentum=0.0001))
+    model = prepare_batch_norm(create_model("lambda_resnet20_small"), replace(DIGITS, batch_norm_momentum=0.0001))
     assert norms(model)
     assert {norm.momentum for norm in norms(model)} == {0.0001}
 
@@ -69,14 +69,14 @@ def test_a_run_with_frozen_batch_norms_resumes_to_the_same_bits(quick, frozen_en
 
 
 def test_one_process_keeps_its_batch_norms():
-    model = synchronized(create_model("lambda_resnet20_small"), Recipe(sync_batch_norm=True), 1)
+    model = synchronized(create_model("lambda_resnet20_small"), replace(DIGITS, sync_batch_norm=True), 1)
     assert not any(isinstance(norm, nn.SyncBatchNorm) for norm in norms(model))
 
 
 def test_batch_norm_over_processes_is_refused_without_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="sync_batch_norm needs a GPU for each process"):
-        prepare_batch_norm(create_model("lambda_resnet20_small"), Recipe(sync_batch_norm=True), processes=2)
+        prepare_batch_norm(create_model("lambda_resnet20_small"), replace(DIGITS, sync_batch_norm=True), processes=2)
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2_100", "lambda_resnet50", "resnet50"])
@@ -85,7 +85,7 @@ def test_over_gpus_every_norm_is_synchronized_and_no_activation_is_lost(name):
         model = timm.create_model(name)
     before = len(norms(model))
     activations = sum(isinstance(module, nn.ReLU6) for module in model.modules())
-    model = synchronized(model, Recipe(sync_batch_norm=True), 2)
+    model = synchronized(model, replace(DIGITS, sync_batch_norm=True), 2)
     assert len(norms(model)) == before
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms(model))
     assert sum(isinstance(module, nn.ReLU6) for module in model.modules()) == activations
@@ -95,7 +95,7 @@ def test_a_norm_that_hides_padding_does_so_when_synchronized():
     body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     Padding().hide_in(body)
     before = [dict(body[1]._forward_pre_hooks), dict(body[1]._forward_hooks)]
-    model = synchronized(body, Recipe(sync_batch_norm=True), 2)
+    model = synchronized(body, replace(DIGITS, sync_batch_norm=True), 2)
     assert isinstance(model[1], nn.SyncBatchNorm)
     assert [dict(model[1]._forward_pre_hooks), dict(model[1]._forward_hooks)] == before
     assert all(before)

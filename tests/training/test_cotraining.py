@@ -10,9 +10,9 @@ from lambdanets.cli import main
 from lambdanets.data.datasets import fewer, open_splits
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
+from lambdanets.recipes import digits
 from lambdanets.training import run
 from lambdanets.training.classification.quicktest import small
-from lambdanets.training.recipe import Recipe
 from training.runs import assert_same_end, broken_off
 from training.teaching import write_selection
 
@@ -32,7 +32,8 @@ def material(tmp_path_factory):
 @pytest.fixture
 def together(material):
     """A recipe of 5 steps an epoch, of 6 labelled and 9 pseudo-labelled images."""
-    return Recipe(
+    return replace(
+        digits.recipe,
         data=str(material / "shards"),
         pseudo_images=str(material / "shards"),
         pseudo_labels=str(material / "student/selection"),
@@ -100,7 +101,7 @@ def test_a_run_goes_on_where_the_selection_has_moved(together, material, tmp_pat
 )
 def test_fields_that_do_not_go_together_are_refused(fields, sentence):
     with pytest.raises(InputError, match=sentence):
-        Recipe(**fields)
+        replace(digits.recipe, **fields)
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,19 @@ from torch import nn
 from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import division, run
 from lambdanets.training.classification import task
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import draw_curves
-from lambdanets.training.recipe import Recipe
 from training.runs import SEED, CrashError, assert_same_end, at_step, broken_off, crash
 
 
 @pytest.fixture
 def small(two_classes):
     """Two epochs of three steps, with dropout and stochastic depth."""
-    return Recipe(
+    return replace(
+        DIGITS,
         data=str(two_classes),
         channels=3,
         image_size=8,

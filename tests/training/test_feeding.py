@@ -1,17 +1,19 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from lambdanets.data.transforms import Preprocessing, center_square
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.loaders import make_transform
-from lambdanets.training.recipe import Recipe
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_any_image_becomes_the_recipes_square(channels, training):
-    recipe = Recipe(channels=channels, image_size=12)
+    recipe = replace(DIGITS, channels=channels, image_size=12)
     image = Image.new("L" if channels == 1 else "RGB", (31, 17), 128 if channels == 1 else (128, 128, 128))
     tensor = (make_transform(recipe) if training else recipe.preprocessing.transform())(image)
     assert tensor.shape == (channels, 12, 12)
@@ -33,4 +35,4 @@ def test_a_strip_is_cropped_before_it_is_enlarged(size):
 
 def test_an_unknown_policy_is_refused():
     with pytest.raises(ValueError, match="rand_augment must be a policy like rand-m10-n2, got 'nonsense'"):
-        make_transform(Recipe(rand_augment="nonsense"))
+        make_transform(replace(DIGITS, rand_augment="nonsense"))

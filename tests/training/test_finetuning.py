@@ -11,14 +11,15 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classifier import load_classifier
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.classification.model import build_model, with_model_of_weights
-from lambdanets.training.recipe import Recipe
 from lambdanets.training.task import read_recipe
 from training.runs import assert_same_end, broken_off
 from training.teaching import write_teacher
 
-BASE = Recipe(
+BASE = replace(
+    DIGITS,
     data="",
     channels=3,
     image_size=8,

@@ -2,21 +2,21 @@ from dataclasses import replace
 
 import pytest
 
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.memory import images_that_fit, training_memory
-from lambdanets.training.recipe import Recipe
 
 
 def test_activations_are_those_that_autograd_keeps():
     # a plain ResNet-50 at 224 pixels in float32 keeps 80 to 100 MiB an image, and has 25.6 million parameters
-    recipe = Recipe(model="resnet50", image_size=224, channels=3)
+    recipe = replace(DIGITS, model="resnet50", image_size=224, channels=3)
     fixed, per_image = training_memory(ClassificationProbe(recipe, 1000))
     assert fixed == 25_557_032 * 4 * 3
     assert 80 * 2**20 < per_image < 100 * 2**20
 
 
 def test_adam_keeps_one_state_more():
-    small = Recipe()
+    small = DIGITS
     assert (
         training_memory(ClassificationProbe(replace(small, optimizer="adamw"), 10))[0]
         == training_memory(ClassificationProbe(small, 10))[0] * 4 // 3
@@ -24,7 +24,7 @@ def test_adam_keeps_one_state_more():
 
 
 def test_images_that_do_not_fit_are_halved_until_they_do():
-    small = Recipe(model="resnet10t", channels=3, image_size=64)
+    small = replace(DIGITS, model="resnet10t", channels=3, image_size=64)
     fixed, per_image = training_memory(ClassificationProbe(small, 10))
     assert images_that_fit(ClassificationProbe(small, 10), 64, fixed + 64 * per_image) == 64
     assert images_that_fit(ClassificationProbe(small, 10), 64, fixed + 63 * per_image) == 32
@@ -34,22 +34,24 @@ def test_images_that_do_not_fit_are_halved_until_they_do():
 
 def test_a_model_too_large_for_two_images_is_refused():
     with pytest.raises(ValueError, match=r"needs about .* GiB, and 0\.5 GiB are free; choose a smaller model"):
-        images_that_fit(ClassificationProbe(Recipe(model="lambda_resnet420", channels=3, image_size=64), 10), 64, 2**29)
+        images_that_fit(
+            ClassificationProbe(replace(DIGITS, model="lambda_resnet420", channels=3, image_size=64), 10), 64, 2**29
+        )
 
 
 def test_the_average_of_the_weights_takes_memory_too():
-    small = Recipe(model="resnet10t", channels=3, image_size=64)
+    small = replace(DIGITS, model="resnet10t", channels=3, image_size=64)
     averaged = training_memory(ClassificationProbe(replace(small, ema_decay=0.99), 10))[0]
     assert averaged == training_memory(ClassificationProbe(small, 10))[0] * 4 // 3
 
 
 def test_a_size_that_the_model_cannot_take_is_named():
     with pytest.raises(ValueError, match="vit_tiny_patch16_224 cannot take images of 8 x 8"):
-        images_that_fit(ClassificationProbe(Recipe(model="vit_tiny_patch16_224", image_size=8), 10), 64)
+        images_that_fit(ClassificationProbe(replace(DIGITS, model="vit_tiny_patch16_224", image_size=8), 10), 64)
 
 
 def test_further_seeds_and_places_of_a_recipe_are_not_counted_again():
-    built, small = [], Recipe()
+    built, small = [], DIGITS
 
     class Counted(ClassificationProbe):
         def build(self):

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.order import BatchSlice
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching
 from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import build_model
@@ -27,7 +28,7 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
 from training.runs import assert_same_end, by_two_processes, train_together
 
-RECIPE = Recipe(model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
+RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
 
 
 def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
@@ -126,7 +127,7 @@ def wait_for(happened, what: str) -> None:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("two") / "unbroken"
-    assert train_together(Recipe(**FIELDS), folder, 2) == [0, 0]
+    assert train_together(replace(DIGITS, **FIELDS), folder, 2) == [0, 0]
     return folder
 
 

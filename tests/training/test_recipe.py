@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.recipes import find_recipe, list_recipes
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.recipe import Recipe
 
 
@@ -14,7 +15,7 @@ def test_every_recipe_has_a_promise_and_a_command(name):
 
 
 def test_a_recipe_survives_json():
-    recipe = replace(Recipe(), model_options={"scope": 7}, mean=(0.4,), clip_gradient=1.0)
+    recipe = replace(DIGITS, model_options={"scope": 7}, mean=(0.4,), clip_gradient=1.0)
     assert Recipe.from_json(recipe.to_json().encode(), "here") == recipe
 
 
@@ -110,11 +111,11 @@ WRONG = [
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_a_field_out_of_range_is_named(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be"):
-        replace(Recipe(), **{field: value})
+        replace(DIGITS, **{field: value})
 
 
 def test_recipes_of_before_fields_were_renamed_are_read():
-    recipe = Recipe(scale=(0.5, 1.0), ratio=(0.8, 1.25), crop_pct=0.9, ema_decay=0.99)
+    recipe = replace(DIGITS, scale=(0.5, 1.0), ratio=(0.8, 1.25), crop_pct=0.9, ema_decay=0.99)
     names = {"scale": "crop_share", "ratio": "crop_ratio", "crop_pct": "eval_crop", "ema_decay": "average_decay"}
     fields = {names.get(name, name): value for name, value in recipe.fields().items()}
     assert Recipe.from_fields(fields, "recipe.json") == recipe

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -16,12 +17,12 @@ from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.division import divided
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import open_student_images
-from lambdanets.training.recipe import Recipe
 from training.teaching import CLASSES, write_selection
 
 SHARES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), BatchSlice(1, 2, 2)]
@@ -173,7 +174,7 @@ def test_too_many_parts_for_a_step_are_refused():
 @pytest.mark.parametrize("ratio", [0.5, 1.25, 14.0])
 def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, count, monkeypatch):
     monkeypatch.setattr("lambdanets.training.division.images_that_fit", lambda *_: 2)
-    recipe = Recipe(batch_size=4, pseudo_labels="a", pseudo_images="b", pseudo_ratio=ratio)
+    recipe = replace(DIGITS, batch_size=4, pseudo_labels="a", pseudo_images="b", pseudo_ratio=ratio)
     if min(4, images_there) // count + recipe.pseudo_batch_size // count < 2:
         return
     for rank in range(count):
@@ -219,7 +220,7 @@ def test_validation_has_nothing_beside_it():
 
 
 def loss_of(batch, logits, smoothing):
-    module = Classification(torch.nn.Identity(), Recipe(label_smoothing=smoothing), 3, 1, "")
+    module = Classification(torch.nn.Identity(), replace(DIGITS, label_smoothing=smoothing), 3, 1, "")
     return module._loss(logits, batch)
 
 

@@ -58,7 +58,7 @@ class TrainingRecipe:
         "max_unreadable": Range(0),
     }
 
-    model: str = "lambda_resnet20_small"
+    model: str = ""
     """A model of this package or of timm."""
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
     """Arguments of the model, such as: scope 7 content False."""
@@ -72,7 +72,7 @@ class TrainingRecipe:
     step, whose own statistics differ from step to step."""
     sync_batch_norm: bool = False
     """Batch norm over the images of all GPUs at once."""
-    epochs: int = 20
+    epochs: int = 100
     """Passes over the training images."""
     batch_size: int = 64
     """Global batch size, over all processes."""
@@ -93,7 +93,7 @@ class TrainingRecipe:
     """Of sgd and rmsprop; the first beta of adamw."""
     weight_decay: float = 1e-4
     """Not on norms, biases and embedding tables."""
-    warmup_epochs: float = 2.0
+    warmup_epochs: float = 5.0
     """Linear from 0."""
     clip_gradient: float | None = None
     """Largest norm of the gradient."""
@@ -173,7 +173,7 @@ class TrainingRecipe:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(TrainingRecipe):
-    """How to train a classifier, and on what. The defaults are the digits recipe's; others change fields of it."""
+    """How to train a classifier, and on what; data and model must be given."""
 
     task: ClassVar[str] = "classification"
     PLACES: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
@@ -194,7 +194,7 @@ class Recipe(TrainingRecipe):
         "crop_pct": Range(above=0, most=1),
     }
 
-    data: str = "digits"
+    data: str = ""
     """'digits'; a folder with a sub-folder of images a class, or train/ and val/ of such; a folder in torchvision's
     layout of FashionMNIST, MNIST or KMNIST; a .tar of such a folder; or a name timm's create_dataset knows, such as
     torch/cifar10."""
@@ -221,25 +221,25 @@ class Recipe(TrainingRecipe):
     """Largest stochastic depth rate."""
     dropout: float = 0.0
     """Rate before the classifier."""
-    image_size: int = 16
+    image_size: int = 224
     """Side of the square the model sees, pixels."""
-    channels: Literal[1, 3] = 1
+    channels: Literal[1, 3] = 3
     """1 for grey, 3 for colour."""
-    mean: tuple[float, ...] = (0.5,)
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     """Of pixels in [0, 1], for normalization; one number, or one per channel."""
-    std: tuple[float, ...] = (0.25,)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
     """Standard deviation for normalization; one number, or one per channel."""
-    scale: tuple[float, float] = (0.7, 1.0)
+    scale: tuple[float, float] = (0.08, 1.0)
     """Area of a random training crop over that of the image, as in torchvision's RandomResizedCrop."""
-    ratio: tuple[float, float] = (0.9, 1.1)
+    ratio: tuple[float, float] = (0.75, 1.333)
     """Width over height of a random training crop."""
-    crop_pct: float = 1.0
+    crop_pct: float = 0.875
     """Center crop at evaluation: its side over that of the largest centered square."""
-    flip: float = 0.0
+    flip: float = 0.5
     """Probability of a left-right flip in training."""
     rand_augment: str | None = None
     """timm's name of a RandAugment policy, such as rand-m10-n2."""
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     """How images are resized."""
     label_smoothing: float = 0.1
     """Share of a label given to all classes."""

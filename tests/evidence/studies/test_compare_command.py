@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,14 +14,15 @@ from lambdanets.errors import InputError
 from lambdanets.evidence.studies.catalog import MODEL, STUDIES
 from lambdanets.evidence.studies.execution import begin, make_plan, read_plan, read_results, train_all
 from lambdanets.locks import locked_folder
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
-from lambdanets.training.recipe import Recipe
 
 
 @pytest.fixture
 def quick(two_classes):
     """A recipe of two steps."""
-    return Recipe(
+    return replace(
+        DIGITS,
         data=str(two_classes),
         channels=3,
         image_size=8,

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -9,12 +10,12 @@ from lambdanets.errors import InputError
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import make_plan
 from lambdanets.evidence.studies.summary import markdown, read_summary, summarize, write_summary
-from lambdanets.training.recipe import Recipe
+from lambdanets.recipes.digits import recipe as DIGITS
 
 
 @pytest.fixture
 def plan():
-    recipe = Recipe(data="/data/of/someone/images", model="resnet20_mixer_small")
+    recipe = replace(DIGITS, data="/data/of/someone/images", model="resnet20_mixer_small")
     return make_plan(["content_position"], ["content only", "position only"], [3, 5], recipe)
 
 
@@ -66,7 +67,7 @@ def test_folders_of_a_machine_are_left_out(plan, results, tmp_path):
 
 
 def test_gains_are_over_the_baseline_with_the_same_seed():
-    plan = make_plan(["content_position"], [], [3, 5], Recipe(data="d", model="resnet20_mixer_small"))
+    plan = make_plan(["content_position"], [], [3, 5], replace(DIGITS, data="d", model="resnet20_mixer_small"))
     found = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
     some = [
         result(name, seed, top1)
@@ -92,7 +93,9 @@ def test_every_machine_is_named(plan, results):
 
 
 def test_accuracies_that_the_paper_took_from_others_are_marked(results):
-    plan = make_plan(["mixers"], ["local attention", "lambda"], [3], Recipe(data="d", model="resnet20_mixer_small"))
+    plan = make_plan(
+        ["mixers"], ["local attention", "lambda"], [3], replace(DIGITS, data="d", model="resnet20_mixer_small")
+    )
     some = [result("local_attention", 3, 0.5), result("lambda", 3, 0.4)]
     text = markdown(summarize(plan, some))
     assert "| 77.4 † |" in text

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.errors import InputError
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.run import given
@@ -77,13 +78,15 @@ def test_a_recipe_of_detection_survives_json():
     assert DetectionRecipe.from_json(text.encode(), "here") == recipe
 
 
-@pytest.mark.parametrize(("mine", "other"), [(DetectionRecipe(), Recipe), (Recipe(), DetectionRecipe)])
+@pytest.mark.parametrize(("mine", "other"), [(DetectionRecipe(), Recipe), (DIGITS, DetectionRecipe)])
 def test_the_recipe_of_another_task_is_refused_by_name(mine, other):
     with pytest.raises(InputError, match=f"here is of a run of {mine.task}, not of {other.task}"):
         other.from_json(mine.to_json().encode(), "here")
 
 
-@pytest.mark.parametrize("recipe", [DetectionRecipe(epochs=7), Recipe(epochs=7)], ids=lambda recipe: recipe.task)
+@pytest.mark.parametrize(
+    "recipe", [DetectionRecipe(epochs=7), replace(DIGITS, epochs=7)], ids=lambda recipe: recipe.task
+)
 def test_a_recipe_is_read_as_that_of_its_task(recipe, tmp_path):
     path = tmp_path / "recipe.json"
     path.write_text(recipe.to_json())
@@ -92,10 +95,10 @@ def test_a_recipe_is_read_as_that_of_its_task(recipe, tmp_path):
 
 def test_a_recipe_without_a_task_is_a_classifiers(tmp_path):
     # as they were written before there was another task
-    fields = json.loads(Recipe().to_json())
+    fields = json.loads(DIGITS.to_json())
     del fields["task"]
     (tmp_path / "recipe.json").write_text(json.dumps(fields))
-    assert read_recipe(tmp_path / "recipe.json") == Recipe()
+    assert read_recipe(tmp_path / "recipe.json") == DIGITS
 
 
 @pytest.mark.parametrize("task", ["segmentation", ["detection"], None])

@@ -14,11 +14,11 @@ from lambdanets.inference.detection import detect_in_set
 from lambdanets.inference.detector import load_detector
 from lambdanets.inference.weights import save_weights
 from lambdanets.layers import RelativeEmbedding
+from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.classification import model as classification
 from lambdanets.training.detection.model import build_model, describe
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.recipe import Recipe
 from lambdanets.training.task import read_recipe
 from training.detection.tiny_detection import TWO, in_two_categories, tiny_recipe
 from training.runs import weights_of
@@ -96,7 +96,7 @@ def test_a_run_begins_from_the_weights_of_another(trained_detector, tmp_path):
 
 def write_classifier(path, **fields):
     """Weights of an untrained classifier."""
-    recipe = Recipe(**{"channels": 3, "model": "lambda_resnet20_small"} | fields)
+    recipe = replace(DIGITS, **{"channels": 3, "model": "lambda_resnet20_small"} | fields)
     torch.manual_seed(5)
     model = classification.build_model(recipe, 6)
     save_weights(path, model, classification.describe(recipe, tuple("abcdef")))

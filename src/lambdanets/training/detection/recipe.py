@@ -43,6 +43,8 @@ class DetectionRecipe(TrainingRecipe):
     training_images: int | None = None
     """Train on so many of the images, drawn with the seed; on all if none."""
 
+    model: str = "lambda_resnet20_small"
+    """The backbone, a model of this package or of timm."""
     epochs: int = 12
     """Passes over the training images."""
     batch_size: int = 8
@@ -50,6 +52,8 @@ class DetectionRecipe(TrainingRecipe):
     learning_rate: float = 0.02
     """Peak, reached after the warm-up."""
     schedule: Schedule = "cosine"
+    warmup_epochs: float = 2.0
+    """Linear from 0."""
     weight_decay: float = 4e-5
     """Not on norms, biases and embedding tables."""
     clip_gradient: float | None = 10.0
