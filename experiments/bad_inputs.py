@@ -42,7 +42,7 @@ IMPORTED = (
     "lambdanets.inference.detection_figures",
     "lambdanets.training.detection.task",
     "lambdanets.training.pseudo_labels.labelling",
-    "lambdanets.training.pseudo_labels.select_command",
+    "lambdanets.training.pseudo_labels.selection",
     "lambdanets.training.run",
 )
 

@@ -24,7 +24,7 @@ from lambdanets.training.pseudo_labels.tables import Origin, read_batches, write
 CHILD = """
 import json, sys, time
 from pathlib import Path
-from lambdanets.training.pseudo_labels.select_command import peak_memory
+from lambdanets.cli.pseudo_label import peak_memory
 from lambdanets.training.pseudo_labels.selection import select
 imported = peak_memory()
 started = time.monotonic()

@@ -1,13 +1,12 @@
 """Small tables of pseudo-labels, and what is to be selected of them by plain Python."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from lambdanets.training.pseudo_labels.ranking import hash_keys
 from lambdanets.training.pseudo_labels.tables import Origin, read_table, write_description, write_table
 
 ORIGIN = Origin(("ant", "bee", "cat", "dog"), {"model": "m", "weights": "w"}, 2)
@@ -51,19 +50,21 @@ def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin
 
 def expected(labels: Sequence[Label], confidence: float, per_class: int | None, seed: int) -> dict[str, int]:
     """Copies by key, from sorted lists."""
-    hashes = {label.key: int(hash_keys(pa.array([label.key]), seed)[0]) for label in labels}
+
+    def chance(label: Label) -> int:
+        return int.from_bytes(hashlib.md5(f"{seed} {label.key}".encode()).digest(), "little")
+
     copies = {}
     for number in {label.class_number for label in labels}:
         mine = [x for x in labels if x.class_number == number and np.float32(x.confidence) >= np.float32(confidence)]
         if per_class is None:
             copies |= dict.fromkeys((x.key for x in mine), 1)
         elif len(mine) > per_class:
-            best = sorted(mine, key=lambda x: (-np.float32(x.confidence), hashes[x.key] >> 31, x.key))
+            best = sorted(mine, key=lambda x: (-np.float32(x.confidence), chance(x)))
             copies |= dict.fromkeys((x.key for x in best[:per_class]), 1)
         elif mine:
             base, extra = divmod(per_class, len(mine))
-            drawn = sorted(mine, key=lambda x: (hashes[x.key] >> 1, x.key))
-            copies |= {x.key: base + (i < extra) for i, x in enumerate(drawn)}
+            copies |= {x.key: base + (i < extra) for i, x in enumerate(sorted(mine, key=chance))}
     return copies
 
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import multiprocessing
 import os
@@ -13,20 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lambdanets.errors import InputError
+from lambdanets.cli import main
+from lambdanets.errors import InputError, is_for_user
 from lambdanets.locks import locked_folder
-from lambdanets.training.pseudo_labels import cuts, scanning, selection
-from lambdanets.training.pseudo_labels.select_command import Select, run_select
+from lambdanets.training.pseudo_labels import ranking
 from lambdanets.training.pseudo_labels.selection import Report, select
-from lambdanets.training.pseudo_labels.tables import read_table
+from lambdanets.training.pseudo_labels.tables import read_batches, read_table
 from training.pseudo_labels import CONFIDENCES, ORIGIN, Label, copies_in, expected, some_labels, write_labels
-
-
-@pytest.fixture
-def cramped(monkeypatch):
-    """Few bins, and few rows to sort: a few hundred rows take several rounds, as millions do otherwise."""
-    monkeypatch.setattr(cuts, "COUNTERS", 16)
-    monkeypatch.setattr(cuts, "SORTED_ROWS", 5)
 
 
 @pytest.mark.parametrize("confidence", [0, 0.3, 0.5, 0.99999])
@@ -37,25 +31,28 @@ def test_a_selection_is_that_of_sorted_lists(tmp_path, confidence, per_class):
     assert copies_in(tmp_path / "out") == expected(labels, confidence, per_class, 0)
 
 
-@pytest.mark.parametrize("per_class", [1, 7, 40, 1000])
-def test_a_selection_in_many_rounds_is_that_of_sorted_lists(tmp_path, per_class, cramped):
-    labels = some_labels(300, seed=1)
-    select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=0.1, per_class=per_class, seed=3)
-    assert copies_in(tmp_path / "out") == expected(labels, 0.1, per_class, 3)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(CONFIDENCES) | st.floats(0, 1, width=32)), max_size=40),
+    rows=st.lists(
+        st.tuples(
+            st.text(st.characters(codec="utf-8"), max_size=20),
+            st.integers(0, 3),
+            st.sampled_from(CONFIDENCES) | st.floats(0, 1, width=32),
+        ),
+        max_size=40,
+        unique_by=lambda row: row[0],
+    ),
     confidence=st.sampled_from([0, 0.25, 0.3]),
     per_class=st.none() | st.integers(1, 12),
     seed=st.integers(0, 2**64 - 1),
-    split=st.integers(1, 5),
+    shards=st.integers(1, 5),
 )
-def test_any_small_set_is_selected_as_from_sorted_lists(tmp_path_factory, rows, confidence, per_class, seed, split):
+def test_any_small_set_in_any_shards_is_selected_as_from_sorted_lists(
+    tmp_path_factory, rows, confidence, per_class, seed, shards
+):
     folder = tmp_path_factory.mktemp("any")
-    labels = [Label(str(i), number, value) for i, (number, value) in enumerate(rows)]
-    write_labels(folder / "in", [labels[i::split] for i in range(split)])
+    labels = [Label(*row) for row in rows]
+    write_labels(folder / "in", [labels[i::shards] for i in range(shards)])
     wanted = expected(labels, confidence, per_class, seed)
     if not wanted:
         with pytest.raises(InputError, match="confidence must be at most"):
@@ -64,6 +61,29 @@ def test_any_small_set_is_selected_as_from_sorted_lists(tmp_path_factory, rows, 
     report = select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
     assert copies_in(folder / "out") == wanted
     assert (report.rows, report.kept, report.images) == (len(rows), len(wanted), sum(wanted.values()))
+
+
+@pytest.mark.slow
+def test_selection_that_spills_to_disk_is_that_of_sorted_lists(tmp_path, monkeypatch):
+    labels, out = some_labels(400_000), tmp_path / "out"
+    write_labels(tmp_path / "in", [labels[:250_000], labels[250_000:250_001], labels[250_001:]])
+    monkeypatch.setattr(ranking, "MEMORY_LIMIT", "30MB")
+    there = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: there.append([path.name for path in out.iterdir()]))
+    select(tmp_path / "in", out, per_class=100_000, seed=1)
+    assert ".duckdb.unfinished" in there[0]
+    assert not list(out.glob(".*"))
+    assert copies_in(out) == expected(labels, 0.3, 100_000, 1)
+
+
+def test_lack_of_memory_or_disk_space_is_told_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranking, "MEMORY_LIMIT", "1MB")
+    write_labels(tmp_path / "in", [some_labels(20_000)])
+    with pytest.raises(OSError, match=r"DuckDB cannot sort the rows .*; free memory or disk space") as raised:
+        select(tmp_path / "in", tmp_path / "out", per_class=100)
+    assert is_for_user(raised.value)
+    assert raised.value.filename == str(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_each_class_that_has_any_comes_to_as_many_images_whose_copies_differ_by_at_most_one(tmp_path):
@@ -93,7 +113,7 @@ def test_a_confidence_equal_to_the_threshold_is_kept_as_the_table_holds_it(tmp_p
     assert copies_in(tmp_path / "out") == {"a": 1, "c": 1}
 
 
-def test_files_their_order_and_row_groups_change_nothing(tmp_path, cramped):
+def test_files_their_order_and_row_groups_change_nothing(tmp_path):
     labels = some_labels(240)
     shuffled = [labels[i] for i in np.random.default_rng(0).permutation(240)]
     write_labels(tmp_path / "one", [labels])
@@ -121,17 +141,6 @@ def test_a_seed_decides_which_are_repeated_and_gives_the_same_bytes_again(tmp_pa
     assert 10 < len(repeated[0] & repeated[1]) < 40
 
 
-def test_equal_ranks_are_told_apart_by_key(tmp_path, monkeypatch):
-    monkeypatch.setattr(cuts, "hash_keys", lambda keys, seed: np.full(len(keys), 12345, np.uint64))
-    labels = [Label(f"k{i:03}", 0, 1.0) for i in np.random.default_rng(0).permutation(100)]
-    labels += [Label(f"l{i:03}", 1, 1.0) for i in range(10)]
-    write_labels(tmp_path / "in", [labels[:60], labels[60:]])
-    select(tmp_path / "in", tmp_path / "out", per_class=13)
-    copies = copies_in(tmp_path / "out")
-    assert {key for key in copies if key[0] == "k"} == {f"k{i:03}" for i in range(13)}
-    assert [copies[f"l{i:03}"] for i in range(10)] == [2, 2, 2] + [1] * 7
-
-
 def test_an_equal_key_at_the_cut_is_named(tmp_path):
     labels = [Label(f"k{i}", 0, 1.0) for i in range(3)]
     write_labels(tmp_path / "in", [labels, labels])
@@ -144,9 +153,9 @@ def test_the_report_names_short_and_empty_classes(tmp_path):
     labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
     write_labels(tmp_path / "in", [labels[:3], labels[3:]])
     report = select(tmp_path / "in", tmp_path / "out", per_class=4)
-    assert report == Report(rows=7, confident=6, kept=5, images=8, short=("bee",), without=("cat", "dog"))
+    assert report == Report(rows=7, confident=6, kept=5, images=8, short=["bee"], without=["cat", "dog"])
     written = json.loads((tmp_path / "out/selection.json").read_text())
-    assert {name: written[name] for name in asdict(report)} == json.loads(json.dumps(asdict(report)))
+    assert {name: written[name] for name in asdict(report)} == asdict(report)
     assert (written["confidence"], written["per_class"], written["seed"]) == (0.3, 4, 0)
     assert written["teacher"] == ORIGIN.teacher
     assert written["classes"] == [
@@ -195,46 +204,64 @@ def test_second_selection_into_a_folder_is_refused(tmp_path):
         select(tmp_path / "in", tmp_path / "out")
 
 
-def test_a_stopped_selection_goes_on_without_writing_again_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
+def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
     labels = some_labels(300)
     write_labels(tmp_path / "in", [labels[i::6] for i in range(6)])
     select(tmp_path / "in", tmp_path / "whole", per_class=50)
-    original = selection._select_shard
+    out = tmp_path / "out"
 
-    def stopping(source, target, *others):
-        if source.stem >= "train-00003":
+    def stopping(descriptor):
+        if len(list(out.glob("*.parquet"))) == 3:
             raise KeyboardInterrupt
-        return original(source, target, *others)
 
-    monkeypatch.setattr(selection, "_select_shard", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        select(tmp_path / "in", tmp_path / "out", per_class=50)
-    assert not (tmp_path / "out/selection.json").exists()
-    monkeypatch.setattr(selection, "_select_shard", original)
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.parquet")}
-    (tmp_path / "out/.train-00004.parquet.1.unfinished").write_bytes(b"half")
-    report = select(tmp_path / "in", tmp_path / "out", per_class=50)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", stopping)  # of a table that is written
+        with pytest.raises(KeyboardInterrupt):
+            select(tmp_path / "in", out, per_class=50)
+    written = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert [path.name for path in sorted(written)] == [f"train-{i:05}.parquet" for i in range(3)]
+    (out / ".train-00004.parquet.1.unfinished").write_bytes(b"half")
+    (out / ".duckdb.unfinished").mkdir()
+    (out / ".duckdb.unfinished/duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"of a killed process")
+    report = select(tmp_path / "in", out, per_class=50)
     for path, moment in written.items():
         assert path.stat().st_mtime_ns == moment
-    whole, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("whole", "out"))
+    whole, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "whole", out))
     assert whole == again
-    monkeypatch.setattr(scanning.Scan, "visit", None)  # a finished selection is not read again
-    assert select(tmp_path / "in", tmp_path / "out", per_class=50) == report
+    monkeypatch.setattr(ranking, "read_batches", None)  # a finished selection is not read again
+    assert select(tmp_path / "in", out, per_class=50) == report
+
+
+@pytest.mark.parametrize("per_class", [None, 5])
+def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
+    write_labels(tmp_path / "in", [some_labels(30)])
+    scans = []
+
+    def endless(*given):
+        scans.append(given)
+        (batch,) = read_batches(*given)
+        yield batch
+        if len(scans) == (1 if per_class is None else 2):
+            os.kill(os.getpid(), signal.SIGINT)
+            yield from itertools.repeat(batch)
+
+    monkeypatch.setattr(ranking, "read_batches", endless)
+    with pytest.raises(KeyboardInterrupt):
+        select(tmp_path / "in", tmp_path / "out", per_class=per_class)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.forks
-def test_a_killed_selection_goes_on(tmp_path):
+def test_killed_selection_resumes(tmp_path):
     labels = some_labels(3000)
-    write_labels(tmp_path / "in", [labels[i::100] for i in range(100)])
-    original = selection._select_shard
+    write_labels(tmp_path / "in", [labels[i::40] for i in range(40)])
 
-    def killed_after_20(source, target, *others):
+    def killed_after_20(descriptor):
         if len(list((tmp_path / "out").glob("train*"))) >= 20:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(source, target, *others)
 
     def work():
-        selection._select_shard = killed_after_20
+        os.fsync = killed_after_20
         select(tmp_path / "in", tmp_path / "out", per_class=500)
 
     process = multiprocessing.get_context("fork").Process(target=work)
@@ -254,7 +281,7 @@ def test_two_million_rows_of_equal_confidence_are_selected_in_little_memory(tmp_
 import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from lambdanets.training.pseudo_labels.select_command import peak_memory
+from lambdanets.cli.pseudo_label import peak_memory
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.pseudo_labels.tables import Origin, write_description, write_table
 folder, origin, n = Path(sys.argv[1]), Origin(tuple(f"c{i}" for i in range(1000)), {}, 1), 250_000
@@ -274,12 +301,13 @@ print(report.images, (peak_memory() - before) >> 20)
     images, mebibytes = map(int, done.stdout.split())
     assert images == 1500 * 1000
     assert mebibytes < 600
+    assert not done.stderr
 
 
 def test_the_command_prints_what_came_of_it_and_what_it_took(tmp_path, capsys):
     labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
     write_labels(tmp_path / "in", [labels])
-    assert run_select(Select(tmp_path / "in", tmp_path / "out", per_class=4)) == 0
+    assert main(["pseudo-label", "select", str(tmp_path / "in"), str(tmp_path / "out"), "--per-class", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [
         "7 rows, 6 of confidence 0.3 or more",

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from lambdanets.errors import InputError
-from lambdanets.training.pseudo_labels.ranking import distrust, hash_keys
 from lambdanets.training.pseudo_labels.tables import (
     SCHEMA,
     Origin,
@@ -144,32 +143,9 @@ def test_a_table_of_another_teacher_is_refused(tmp_path):
     path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
     other = Origin(ORIGIN.classes, {"model": "another"}, 2)
     with pytest.raises(InputError, match=r"has other classes or another teacher than pseudo-labels.json"):
-        list(read_batches(path, ["key"], other))
+        list(read_batches(path, ["class", "confidence"], other))
 
 
 def test_a_missing_file_stays_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_table(tmp_path / "t.parquet")
-
-
-def test_a_hash_depends_on_key_and_seed_alone():
-    keys = ["", "a", "a\0", "a\0\0", "12345678", "123456789", "été", "x" * 100]
-    together = hash_keys(pa.array(["before", *keys]).slice(1), 7)
-    alone = [int(hash_keys(pa.array([key]), 7)[0]) for key in keys]
-    assert together.tolist() == alone
-    assert len(set(alone)) == len(keys)
-    assert not set(alone) & set(hash_keys(pa.array(keys), 8).tolist())
-    assert len(hash_keys(pa.array([], pa.string()), 0)) == 0
-
-
-def test_hashes_are_spread_evenly_over_their_highest_bits():
-    hashes = hash_keys(pa.array([f"n{i:08}" for i in range(64_000)]), 0)
-    counts = np.bincount((hashes >> np.uint64(58)).astype(int), minlength=64)
-    assert abs(counts - 1000).max() < 5 * 1000**0.5
-
-
-def test_distrust_falls_as_confidence_rises():
-    confidences = np.sort(np.random.default_rng(0).random(1000).astype(np.float32))
-    distrusts = distrust(confidences).astype(np.int64)
-    assert (np.diff(distrusts)[np.diff(confidences) > 0] < 0).all()
-    assert distrust(np.float32([1, 0])).tolist() == [0, 0x3F800000]

@@ -1,54 +1,167 @@
-"""The place of a row among those of its class, as a number that depends on the row alone.
+"""How often a student sees each row of pseudo-labels: DuckDB ranks the rows of each class, out of core.
 
-Ranks have 63 bits, the lowest comes first. Where confidence decides they are 30 bits of it, the highest first, and 33
-of a hash of the key, so that equal confidences are told apart by it; where chance decides, the hash alone. The same
-rows have the same ranks in whatever files, batches and order they come.
+All confident rows of a class are seen base = per_class // confident times, the first extra = per_class % confident of
+them once more. First are the most confident (where base > 0, all alike), then those with the lowest MD5 of seed and
+key: 128 bits, which tell all keys apart. So the rows and the seed decide, not files, their order or threads.
 """
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-BITS = 63
-HASH_BITS = 33  # below the confidence
-_ONE = int(np.float32(1).view(np.uint32))  # floats in 0 to 1 and their bits are in the same order
-# Of 8 bytes, those that belong to the key when 0 to 8 are left of it.
-_MASKS = np.array([(1 << 8 * left) - 1 for left in range(9)], np.uint64)
+from lambdanets.errors import InputError
+from lambdanets.signals import deferred
+from lambdanets.training.pseudo_labels.tables import SCHEMA, Labels, read_batches
+
+if TYPE_CHECKING:
+    import duckdb
+
+MEMORY_LIMIT = "1GB"  # of DuckDB, which writes the rest to disk
+THREADS = min(4, os.cpu_count() or 1)
+
+_COUNT = """
+CREATE TABLE classes AS SELECT class, count(*) AS "rows", max(confidence) AS highest,
+    count(*) FILTER (confidence >= $confidence::FLOAT) AS confident,
+    coalesce($per_class::BIGINT // nullif(confident, 0), 1) AS base,
+    coalesce($per_class::BIGINT % nullif(confident, 0), 0) AS extra
+FROM labels GROUP BY class
+"""
+_CLASSES = """
+SELECT coalesce("rows", 0) AS "rows", coalesce(confident, 0) AS confident,
+    if(confident > 0, base * confident + extra, 0) AS images, coalesce(highest, 0) AS highest
+FROM range({}) AS numbers(class) LEFT JOIN classes USING (class) ORDER BY class
+"""
+_SCORE = "if(base = 0, confidence, 0)"
+_HASH = "md5_number($seed || ' ' || key)"
+_CUTS = f"""
+CREATE TABLE cuts AS
+SELECT class, score, hash, lead(score) OVER ranks = score AND lead(hash) OVER ranks = hash AS twice
+FROM (
+    SELECT class, extra, {_SCORE} AS score, {_HASH} AS hash
+    FROM labels JOIN classes USING (class) WHERE extra > 0 AND confidence >= $confidence::FLOAT
+)
+WINDOW ranks AS (PARTITION BY class ORDER BY score DESC, hash) QUALIFY row_number() OVER ranks = extra
+"""
+_TWICE = f"SELECT key FROM labels WHERE {_HASH} IN (SELECT hash FROM cuts WHERE twice) LIMIT 1"
+_COPIES = f"""
+SELECT place, base + CASE WHEN {_SCORE} = cuts.score THEN {_HASH} <= cuts.hash
+                          ELSE coalesce({_SCORE} > cuts.score, false) END::INT AS copies
+FROM labels JOIN classes USING (class) LEFT JOIN cuts USING (class) WHERE confidence >= $confidence::FLOAT
+"""
 
 
-def distrust(confidences: np.ndarray) -> np.ndarray:
-    """How far confidences (float32, in 0 to 1) are below 1, counted in floats: uint64 below 2^30."""
-    return np.uint64(_ONE) - confidences.view(np.uint32)
+@dataclass(frozen=True)
+class Criteria:
+    """What decides which rows are kept. Raises InputError for a number out of its range."""
+
+    confidence: float  # the least
+    per_class: int | None  # images; None keeps every row once
+    seed: int
+    labels: str  # their fingerprint
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.confidence < 1:
+            raise InputError(f"confidence must be at least 0 and below 1, got {self.confidence:g}")
+        if self.per_class is not None and not 1 <= self.per_class < 1 << 31:
+            raise InputError(f"per_class must lie in 1 to {(1 << 31) - 1}, got {self.per_class}")
+        if not 0 <= self.seed < 1 << 64:
+            raise InputError(f"seed must lie in 0 to {(1 << 64) - 1}, got {self.seed}")
 
 
-def hash_keys(keys: pa.StringArray, seed: int) -> np.ndarray:
-    """Hashes of keys (n,), uint64: the same in every process and on every machine."""
-    if not len(keys):
-        return np.empty(0, np.uint64)
-    starts = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-    lengths = np.diff(starts)
-    first, last = int(starts[0]), int(starts[-1])
-    text = np.zeros(last - first + 8, np.uint8)
-    if last > first:
-        text[:-8] = np.frombuffer(keys.buffers()[2], np.uint8)[first:last]
-    words = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the 8 bytes that begin at each
-    places = starts[:-1] - first
-    hashes = _mixed(lengths.astype(np.uint64) ^ _mixed(np.array([seed], np.uint64)))
-    for done in range(0, int(lengths.max(initial=0)), 8):
-        longer = np.flatnonzero(lengths > done) if (lengths <= done).any() else slice(None)
-        left = np.minimum(lengths[longer] - done, 8)
-        hashes[longer] = _mixed(hashes[longer] ^ (words[places[longer] + done] & _MASKS[left]))
-    return hashes
+@dataclass
+class Ranking:
+    """How often each row of a folder's tables is seen. Made by `open_ranking`."""
+
+    labels: Labels
+    criteria: Criteria
+    connection: "duckdb.DuckDBPyConnection"
+    worker: ThreadPoolExecutor
+    failure: Exception | None = None  # while a table was read
+
+    def count(self) -> tuple[list[dict[str, Any]], float]:
+        """For each class its name, rows, confident rows and images with copies; and the highest confidence of all."""
+        self._scan(_COUNT, ["class", "confidence"])
+        names = self.labels.origin.classes
+        counts = self._execute(_CLASSES.format(len(names)))
+        highest = float(counts.pop("highest").max())
+        columns = {"class": names} | {name: column.tolist() for name, column in counts.items()}
+        return [dict(zip(columns, entry, strict=True)) for entry in zip(*columns.values(), strict=True)], highest
+
+    def find_cuts(self) -> None:
+        """Find the last row of each class that is seen once more. Raises InputError if the next one has its key."""
+        self._scan(_CUTS, ["key", "class", "confidence"])
+        if len(self._execute("SELECT class FROM cuts WHERE twice")["class"]):
+            key = self._scan(_TWICE, ["key", "class", "confidence"])["key"][0]
+            raise InputError(f"keys of a set must differ from each other, but {key!r} is there twice")
+
+    def copies(self, batch: pa.RecordBatch) -> np.ndarray:
+        """How often each row of a batch (n,) is seen, int32; after `count`, and with per_class `find_cuts`."""
+        if self.criteria.per_class is None:
+            return (batch.column("confidence").to_numpy() >= np.float32(self.criteria.confidence)).astype(np.int32)
+        rows = batch.select(["key", "class", "confidence"]).append_column("place", pa.array(np.arange(len(batch))))
+        self.connection.register("labels", pa.Table.from_batches([rows]))
+        seen = self._execute(_COPIES)
+        copies = np.zeros(len(batch), np.int32)
+        copies[seen["place"]] = seen["copies"]
+        return copies
+
+    def _scan(self, query: str, columns: list[str]) -> dict[str, np.ndarray]:
+        """Run a query on these columns of all rows. Raises InputError for a damaged table."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                for path in self.labels.paths:
+                    yield from read_batches(path, columns, self.labels.origin)
+            except Exception as error:  # DuckDB raises one of its own
+                self.failure = error
+                raise
+
+        schema = pa.schema([SCHEMA.field(name) for name in columns])
+        self.connection.register("labels", pa.RecordBatchReader.from_batches(schema, batches()))
+        try:
+            return self._execute(query)
+        except Exception as error:
+            raise self.failure or error from None
+
+    def _execute(self, query: str) -> dict[str, np.ndarray]:
+        """Run a query in another thread: in the main thread DuckDB heeds Ctrl-C late, and raises RuntimeError."""
+        parameters = {name: value for name, value in vars(self.criteria).items() if f"${name}" in query}
+        future = self.worker.submit(lambda: self.connection.execute(query, parameters).fetchnumpy())
+        try:
+            return future.result()
+        except BaseException:
+            while not future.done():  # an interrupt before the query begins has no effect
+                self.connection.interrupt()
+                wait([future], 0.05)
+            raise
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """SplitMix64 (Steele et al. 2014): every bit of a number acts on every bit of the result."""
-    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+@contextmanager
+def open_ranking(labels: Labels, criteria: Criteria, spill: Path) -> Iterator[Ranking]:
+    """A ranking that writes what exceeds MEMORY_LIMIT into the folder `spill`, which is removed in the end.
 
+    Raises OSError where the disk is full.
+    """
+    import duckdb  # not in every training, which reads selections
 
-def rank(distrusts: np.ndarray, hashes: np.ndarray, by_confidence: np.ndarray) -> np.ndarray:
-    """Ranks (n,), uint64, of rows by confidence, or by chance where by_confidence is False."""
-    told = (distrusts << np.uint64(HASH_BITS)) | (hashes >> np.uint64(64 - HASH_BITS))
-    return np.where(by_confidence, told, hashes >> np.uint64(64 - BITS))
+    try:
+        with duckdb.connect() as connection, ThreadPoolExecutor(1) as worker:
+            connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET threads = {THREADS}")
+            connection.execute("SET enable_progress_bar = false; SET temp_directory = $1", [str(spill)])
+            yield Ranking(labels, criteria, connection, worker)
+    except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
+        reason = str(error).partition("\n")[0].partition(": ")[2].rstrip(".")
+        sentence = f"DuckDB cannot sort the rows ({reason}); free memory or disk space"
+        raise OSError(errno.ENOSPC, sentence, str(spill.parent)) from error
+    finally:
+        with deferred():
+            shutil.rmtree(spill, ignore_errors=True)

@@ -4,9 +4,9 @@ Noisy Student (Xie et al. 2020): labels of a confidence above 0.3; of each class
 where it has fewer, some of them repeatedly.
 """
 
-import hashlib
 import json
-from dataclasses import asdict, dataclass
+import shutil
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,22 @@ import pyarrow as pa
 from lambdanets.errors import InputError
 from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
 from lambdanets.locks import LOCK, locked_folder
-from lambdanets.training.pseudo_labels.cuts import Counts, Cuts, count, find_cuts
-from lambdanets.training.pseudo_labels.scanning import Scan, in_threads
+from lambdanets.training.pseudo_labels.ranking import Criteria, Ranking, open_ranking
 from lambdanets.training.pseudo_labels.tables import (
     BATCH_ROWS,
     SCHEMA,
     SELECTED,
-    Origin,
+    Labels,
     metadata_of,
     open_labels,
+    read_batches,
     writer,
 )
 
 SELECTION = "selection.json"
-_OPTIONS = b"selection"  # in a table: what it was selected by
+SPILL = ".duckdb.unfinished"  # in the selection's folder: what DuckDB does not keep in memory
+_CRITERIA = b"selection"  # in a table's metadata
 _COUNTS = b"selection.counts"
-_PARTS = {"teacher": dict, "classes": list, "shards": list}  # of selection.json, beside what a report has
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Report:
     confident: int
     kept: int
     images: int
-    short: tuple[str, ...]
-    without: tuple[str, ...]
+    short: list[str]
+    without: list[str]
 
 
 def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int | None = None, seed: int = 0) -> Report:
@@ -60,89 +60,104 @@ def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int |
     out of their range, labels that are missing, damaged or of several teachers, a folder with anything else in it, and
     where nothing is confident enough; InUseError where another process selects into the folder.
     """
-    _check(confidence, per_class, seed)
-    origin, paths = open_labels(labels)
-    options = {"confidence": confidence, "per_class": per_class, "seed": seed}
-    chosen_by = options | {"labels": _fingerprint(origin, paths)}
-    _check_folder(out, chosen_by)
-    done = _finished(out, paths)
-    if done is not None:
+    given = open_labels(labels)
+    criteria = Criteria(confidence, per_class, seed, given.fingerprint())
+    if (done := _begun(out, given, criteria)) is not None:
         return done
     with locked_folder(out):
-        _check_folder(out, chosen_by)
-        return _finished(out, paths) or _select(Scan(paths, origin, confidence), labels, out, chosen_by)
+        if (done := _begun(out, given, criteria)) is not None:
+            return done
+        shutil.rmtree(out / SPILL, ignore_errors=True)  # of a killed process
+        remove_unfinished(out)
+        with open_ranking(given, criteria, out / SPILL) as ranking:
+            return _select(ranking, labels, out)
 
 
-def _select(scan: Scan, labels: Path, out: Path, chosen_by: dict[str, Any]) -> Report:
+def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
     """Write the tables that are not there yet, and selection.json."""
-    origin, per_class = scan.origin, chosen_by["per_class"]
-    counts = count(scan)
-    if not counts.confident.any():
-        raise InputError(
-            f"confidence must be at most {counts.highest:.4g}, the highest of {counts.rows.sum()} rows in {labels}, "
-            f"got {scan.confidence:g}"
-        )
-    cuts = find_cuts(scan, counts, per_class, chosen_by["seed"])
-    remove_unfinished(out)
-    shards = in_threads(lambda path: _select_shard(path, out / path.name, scan, cuts, chosen_by), scan.paths)
-    images = np.where(counts.confident > 0, cuts.base * counts.confident + cuts.extra, 0)
-    if sum(shard["images"] for shard in shards) != images.sum():
+    classes, highest = ranking.count()
+    rows, confident, images = (sum(entry[name] for entry in classes) for name in ("rows", "confident", "images"))
+    criteria = ranking.criteria
+    if not confident:
+        best = f"{highest:.4g}, the highest of {rows} rows in {labels}"
+        raise InputError(f"confidence must be at most {best}, got {criteria.confidence:g}")
+    if criteria.per_class is not None:
+        ranking.find_cuts()
+    shards = [_select_shard(ranking, path, out / path.name) for path in ranking.labels.paths]
+    if sum(shard["images"] for shard in shards) != images:
         raise InputError(f"{labels} changed while it was read; remove {out} and select again")
-    report = _report(origin, counts, shards, per_class)
-    content = {
-        **chosen_by,
-        **asdict(report),
-        "teacher": origin.teacher,
-        "classes": [
-            {"class": name, "rows": rows, "confident": confident, "images": kept}
-            for name, rows, confident, kept in zip(
-                origin.classes, *(column.tolist() for column in (counts.rows, counts.confident, images)), strict=True
-            )
-        ],
-        "shards": shards,
-    }
+    report = Report(
+        rows,
+        confident,
+        sum(shard["kept"] for shard in shards),
+        images,
+        [entry["class"] for entry in classes if 0 < entry["confident"] < (criteria.per_class or 0)],
+        [entry["class"] for entry in classes if not entry["confident"]],
+    )
+    parts = {"teacher": ranking.labels.origin.teacher, "classes": classes, "shards": shards}
+    content = asdict(criteria) | asdict(report) | parts
     write_whole(out / SELECTION, printable_bytes(json.dumps(content, indent=1, ensure_ascii=False) + "\n"))
     return report
 
 
+def _select_shard(ranking: Ranking, source: Path, target: Path) -> dict[str, Any]:
+    """Write the rows of a table that are kept, unless that is done; count them."""
+    if target.is_file():
+        return json.loads(metadata_of(target)[_COUNTS])
+    origin = ranking.labels.origin
+    counts: dict[str, Any] = {"name": source.stem, "rows": 0, "kept": 0, "images": 0}
+    with writer(target, SELECTED, origin) as file:
+        waiting = SELECTED.empty_table()
+        for batch in read_batches(source, SCHEMA.names, origin):
+            copies = ranking.copies(batch)
+            kept = np.flatnonzero(copies)
+            columns = [*batch.take(pa.array(kept)).columns, pa.array(copies[kept])]
+            waiting = pa.concat_tables([waiting, pa.table(columns, schema=SELECTED)])
+            counts["rows"] += len(batch)
+            counts["kept"] += len(kept)
+            counts["images"] += int(copies.sum(dtype=np.int64))
+            if len(waiting) >= BATCH_ROWS:  # row groups of a few rows would be slow to read
+                file.write_table(waiting)
+                waiting = SELECTED.empty_table()
+        if len(waiting):
+            file.write_table(waiting)
+        metadata = {_CRITERIA: json.dumps(asdict(ranking.criteria)), _COUNTS: json.dumps(counts)}
+        file.add_key_value_metadata(metadata)
+    return counts
+
+
 def read_selection(folder: Path) -> dict[str, Any]:
     """What selection.json in a folder says. Raises InputError where there is none, or a damaged one."""
-    if not (folder / SELECTION).is_file():
+    path = folder / SELECTION
+    if not path.is_file():
         raise InputError(f"{folder} is no finished selection of pseudo-labels: it has no {SELECTION}")
-    content = _read(folder / SELECTION)
-    if not (
-        all(isinstance(content.get(name), kind) for name, kind in _PARTS.items())
-        and content["classes"]
-        and content["shards"]
-        and all(isinstance(entry, dict) and isinstance(entry.get("class"), str) for entry in content["classes"])
-        and all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in content["shards"])
-        and all(type(entry.get("images")) is int and entry["images"] >= 0 for entry in content["shards"])
-    ):
-        raise InputError(_damaged(folder / SELECTION))
+    try:
+        content = json.loads(path.read_bytes())
+        counts = [content[name] for name in ("rows", "confident", "kept", "images")]
+        counts += [shard["images"] for shard in content["shards"]]
+        names = [entry["class"] for entry in content["classes"]] + [shard["name"] for shard in content["shards"]]
+        lists = [content[name] for name in ("short", "without", "classes", "shards")]
+        if not (
+            all(type(count) is int and count >= 0 for count in counts)
+            and all(isinstance(name, str) for name in names)
+            and all(isinstance(each, list) for each in lists)
+            and isinstance(content["teacher"], dict)
+            and content["classes"]
+            and content["shards"]
+        ):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged; remove it and select again") from error
     return content
 
 
-def _check(confidence: float, per_class: int | None, seed: int) -> None:
-    if not 0 <= confidence < 1:
-        raise InputError(f"confidence must be at least 0 and below 1, got {confidence:g}")
-    if per_class is not None and not 1 <= per_class < 1 << 31:
-        raise InputError(f"per_class must lie in 1 to {(1 << 31) - 1}, got {per_class}")
-    if not 0 <= seed < 1 << 64:
-        raise InputError(f"seed must lie in 0 to {(1 << 64) - 1}, got {seed}")
+def _begun(out: Path, labels: Labels, criteria: Criteria) -> Report | None:
+    """The report of a selection that is whole, None where there is none or a part of it.
 
-
-def _fingerprint(origin: Origin, paths: list[Path]) -> str:
-    """A hash of who gave the labels, and of the tables' names and sizes, without reading a row."""
-    digest = hashlib.sha256(origin.to_json())
-    for path in paths:
-        digest.update(f"\n{path.name!r} {path.stat().st_size}".encode())
-    return digest.hexdigest()
-
-
-def _check_folder(out: Path, chosen_by: dict[str, Any]) -> None:
-    """Raise InputError unless a folder is new, empty, or holds some of this very selection."""
+    Raises InputError unless the folder is new, empty, or holds some of this very selection.
+    """
     if not out.exists():
-        return
+        return None
     if not out.is_dir():
         raise InputError(f"{out} must be a folder, and is a file; name another")
     for path in out.iterdir():
@@ -150,70 +165,16 @@ def _check_folder(out: Path, chosen_by: dict[str, Any]) -> None:
             continue
         there = None
         if path.name == SELECTION:
-            there = {name: value for name, value in _read(path).items() if name in chosen_by}
+            there = read_selection(out)
         elif path.suffix == ".parquet":
-            there = json.loads(metadata_of(path).get(_OPTIONS, b"null"))
+            there = json.loads(metadata_of(path).get(_CRITERIA, b"null"))
         if there is None:
             raise InputError(f"{out} holds something already: {path.name}; name another folder")
-        for name, value in chosen_by.items():
+        for name, value in asdict(criteria).items():
             if there.get(name) != value:
                 other = "of other labels" if name == "labels" else f"with {name} {there.get(name)}, not {value}"
                 raise InputError(f"{out} holds a selection {other}; name another folder")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-        Report(**{name: content[name] for name in Report.__dataclass_fields__})
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(_damaged(path)) from error
-    return content
-
-
-def _damaged(path: Path) -> str:
-    return f"{path} is damaged; remove it and select again"
-
-
-def _finished(out: Path, paths: list[Path]) -> Report | None:
-    """The report of a selection that is whole, None for one that is not."""
-    if not (out / SELECTION).is_file() or not all((out / path.name).is_file() for path in paths):
+    if not all((out / name).is_file() for name in (SELECTION, *(path.name for path in labels.paths))):
         return None
-    content = _read(out / SELECTION)
-    fields = {name: content[name] for name in Report.__dataclass_fields__}
-    return Report(**fields | {name: tuple(fields[name]) for name in ("short", "without")})
-
-
-def _select_shard(source: Path, target: Path, scan: Scan, cuts: Cuts, chosen_by: dict[str, Any]) -> dict[str, Any]:
-    """Write the rows of a table that are kept, unless that is done; count them."""
-    if target.is_file():
-        return json.loads(metadata_of(target)[_COUNTS])
-    counts: dict[str, Any] = {"name": source.stem, "rows": 0, "kept": 0, "images": 0}
-    with writer(target, SELECTED, scan.origin) as file:
-        waiting: list[pa.RecordBatch] = []
-        for rows in scan.read(source, SCHEMA.names):
-            copies = cuts.copies(rows)
-            kept = np.flatnonzero(copies)
-            batch = rows.batch.take(pa.array(rows.places[kept]))
-            waiting.append(pa.record_batch([*batch.columns, pa.array(copies[kept])], schema=SELECTED))
-            counts["rows"] += len(rows.batch)
-            counts["kept"] += len(kept)
-            counts["images"] += int(copies.sum(dtype=np.int64))
-            if sum(map(len, waiting)) >= BATCH_ROWS:  # row groups of a few rows would be slow to read
-                file.write_table(pa.Table.from_batches(waiting))
-                waiting.clear()
-        if any(map(len, waiting)):
-            file.write_table(pa.Table.from_batches(waiting))
-        file.add_key_value_metadata({_OPTIONS: json.dumps(chosen_by), _COUNTS: json.dumps(counts)})
-    return counts
-
-
-def _report(origin: Origin, counts: Counts, shards: list[dict[str, Any]], per_class: int | None) -> Report:
-    short = (counts.confident > 0) & (counts.confident < (per_class or 0))
-    return Report(
-        rows=int(counts.rows.sum()),
-        confident=int(counts.confident.sum()),
-        kept=sum(shard["kept"] for shard in shards),
-        images=sum(shard["images"] for shard in shards),
-        short=tuple(origin.classes[label] for label in np.flatnonzero(short)),
-        without=tuple(origin.classes[label] for label in np.flatnonzero(counts.confident == 0)),
-    )
+    content = read_selection(out)
+    return Report(**{field.name: content[field.name] for field in fields(Report)})

@@ -5,12 +5,13 @@ shard), `class` and `confidence` (the most probable class and its probability), 
 probable ones, best first). What a selection writes has `copies` beside them: how often a student sees the image.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,25 +22,19 @@ from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes, whole_file, write_whole
 
 DESCRIPTION = "pseudo-labels.json"
-BATCH_ROWS = 1 << 16  # as many rows as are in memory at a time, for each thread
+BATCH_ROWS = 1 << 16  # in memory at a time
 _ORIGIN = b"lambdanets"
 _READ_BYTES = 1 << 20  # at a time and column, however large a row group is
 
-
-def _list_of(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", kind, nullable=False))
-
-
-SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("position", pa.int32(), nullable=False),
-        pa.field("class", pa.int32(), nullable=False),
-        pa.field("confidence", pa.float32(), nullable=False),
-        pa.field("classes", _list_of(pa.int32()), nullable=False),
-        pa.field("probabilities", _list_of(pa.float32()), nullable=False),
-    ]
-)
+_COLUMNS = {
+    "key": pa.string(),
+    "position": pa.int32(),
+    "class": pa.int32(),
+    "confidence": pa.float32(),
+    "classes": pa.list_(pa.field("element", pa.int32(), nullable=False)),
+    "probabilities": pa.list_(pa.field("element", pa.float32(), nullable=False)),
+}
+SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
 SELECTED = SCHEMA.append(pa.field("copies", pa.int32(), nullable=False))
 
 
@@ -96,8 +91,22 @@ def read_description(folder: Path) -> tuple[Origin, set[str]]:
         raise InputError(sentence) from error
 
 
-def open_labels(folder: Path) -> tuple[Origin, list[Path]]:
-    """Who gave the labels in a folder, and its tables by name.
+class Labels(NamedTuple):
+    """Who gave the labels in a folder, and its tables by name."""
+
+    origin: Origin
+    paths: list[Path]
+
+    def fingerprint(self) -> str:
+        """A hash of the origin and of the tables' names and sizes, without reading a row."""
+        digest = hashlib.sha256(self.origin.to_json())
+        for path in self.paths:
+            digest.update(f"\n{path.name!r} {path.stat().st_size}".encode())
+        return digest.hexdigest()
+
+
+def open_labels(folder: Path) -> Labels:
+    """The labels in a folder, of which no row is read yet.
 
     Raises InputError for a folder without pseudo-labels.json or tables, and where a table is missing that it names.
     """
@@ -107,7 +116,7 @@ def open_labels(folder: Path) -> tuple[Origin, list[Path]]:
     if missing or not tables:
         lacking = f"{len(missing)} of {len(wanted)} tables, {missing[0]}.parquet first" if missing else "all tables"
         raise InputError(f"{folder} lacks {lacking}; finish labelling the images")
-    return origin, tables
+    return Labels(origin, tables)
 
 
 def write_table(
@@ -142,19 +151,11 @@ def write_table(
     probabilities = probabilities.astype(np.float32) + np.float32(0)  # no -0, whose bits are those of a large number
     if not ((probabilities >= 0) & (probabilities <= 1)).all() or (np.diff(probabilities) > 0).any():
         raise InputError("probabilities must lie in 0 to 1, the largest of a row first")
-    ends = pa.array(np.arange(rows + 1, dtype=np.int32) * origin.top)
-    columns = [
-        keys,
-        pa.array(positions, pa.int32()),
-        pa.array(classes[:, 0], pa.int32()),
-        pa.array(probabilities[:, 0], pa.float32()),
-        *(
-            pa.ListArray.from_arrays(ends, pa.array(values.reshape(-1), field.type.value_type), type=field.type)
-            for field, values in zip(list(SCHEMA)[4:], (classes, probabilities), strict=True)
-        ),
-    ]
+    lists = [pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), origin.top) for x in (classes, probabilities)]
+    columns = [keys, positions, classes[:, 0], probabilities[:, 0], *lists]
+    arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     with writer(path, SCHEMA, origin) as file:
-        file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=BATCH_ROWS)
+        file.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), row_group_size=BATCH_ROWS)
 
 
 @contextmanager
@@ -174,11 +175,21 @@ def read_table(path: Path) -> tuple[pa.Table, Origin]:
 
 
 def read_batches(path: Path, columns: Sequence[str], origin: Origin) -> Iterator[pa.RecordBatch]:
-    """Some columns of a file, a few rows at a time. Raises InputError for a damaged file or one of another origin."""
+    """Some columns of a file, class and confidence among them, a few rows at a time.
+
+    Raises InputError for a damaged file or one of another origin.
+    """
     with _opened(path) as parquet:
         if parquet.metadata.metadata[_ORIGIN] != origin.to_json():
             raise InputError(f"{path} has other classes or another teacher than {DESCRIPTION} beside it says")
-        yield from parquet.iter_batches(BATCH_ROWS, columns=list(columns), use_threads=False)
+        for batch in parquet.iter_batches(BATCH_ROWS, columns=list(columns), use_threads=False):
+            classes, confidences = (batch.column(name).to_numpy() for name in ("class", "confidence"))
+            if len(batch) and not 0 <= classes.min() <= classes.max() < len(origin.classes):
+                wanted, got = f"0 to {len(origin.classes) - 1}", f"{classes.min()} to {classes.max()}"
+                raise InputError(f"{path} is damaged: class must lie in {wanted}, got {got}")
+            if not ((confidences >= 0) & (confidences <= 1)).all():  # what is not a number is neither
+                raise InputError(f"{path} is damaged: confidence must lie in 0 to 1")
+            yield batch
 
 
 def metadata_of(path: Path) -> dict[bytes, bytes]:
