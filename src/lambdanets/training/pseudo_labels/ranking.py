@@ -108,8 +108,7 @@ class Ranking:
         if self.criteria.per_class is None:
             return (batch.column("confidence").to_numpy() >= np.float32(self.criteria.confidence)).astype(np.int32)
         rows = batch.select(["key", "class", "confidence"]).append_column("place", pa.array(np.arange(len(batch))))
-        self.connection.register("labels", pa.Table.from_batches([rows]))
-        seen = self._execute(_COPIES)
+        seen = self._execute(_COPIES, pa.Table.from_batches([rows]))
         copies = np.zeros(len(batch), np.int32)
         copies[seen["place"]] = seen["copies"]
         return copies
@@ -126,16 +125,24 @@ class Ranking:
                 raise
 
         schema = pa.schema([SCHEMA.field(name) for name in columns])
-        self.connection.register("labels", pa.RecordBatchReader.from_batches(schema, batches()))
         try:
-            return self._execute(query)
+            return self._execute(query, pa.RecordBatchReader.from_batches(schema, batches()))
         except Exception as error:
             raise self.failure or error from None
 
-    def _execute(self, query: str) -> dict[str, np.ndarray]:
-        """Run a query in another thread: in the main thread DuckDB heeds Ctrl-C late, and raises RuntimeError."""
+    def _execute(self, query: str, rows: pa.Table | pa.RecordBatchReader | None = None) -> dict[str, np.ndarray]:
+        """Run a query on `rows`, which it names labels.
+
+        It runs in another thread: in the main thread DuckDB heeds Ctrl-C late, and raises other errors for it.
+        """
+
+        def work() -> dict[str, np.ndarray]:
+            if rows is not None:
+                self.connection.register("labels", rows)
+            return self.connection.execute(query, parameters).fetchnumpy()
+
         parameters = {name: value for name, value in vars(self.criteria).items() if f"${name}" in query}
-        future = self.worker.submit(lambda: self.connection.execute(query, parameters).fetchnumpy())
+        future = self.worker.submit(work)
         try:
             return future.result()
         except BaseException:
