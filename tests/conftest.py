@@ -25,10 +25,6 @@ from PIL import Image
 
 from noise_images import write_two_classes
 
-# A shell ignores SIGINT for what it runs in the background, nohup SIGHUP, and so would the package.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Where autograd's engine first runs in a compilation, PyTorch refuses backward passes in processes forked later.
 torch.zeros(1, requires_grad=True).sum().backward()
 
@@ -49,6 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     gc.freeze()  # what was imported stays: looking through it again and again takes 5% of the time
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> None:
+    """Python's own: a shell in the background ignores SIGINT, nohup SIGHUP, and torchrun leaves handlers behind."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
