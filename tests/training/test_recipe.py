@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe, list_recipes
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.recipe import Recipe
@@ -119,3 +120,5 @@ def test_recipes_of_before_fields_were_renamed_are_read():
     names = {"scale": "crop_share", "ratio": "crop_ratio", "crop_pct": "eval_crop", "ema_decay": "average_decay"}
     fields = {names.get(name, name): value for name, value in recipe.fields().items()}
     assert Recipe.from_fields(fields, "recipe.json") == recipe
+    with pytest.raises(InputError, match="has the field 'scale' under its former name 'crop_share' too"):
+        Recipe.from_fields(fields | {"scale": (0.1, 1.0)}, "recipe.json")

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from lambdanets import create_model
 from lambdanets.cli import main
 from lambdanets.data.transforms import Preprocessing
+from lambdanets.errors import InputError
 from lambdanets.inference.classification import predict_files
 from lambdanets.inference.classifier import load_classifier
 from lambdanets.inference.detector import build_detector, load_detector
@@ -178,3 +180,24 @@ def test_detectors_saved_before_model_cards_load(tmp_path):
     loaded = load_detector(saved_before(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_CARDS))
     assert [(category.id, category.name) for category in loaded.categories] == [(3, "cup"), (7, "fork")]
     assert (loaded.card.image_size, loaded.card.levels, loaded.card.validation_data) == (64, (2, 3), "b.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"preprocessing": 5}, "preprocessing must be fields with their values, got 5"),
+        ({"preprocessing": {"image_size": 0}}, "image_size must be a whole number, at least 8"),
+        ({"preprocessing": {"std": [0.0]}}, "std must be finite numbers, above 0"),
+        ({"preprocessing": {"crop_pct": -1}}, "crop_pct must be a finite number, above 0 and at most 1"),
+        ({"preprocessing": {"mean": [0.1, 0.2]}}, "mean must be one number or one for each of 1 channels"),
+        ({"model_options": {"num_classes": 5}}, "model_options must leave num_classes to the card"),
+    ],
+    ids=str,
+)
+def test_cards_with_values_out_of_range_are_refused(change, message, tmp_path):
+    model = create_model("lambda_resnet20_small", num_classes=2, in_chans=1)
+    card = {"task": "classification", "model": "lambda_resnet20_small", "classes": ["a", "b"], "recipe": {}}
+    path = saved_before(tmp_path / "weights.safetensors", model, card)
+    assert load_classifier(path).card.preprocessing == Preprocessing()
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_classifier(saved_before(path, model, card | change))

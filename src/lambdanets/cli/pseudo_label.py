@@ -26,8 +26,7 @@ class Label:
     top: int = 5
     """Classes to keep for each image; all where there are fewer."""
     batch_size: int | None = None
-    """Images at a time; by default as many as the teacher was trained with at a time, or fewer where memory would not
-    hold them."""
+    """Images at a time; by default as many as fit into memory, up to 128."""
     workers: int = 0
     """Processes that decode images."""
     max_unreadable: int = 1000

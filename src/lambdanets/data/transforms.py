@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from PIL.Image import Image
 from timm.data import create_transform
 from torch import Tensor
 from torchvision.transforms import Compose
+
+from lambdanets.bounds import Range
+from lambdanets.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,25 @@ class Preprocessing:
     mean, std: of pixels in [0, 1], one number or one per channel.
     """
 
+    RANGES: ClassVar[dict[str, Range]] = {
+        "image_size": Range(8, 10_000),
+        "std": Range(above=0),
+        "crop_pct": Range(above=0, most=1),
+    }
+
     image_size: int = 16
     channels: Literal[1, 3] = 1
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.25,)
     crop_pct: float = 1.0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                raise InputError(
+                    f"{name} must be one number or one for each of {self.channels} channels, got {getattr(self, name)}"
+                )
 
     @property
     def mode(self) -> str:

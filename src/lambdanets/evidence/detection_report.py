@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lambdanets.bounds import fits
 from lambdanets.columns import columns
 from lambdanets.errors import InputError
+from lambdanets.training.recipe import renamed
 from lambdanets.training.report import RESULT
 
 Format = Literal["text", "markdown"]
@@ -98,7 +99,7 @@ def report(runs: Sequence[Path], format: Format) -> str:
 
 
 def _but_seed(recipe: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in recipe.items() if name != "seed"}
+    return {name: value for name, value in renamed(recipe, RESULT).items() if name != "seed"}
 
 
 def _sha256(result: dict[str, Any], what: str) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from lambdanets.bounds import check, fits, types_of_fields
+from lambdanets.bounds import Range, check, fits, types_of_fields
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 
@@ -40,6 +40,11 @@ class ModelCard:
     classes: tuple[str, ...]
     model_options: ModelOptions = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        fixed = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & self.model_options.keys()
+        if fixed:
+            raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the card")
+
     def to_json(self, recipe: Mapping[str, Any]) -> str:
         """The card and the recipe of the run, as files of weights keep them."""
         return json.dumps({"task": self.task} | asdict(self) | {"recipe": recipe})
@@ -64,6 +69,13 @@ class DetectorCard(ModelCard):
 
     task: ClassVar[str] = "detection"
 
+    RANGES: ClassVar[dict[str, Range]] = {
+        "image_size": Range(4, 10_000),
+        "mask_layers": Range(0),
+        **dict.fromkeys(("pyramid_channels", "proposals", "detections"), Range(1)),
+        **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
+    }
+
     category_ids: tuple[int, ...] = ()
     image_size: int = 128
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -81,6 +93,15 @@ class DetectorCard(ModelCard):
     images: str | None = None
     validation_data: str | None = None
     validation_images: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("levels", "aspect_ratios"):
+            if not getattr(self, name):
+                raise InputError(f"{name} must have at least one number, got none")
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != 3:
+                raise InputError(f"{name} must be three numbers, one for each color, got {getattr(self, name)}")
 
 
 Card = TypeVar("Card", bound=ModelCard)
@@ -122,17 +143,21 @@ def _make(kind: Any, fields: Mapping[str, Any], source: str) -> Any:
     for name, annotation in types_of_fields(kind).items():
         if is_dataclass(annotation):  # in a recipe its fields stand among the others
             nested = fields.get(name, fields)
-            values[name] = _make(annotation, nested if isinstance(nested, Mapping) else {}, source)
+            if not isinstance(nested, Mapping):
+                raise InputError(f"{source}: {name} must be fields with their values, got {nested!r}")
+            values[name] = _make(annotation, nested, source)
             continue
         name_there = name if name in fields else _BEFORE.get(name, name)
         if name_there in fields:
             value = fields[name_there]
             values[name] = tuple(value) if isinstance(value, list) else value
             try:
-                check(name, values[name], annotation)
+                check(name, values[name], annotation, getattr(kind, "RANGES", {}).get(name))
             except InputError as error:
                 raise InputError(f"{source}: {error}") from error
     try:
         return kind(**values)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
     except TypeError as error:
         raise InputError(f"{source} does not say which model it holds; expected a file that a run left") from error

@@ -153,7 +153,7 @@ class TrainingRecipe:
         Raises ValueError for another task's, for a name that no recipe has and for a value that does not fit; source
         names the file.
         """
-        fields = {_RENAMED.get(name, name): value for name, value in fields.items()}
+        fields = renamed(fields, source)
         task = fields.pop("task", "classification")
         if task != cls.task:
             raise InputError(f"{source} is of a run of {task}, not of {cls.task}")
@@ -275,6 +275,14 @@ class Recipe(TrainingRecipe):
     def pseudo_batch_size(self) -> int:
         """Pseudo-labelled images in a step."""
         return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
+
+
+def renamed(fields: dict[str, Any], source: str) -> dict[str, Any]:
+    """Fields of a recipe under the names they have now. Raises InputError for one under both its names."""
+    for before, now in _RENAMED.items():
+        if before in fields and now in fields:
+            raise InputError(f"{source} has the field {now!r} under its former name {before!r} too; remove one")
+    return {_RENAMED.get(name, name): value for name, value in fields.items()}
 
 
 def check_policy(policy: str | None) -> None:

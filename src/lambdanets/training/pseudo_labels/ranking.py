@@ -67,6 +67,7 @@ class Criteria:
     per_class: int | None  # images; None keeps every row once
     seed: int
     labels: str  # their fingerprint
+    ties: str = "md5 of seed and key"  # among equal confidences; selections of before had another hash
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
