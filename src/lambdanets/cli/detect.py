@@ -12,7 +12,7 @@ import tyro
 
 from lambdanets.bounds import WORKERS, check
 from lambdanets.cli.arguments import parse
-from lambdanets.cli.image_results import images_journal, tell_unreadable
+from lambdanets.cli.image_results import images_journal, report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
 from lambdanets.errors import InputError, nearest
 from lambdanets.progress import track
@@ -135,7 +135,7 @@ def _train(arguments: list[str]) -> int:
         return done
     result, folder = done
     if result:  # the first process's
-        tell_unreadable(result["unreadable"])
+        report_unreadable(result["unreadable"])
         speed = f"{result['images_per_second']:.1f} images/s"
         say(
             f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
@@ -177,11 +177,11 @@ def _evaluate(arguments: list[str]) -> int:
         if options.out is not None:
             _refuse_full(options.out)
         found = detect_in_set(detector, images, workers=options.workers)
-        tell_unreadable(found.unreadable)
+        report_unreadable(found.unreadable)
         say(f"{len(found.read)} images, {len(found.results)} objects found")
         _print_scores(found.scores.summary())
         if options.out is not None:
-            scores = {**found.scores.told(), "images": len(found.read)}
+            scores = {**found.scores.as_dict(), "images": len(found.read)}
             text = json.dumps(scores, indent=2, ensure_ascii=False) + "\n"
             with deferred():  # a folder with a part of it would be in the way
                 write_whole(options.out / "scores.json", printable_bytes(text))
@@ -241,7 +241,7 @@ def _find_objects(options: Predict, paths: list[Path]) -> None:
                     journal.add({"image": entry, "results": results})
                 say(f"{path}  {int((found['scores'] >= options.score).sum())} objects")
         finally:
-            tell_unreadable(unreadable)
+            report_unreadable(unreadable)
             if journal.entries:
                 images = [entry["image"] for entry in journal.entries]
                 results = [result for entry in journal.entries for result in entry["results"]]

@@ -7,7 +7,7 @@ import tyro
 
 from lambdanets.bounds import WORKERS, Range, check
 from lambdanets.cli.arguments import parse
-from lambdanets.cli.image_results import tell_unreadable
+from lambdanets.cli.image_results import report_unreadable
 from lambdanets.terminal import say
 
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     predictions = classification.evaluate(
         classifier, options.data, options.data_root, batch_size=options.batch_size, workers=options.workers
     )
-    tell_unreadable(predictions.unreadable)
+    report_unreadable(predictions.unreadable)
     say(f"{len(predictions.labels)} images, {int((predictions.labels == predictions.predicted).sum())} right")
     say(f"top-1 {predictions.top1:.4f}")
     return 0

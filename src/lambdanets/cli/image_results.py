@@ -33,7 +33,7 @@ def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -
         raise
 
 
-def tell_unreadable(unreadable: list[str]) -> None:
+def report_unreadable(unreadable: list[str]) -> None:
     if unreadable:
         say(f"skipped {len(unreadable)} images that could not be read:", file=sys.stderr)
         say(*(f"  {sentence}" for sentence in unreadable), file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from lambdanets.cli.arguments import parse
-from lambdanets.cli.image_results import images_journal, tell_unreadable
+from lambdanets.cli.image_results import images_journal, report_unreadable
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.terminal import say
@@ -85,7 +85,7 @@ def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> i
             best = list(zip(prediction.classes, prediction.probabilities, strict=True))
             journal.add({"path": str(prediction.path), "top": [{"class": c, "probability": p} for c, p in best]})
             say(f"{prediction.path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
-        tell_unreadable(unreadable)
+        report_unreadable(unreadable)
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")
         lines = [json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n" for entry in journal.entries]

@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from lambdanets.cli.arguments import parse
-from lambdanets.cli.image_results import tell_unreadable
+from lambdanets.cli.image_results import report_unreadable
 from lambdanets.signals import resumable
 from lambdanets.terminal import say
 
@@ -43,7 +43,7 @@ class Select:
     labels: tyro.conf.Positional[Path]
     """Folder of pseudo-labels: a table for each shard of images, and pseudo-labels.json."""
     out: tyro.conf.Positional[Path]
-    """Folder for the selection: new, empty, or of the same selection, which then goes on."""
+    """Folder for the selection: new, empty, or of the same selection, which then resumes."""
     confidence: float = 0.3
     """The least probability of its class that an image is kept with."""
     per_class: int | None = None
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
             max_unreadable=options.max_unreadable,
             tell=lambda name, images, seconds: say(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
         )
-    tell_unreadable(list(done.unreadable))
+    report_unreadable(list(done.unreadable))
     rate = done.images / max(done.seconds, 1e-9)
     say(f"{done.images:,} images in {done.shards:,} shards labelled in {done.seconds:.0f} s, {rate:.0f} images/s")
     if done.elsewhere:

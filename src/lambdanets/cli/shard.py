@@ -19,7 +19,7 @@ class Shard:
     folder: tyro.conf.Positional[str]
     """A data set as for lambdanets train: a folder, a .tar, digits; with --verify or --index, the shards themselves."""
     out: tyro.conf.Positional[Path | None] = None
-    """Folder for the shards; new, or begun by the same command, which then goes on."""
+    """Folder for the shards; new, or of the same command, which then resumes."""
     verify: bool = False
     """Read all shards again and compare them with shards.json: those in OUT once written, else those in FOLDER."""
     index: bool = False

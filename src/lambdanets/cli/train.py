@@ -6,7 +6,7 @@ from typing import Any
 
 import tyro
 
-from lambdanets.cli.image_results import tell_unreadable
+from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
 from lambdanets.errors import InputError
 from lambdanets.progress import Progress
@@ -74,7 +74,7 @@ def _plan(options: Train) -> int:
 
 
 def _report(result: dict[str, Any], folder: Path) -> None:
-    tell_unreadable(result["unreadable"])
+    report_unreadable(result["unreadable"])
     say(
         f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
         f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {result['images_per_second']:.0f} images/s",

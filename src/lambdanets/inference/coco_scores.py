@@ -48,7 +48,7 @@ class Scores:
         """AP by the name of the category, None for one without objects."""
         return {name: _mean(self.precision[kind][:, :, k, 0]) for k, name in enumerate(self.categories)}
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The summary, and AP by the names of the categories: a part of result.json, and of scores.json."""
         return {**self.summary(), "AP_by_category": {kind: self.per_category(kind) for kind in KINDS}}
 

@@ -31,9 +31,9 @@ def ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
 
 
 class KeepLast(Callback):
-    """Keeps a checkpoint to go on from, renewed every so many steps and after each epoch's validation.
+    """Keeps a checkpoint to resume from, written every `every` steps and after each epoch's validation.
 
-    Not after the last step of an epoch: Lightning takes a run that goes on from there past the validation. And it keeps
+    Not after the last step of an epoch: Lightning skips the validation of a run that resumes from there. And it keeps
     the place in the training images, which Lightning gives back in the middle of an epoch only.
     """
 
@@ -127,7 +127,7 @@ class AverageWeights(WeightAveraging):
 
 
 class StopEarly(EarlyStopping):
-    """Stops after so many epochs without a better metric; a run that goes on after that stops again at once."""
+    """Stops after `patience` epochs without a better metric; a run resumed after that stops again at once."""
 
     def __init__(self, metric: str, patience: int) -> None:
         # not at the end of the epoch, where KeepLast's checkpoint would be written before

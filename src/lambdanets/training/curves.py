@@ -63,7 +63,7 @@ def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, pat
 class TensorBoard(Callback):
     """Writes what metrics.csv and speed.csv hold to tensorboard/, and the learning rate.
 
-    Each row is in its file before a checkpoint is written that knows of it, so that a run that goes on from there takes
+    Each row is in its file before a checkpoint is written that knows of it, so that a run that resumes from there takes
     back what came after, and no more. history and speed: the callbacks that measure; history is registered before.
     """
 

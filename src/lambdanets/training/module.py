@@ -184,7 +184,7 @@ def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
 
 
 def warmup_then_staircase(step: int, warmup: int, length: float, decay: float) -> float:
-    """Linear over the warm-up, then times decay after every so many steps from there."""
+    """Linear over the warm-up, then times decay every `length` steps."""
     return (step + 1) / warmup if step < warmup else decay ** int((step - warmup) / length)
 
 

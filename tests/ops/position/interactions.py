@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.algorithm import Algorithm, Bound
+from lambdanets.ops.position.algorithm import Algorithm, Bound, Gradients
 from lambdanets.ops.position.plan import ALGORITHMS
-from lambdanets.ops.position.problem import Cost, Operands, Problem
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates, built_in
 
 
@@ -35,19 +35,27 @@ class Spy(Algorithm):
         return self.inner.compute_dtype(dtype, rates)
 
     def bind(self, problem: Problem, rates: Rates) -> Bound:
-        bound = self.inner.bind(problem.with_batch(self.most), rates)
-        prepare, forward = bound.prepare, bound.forward
+        return BoundSpy(self, self.inner.bind(problem.with_batch(self.most), rates))
 
-        def counted(table: Tensor) -> tuple[Tensor, ...]:
-            self.prepared += 1
-            return prepare(table)
 
-        def noted(operands: Operands) -> Tensor:
-            self.queries.append(operands.queries)
-            return forward(operands)
+class BoundSpy(Bound):
+    def __init__(self, spy: Spy, inner: Bound) -> None:
+        super().__init__(inner.problem)
+        self.spy, self.inner = spy, inner
 
-        bound.prepare, bound.forward = counted, noted  # type: ignore[method-assign]
-        return bound
+    def prepare(self, table: Tensor) -> Prepared:
+        self.spy.prepared += 1
+        return self.inner.prepare(table)
+
+    def forward(self, operands: Operands) -> Tensor:
+        self.spy.queries.append(operands.queries)
+        return self.inner.forward(operands)
+
+    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+        return self.inner.backward(grad_output, operands, needs_grad)
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        return self.inner.grad_table(grad_prepared)
 
 
 def make_inputs(

@@ -78,7 +78,7 @@ def with_model_of_weights(recipe: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class ClassificationProbe(MemoryProbe):
-    """Of a recipe, for so many classes."""
+    """Of a recipe, for a number of classes."""
 
     recipe: Recipe
     classes: int

@@ -86,7 +86,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True)
 class DetectionProbe(MemoryProbe):
-    """Of a recipe, for so many categories, and at most so many objects in an image."""
+    """Of a recipe, for a number of categories, and of objects in an image at most."""
 
     recipe: DetectionRecipe
     classes: int

@@ -104,7 +104,7 @@ class DetectionTask(Task):
         found = detect_in_set(detector, self.validation, recipe.micro_batch or recipe.batch_size, recipe.workers)
         draw_detections(detector, self.validation, found, folder)
         return {
-            **found.scores.told(),
+            **found.scores.as_dict(),
             "images": len(found.read),
             "dropped": {
                 "training": self.training.findings.counts(),
