@@ -39,7 +39,7 @@ from lambdanets.models.weights import read_weights
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
-from lambdanets.training.checkpoints import BEFORE, BEST, LAST, WholeFiles
+from lambdanets.training.checkpoints import BEFORE, BEST, LAST, AtomicCheckpointIO
 from lambdanets.training.recipe import Recipe
 
 # A phase, and the functions of a run that are it.
@@ -48,7 +48,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "making the folder": [(run, "locked_folder"), (run, "_write_recipe")],
     "reading the checkpoint": [(run, "newest"), (run, "check_resumable")],
     "training": [(Trainer, "fit")],
-    "writing a checkpoint": [(WholeFiles, "save_checkpoint")],
+    "writing a checkpoint": [(AtomicCheckpointIO, "save_checkpoint")],
     "validation": [(lightning.pytorch.loops._EvaluationLoop, "run")],
     "weights, pictures, result": [(run, "_conclude")],
 }

@@ -25,7 +25,7 @@ from lambdanets.data.images import read_image
 from lambdanets.models import create_model
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes import find_recipe
-from lambdanets.training.checkpoints import WholeFiles
+from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.speed import duration
 
@@ -54,7 +54,7 @@ def measure() -> dict[str, Any]:
     checkpoint = {"state_dict": state, "current": copies[0], "momentum": copies[1]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "last.ckpt")
-        seconds = timed(lambda: WholeFiles().save_checkpoint(checkpoint, path))
+        seconds = timed(lambda: AtomicCheckpointIO().save_checkpoint(checkpoint, path))
         written = path.stat().st_size
     return {
         "file_bytes": statistics.mean(map(len, files)),

@@ -11,7 +11,7 @@ import pytest
 
 from lambdanets import cli, signals
 from lambdanets.errors import InputError
-from lambdanets.files import whole_file
+from lambdanets.files import atomic_open
 from lambdanets.locks import locked_folder
 
 NUMBERS = pytest.mark.parametrize("number", signals.SIGNALS, ids=lambda number: number.name)
@@ -74,7 +74,7 @@ def test_signal_before_and_after_the_command_line_ends_the_process_quietly(numbe
 @NUMBERS
 def test_signal_while_a_file_is_written_leaves_the_one_before(number, tmp_path):
     def command():
-        with whole_file(tmp_path / "file") as file:
+        with atomic_open(tmp_path / "file") as file:
             file.write(b"half")
             file.flush()
             send(number)
@@ -114,7 +114,7 @@ def test_signal_in_a_deferred_block_counts_when_it_ends(number, tmp_path):
 def test_signal_during_work_lets_it_clean_up_once(number, tmp_path):
     def command():
         try:
-            with signals.resumable("all is kept"), whole_file(tmp_path / "file"):
+            with signals.resumable("all is kept"), atomic_open(tmp_path / "file"):
                 send(number)
         finally:
             send(signal.SIGTERM)  # schedulers send it again

@@ -14,7 +14,7 @@ from dataclasses import asdict
 import torch
 
 from lambdanets.errors import InputError
-from lambdanets.files import write_whole
+from lambdanets.files import atomic_write
 from lambdanets.ops.position.rates import Rates, calibration_file, calibration_key
 
 # A product of bfloat16 over one of float32, in a process of its own: it would end this one on a machine that announces
@@ -61,7 +61,7 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
     found[calibration_key(device, threads)] = asdict(rates) | kept
-    write_whole(path, json.dumps(found, indent=1).encode())
+    atomic_write(path, json.dumps(found, indent=1).encode())
     return rates
 
 

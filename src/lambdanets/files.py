@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and no pipes."""
+"""Atomic writes, leftovers of killed processes, and regular files only."""
 
 import hashlib
 import os
@@ -12,11 +12,11 @@ from lambdanets.signals import deferred, interruptible
 
 
 @contextmanager
-def whole_file(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write, which takes its place when the block ends and leaves what was there before if it raises.
+def atomic_open(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a file to write that replaces `path` when the block ends, and leaves it as it was if the block raises.
 
-    Written beside its place under a hidden name of this process, and renamed; what was there is renamed to `before`,
-    if given. An OSError names the path.
+    The bytes go to a hidden file in the same folder, which is synced and renamed. An existing file is renamed to
+    `before`, if given. An OSError names the path.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     with interruptible():  # a signal that ended the process at once would leave the hidden file
@@ -54,14 +54,14 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return Path(path).open("rb")
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file, whole or not at all."""
-    with whole_file(path) as file:
+def atomic_write(path: Path, content: bytes | memoryview) -> None:
+    """Write a file atomically: after a crash it holds the former content or the new one."""
+    with atomic_open(path) as file:
         file.write(content)
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a file is what a killed process left half written."""
+    """Whether a file is the hidden leftover of a killed atomic write."""
     return path.name.startswith(".") and path.suffix == ".unfinished"
 
 
@@ -72,7 +72,7 @@ def sha256_of(file: BinaryIO) -> str:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process left half written."""
+    """Remove the hidden leftovers of killed atomic writes."""
     for leftover in folder.glob(".*.unfinished"):
         leftover.unlink(missing_ok=True)
 

@@ -16,7 +16,7 @@ from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import LOCK, InUseError, LostLockError
 from lambdanets.training import run
 from lambdanets.training.callbacks import Interrupted
-from lambdanets.training.checkpoints import WholeFiles
+from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import warmup_then_cosine
 from lambdanets.training.task import read_recipe
@@ -239,14 +239,14 @@ def test_a_finished_run_is_left_alone(quick, tmp_path):
 
 def test_a_failed_write_leaves_the_checkpoint_before_intact(tmp_path, monkeypatch):
     path = tmp_path / "last.ckpt"
-    WholeFiles().save_checkpoint({"step": 1}, path)
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
 
     def fsync(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match="No space left"):
-        WholeFiles().save_checkpoint({"step": 2}, path)
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
     assert torch.load(path)["step"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 

@@ -155,7 +155,7 @@ def _evaluate(arguments: list[str]) -> int:
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
     from lambdanets.data.coco.sets import open_validation, open_with_categories, tell_findings
-    from lambdanets.files import printable_bytes, write_whole
+    from lambdanets.files import atomic_write, printable_bytes
     from lambdanets.inference.coco_results import write_results
     from lambdanets.inference.detection import detect_in_set
     from lambdanets.inference.detection_figures import draw_detections
@@ -184,7 +184,7 @@ def _evaluate(arguments: list[str]) -> int:
             scores = {**found.scores.as_dict(), "images": len(found.read)}
             text = json.dumps(scores, indent=2, ensure_ascii=False) + "\n"
             with deferred():  # a folder with a part of it would be in the way
-                write_whole(options.out / "scores.json", printable_bytes(text))
+                atomic_write(options.out / "scores.json", printable_bytes(text))
                 write_results(found.results, options.out / "results.json")
                 draw_detections(detector, images, found, options.out)
     return 0
@@ -213,7 +213,7 @@ def _predict(arguments: list[str]) -> int:
 
 def _find_objects(options: Predict, paths: list[Path]) -> None:
     """Find objects in images, draw each, and write what is found, also of those until something ended it."""
-    from lambdanets.files import printable_bytes, remove_unfinished, whole_file, write_whole
+    from lambdanets.files import atomic_open, atomic_write, printable_bytes, remove_unfinished
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import find_in_files
     from lambdanets.inference.detection_figures import draw_found
@@ -236,7 +236,7 @@ def _find_objects(options: Predict, paths: list[Path]) -> None:
                 drawn = draw_found(image, found, detector.classes, options.score) if options.pictures else None
                 with deferred():  # a picture without its entry in the journal would be in the way
                     if drawn is not None:
-                        with whole_file(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
+                        with atomic_open(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
                             drawn.save(file, "PNG")
                     journal.add({"image": entry, "results": results})
                 say(f"{path}  {int((found['scores'] >= options.score).sum())} objects")
@@ -247,7 +247,7 @@ def _find_objects(options: Predict, paths: list[Path]) -> None:
                 results = [result for entry in journal.entries for result in entry["results"]]
                 known = {"images": images, "categories": [*map(dataclasses.asdict, detector.categories)]}
                 text = json.dumps(known, indent=1, ensure_ascii=False) + "\n"
-                write_whole(options.out / "images.json", printable_bytes(text))
+                atomic_write(options.out / "images.json", printable_bytes(text))
                 write_results(results, options.out / "results.json")
                 say(f"{len(results)} objects in {len(images)} images, written to {options.out}")
         if not journal.entries:

@@ -70,7 +70,7 @@ def _refuse_existing(out: Path) -> None:
 
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
     """Predict, show and write; predictions are kept in a journal until the file is written. Returns their number."""
-    from lambdanets.files import printable_bytes, write_whole
+    from lambdanets.files import atomic_write, printable_bytes
     from lambdanets.inference.classification import predict_files
     from lambdanets.inference.weights import identified
 
@@ -89,5 +89,5 @@ def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> i
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")
         lines = [json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n" for entry in journal.entries]
-        write_whole(options.out, printable_bytes("".join(lines)))
+        atomic_write(options.out, printable_bytes("".join(lines)))
         return len(lines)

@@ -11,7 +11,7 @@ import tyro
 
 from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError
-from lambdanets.files import printable_bytes, write_whole
+from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.progress import track
 from lambdanets.terminal import say
 
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
     if options.out is None or options.measure:
         say(*text.rstrip("\n").split("\n"))
     else:
-        write_whole(options.out, printable_bytes(text))
+        atomic_write(options.out, printable_bytes(text))
     return 0
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from lambdanets.data.images import read_file, read_image
 from lambdanets.data.shards.tar_samples import names_in_tar
-from lambdanets.data.timm_sets import class_names, create_timm_dataset, whole_labels
+from lambdanets.data.timm_sets import class_names, create_timm_dataset, integer_labels
 from lambdanets.errors import InputError
 
 _VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
@@ -62,7 +62,7 @@ def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
         start = member.offset_data + (inner.offset_data if inner is not None else 0)
         name = f"{inner.name}/{member.name}" if inner is not None else member.name
         members.append((name, start, member.size))
-    labels = whole_labels(reader.targets, str(path))
+    labels = integer_labels(reader.targets, str(path))
     classes = class_names(reader.class_name_to_idx, labels)
     if {"", "."} & set(classes):
         raise InputError(f"expected a folder of images for each class in '{path}', but some images lie loose")

@@ -106,10 +106,10 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabelledImages
             dataset.loader = read_image  # torchvision's own clips 16-bit images and ignores the EXIF orientation
         if not hasattr(dataset, "targets"):
             raise InputError(f"expected a data set with a list of labels in '{source}', but torchvision gives it none")
-        labels = whole_labels(dataset.targets, source)
+        labels = integer_labels(dataset.targets, source)
         return IndexedImages(dataset, labels, source), _torchvision_classes(dataset, labels)
     if hasattr(reader, "__getitem__"):
-        labels = whole_labels(reader.iter_targets(), source)
+        labels = integer_labels(reader.iter_targets(), source)
         return StreamedImages(reader, labels, source), class_names(reader.class_to_idx, labels)
     files, labels = _read_through(dataset, source)
     return EncodedImages(files, labels, source), class_names(getattr(reader, "class_to_idx", None) or {}, labels)
@@ -145,10 +145,10 @@ def _read_through(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list
         raise InputError(
             f"expected to read '{source}' through, but after {len(files)} images: {one_line(error)}"
         ) from error
-    return files, whole_labels(labels, source)
+    return files, integer_labels(labels, source)
 
 
-def whole_labels(labels: Iterable[Any], source: str) -> list[int]:
+def integer_labels(labels: Iterable[Any], source: str) -> list[int]:
     """Labels as whole numbers from 0. Raises InputError for other labels and for negative ones."""
     try:
         whole = [int(label) for label in labels]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lambdanets.data.datasets import LabelledImages
-from lambdanets.files import whole_file
+from lambdanets.files import atomic_open
 from lambdanets.inference.classification import Predictions
 
 WRONG, RIGHT = "#c2410c", "#15803d"
@@ -45,7 +45,7 @@ def draw_predictions(predictions: Predictions, images: LabelledImages, classes: 
             said = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
             truth = f"\nis {classes[label]}" if predictions.predicted[i] != label else ""
             _show(axis, image, said + truth, colour)
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         figure.savefig(file, format="png", dpi=110)
 
 

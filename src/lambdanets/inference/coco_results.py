@@ -12,7 +12,7 @@ from torchvision.ops import box_convert
 
 from lambdanets.bounds import fits
 from lambdanets.errors import InputError
-from lambdanets.files import write_whole
+from lambdanets.files import atomic_write
 
 Result = dict[str, Any]
 _FIELDS = {
@@ -68,7 +68,7 @@ def check_result(result: Any, where: str) -> None:
 
 def write_results(results: Sequence[Result], path: Path) -> None:
     """Write results as JSON, whole or not at all."""
-    write_whole(path, (json.dumps(list(results), allow_nan=False) + "\n").encode())
+    atomic_write(path, (json.dumps(list(results), allow_nan=False) + "\n").encode())
 
 
 def read_results(path: Path) -> list[Result]:

@@ -12,7 +12,7 @@ from lambdanets.data.coco.annotations import AnnotatedImage, Patch, decoded_patc
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import as_tensor
 from lambdanets.data.images import UnreadableImage
-from lambdanets.files import whole_file
+from lambdanets.files import atomic_open
 from lambdanets.inference.detection import Detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.drawing import contact_sheet, draw_curves_of_precision, overlay
@@ -34,7 +34,7 @@ def draw_detections(detector: Detector, images: AnnotatedImages, detections: Det
             continue
         found = detector.predict([as_tensor(image)])[0]
         rows.append((draw_truth(image, known, detector.classes), draw_found(image, found, detector.classes)))
-    with whole_file(folder / SHEET) as file:
+    with atomic_open(folder / SHEET) as file:
         contact_sheet(rows).save(file, "PNG")
     draw_curves_of_precision(detections.scores, folder / CURVES)
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from lambdanets.data.coco.segmentations import Patch
-from lambdanets.files import printable_bytes, whole_file
+from lambdanets.files import atomic_open, printable_bytes
 from lambdanets.inference.coco_scores import RECALLS, Scores
 
 LEAST_SIDE = 640  # of a picture's longer side: of smaller images the names could not be read
@@ -174,5 +174,5 @@ def draw_curves_of_precision(scores: Scores, path: Path) -> None:
             axis.legend(loc="upper right")
         else:
             axis.text(0.5, 0.5, "no objects", ha="center", va="center", color="#64748b")
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         figure.savefig(file, format="png", dpi=110)

@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.files import sha256_of, write_whole
+from lambdanets.files import atomic_write, sha256_of
 from lambdanets.inference.model_card import Card, described, read_card
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import read_weights
@@ -22,7 +22,7 @@ LAST_CHECKPOINT = "checkpoints/last.ckpt"
 def save_weights(path: Path, model: nn.Module, description: str) -> None:
     """Write the weights and their description (`ModelCard.to_json`) to a .safetensors file, atomically."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    write_whole(path, save(tensors, metadata={"lambdanets": description}))
+    atomic_write(path, save(tensors, metadata={"lambdanets": description}))
 
 
 def weights_in(path: Path) -> Path:

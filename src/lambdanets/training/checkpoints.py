@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.files import whole_file
+from lambdanets.files import atomic_open
 from lambdanets.locks import Lock
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import say
@@ -23,7 +23,7 @@ BEST = "best.ckpt"
 BEFORE = "before.ckpt"  # the one before the last, should the last be damaged
 
 
-class WholeFiles(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints so that a kill or a full disk leaves the one before intact, and keeps that one too.
 
     lock: of the folder. Whoever has lost it writes none.
@@ -40,7 +40,7 @@ class WholeFiles(TorchCheckpointIO):
         if self.lock is not None:
             self.lock.check()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, path.with_name(BEFORE) if path.name == LAST else None) as file:
+        with atomic_open(path, path.with_name(BEFORE) if path.name == LAST else None) as file:
             file.write(content.getbuffer())
 
 

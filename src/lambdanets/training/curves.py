@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.figure import Figure
 
-from lambdanets.files import whole_file
+from lambdanets.files import atomic_open
 from lambdanets.training.history import History, Row
 from lambdanets.training.speed import Speed
 
@@ -56,7 +56,7 @@ def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, pat
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend()
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         figure.savefig(file, format="png", dpi=110)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lambdanets.errors import InputError
-from lambdanets.files import write_whole
+from lambdanets.files import atomic_write
 from lambdanets.training.callbacks import ends_step
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes, all_gather_lists, all_reduce_sum
@@ -156,4 +156,4 @@ class History(Callback):
         if self._these.is_rank_zero:
             text = io.StringIO(newline="")
             csv.writer(text).writerows([[*COLUMNS, *self.metrics], *self.rows])
-            write_whole(self.path, text.getvalue().encode())  # it has rows of steps that will be made again
+            atomic_write(self.path, text.getvalue().encode())  # it has rows of steps that will be made again

@@ -9,7 +9,7 @@ from torch import nn
 
 from lambdanets.bounds import fits
 from lambdanets.errors import InputError
-from lambdanets.files import printable_bytes, write_whole
+from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.models.counting import count_parameters
 from lambdanets.provenance import commit, hardware, versions
 
@@ -37,7 +37,7 @@ def write_result(folder: Path, *, seconds: float, seen: int, model: nn.Module, *
         "versions": versions(),
         "hardware": hardware(),
     }
-    write_whole(folder / RESULT, printable_bytes(json.dumps(result, indent=2, ensure_ascii=False) + "\n"))
+    atomic_write(folder / RESULT, printable_bytes(json.dumps(result, indent=2, ensure_ascii=False) + "\n"))
 
 
 def read_result(folder: Path, shown: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
-from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
+from lambdanets.files import atomic_write, is_unfinished, printable_bytes, remove_unfinished
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.locks import LOCK, Lock, locked_folder
 from lambdanets.models.weights import read_weights
@@ -88,7 +88,7 @@ def resume(folder: Path) -> dict[str, Any]:
             return _go_on(folder, these, lock)
 
 
-def whole_paths(recipe: TrainingRecipe) -> dict[str, Any]:
+def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     """The recipe's paths from the root, so that a run can be resumed and evaluated from any folder."""
     places = {name: getattr(recipe, name) for name in recipe.PLACES}
     return {
@@ -107,7 +107,7 @@ def given(recipe: AnyRecipe) -> AnyRecipe:
         raise InputError(
             "model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights"
         )
-    return task_of(recipe.task).given(replace(recipe, **whole_paths(recipe)))
+    return task_of(recipe.task).given(replace(recipe, **absolute_paths(recipe)))
 
 
 def _holds_run(recipe: TrainingRecipe, folder: Path) -> bool:
@@ -140,7 +140,7 @@ def _locked(folder: Path) -> Iterator[Lock | None]:
 
 
 def _write_recipe(recipe: TrainingRecipe, folder: Path) -> None:
-    write_whole(folder / RECIPE, printable_bytes(recipe.to_json() + "\n"))
+    atomic_write(folder / RECIPE, printable_bytes(recipe.to_json() + "\n"))
 
 
 def _is_finished(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.locks import Lock
-from lambdanets.training.checkpoints import WholeFiles
+from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.processes import Processes
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.speed import Progress, ProgressLines, Speed
@@ -46,7 +46,7 @@ def make_trainer(
         gradient_clip_val=recipe.clip_gradient,
         callbacks=[*callbacks, *shown],
         # named, so that a scheduler's variables, such as SLURM's, are not taken for a launcher
-        plugins=[WholeFiles(lock), TorchElasticEnvironment() if several else LightningEnvironment()],
+        plugins=[AtomicCheckpointIO(lock), TorchElasticEnvironment() if several else LightningEnvironment()],
         logger=False,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,

@@ -10,7 +10,7 @@ from PIL import Image
 
 from lambdanets.data.coco.segmentations import run_string
 from lambdanets.errors import InputError
-from lambdanets.files import write_whole
+from lambdanets.files import atomic_write
 
 CATEGORY_IDS = tuple(3 * digit + 1 for digit in range(10))  # with holes, as COCO's own
 DARKEST = 80  # a digit's pixels are at least so bright, the ground is darker
@@ -29,8 +29,8 @@ def write_scattered_digits(folder: Path, training: int, validation: int, seed: i
         for part, (content, files) in parts.items():
             (folder / part).mkdir(parents=True, exist_ok=True)
             for name, file in files.items():
-                write_whole(folder / part / name, file)
-            write_whole(folder / f"{part}.json", content)
+                atomic_write(folder / part / name, file)
+            atomic_write(folder / f"{part}.json", content)
     except OSError as error:
         raise InputError(f"expected to write into '{folder}', but: {error.strerror or error}") from error
 

@@ -12,7 +12,7 @@ from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, Unreada
 from lambdanets.data.shards.store import ShardStore
 from lambdanets.data.shards.tar_samples import class_number, read_tar_samples
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import open_regular, sha256_of, write_whole
+from lambdanets.files import atomic_write, open_regular, sha256_of
 from lambdanets.progress import track
 
 _VALIDATION = ("val", "test")  # how the names of validation shards begin
@@ -94,7 +94,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     if highest >= len(names):
         raise InputError(f"expected names for the classes 0 to {highest} in '{folder}', but came {len(names)}")
     listed = ShardList(names, {name: tuple(shards) for name, shards in parts.items() if shards})
-    write_whole(folder / SHARD_LIST, listed.to_json())
+    atomic_write(folder / SHARD_LIST, listed.to_json())
     return listed
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from lambdanets.data.images import is_image_name
 from lambdanets.data.shards.listing import SHARD_LIST, ShardList
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import printable_bytes, write_whole
+from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.locks import LOCK
 
 WRITING = "unfinished"  # the folder that holds the plan and one entry per shard until all are written
@@ -89,7 +89,7 @@ def begin(out: Path, made: dict[str, Any]) -> None:
     plan = out / WRITING / _PLAN
     if not plan.is_file():
         plan.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(plan, json.dumps(made).encode())
+        atomic_write(plan, json.dumps(made).encode())
 
 
 def _check_same(out: Path, found: dict[str, Any], made: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import open_regular, sha256_of, whole_file
+from lambdanets.files import atomic_open, open_regular, sha256_of
 from lambdanets.terminal import say
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
@@ -149,7 +149,7 @@ def is_url(location: str) -> bool:
 
 def _fetch(url: str, path: Path, shard: Shard) -> BinaryIO:
     """Fetch a shard to a path and open it. Opened before it gets its name, as others may remove it from then on."""
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         _file_system(url).get_file(url, file.name)
         fetched = open_regular(file.name)
         digest, size = sha256_of(fetched), fetched.tell()

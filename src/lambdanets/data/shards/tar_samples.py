@@ -13,7 +13,7 @@ import numpy as np
 
 from lambdanets.data.images import IMAGE_SUFFIXES
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import open_regular, sha256_of, whole_file
+from lambdanets.files import atomic_open, open_regular, sha256_of
 
 _PADDING = 2**20  # bytes looked at behind the end-of-archive block; GNU tar writes up to 10,240 bytes of zeros there
 
@@ -136,7 +136,7 @@ def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, 
     where they differ.
     """
     written = []
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for key, suffix, content, label in samples:
                 label_content = b"" if label is None else str(label).encode()

@@ -28,7 +28,7 @@ from lambdanets.data.shards.images import UNLABELLED
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList
 from lambdanets.data.shards.tar_samples import Sample, write_tar_samples
 from lambdanets.errors import InputError
-from lambdanets.files import remove_unfinished, write_whole
+from lambdanets.files import atomic_write, remove_unfinished
 from lambdanets.locks import locked_folder
 from lambdanets.progress import Progress
 from lambdanets.signals import blocked, end_at_once
@@ -125,7 +125,7 @@ def write_shards(
                     for name, part in parts.items()
                 }
                 whole = ShardList(classes, listed, made | {"unreadable": unreadable})
-                write_whole(out / SHARD_LIST, whole.to_json())
+                atomic_write(out / SHARD_LIST, whole.to_json())
             finally:
                 for place in (out, out / WRITING):
                     remove_unfinished(place)  # of processes that were ended
@@ -231,7 +231,7 @@ def _write_shard(job: _Job, part: str, number: int) -> _Entry:
     samples = _readable(images, images.shards[number], job.check_images, unreadable)
     shard = Shard(name, *write_tar_samples(job.out / name, samples))
     entry = _Entry(shard, unreadable)
-    write_whole(_entry_path(job.out, name), json.dumps(asdict(entry)).encode())
+    atomic_write(_entry_path(job.out, name), json.dumps(asdict(entry)).encode())
     return entry
 
 

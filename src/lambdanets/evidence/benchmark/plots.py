@@ -13,7 +13,7 @@ from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.evidence.benchmark.race import Row
 from lambdanets.evidence.benchmark.report import Report, figures
 from lambdanets.evidence.benchmark.timing import summarize
-from lambdanets.files import whole_file
+from lambdanets.files import atomic_open
 
 # ours stands out, the convolution is the yardstick, rivals share the rest
 _COLOURS = {OURS: "#1d4ed8", CONVOLUTION: "#111827"}
@@ -158,5 +158,5 @@ def _legend(figure: Figure, names: Sequence[str]) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         figure.savefig(file, format="png", dpi=110)

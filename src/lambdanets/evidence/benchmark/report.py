@@ -15,7 +15,7 @@ from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import Common
 from lambdanets.evidence.benchmark.race import NOT_REACHED, Row
 from lambdanets.evidence.benchmark.timing import MORE_PASSES, NOISY, fit_exponent, geometric_mean, summarize
-from lambdanets.files import printable_bytes, write_whole
+from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
 
 RESULTS = "results.json"
@@ -44,7 +44,7 @@ class Report:
             **self._begun(),
         }
         text = json.dumps(_finite(content), indent=1, default=str, ensure_ascii=False)
-        write_whole(folder / RESULTS, printable_bytes(text + "\n"))
+        atomic_write(folder / RESULTS, printable_bytes(text + "\n"))
 
     def resume(self, folder: Path) -> None:
         """Take the finished cases of the same benchmark from its folder. Raises InputError where it is another."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from lambdanets.errors import InputError, nearest
 from lambdanets.evidence.studies.catalog import STUDIES, Variant, labels_of
-from lambdanets.files import is_unfinished, printable_bytes, write_whole
+from lambdanets.files import atomic_write, is_unfinished, printable_bytes
 from lambdanets.locks import LOCK, InUseError, locked, locked_folder
 from lambdanets.training import run
 from lambdanets.training.classification.model import ClassificationProbe
@@ -98,10 +98,10 @@ def begin(plan: Plan, folder: Path) -> None:
     for planned in runs[1:]:
         probe = ClassificationProbe(planned.recipe, len(task.classes))
         images_that_fit(probe, min(planned.recipe.batch_size, task.training_images))
-    recipe = replace(plan.recipe, **run.whole_paths(plan.recipe))
+    recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
     with locked_folder(folder):
         _refuse_full(folder)  # another comparison may have begun there meanwhile
-        write_whole(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))
+        atomic_write(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))
 
 
 def _refuse_full(folder: Path) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from lambdanets.errors import InputError
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import Plan
-from lambdanets.files import open_regular, printable_bytes, whole_file, write_whole
+from lambdanets.files import atomic_open, atomic_write, open_regular, printable_bytes
 
 RESULTS, TABLE = "results.json", "comparison.md"
 # Of a run's result, what differs from run to run; the rest is said once.
@@ -25,8 +25,8 @@ def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -
     """Write results.json, comparison.md and a picture a study into the folder; return what the first holds."""
     summary = summarize(plan, results)
     text = json.dumps(summary, indent=1, ensure_ascii=False)
-    write_whole(folder / RESULTS, printable_bytes(text + "\n"))
-    write_whole(folder / TABLE, printable_bytes(markdown(summary)))
+    atomic_write(folder / RESULTS, printable_bytes(text + "\n"))
+    atomic_write(folder / TABLE, printable_bytes(markdown(summary)))
     draw_all(summary, folder)
     return summary
 
@@ -162,7 +162,7 @@ def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
     for name, study in summary["studies"].items():
         if study["variants"]:
             paths.append(folder / f"{name}.png")
-            with whole_file(paths[-1]) as file:
+            with atomic_open(paths[-1]) as file:
                 _draw(study, summary).savefig(file, format="png", dpi=130)
     return paths
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter
 
 from lambdanets.evidence.tables.printed import Printed, figures_of
 from lambdanets.evidence.tables.verdicts import Measurements, compare
-from lambdanets.files import whole_file
+from lambdanets.files import atomic_open
 
 _LABEL: dict[str, Any] = {"fontsize": 8, "ha": "left", "va": "top", "rotation_mode": "anchor"}
 _OURS, _PAPER, _OTHER = "#1d4ed8", "#111827", "#c2410c"
@@ -23,7 +23,7 @@ def draw(folder: Path, measured: Measurements, machine: str = "") -> dict[str, P
     folder.mkdir(parents=True, exist_ok=True)
     made = {"frontier.png": _frontier(measured, machine), "scope.png": _scope(measured, machine)}
     for name, figure in made.items():
-        with whole_file(folder / name) as file:
+        with atomic_open(folder / name) as file:
             figure.savefig(file, format="png", dpi=110)
     return {"18": folder / "frontier.png", "10": folder / "scope.png"}
 

@@ -18,7 +18,7 @@ from lambdanets.evidence.benchmark.allocations import peak_bytes
 from lambdanets.evidence.benchmark.race import plain_float32
 from lambdanets.evidence.benchmark.timing import interleave
 from lambdanets.evidence.tables.rows import ROWS, Build
-from lambdanets.files import printable_bytes, write_whole
+from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.locks import locked
 from lambdanets.models.counting import count_flops
 from lambdanets.progress import Progress
@@ -94,7 +94,7 @@ def measure(plan: Plan, out: Path) -> None:
 
         def save() -> None:
             content["rows"] = [dataclasses.asdict(sample) for sample in samples]
-            write_whole(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
+            atomic_write(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
 
         save()
         passes = [[name, work] for name in plan.tables for work in TABLES[name]]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from lambdanets.errors import InputError
-from lambdanets.files import is_unfinished, printable_bytes, remove_unfinished, write_whole
+from lambdanets.files import atomic_write, is_unfinished, printable_bytes, remove_unfinished
 from lambdanets.locks import LOCK, locked_folder
 from lambdanets.training.pseudo_labels.ranking import Criteria, Ranking, open_ranking
 from lambdanets.training.pseudo_labels.tables import (
@@ -96,7 +96,7 @@ def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
     )
     parts = {"teacher": ranking.labels.origin.teacher, "classes": classes, "shards": shards}
     content = asdict(criteria) | asdict(report) | parts
-    write_whole(out / SELECTION, printable_bytes(json.dumps(content, indent=1, ensure_ascii=False) + "\n"))
+    atomic_write(out / SELECTION, printable_bytes(json.dumps(content, indent=1, ensure_ascii=False) + "\n"))
     return report
 
 

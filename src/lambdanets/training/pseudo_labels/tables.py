@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lambdanets.errors import InputError
-from lambdanets.files import printable_bytes, whole_file, write_whole
+from lambdanets.files import atomic_open, atomic_write, printable_bytes
 
 DESCRIPTION = "pseudo-labels.json"
 BATCH_ROWS = 1 << 16  # in memory at a time
@@ -72,7 +72,7 @@ class Origin:
 def write_description(folder: Path, origin: Origin, shards: Sequence[str] = ()) -> None:
     """Write pseudo-labels.json, whole or not at all. shards: names of the tables that a whole set has."""
     content = json.loads(origin.to_json()) | ({"shards": sorted(shards)} if shards else {})
-    write_whole(folder / DESCRIPTION, printable_bytes(json.dumps(content, ensure_ascii=False) + "\n"))
+    atomic_write(folder / DESCRIPTION, printable_bytes(json.dumps(content, ensure_ascii=False) + "\n"))
 
 
 def read_description(folder: Path) -> tuple[Origin, set[str]]:
@@ -162,7 +162,7 @@ def write_table(
 def writer(path: Path, schema: pa.Schema, origin: Origin) -> Iterator[pq.ParquetWriter]:
     """A Parquet file that takes its place, whole, when the block ends; checksums tell later if a byte has changed."""
     coded = {"use_dictionary": ["class"], "compression": "zstd", "write_page_checksum": True, "store_schema": False}
-    with whole_file(path) as file, pq.ParquetWriter(file, schema, **coded) as parquet:
+    with atomic_open(path) as file, pq.ParquetWriter(file, schema, **coded) as parquet:
         yield parquet
         parquet.add_key_value_metadata({_ORIGIN: origin.to_json()})
 

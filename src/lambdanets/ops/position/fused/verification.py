@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from lambdanets.errors import KernelWarning
-from lambdanets.files import write_whole
+from lambdanets.files import atomic_write
 from lambdanets.ops.position.fused.device import KernelDevice
 from lambdanets.ops.position.fused.self_test_process import (
     SECONDS_TO_START,
@@ -149,7 +149,7 @@ def _keep(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
         of_device = of_device if isinstance(of_device, dict) else {}
         rows = {name: asdict(verdict) for name, verdict in {**read_verdicts(device, dtype), **verdicts}.items()}
         found[described(device)] = of_device | {dtype_name(dtype): rows}
-        write_whole(verdicts_file(), json.dumps(found, indent=1).encode())
+        atomic_write(verdicts_file(), json.dumps(found, indent=1).encode())
 
 
 def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[Verdicts, Verdicts, Verdicts]:
