@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lambdanets.bounds import fits
 from lambdanets.columns import columns
 from lambdanets.errors import InputError
+from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import renamed
 from lambdanets.training.report import RESULT
 
@@ -99,7 +100,8 @@ def report(runs: Sequence[Path], format: Format) -> str:
 
 
 def _but_seed(recipe: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in renamed(recipe, RESULT).items() if name != "seed"}
+    ignored = ("seed", *DetectionRecipe.FREE)
+    return {name: value for name, value in renamed(recipe, RESULT).items() if name not in ignored}
 
 
 def _sha256(result: dict[str, Any], what: str) -> str | None:

@@ -94,7 +94,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         raise InputError(f"{error}; {advice}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} holds weights and not the state of a run; {advice}") from error
-    if begun.what_counts() != recipe.what_counts():
+    if begun.without_free_fields() != recipe.without_free_fields():
         raise InputError(f"{path} is of another recipe than the run's recipe.json; {advice}")
     if tuple(content["classes"]) != classes:
         raise InputError(f"the data has other classes than when the run began; start a new run, or {advice}")

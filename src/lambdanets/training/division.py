@@ -49,8 +49,10 @@ def divided(
     if fitting < wanted and these.is_rank_zero:
         say(f"{wanted} images at a time do not fit into memory: computing {fitting} at a time", file=sys.stderr)
     # what fits, and not what the parts come to: a run that goes on must come to the same parts
-    parts = parts_of_step(own, least_own, fitting, recipe.LEAST_PART)
-    return replace(recipe, micro_batch=max(fitting, recipe.LEAST_PART)), BatchSlice(these.rank, these.world_size, parts)
+    parts = parts_of_step(own, least_own, fitting, recipe.MIN_MICRO_BATCH)
+    return replace(recipe, micro_batch=max(fitting, recipe.MIN_MICRO_BATCH)), BatchSlice(
+        these.rank, these.world_size, parts
+    )
 
 
 def images_of_process(recipe: TrainingRecipe, images: int, processes: int) -> tuple[int, int]:
@@ -60,9 +62,9 @@ def images_of_process(recipe: TrainingRecipe, images: int, processes: int) -> tu
     """
     labelled, beside = min(recipe.batch_size, images), recipe.pseudo_batch_size
     fewest = labelled // processes + beside // processes
-    if fewest < recipe.LEAST_PART:
+    if fewest < recipe.MIN_MICRO_BATCH:
         raise InputError(
-            f"a step must have at least {recipe.LEAST_PART} images for each of {processes} processes, "
+            f"a step must have at least {recipe.MIN_MICRO_BATCH} images for each of {processes} processes, "
             f"got {labelled + beside}; raise batch_size or use fewer processes"
         )
     return -(-labelled // processes) - (-beside // processes), fewest
@@ -80,7 +82,7 @@ def _tried(probe: MemoryProbe, model: nn.Module, images: int, device: torch.devi
     # the optimizer's states, the average, and the buckets that processes sum gradients in
     held = torch.empty(own * (states_of(probe.recipe) + 1), dtype=torch.uint8, device=device)
     while not _runs(probe, tried, images, device):
-        if images <= probe.recipe.LEAST_PART:
+        if images <= probe.recipe.MIN_MICRO_BATCH:
             raise InputError(
                 f"training {probe.recipe.model} on images of {probe.size} does not fit into the GPU's memory with "
                 f"{at_a_time(images)}; choose a smaller model or image_size"

@@ -85,7 +85,7 @@ class History(Callback):
         self._end_row(trainer, module)
         if not self.rows:
             bad = min(self.unreadable, default="all came out too small")
-            least = "two readable images" if module.recipe.LEAST_PART > 1 else "a readable image"
+            least = "two readable images" if module.recipe.MIN_MICRO_BATCH > 1 else "a readable image"
             raise InputError(f"no training batch had {least}; a bad one: {bad}")
 
     def on_validation_batch_end(

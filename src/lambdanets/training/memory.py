@@ -56,7 +56,7 @@ def images_that_fit(probe: MemoryProbe, wanted: int, free_bytes: int | None = No
         raise
     except Exception as error:  # whatever a model raises at a size it cannot take
         raise InputError(f"{probe.recipe.model} cannot take images of {probe.size}: {one_line(error)}") from error
-    images, least = wanted, probe.recipe.LEAST_PART
+    images, least = wanted, probe.recipe.MIN_MICRO_BATCH
     while images > least and fixed + per_image * images > free:
         images = -(-images // 2)
     if fixed + per_image * images <= free:

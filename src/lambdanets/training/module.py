@@ -86,12 +86,12 @@ class TrainingModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
         several = self._micro_batches
         images = self.count(batch)
-        if images < self.recipe.LEAST_PART:  # too many unreadable
+        if images < self.recipe.MIN_MICRO_BATCH:  # too many unreadable
             if several == 1:
                 return None
             if self.recipe.sync_batch_norm:
                 raise InputError(
-                    f"sync_batch_norm needs {self.recipe.LEAST_PART} readable images in each part of a step, and at "
+                    f"sync_batch_norm needs {self.recipe.MIN_MICRO_BATCH} readable images per micro-batch, and at "
                     f"step {self.global_step} one has {images}: {'; '.join(batch.unreadable[:3])}"
                 )
             # the other processes wait for a gradient

@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a training run, as one flat frozen dataclass for each task."""
+"""Recipes: all hyperparameters of a training run, one flat frozen dataclass per task."""
 
 import dataclasses
 import json
@@ -15,19 +15,19 @@ Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]
 Schedule = Literal["cosine", "staircase", "late_steps"]
 ModelOptions = dict[str, bool | int | float | str]
-# Names that fields had in recipe.json files of before, and have now.
+# Former field names in recipe.json, and the present ones.
 _RENAMED = {"crop_share": "scale", "crop_ratio": "ratio", "eval_crop": "crop_pct", "average_decay": "ema_decay"}
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecipe:
-    """What any training has: the model, its steps, and how they are computed. A task's recipe has its fields beside."""
+    """Hyperparameters that every task has."""
 
     task: ClassVar[str]
-    # folders, files, URLs; of those that are TO_GIVE, "" stands for one that the recipe leaves to be given
-    PLACES: ClassVar[tuple[str, ...]] = ("weights",)
-    TO_GIVE: ClassVar[tuple[str, ...]] = ("weights",)
-    # fields that change nothing about what is computed, but rounding
+    # folders, files, URLs; those in REQUIRED must be given where the recipe has ""
+    PLACES: ClassVar[tuple[str, ...]] = ("data", "weights")
+    REQUIRED: ClassVar[tuple[str, ...]] = PLACES
+    # fields that may change when a run is resumed: they change the result by rounding at most
     FREE: ClassVar[tuple[str, ...]] = (
         "weights",
         "workers",
@@ -36,9 +36,9 @@ class TrainingRecipe:
         "micro_batch",
         "compile",
     )
-    # of which also whether they are given counts
-    GIVEN_COUNTS: ClassVar[tuple[str, ...]] = ()
-    LEAST_PART: ClassVar[int] = 1  # images that must be computed at a time
+    # fields of which a resumed run must have either both or none, whatever their values
+    KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ()
+    MIN_MICRO_BATCH: ClassVar[int] = 1
     RANGES: ClassVar[dict[str, Range]] = {
         "batch_norm_momentum": Range(above=0, most=1),
         "freeze_batch_norm": Range(0, below=1),
@@ -58,100 +58,102 @@ class TrainingRecipe:
         "max_unreadable": Range(0),
     }
 
+    data: str = ""
+    """Training data."""
     model: str = ""
-    """A model of this package or of timm."""
+    """Model name, of this package or of timm."""
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
-    """Arguments of the model, such as: scope 7 content False."""
+    """Keyword arguments of the model, such as: scope 7 content False."""
     weights: str | None = None
-    """Weights to start from, a file or the folder of a run; random initialization if none. A head for other classes is
+    """Initial weights: a weight file or a run folder; random initialization if none. A head for other classes is
     re-initialized."""
-    batch_norm_momentum: float | None = None
-    """Share of a batch in the running statistics (1 minus TensorFlow's decay); the model's own if none."""
-    freeze_batch_norm: float = 0.0
-    """Last share of the steps, in which batch norm keeps to its running statistics, as in evaluation; for few images a
-    step, whose own statistics differ from step to step."""
-    sync_batch_norm: bool = False
-    """Batch norm over the images of all GPUs at once."""
     epochs: int = 100
-    """Passes over the training images."""
+    """Number of epochs."""
     batch_size: int = 64
-    """Global batch size, over all processes."""
+    """Global batch size, over all ranks."""
     micro_batch: int | None = None
-    """Images per process at a time, with gradient accumulation over a step; as many as fit into memory if none."""
-    optimizer: Optimizer = "sgd"
-    """sgd has plain momentum; rmsprop is TensorFlow's, with decay 0.9."""
+    """Images per rank and forward pass; gradients are accumulated over a step. The most that fit into memory if
+    none."""
     learning_rate: float = 0.1
-    """Peak, reached after the warm-up."""
-    schedule: Schedule = "cosine"
-    """From the peak: cosine to 0; staircase: times decay every decay_epochs; late_steps: times a tenth at 90, 95 and
-    97.5% of the steps."""
-    decay: float = 0.99
-    """Of the staircase."""
-    decay_epochs: float = 3.0
-    """Length of its steps."""
-    momentum: float = 0.9
-    """Of sgd and rmsprop; the first beta of adamw."""
-    weight_decay: float = 1e-4
-    """Not on norms, biases and embedding tables."""
+    """Peak learning rate, after the warm-up."""
     warmup_epochs: float = 5.0
-    """Linear from 0."""
+    """Epochs of linear warm-up from 0."""
+    schedule: Schedule = "cosine"
+    """Learning rate schedule after the warm-up. cosine: to 0; staircase: times decay every decay_epochs; late_steps:
+    times 0.1 at 90, 95 and 97.5% of the steps."""
+    decay: float = 0.99
+    """Decay factor of the staircase schedule."""
+    decay_epochs: float = 3.0
+    """Epochs per step of the staircase schedule."""
+    optimizer: Optimizer = "sgd"
+    """sgd: with momentum, not Nesterov; rmsprop: TensorFlow's, with decay 0.9; adamw."""
+    momentum: float = 0.9
+    """Momentum of sgd and rmsprop; beta1 of adamw."""
+    weight_decay: float = 1e-4
+    """Weight decay, except for norm layers, biases and embedding tables."""
     clip_gradient: float | None = None
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient; no clipping if none."""
     ema_decay: float | None = None
-    """Decay of the EMA of the weights, which is validated and saved; no EMA if none. It begins at
-    (1 + steps) / (10 + steps)."""
+    """Decay of the EMA of the weights, min(ema_decay, (1 + step) / (10 + step)). The EMA weights are validated and
+    saved. No EMA if none."""
+    batch_norm_momentum: float | None = None
+    """Momentum of batch norm as in PyTorch (1 minus TensorFlow's decay); the model's own if none."""
+    freeze_batch_norm: float = 0.0
+    """Fraction of the steps, at the end, in which batch norm uses its running statistics. For small batches."""
+    sync_batch_norm: bool = False
+    """Synchronize batch norm across GPUs."""
     precision: Precision = "auto"
-    """32-true, or autocast to bfloat16 or float16; auto is bf16-mixed on GPUs that have it, else 32-true."""
+    """float32, or autocast to bfloat16 or float16. auto: bf16-mixed on GPUs that support it, else 32-true."""
     compile: bool = False
     """Compile the model with torch.compile."""
     seed: int = 0
-    """Of weights, hold-out, order and augmentation."""
+    """Random seed of initialization, splits, data order and augmentation."""
     workers: int = 0
-    """Processes that decode images; 0 for the training process itself. Does not change the result."""
+    """Data loading worker processes; 0 loads in the main process. Does not change the result."""
     checkpoint_every: int = 200
-    """Steps between checkpoints, beside one after each epoch."""
+    """Steps between checkpoints; each epoch ends with one as well."""
     max_unreadable: int = 1000
-    """Images that may be skipped as they cannot be read; one more stops the run."""
+    """Maximum number of unreadable images, which are skipped with a warning."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for name, annotation in types_of_fields(kind).items():
             check(name, getattr(self, name), annotation, self.RANGES.get(name))
-        if self.micro_batch is not None and self.micro_batch < self.LEAST_PART:
-            need = ", as batch norm needs" if self.LEAST_PART > 1 else ""
-            raise InputError(f"micro_batch must be at least {self.LEAST_PART}{need}, got {self.micro_batch}")
+        if self.micro_batch is not None and self.micro_batch < self.MIN_MICRO_BATCH:
+            need = ", as batch norm needs" if self.MIN_MICRO_BATCH > 1 else ""
+            raise InputError(f"micro_batch must be at least {self.MIN_MICRO_BATCH}{need}, got {self.micro_batch}")
 
     @property
     def pseudo_batch_size(self) -> int:
-        """Images in a step beside the batch_size ones."""
+        """Pseudo-labeled images per step, in addition to batch_size."""
         return 0
 
-    def what_counts(self) -> Self:
-        """The recipe with the default in every field in which a run may differ from the one it goes on from."""
+    def without_free_fields(self) -> Self:
+        """The recipe with defaults in all fields that may change when a run is resumed."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         free: dict[str, Any] = {name: defaults[name] for name in self.FREE}
-        anywhere = {name: "" for name in self.GIVEN_COUNTS if getattr(self, name) is not None}
-        return dataclasses.replace(self, **free | anywhere)
+        given = {name: "" for name in self.KEPT_IF_GIVEN if getattr(self, name) is not None}
+        return dataclasses.replace(self, **free | given)
 
     def fields(self) -> dict[str, Any]:
         """The task and all fields."""
         return {"task": self.task} | dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        """The task and the fields as JSON, readable by `from_json`."""
+        """The task and all fields as JSON, for `from_json`."""
         return json.dumps(self.fields(), indent=2)
 
     @classmethod
     def from_json(cls, content: bytes, source: str) -> Self:
-        """The recipe in a file's content that `to_json` wrote; source names it in errors."""
+        """Read what `to_json` wrote; source names the file in errors."""
         return cls.from_fields(read_fields(content, source), source)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
-        """A recipe from field values; fields it lacks have their defaults, but data and model must be there.
+        """A recipe from field values; missing fields have their defaults, but data and model are required.
 
-        Raises ValueError for another task's, for a name that no recipe has and for a value that does not fit; source
-        names the file.
+        Raises ValueError for another task, an unknown field and a value of the wrong type or range; source names the
+        file in errors.
         """
         fields = renamed(fields, source)
         task = fields.pop("task", "classification")
@@ -173,14 +175,14 @@ class TrainingRecipe:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(TrainingRecipe):
-    """How to train a classifier, and on what; data and model must be given."""
+    """Hyperparameters of a classifier's training. data and model are required."""
 
     task: ClassVar[str] = "classification"
     PLACES: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
-    TO_GIVE: ClassVar[tuple[str, ...]] = ("data", "weights", "pseudo_labels", "pseudo_images")
+    REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights", "pseudo_labels", "pseudo_images")
     FREE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.FREE)
-    GIVEN_COUNTS: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")
-    LEAST_PART: ClassVar[int] = 2  # as batch norm needs behind global pooling
+    KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")
+    MIN_MICRO_BATCH: ClassVar[int] = 2  # of batch norm behind global pooling
     RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
         "batch_size": Range(2, 1_000_000),
         "image_size": Range(8, 10_000),
@@ -195,54 +197,55 @@ class Recipe(TrainingRecipe):
     }
 
     data: str = ""
-    """'digits'; a folder with a sub-folder of images a class, or train/ and val/ of such; a folder in torchvision's
-    layout of FashionMNIST, MNIST or KMNIST; a .tar of such a folder; or a name timm's create_dataset knows, such as
+    """'digits'; a folder with one sub-folder per class, or with train/ and val/ of that layout; torchvision's folder of
+    FashionMNIST, MNIST or KMNIST; a .tar of such a folder; shards (folder or URL); or a data set name of timm, such as
     torch/cifar10."""
     data_root: str | None = None
-    """Where a data set named for timm lies."""
+    """Folder of a data set that is named as timm does."""
     validation_share: float = 0.2
-    """Share of the images held out, a class at a time, where the data has no validation part of its own."""
+    """Fraction of each class used for validation if the data has no validation split."""
     hold_out: float = 0.0
-    """Share of the training images kept from training, to look at meanwhile and, with patience, to choose weights by.
-    The result is then measured on the validation part, which chose nothing."""
+    """Fraction of the training images held out for model selection. The final result is measured on the validation
+    split, which selects nothing."""
     patience: int | None = None
-    """Stop after so many epochs without a better top-1, and take the best epoch's weights; never if none."""
+    """Early stopping: epochs without a better top-1 accuracy; the best epoch's weights are used. No early stopping if
+    none."""
     training_images: int | None = None
-    """Train on so many of the training images, drawn with the seed in the shares of the classes; on all if none."""
+    """Train on a random subset of this size, stratified by class; on all images if none."""
     pseudo_labels: str | None = None
-    """Folder of a selection of a teacher's labels (lambdanets pseudo-label select), to train on as well."""
+    """Folder of selected pseudo-labels (lambdanets pseudo-label select) to train on as well."""
     pseudo_images: str | None = None
-    """The shards that they belong to, a folder or a URL."""
+    """Shards of the pseudo-labeled images, a folder or a URL."""
     pseudo_ratio: float = 1.0
-    """Pseudo-labelled images in a step for each labelled one. Epochs are those of the labelled images."""
+    """Pseudo-labeled images per labeled image in a batch. An epoch is one pass over the labeled images."""
     pseudo_targets: Literal["soft", "hard"] = "soft"
-    """Learn the teacher's distribution, or its most probable class."""
-    drop_path: float = 0.0
-    """Largest stochastic depth rate."""
-    dropout: float = 0.0
-    """Rate before the classifier."""
+    """soft: the teacher's distribution; hard: its most probable class."""
     image_size: int = 224
-    """Side of the square the model sees, pixels."""
+    """Side of the input images, pixels."""
     channels: Literal[1, 3] = 3
-    """1 for grey, 3 for colour."""
+    """Input channels: 1 for grayscale, 3 for RGB."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    """Of pixels in [0, 1], for normalization; one number, or one per channel."""
+    """Mean for normalization of pixels in [0, 1]; one number, or one per channel."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     """Standard deviation for normalization; one number, or one per channel."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Area of a random training crop over that of the image, as in torchvision's RandomResizedCrop."""
+    """Area range of RandomResizedCrop, as a fraction of the image."""
     ratio: tuple[float, float] = (0.75, 1.333)
-    """Width over height of a random training crop."""
+    """Aspect ratio range of RandomResizedCrop, width over height."""
     crop_pct: float = 0.875
-    """Center crop at evaluation: its side over that of the largest centered square."""
+    """Side of the center crop in evaluation, as a fraction of the resized image's shorter side."""
     flip: float = 0.5
-    """Probability of a left-right flip in training."""
+    """Probability of a horizontal flip."""
     rand_augment: str | None = None
-    """timm's name of a RandAugment policy, such as rand-m10-n2."""
+    """RandAugment policy in timm's notation, such as rand-m10-n2."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    """How images are resized."""
+    """Interpolation of resized images."""
+    drop_path: float = 0.0
+    """Maximum stochastic depth rate, of the last block."""
+    dropout: float = 0.0
+    """Dropout rate before the classifier."""
     label_smoothing: float = 0.1
-    """Share of a label given to all classes."""
+    """Label smoothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -250,7 +253,7 @@ class Recipe(TrainingRecipe):
             raise InputError("pseudo_labels and pseudo_images must be given together, got one without the other")
         if self.pseudo_labels is not None and not self.pseudo_batch_size:
             raise InputError(
-                f"pseudo_ratio must give a step of {self.batch_size} images a pseudo-labelled one at least, "
+                f"pseudo_ratio must give at least one pseudo-labeled image per batch of {self.batch_size}, "
                 f"got {self.pseudo_ratio}"
             )
         for name in ("mean", "std"):
@@ -266,19 +269,19 @@ class Recipe(TrainingRecipe):
 
     @property
     def preprocessing(self) -> "Preprocessing":
-        """Of images in evaluation."""
+        """Preprocessing in evaluation."""
         from lambdanets.data.transforms import Preprocessing  # help does not wait for timm
 
         return Preprocessing(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)})
 
     @property
     def pseudo_batch_size(self) -> int:
-        """Pseudo-labelled images in a step."""
+        """Pseudo-labeled images per step."""
         return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
 
 
 def renamed(fields: dict[str, Any], source: str) -> dict[str, Any]:
-    """Fields of a recipe under the names they have now. Raises InputError for one under both its names."""
+    """Rename former field names. Raises InputError where a field is given by both its names."""
     for before, now in _RENAMED.items():
         if before in fields and now in fields:
             raise InputError(f"{source} has the field {now!r} under its former name {before!r} too; remove one")
@@ -286,9 +289,9 @@ def renamed(fields: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def check_policy(policy: str | None) -> None:
-    """Raise InputError for a name that timm takes for a RandAugment policy, and that is far beyond any policy's range.
+    """Raise InputError for a RandAugment policy with numbers out of range, which timm accepts.
 
-    timm checks the rest of the name when it makes the policy.
+    timm checks the rest of the name when it builds the policy.
     """
     parts = dict(re.findall(r"-(m|mmax|n)(\d+)(?=-|$)", policy or ""))
     most = max(10, int(parts.get("mmax", 10)))
@@ -306,7 +309,7 @@ def check_policy(policy: str | None) -> None:
 
 
 def read_fields(content: bytes, source: str) -> dict[str, Any]:
-    """The fields in a recipe's JSON; source names it in errors."""
+    """The fields in a recipe's JSON; source names the file in errors."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:

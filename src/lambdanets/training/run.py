@@ -100,7 +100,7 @@ def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
 
 def given(recipe: AnyRecipe) -> AnyRecipe:
     """The recipe with whole paths and a model. Raises InputError for what it leaves to be given, and is not."""
-    for name in recipe.TO_GIVE:
+    for name in recipe.REQUIRED:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} PATH; the recipe names none")
     if not recipe.model and recipe.weights is None:
@@ -121,7 +121,7 @@ def _holds_run(recipe: TrainingRecipe, folder: Path) -> bool:
     there = read_recipe(folder / RECIPE)
     if there.task != recipe.task:
         raise InputError(f"{folder} holds a run of {there.task}, not of {recipe.task}; name another folder")
-    begun, asked = asdict(there.what_counts()), asdict(recipe.what_counts())
+    begun, asked = asdict(there.without_free_fields()), asdict(recipe.without_free_fields())
     differ = [f"{name} {begun[name]!r}, not {asked[name]!r}" for name in asked if asked[name] != begun[name]]
     if differ:
         raise InputError(

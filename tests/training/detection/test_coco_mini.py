@@ -33,6 +33,7 @@ def test_photographs_of_coco_are_trained_on_and_scored(coco, tmp_path, capsys):
     recipe = DetectionRecipe(
         **places,
         validation_data=places["data"],
+        model="lambda_resnet20_small",
         model_options={"small_images": False},
         image_size=128,
         jitter=(0.5, 1.5),

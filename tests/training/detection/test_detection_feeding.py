@@ -17,12 +17,12 @@ from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
+from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.loaders import for_training, training_batches
-from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import tiny_recipe
 
-RECIPE = DetectionRecipe(image_size=48, jitter=(0.1, 2.0), flip=0.5)
+RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
 
 
 def known_image(*annotations, height=20, width=30):

@@ -4,19 +4,19 @@ import pytest
 import torch
 
 from lambdanets.errors import InputError
+from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training import division, run
 from lambdanets.training.detection.model import DetectionProbe
-from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.detection.task import DetectionTask
 from lambdanets.training.memory import images_that_fit, training_memory
 from lambdanets.training.processes import ALONE
 
-SMALL = DetectionRecipe(levels=(2, 3, 4))
+SMALL = DIGITS
 RECIPES = {
     "as for digits": SMALL,
-    "a LambdaResNet with the heads of COCO": DetectionRecipe(
+    "a LambdaResNet with the heads of COCO": replace(
+        SMALL,
         model="lambda_resnet50",
-        image_size=128,
         levels=(1, 2, 3, 4),
         pyramid_channels=64,
         box_layers=(4, 256),

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.errors import InputError
+from lambdanets.recipes.detection.digits import recipe as DETECTOR
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe
@@ -45,13 +46,13 @@ WRONG = [
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_a_field_of_detection_out_of_range_is_named(field, value):
     with pytest.raises(InputError, match=rf"^{field} must be"):
-        replace(DetectionRecipe(), **{field: value})
+        replace(DETECTOR, **{field: value})
 
 
 @pytest.mark.parametrize("field", ["images", "validation_data", "validation_images"])
 def test_digits_bring_images_of_their_own(field):
     with pytest.raises(InputError, match=f"^data must be a JSON file of instances where {field} is 'there'"):
-        replace(DetectionRecipe(), **{field: "there"})
+        replace(DETECTOR, **{field: "there"})
 
 
 @pytest.mark.parametrize("missing", ["images", "validation_data"])
@@ -72,20 +73,20 @@ def test_what_a_recipe_leaves_to_be_given_is_asked_for_by_name():
 
 
 def test_a_recipe_of_detection_survives_json():
-    recipe = replace(DetectionRecipe(), model_options={"scope": 7}, levels=(1, 2), clip_gradient=None)
+    recipe = replace(DETECTOR, model_options={"scope": 7}, levels=(1, 2), clip_gradient=None)
     text = recipe.to_json()
     assert json.loads(text)["task"] == "detection"
     assert DetectionRecipe.from_json(text.encode(), "here") == recipe
 
 
-@pytest.mark.parametrize(("mine", "other"), [(DetectionRecipe(), Recipe), (DIGITS, DetectionRecipe)])
+@pytest.mark.parametrize(("mine", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
 def test_the_recipe_of_another_task_is_refused_by_name(mine, other):
     with pytest.raises(InputError, match=f"here is of a run of {mine.task}, not of {other.task}"):
         other.from_json(mine.to_json().encode(), "here")
 
 
 @pytest.mark.parametrize(
-    "recipe", [DetectionRecipe(epochs=7), replace(DIGITS, epochs=7)], ids=lambda recipe: recipe.task
+    "recipe", [replace(DETECTOR, epochs=7), replace(DIGITS, epochs=7)], ids=lambda recipe: recipe.task
 )
 def test_a_recipe_is_read_as_that_of_its_task(recipe, tmp_path):
     path = tmp_path / "recipe.json"

@@ -14,11 +14,11 @@ from lambdanets.inference.detection import detect_in_set
 from lambdanets.inference.detector import load_detector
 from lambdanets.inference.weights import save_weights
 from lambdanets.layers import RelativeEmbedding
-from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.recipes.detection.digits import recipe as DIGITS
+from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.training import run
 from lambdanets.training.classification import model as classification
 from lambdanets.training.detection.model import build_model, describe
-from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.task import read_recipe
 from training.detection.tiny_detection import TWO, in_two_categories, tiny_recipe
 from training.runs import weights_of
@@ -96,7 +96,7 @@ def test_a_run_begins_from_the_weights_of_another(trained_detector, tmp_path):
 
 def write_classifier(path, **fields):
     """Weights of an untrained classifier."""
-    recipe = replace(DIGITS, **{"channels": 3, "model": "lambda_resnet20_small"} | fields)
+    recipe = replace(CLASSIFIER, **{"channels": 3, "model": "lambda_resnet20_small"} | fields)
     torch.manual_seed(5)
     model = classification.build_model(recipe, 6)
     save_weights(path, model, classification.describe(recipe, tuple("abcdef")))
@@ -109,7 +109,7 @@ def test_weights_of_a_classifier_give_the_backbone_its_own(name, tmp_path):
         name.replace(".", "_"): tensor
         for name, tensor in write_classifier(tmp_path / "weights.safetensors", model=name).state_dict().items()
     }
-    recipe = DetectionRecipe(model=name, weights=str(tmp_path / "weights.safetensors"), pyramid_channels=8)
+    recipe = replace(DIGITS, model=name, weights=str(tmp_path / "weights.safetensors"), pyramid_channels=8)
     torch.manual_seed(1)
     model = build_model(recipe, 3)
     torch.manual_seed(1)
@@ -123,7 +123,7 @@ def test_weights_of_a_classifier_give_the_backbone_its_own(name, tmp_path):
 
 
 def test_pretrained_is_refused_with_what_to_give_instead_and_that_gives_the_backbone_its_own(tmp_path):
-    recipe = DetectionRecipe(model="resnet10t", pyramid_channels=8)
+    recipe = replace(DIGITS, model="resnet10t", pyramid_channels=8)
     with pytest.raises(
         InputError, match=r"save the network's state dict as a \.safetensors file and give that as weights"
     ):
@@ -139,7 +139,7 @@ def test_pretrained_is_refused_with_what_to_give_instead_and_that_gives_the_back
 def test_tables_of_a_classifier_are_interpolated_to_the_scope_that_is_asked_for(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
     options = {"model_options": {"scope": 7}, "levels": (3, 4), "pyramid_channels": 8}
-    model = build_model(DetectionRecipe(weights=str(tmp_path / "weights.safetensors"), **options), 3)
+    model = build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), **options), 3)
     tables = [module.table for module in model.modules() if isinstance(module, RelativeEmbedding)]
     assert tables
     assert all(table.shape[:2] == (7, 7) for table in tables)
@@ -155,7 +155,7 @@ OTHERS = [
 def test_weights_of_another_network_are_refused_with_what_differs(fields, named, tmp_path):
     write_classifier(tmp_path / "weights.safetensors", **fields)
     with pytest.raises(InputError, match=rf"weights\.safetensors .*{named}"):
-        build_model(DetectionRecipe(weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
+        build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
 
 
 def test_weights_of_a_detector_of_another_shape_are_refused_with_what_differs(trained_detector):
@@ -166,7 +166,7 @@ def test_weights_of_a_detector_of_another_shape_are_refused_with_what_differs(tr
 
 
 def test_images_are_fitted_into_image_size_in_evaluation_and_come_so_in_training():
-    model = build_model(DetectionRecipe(image_size=32, levels=(2, 3), pyramid_channels=8), 2)
+    model = build_model(replace(DIGITS, image_size=32, levels=(2, 3), pyramid_channels=8), 2)
     image = torch.rand(3, 20, 30)
     assert model.eval().transform([image])[0].image_sizes == [(21, 32)]
     assert model.train().transform([image])[0].image_sizes == [(20, 30)]
@@ -174,7 +174,7 @@ def test_images_are_fitted_into_image_size_in_evaluation_and_come_so_in_training
 
 def test_an_option_of_the_model_that_the_recipe_decides_is_refused():
     with pytest.raises(InputError, match="model_options must leave in_chans, num_classes to the data and the recipe"):
-        build_model(DetectionRecipe(model_options={"num_classes": 3, "in_chans": 1}), 3)
+        build_model(replace(DIGITS, model_options={"num_classes": 3, "in_chans": 1}), 3)
 
 
 @pytest.mark.parametrize("ids", [None, 5, "47", [4], [4, "7"]], ids=str)

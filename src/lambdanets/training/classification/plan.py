@@ -126,8 +126,8 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     free = free_memory(device)
     probe = ClassificationProbe(recipe, data.classes)
     fitting = images_that_fit(probe, min(own, recipe.micro_batch or own), free)
-    parts = parts_of_step(own, fewest, fitting, recipe.LEAST_PART)
-    least_images = least_of_step(BatchSlice(0, devices, parts), recipe.pseudo_batch_size, recipe.LEAST_PART)
+    parts = parts_of_step(own, fewest, fitting, recipe.MIN_MICRO_BATCH)
+    least_images = least_of_step(BatchSlice(0, devices, parts), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH)
     fixed, per_image = training_memory(probe)
     with torch.device("meta"):
         model: Any = probe.build()

@@ -1,27 +1,21 @@
-"""A recipe of detection: Mask R-CNN on a feature pyramid, trained on images annotated as COCO's are."""
+"""The recipe of detection: Mask R-CNN with a feature pyramid, trained on COCO-format annotations."""
 
 import dataclasses
 from typing import ClassVar
 
 from lambdanets.bounds import Range
 from lambdanets.errors import InputError
-from lambdanets.training.recipe import Schedule, TrainingRecipe
+from lambdanets.training.recipe import TrainingRecipe
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectionRecipe(TrainingRecipe):
-    """How to train a detector, and on what. The defaults are the digits recipe's; others change fields of it."""
+    """Hyperparameters of Mask R-CNN's training. data, images, validation_data and model are required."""
 
     task: ClassVar[str] = "detection"
     PLACES: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
-    TO_GIVE: ClassVar[tuple[str, ...]] = PLACES
-    FREE: ClassVar[tuple[str, ...]] = (
-        "data",
-        "images",
-        "validation_data",
-        "validation_images",
-        *TrainingRecipe.FREE,
-    )
+    REQUIRED: ClassVar[tuple[str, ...]] = PLACES
+    FREE: ClassVar[tuple[str, ...]] = (*PLACES[:4], *TrainingRecipe.FREE)
 
     RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
         "image_size": Range(4, 10_000),
@@ -32,70 +26,64 @@ class DetectionRecipe(TrainingRecipe):
         **dict.fromkeys(("flip", "drop_path"), Range(0, 1)),
     }
 
-    data: str = "digits"
-    """'digits', scanned digits scattered over images; or instances in COCO's format to train on, a JSON file."""
+    data: str = ""
+    """COCO-format JSON file of instances to train on; or 'digits', scanned digits scattered over images."""
     images: str | None = None
-    """The images that data tells of: a folder, or an uncompressed tar."""
+    """Images of data: a folder or an uncompressed tar."""
     validation_data: str | None = None
-    """Instances to validate on, a JSON file; beside 'digits' there are some."""
+    """COCO-format JSON file of instances to validate on; 'digits' has its own."""
     validation_images: str | None = None
-    """Their images; by default those of images."""
+    """Images of validation_data; images if none."""
     training_images: int | None = None
-    """Train on so many of the images, drawn with the seed; on all if none."""
-
-    model: str = "lambda_resnet20_small"
-    """The backbone, a model of this package or of timm."""
+    """Train on a random subset of this size; on all images if none."""
     epochs: int = 12
-    """Passes over the training images."""
+    """Number of epochs."""
     batch_size: int = 8
-    """Global batch size, over all processes."""
+    """Global batch size, over all ranks."""
     learning_rate: float = 0.02
-    """Peak, reached after the warm-up."""
-    schedule: Schedule = "cosine"
-    warmup_epochs: float = 2.0
-    """Linear from 0."""
+    """Peak learning rate, after the warm-up."""
+    warmup_epochs: float = 1.0
+    """Epochs of linear warm-up from 0."""
     weight_decay: float = 4e-5
-    """Not on norms, biases and embedding tables."""
-    clip_gradient: float | None = 10.0
-    """Largest norm of the gradient."""
+    """Weight decay, except for norm layers, biases and embedding tables."""
 
-    image_size: int = 128
-    """Side of the square that images are fitted into: the longer side of an image in evaluation; in training that times
-    a random scale, of which a square of this side is cropped."""
+    image_size: int = 1024
+    """Side of the square inputs, pixels. In evaluation the longer side of an image is resized to it, and the rest is
+    padded; in training the image is resized to a random scale of that, and cropped or padded."""
     jitter: tuple[float, float] = (0.8, 1.25)
-    """The random scale."""
-    flip: float = 0.0
-    """Probability of a left-right flip in training."""
+    """Range of the random scale in training."""
+    flip: float = 0.5
+    """Probability of a horizontal flip in training."""
     max_objects: int = 300
-    """Objects of an image to learn from at a time; of more, so many are drawn anew each time."""
+    """Maximum objects per training image; of more, a random subset at each pass."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    """Subtracted from pixels in [0, 1], a number for each colour."""
+    """Mean for normalization of pixels in [0, 1], one number per channel."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    """Divides them then."""
+    """Standard deviation for normalization, one number per channel."""
 
-    levels: tuple[int, ...] = (2, 3, 4)
-    """Maps of the backbone that the pyramid takes, numbered from 0, the finest first."""
-    pyramid_channels: int = 64
-    """Of each level."""
-    box_layers: tuple[int, int] = (0, 128)
-    """3x3 convolutions of the box head, and width of the layer behind them."""
-    mask_layers: int = 2
-    """3x3 convolutions of the mask head."""
-    anchor_scale: float = 4.0
-    """Side of a level's anchors in its strides."""
+    levels: tuple[int, ...] = (1, 2, 3, 4)
+    """Feature maps of the backbone that the feature pyramid takes, counted from 0 (stride 2)."""
+    pyramid_channels: int = 256
+    """Channels of the feature pyramid."""
+    box_layers: tuple[int, int] = (4, 1024)
+    """Box head: number of 3x3 convolutions, and width of the fully connected layer."""
+    mask_layers: int = 4
+    """Mask head: number of 3x3 convolutions."""
+    anchor_scale: float = 8.0
+    """Side of the anchors, in strides of their level."""
     aspect_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
-    """Heights of anchors over their widths."""
-    proposals: int = 500
-    """Regions of an image that the pyramid proposes and the heads look at."""
-    sampled_regions: int = 128
-    """Of those, the regions that the heads learn from, a quarter of them objects where there are so many."""
+    """Aspect ratios of the anchors, height over width."""
+    proposals: int = 1000
+    """Proposals per image that the region proposal network keeps after non-maximum suppression."""
+    sampled_regions: int = 512
+    """Proposals per image that the heads are trained on, at most a quarter of them positive."""
     detections: int = 100
-    """Objects to find in an image at most; average precision counts so many."""
+    """Maximum detections per image."""
     drop_path: float = 0.0
-    """Largest stochastic depth rate of the backbone."""
+    """Maximum stochastic depth rate of the backbone, of its last block."""
     hide_padding: bool = True
-    """Keep what an image's batch is padded with from changing what is found in it; False for networks, such as those
-    with attention, in which that cannot be."""
+    """Mask the padding of images in all layers, so that it does not change the result. False for backbones that cannot
+    mask it, such as those with attention."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,7 +95,7 @@ class DetectionRecipe(TrainingRecipe):
             if len(getattr(self, name)) != 3:
                 raise InputError(f"{name} must be three numbers, one for each color, got {getattr(self, name)}")
         if not self.levels:
-            raise InputError("levels must be one at least, got none")
+            raise InputError("levels must be at least one, got none")
         if not self.aspect_ratios:
             raise InputError("aspect_ratios must be at least one, got none")
         if min(self.box_layers) < 0 or self.box_layers[1] < 1:

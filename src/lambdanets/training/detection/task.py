@@ -110,7 +110,7 @@ class DetectionTask(Task):
                 "training": self.training.findings.counts(),
                 "validation": self.validation.findings.counts(),
             },
-            "recipe": json.loads(recipe.what_counts().to_json()),
+            "recipe": json.loads(recipe.without_free_fields().to_json()),
             "training_data": {
                 "name": recipe.data,
                 # those drawn from a set depend on the seed
