@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training.callbacks import AverageWeights
+from lambdanets.training.callbacks import EMA
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import schedule_of, warmup_then_staircase
 
@@ -26,7 +26,7 @@ class Few(LightningModule):
 
 def averaged(decay, weights):
     """What is left of weights, the first before any step, by the callback in Lightning's own order of calls."""
-    module, average = Few(), AverageWeights(decay)
+    module, average = Few(), EMA(decay)
     module.weight.data = weights[0].clone()
     trainer = SimpleNamespace(global_step=0, current_epoch=0)
     average.setup(trainer, module, "fit")
@@ -59,7 +59,7 @@ def test_equal_weights_are_their_own_average():
 
 
 def test_validation_sees_the_average_and_training_goes_on_with_the_weights():
-    module, average = Few(), AverageWeights(0.9)
+    module, average = Few(), EMA(0.9)
     trainer = SimpleNamespace(global_step=1, current_epoch=0)
     average.setup(trainer, module, "fit")
     module.weight.data = torch.full((3,), 5.0)

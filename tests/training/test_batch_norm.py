@@ -75,7 +75,7 @@ def test_one_process_keeps_its_batch_norms():
 
 def test_batch_norm_over_processes_is_refused_without_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="sync_batch_norm needs a GPU for each process"):
+    with pytest.raises(InputError, match="sync_batch_norm needs one GPU per process"):
         prepare_batch_norm(create_model("lambda_resnet20_small"), replace(DIGITS, sync_batch_norm=True), processes=2)
 
 

@@ -72,7 +72,7 @@ def test_a_run_does_not_go_on_with_another_selection(together, material, tmp_pat
     folder = broken_off(together, tmp_path / "run", monkeypatch)
     other = write_selection(material / "shards", tmp_path / "other", classes=DIGITS, top=3, per_class=11)
     (folder / "recipe.json").write_text(replace(together, pseudo_labels=str(other)).to_json())
-    with pytest.raises(InputError, match="the data has changed since the run began"):
+    with pytest.raises(InputError, match="the data has changed since the run started"):
         run.resume(folder)
 
 

@@ -16,7 +16,7 @@ from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import division, run
+from lambdanets.training import micro_batches, run
 from lambdanets.training.classification import task
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import draw_curves
@@ -121,7 +121,7 @@ def test_two_damaged_checkpoints_are_named_with_what_to_do(small, tmp_path, monk
     folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
     for name in ("last.ckpt", "before.ckpt"):
         (folder / "checkpoints" / name).write_bytes(b"damaged")
-    with pytest.raises(InputError, match=r"last\.ckpt .*; remove .*last\.ckpt to start the run again"):
+    with pytest.raises(InputError, match=r"last\.ckpt .*; remove .*last\.ckpt to restart the run"):
         run.start(small, folder)
 
 
@@ -163,7 +163,7 @@ def test_a_command_with_other_data_does_not_go_on_with_the_first(small, two_clas
     folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
     shutil.copytree(two_classes, tmp_path / "others")
     (tmp_path / "others/dark/00.png").rename(tmp_path / "others/dark/another.png")
-    with pytest.raises(InputError, match="the data has changed since the run began"):
+    with pytest.raises(InputError, match="the data has changed since the run started"):
         run.start(replace(small, data=str(tmp_path / "others")), folder)
 
 
@@ -244,9 +244,9 @@ def test_the_operation_and_parameter_of_a_nan_gradient_are_named(small, micro_ba
 
 
 def test_parts_of_a_step_are_halved_until_they_fit_into_memory_and_that_is_said(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(division, "images_that_fit", lambda probe, wanted, free: -(-wanted // 2))
+    monkeypatch.setattr(micro_batches, "largest_micro_batch", lambda probe, wanted, free: -(-wanted // 2))
     assert run.start(replace(small, epochs=1), tmp_path / "run")["micro_batch"] == 3
-    assert "6 images at a time do not fit into memory: computing 3 at a time" in capsys.readouterr().err
+    assert "a micro-batch of 6 images does not fit into memory: using 3" in capsys.readouterr().err
 
 
 def fail_to_write(monkeypatch):
@@ -290,8 +290,8 @@ def test_micro_batch_in_recipe_json_is_not_halved_for_page_cache(small, cache, m
     for name, content in contents.items():
         (tmp_path / name).write_text(str(content))
     (tmp_path / "membership").write_text("0::/\n")
-    container = partial(division.free_memory, cgroups=tmp_path, membership=tmp_path / "membership")
-    monkeypatch.setattr(division, "free_memory", container)
+    container = partial(micro_batches.free_memory, cgroups=tmp_path, membership=tmp_path / "membership")
+    monkeypatch.setattr(micro_batches, "free_memory", container)
     run.start(replace(small, epochs=1), tmp_path / "run")
     assert json.loads((tmp_path / "run/recipe.json").read_text())["micro_batch"] == micro_batch
 

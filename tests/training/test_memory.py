@@ -4,7 +4,7 @@ import pytest
 
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import ClassificationProbe
-from lambdanets.training.memory import images_that_fit, training_memory
+from lambdanets.training.memory import largest_micro_batch, training_memory
 
 
 def test_activations_are_those_that_autograd_keeps():
@@ -26,15 +26,15 @@ def test_adam_keeps_one_state_more():
 def test_images_that_do_not_fit_are_halved_until_they_do():
     small = replace(DIGITS, model="resnet10t", channels=3, image_size=64)
     fixed, per_image = training_memory(ClassificationProbe(small, 10))
-    assert images_that_fit(ClassificationProbe(small, 10), 64, fixed + 64 * per_image) == 64
-    assert images_that_fit(ClassificationProbe(small, 10), 64, fixed + 63 * per_image) == 32
-    assert images_that_fit(ClassificationProbe(small, 10), 65, fixed + 20 * per_image) == 17
-    assert images_that_fit(ClassificationProbe(small, 10), 64, fixed + 2 * per_image) == 2
+    assert largest_micro_batch(ClassificationProbe(small, 10), 64, fixed + 64 * per_image) == 64
+    assert largest_micro_batch(ClassificationProbe(small, 10), 64, fixed + 63 * per_image) == 32
+    assert largest_micro_batch(ClassificationProbe(small, 10), 65, fixed + 20 * per_image) == 17
+    assert largest_micro_batch(ClassificationProbe(small, 10), 64, fixed + 2 * per_image) == 2
 
 
 def test_a_model_too_large_for_two_images_is_refused():
     with pytest.raises(ValueError, match=r"needs about .* GiB, and 0\.5 GiB are free; choose a smaller model"):
-        images_that_fit(
+        largest_micro_batch(
             ClassificationProbe(replace(DIGITS, model="lambda_resnet420", channels=3, image_size=64), 10), 64, 2**29
         )
 
@@ -47,7 +47,7 @@ def test_the_average_of_the_weights_takes_memory_too():
 
 def test_a_size_that_the_model_cannot_take_is_named():
     with pytest.raises(ValueError, match="vit_tiny_patch16_224 cannot take images of 8 x 8"):
-        images_that_fit(ClassificationProbe(replace(DIGITS, model="vit_tiny_patch16_224", image_size=8), 10), 64)
+        largest_micro_batch(ClassificationProbe(replace(DIGITS, model="vit_tiny_patch16_224", image_size=8), 10), 64)
 
 
 def test_further_seeds_and_places_of_a_recipe_are_not_counted_again():

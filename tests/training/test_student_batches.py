@@ -20,7 +20,7 @@ from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.division import divided
+from lambdanets.training.micro_batches import with_micro_batch
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import open_student_images
 from training.teaching import CLASSES, write_selection
@@ -173,13 +173,15 @@ def test_too_many_parts_for_a_step_are_refused():
 @pytest.mark.parametrize("images_there", [2, 3, 8])
 @pytest.mark.parametrize("ratio", [0.5, 1.25, 14.0])
 def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, count, monkeypatch):
-    monkeypatch.setattr("lambdanets.training.division.images_that_fit", lambda *_: 2)
+    monkeypatch.setattr("lambdanets.training.micro_batches.largest_micro_batch", lambda *_: 2)
     recipe = replace(DIGITS, batch_size=4, pseudo_labels="a", pseudo_images="b", pseudo_ratio=ratio)
     if min(4, images_there) // count + recipe.pseudo_batch_size // count < 2:
         return
     for rank in range(count):
         these = Processes(rank, count, rank, count)
-        batch_slice = divided(recipe, ClassificationProbe(recipe, 3), torch.nn.Identity(), images_there, these)[1]
+        batch_slice = with_micro_batch(
+            recipe, ClassificationProbe(recipe, 3), torch.nn.Identity(), images_there, these
+        )[1]
         batches = [*loader(count=images_there, size=recipe.pseudo_batch_size, batch_slice=batch_slice)]
         assert len(batches) > 0
         assert all(len(batch.images) >= 2 for batch in batches)

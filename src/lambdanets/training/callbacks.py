@@ -1,4 +1,4 @@
-"""What happens around steps: checkpoints, the best epoch, EMA, early stopping, and stopping on a signal."""
+"""Callbacks: checkpoints, EMA, early stopping, and stopping on a signal."""
 
 import signal
 from collections.abc import Iterator
@@ -21,20 +21,20 @@ from lambdanets.training.processes import all_reduce_sum
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether the optimizer has stepped after a batch, whose gradient was the last part of its step's."""
+    """Whether the optimizer steps after this micro-batch."""
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
 def ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether a batch is the last of its epoch."""
+    """Whether a micro-batch is the last of its epoch."""
     return batch_idx + 1 >= trainer.num_training_batches
 
 
 class KeepLast(Callback):
-    """Keeps a checkpoint to resume from, written every `every` steps and after each epoch's validation.
+    """Writes last.ckpt every `every` steps and after each epoch's validation, with the position in the training data.
 
-    Not after the last step of an epoch: Lightning skips the validation of a run that resumes from there. And it keeps
-    the place in the training images, which Lightning gives back in the middle of an epoch only.
+    Not after the last step of an epoch: Lightning skips the validation of a run that resumes there. Lightning restores
+    the state of a data loader in the middle of an epoch only, so it is stored here.
     """
 
     def __init__(self, path: Path, every: int, training: Batches[Any], data: str) -> None:
@@ -49,18 +49,18 @@ class KeepLast(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["data"] != self.data:
             raise InputError(
-                "the data has changed since the run began: other images, names or classes; start a new run"
+                "the data has changed since the run started: other images, names or classes; start a new run"
             )
         self.training.load_state_dict(state)
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # Lightning counts batches; with more or fewer processes a step has another number of them
+        # Lightning counts micro-batches, and another world size has another number of them per step
         before, now = checkpoint["callbacks"]["KeepLast"]["parts"], self.training.parts
         for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
             if isinstance(counts, dict):
-                under_way = counts["processed"] - counts["completed"]  # the batch at whose end it was written
+                in_progress = counts["processed"] - counts["completed"]  # the batch at whose end it was written
                 counts.update({name: -(-count // before) * now for name, count in counts.items()})
-                counts["completed"] = counts["processed"] - under_way
+                counts["completed"] = counts["processed"] - in_progress
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -77,7 +77,7 @@ class KeepLast(Callback):
 
 
 class KeepBest(ModelCheckpoint):
-    """Keeps best.ckpt, by a metric on the validation images, also in a folder that was moved or copied meanwhile."""
+    """Keeps best.ckpt by a validation metric, also if the run folder was moved or copied since."""
 
     def __init__(self, folder: Path, metric: str) -> None:
         super().__init__(
@@ -87,12 +87,12 @@ class KeepBest(ModelCheckpoint):
             mode="max",
             enable_version_counter=False,
             auto_insert_metric_name=False,
-            save_on_train_epoch_end=False,  # but before KeepLast, whose checkpoint is to know what is best
+            save_on_train_epoch_end=False,  # after validation instead, so that last.ckpt knows the best score
         )
         self._path = str(Path(str(self.dirpath)) / BEST)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # from another folder Lightning takes no score, so that any epoch would be the best
+        # Lightning drops the scores of another folder, and any epoch would then be the best
         scores = dict.fromkeys([self._path] if state["best_k_models"] else [], state["best_model_score"])
         here = self._path if scores else ""
         super().load_state_dict(
@@ -101,11 +101,11 @@ class KeepBest(ModelCheckpoint):
         )
 
 
-class AverageWeights(WeightAveraging):
-    """Averages the trainable parameters; what is validated, kept as best and written at the end is the average.
+class EMA(WeightAveraging):
+    """EMA of the trainable parameters, which is validated, kept as best.ckpt and saved at the end.
 
-    After step t, average += (1 - min(decay, (1 + t) / (10 + t))) (weights - average): TensorFlow's form, in which the
-    first weights are soon forgotten. Buffers, such as batch norm's statistics, are the model's own.
+    After step t: ema += (1 - min(decay, (1 + t) / (10 + t))) (weights - ema), as in TensorFlow, so that the initial
+    weights fade quickly. Buffers, such as the statistics of batch norm, are not averaged.
     """
 
     def __init__(self, decay: float) -> None:
@@ -119,18 +119,18 @@ class AverageWeights(WeightAveraging):
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         super().setup(trainer, module, stage)
         if self._average_model is not None:
-            self._average_model.n_averaged.fill_(1)  # at 0, torch would forget the weights from before the first step
+            self._average_model.n_averaged.fill_(1)  # at 0, torch would copy the weights after the first step
 
-    def take(self, module: LightningModule) -> None:
-        """Put the averages into the model; where training ended before this process began, nothing else does."""
+    def copy_to(self, module: LightningModule) -> None:
+        """Copy the EMA weights into the model, also where training had ended before this process was started."""
         self._copy_average_to_current(module)
 
 
 class StopEarly(EarlyStopping):
-    """Stops after `patience` epochs without a better metric; a run resumed after that stops again at once."""
+    """Stops after `patience` epochs without a better metric; a run that is resumed after that stops again at once."""
 
     def __init__(self, metric: str, patience: int) -> None:
-        # not at the end of the epoch, where KeepLast's checkpoint would be written before
+        # after validation instead, so that last.ckpt has the state
         super().__init__(metric, mode="max", patience=patience, check_on_train_epoch_end=False)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
@@ -139,31 +139,31 @@ class StopEarly(EarlyStopping):
 
 
 class Interrupted(Exception):  # noqa: N818
-    """The run was asked to stop, and did so between steps; its last checkpoint is there to go on from."""
+    """The run was stopped by a signal; it can be resumed from its last checkpoint."""
 
 
-class StopAfterStep(Callback):
-    """On a signal, ends the run after the step under way, with a checkpoint; a second SIGINT ends it now.
+class StopOnSignal(Callback):
+    """On a signal, finishes the step, writes a checkpoint and stops; a second SIGINT stops at once.
 
-    All processes stop after the same step, whichever of them got the signal. At the end of an epoch and in its
-    validation there is no new checkpoint: the run resumes from the one before. lock: of the run's folder, in the first
-    process; a run that has lost it ends before it writes another checkpoint.
+    All ranks stop after the same step, whichever of them received the signal. At the end of an epoch and in its
+    validation no new checkpoint is written. lock: that of the run folder, on rank zero; a run that has lost it stops
+    before it writes anything.
     """
 
     def __init__(self, checkpoint: Path, lock: Lock | None = None) -> None:
         self.checkpoint = checkpoint
         self.lock = lock
-        self.asked = False
+        self.signaled = False
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Handle signals while Lightning trains, whose own handling can stop in the middle of an optimizer step."""
+        """Handle signals here; Lightning's own handlers can stop in the middle of an optimizer step."""
         before = {number: signal.getsignal(number) for number in heeded()}
         try:
-            self._handle()
+            self._install()
             yield
-        except SystemExit as end:  # what Lightning makes of a signal before the first step
-            if not self.asked:
+        except SystemExit as end:  # Lightning raises it for a signal before the first step
+            if not self.signaled:
                 raise
             raise Interrupted from end
         finally:
@@ -171,27 +171,27 @@ class StopAfterStep(Callback):
                 signal.signal(number, handler)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._handle()  # again, after Lightning has put its own handlers in place, which it takes back at the end
+        self._install()  # again, as Lightning installs its own handlers in between
 
-    def _handle(self) -> None:
+    def _install(self) -> None:
         for number in heeded():
-            signal.signal(number, self._ask)
+            signal.signal(number, self._on_signal)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signaled and number == signal.SIGINT:
             raise Interrupted
-        self.asked = True  # schedulers and torchrun may both send SIGTERM
+        self.signaled = True  # schedulers and torchrun may both send SIGTERM
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if ends_step(trainer, batch_idx) and all_reduce_sum(self.asked)[0]:
+        if ends_step(trainer, batch_idx) and all_reduce_sum(self.signaled)[0]:
             if not ends_epoch(trainer, batch_idx):
                 trainer.save_checkpoint(self.checkpoint)
             raise Interrupted
 
     def on_validation_batch_end(self, *_: Any) -> None:
-        if self.asked:
+        if self.signaled:
             raise Interrupted
         self._check_lock()
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written atomically, the newest whole one found, and checked against the run."""
+"""Checkpoint files: atomic writes, the newest readable one, and whether it belongs to the run."""
 
 import io
 import json
@@ -20,14 +20,11 @@ from lambdanets.training.recipe import TrainingRecipe
 
 LAST = "last.ckpt"
 BEST = "best.ckpt"
-BEFORE = "before.ckpt"  # the one before the last, should the last be damaged
+BEFORE = "before.ckpt"  # the previous one, in case last.ckpt is damaged
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints so that a kill or a full disk leaves the one before intact, and keeps that one too.
-
-    lock: of the folder. Whoever has lost it writes none.
-    """
+    """Writes checkpoints atomically and keeps the previous last.ckpt. lock: that of the folder, checked before."""
 
     def __init__(self, lock: Lock | None = None) -> None:
         super().__init__()
@@ -45,9 +42,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder that can be read; None if there is none.
+    """The newest readable checkpoint in a folder; None if there is none.
 
-    One that cannot is set aside as .damaged, and said. Raises InputError where all there are cannot be read.
+    A damaged one is renamed to .damaged, with a message. Raises InputError if all are damaged.
     """
     damaged = []
     for path in (folder / LAST, folder / BEFORE):
@@ -56,16 +53,16 @@ def newest(folder: Path) -> Path | None:
         try:
             read_weights(path)
             with zipfile.ZipFile(path) as archive:
-                changed = archive.testzip()  # torch.load checks no sums
+                changed = archive.testzip()  # torch.load does not verify checksums
         except (InputError, zipfile.BadZipFile) as error:
             damaged.append((path, str(error)))
             continue
         if changed is not None:
-            damaged.append((path, f"{path} is damaged: its part {changed} has not the sum it was written with"))
+            damaged.append((path, f"{path} is damaged: the checksum of its part {changed} is wrong"))
             continue
         for other, why in damaged:
             aside = other.with_suffix(".damaged")
-            say(f"{why}; set aside as {aside.name}, going on from {path.name}", file=sys.stderr)
+            say(f"{why}; renamed to {aside.name}, resuming from {path.name}", file=sys.stderr)
             other.replace(aside)
         return path
     if damaged:
@@ -75,27 +72,27 @@ def newest(folder: Path) -> Path | None:
 
 
 def _advice(path: Path) -> str:
-    return f"remove {path} to start the run again; best.ckpt beside it, if whole, can still be evaluated"
+    return f"remove {path} to restart the run; best.ckpt in the same folder can still be evaluated"
 
 
 def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...]) -> None:
-    """Raise InputError unless the file is a whole checkpoint of a run of the recipe, on data with these classes.
+    """Raise InputError unless the file is a checkpoint of a run of the recipe on data with these classes.
 
-    Where the data lies, the weights the run began with and what does not change the result may differ.
+    The fields in `FREE` may differ.
     """
     advice = _advice(path)
     try:
-        tensors, rest = read_weights(path)
-        if "fit_loop" not in rest["loops"] or "KeepLast" not in rest["callbacks"]:
+        tensors, state = read_weights(path)
+        if "fit_loop" not in state["loops"] or "KeepLast" not in state["callbacks"]:
             raise KeyError
-        content = json.loads(rest["lambdanets"])
-        begun = type(recipe).from_fields(content["recipe"], str(path))
+        content = json.loads(state["lambdanets"])
+        saved = type(recipe).from_fields(content["recipe"], str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} holds weights and not the state of a run; {advice}") from error
-    if begun.without_free_fields() != recipe.without_free_fields():
+        raise InputError(f"{path} is a weight file, not a checkpoint of a run; {advice}") from error
+    if saved.without_free_fields() != recipe.without_free_fields():
         raise InputError(f"{path} is of another recipe than the run's recipe.json; {advice}")
     if tuple(content["classes"]) != classes:
-        raise InputError(f"the data has other classes than when the run began; start a new run, or {advice}")
+        raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
     load_tensors(model, tensors, str(path))

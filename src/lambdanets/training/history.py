@@ -109,7 +109,7 @@ class History(Callback):
         trained = next((row for row in reversed(self.rows) if row[2] == "train"), None)
         training_loss = f"loss {trained[3]:.3f}  " if trained else ""
         trainer.print(
-            f"epoch {epoch:>3}/{trainer.max_epochs}  {training_loss}{module.words()}  {self._speed()}".rstrip()
+            f"epoch {epoch:>3}/{trainer.max_epochs}  {training_loss}{module.format_validated()}  {self._speed()}"
         )
 
     def _add_unreadable(self) -> None:

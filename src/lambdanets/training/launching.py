@@ -1,4 +1,4 @@
-"""Starts processes that train together on this machine, as torchrun does."""
+"""Launches one process per device on this machine, as torchrun does."""
 
 import logging
 import os
@@ -13,11 +13,11 @@ INTERRUPTED = 130
 
 
 def launch(count: int, arguments: list[str]) -> int:
-    """Run `lambdanets` with the arguments in so many processes; the exit code of the first that failed, or 0.
+    """Run `lambdanets` with the arguments in `count` processes; the exit code of the first failure, or 0.
 
-    What is to be said of a failure, the process that failed says itself.
+    The process that fails prints its own error.
     """
-    # else each would compute with as many threads as there are cores
+    # by default each process would start one thread per core
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
@@ -34,7 +34,7 @@ def launch(count: int, arguments: list[str]) -> int:
         elastic_launch(config, sys.executable)("-m", "lambdanets", *arguments)
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 1  # a signal's is negative
+        return code if code > 0 else 1  # negative for a signal
     except (SignalException, KeyboardInterrupt):
         return INTERRUPTED
     return 0

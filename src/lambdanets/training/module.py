@@ -1,4 +1,4 @@
-"""A step of training, as a LightningModule: gradient accumulation, optimizer, learning rate schedule, batch norm."""
+"""The training step as a LightningModule: gradient accumulation, optimizer, learning rate schedule, batch norm."""
 
 import math
 from abc import abstractmethod
@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
-from lambdanets.training.finiteness import explain_gradient, explain_loss, first_gradient_not_finite
+from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
 from lambdanets.training.recipe import TrainingRecipe
 
-# Names in timm: its sgd is Nesterov's, its rmsprop PyTorch's.
+# timm's names: its "sgd" is with Nesterov momentum, its "rmsprop" is PyTorch's.
 _OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
 
 
 class TrainingModule(LightningModule):
-    """Trains a model by a recipe; its checkpoints say which model and classes they hold.
+    """Trains a model by a recipe. A task's subclass computes the loss and validates.
 
-    A task says what a batch's loss is and how it validates. batch_slice: this rank's part of a step. description: the
-    model's card and the recipe (`ModelCard.to_json`), kept in every checkpoint.
+    batch_slice: the part of each batch that this rank computes. description: model card and recipe as JSON
+    (`ModelCard.to_json`), stored in every checkpoint.
 
-    SUMS: names of what `sums` gives, the loss first. validated: what the last validation measured, by name, the same in
-    all processes; empty where no image could be read.
+    SUMS: keys of `sums`, the loss first. validated: metrics of the last validation, the same on all ranks; empty if no
+    image was readable.
     """
 
     SUMS: ClassVar[tuple[str, ...]]
@@ -48,23 +48,23 @@ class TrainingModule(LightningModule):
         self.description = description
         self.batch_slice = batch_slice or BatchSlice()
         self.validated: dict[str, float] = {}
-        self._micro_batch: tuple[Any, int] | None = None  # whose backward pass comes next, and its number
+        self._micro_batch: tuple[Any, int] | None = None  # batch and index of the next backward pass
 
     @abstractmethod
     def count(self, batch: Any) -> int:
-        """How many images of a batch could be read."""
+        """Number of readable images in a batch."""
 
     @abstractmethod
     def sums(self, batch: Any) -> dict[str, Tensor]:
-        """What a batch comes to, each summed over its images; "loss" is what is minimized."""
+        """The loss and the training metrics of a batch, each summed over its images."""
 
     @abstractmethod
     def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """What the model is called with, for a batch."""
+        """The arguments of the model for a batch."""
 
     @abstractmethod
-    def words(self) -> str:
-        """What was validated, for the line of an epoch."""
+    def format_validated(self) -> str:
+        """The validation metrics, for the line that is printed after an epoch."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._seed(batch_idx)
@@ -74,42 +74,42 @@ class TrainingModule(LightningModule):
 
     @property
     def _micro_batches(self) -> int:
-        """Of a step, over all ranks."""
+        """Micro-batches of a step, over all ranks."""
         return self.batch_slice.world_size * self.batch_slice.accumulation_steps
 
     def _seed(self, batch_idx: int) -> None:
-        # what a step draws (dropout, stochastic depth) depends on the seed and its place alone, resumed or not
+        # dropout and stochastic depth depend on seed, step, rank and micro-batch only: a resumed run repeats them
         micro_batch = batch_idx % self.batch_slice.accumulation_steps
-        place = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
-        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+        key = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        several = self._micro_batches
+        micro_batches = self._micro_batches
         images = self.count(batch)
         if images < self.recipe.MIN_MICRO_BATCH:  # too many unreadable
-            if several == 1:
+            if micro_batches == 1:
                 return None
             if self.recipe.sync_batch_norm:
                 raise InputError(
                     f"sync_batch_norm needs {self.recipe.MIN_MICRO_BATCH} readable images per micro-batch, and at "
                     f"step {self.global_step} one has {images}: {'; '.join(batch.unreadable[:3])}"
                 )
-            # the other processes wait for a gradient
+            # a zero gradient: the other ranks wait in the all-reduce
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
         sums = self.sums(batch)
-        # gradients are averaged over processes and parts, whose images may differ in number
-        loss = sums["loss"] * (several / batch.step_images)
+        # gradients are averaged over ranks and micro-batches, which may differ in their number of images
+        loss = sums["loss"] * (micro_batches / batch.step_images)
         if not loss.isfinite():
             value = loss.item()
-            del sums, loss  # and with them the memory of the graph, before another one is made
+            del sums, loss  # frees the graph before another one is built
             self._refuse_loss(batch, batch_idx, value)
         self._micro_batch = batch, batch_idx
         self.log("loss", loss, prog_bar=True, logger=False)
         return {"loss": loss, "images": images, "sums": torch.stack([sums[name].detach() for name in self.SUMS])}
 
     def _refuse_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
-        reason = self._explained(
-            batch, batch_idx, lambda compute: explain_loss(self.model, self.inputs(batch), compute)
+        reason = self._diagnose(
+            batch, batch_idx, lambda compute: diagnose_loss(self.model, self.inputs(batch), compute)
         )
         raise InputError(
             f"the loss became {loss} at step {self.global_step}; {reason}; lower learning_rate "
@@ -119,42 +119,42 @@ class TrainingModule(LightningModule):
     def on_after_backward(self) -> None:
         batch, self._micro_batch = self._micro_batch, None
         if self.recipe.precision == "16-mixed":
-            return  # the scaler meets infinite gradients by lowering its scale
-        name = first_gradient_not_finite(self.model)
+            return  # the gradient scaler skips the step and lowers its scale
+        name = first_nonfinite_gradient(self.model)
         if name is None:
             return
-        reason = "its images could not be read, so that it is another process's"
+        reason = "it comes from another rank, as no image of this one was readable"
         if batch is not None:
             self.model.zero_grad(set_to_none=True)
-            reason = self._explained(*batch, lambda compute: explain_gradient(self.model, compute))
+            reason = self._diagnose(*batch, lambda compute: diagnose_gradient(self.model, compute))
         raise InputError(
             f"the gradient became infinite or nan at step {self.global_step}; {reason}; the parameter nearest to the "
             f"loss with such a gradient is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set "
             "clip_gradient"
         )
 
-    def _explained(self, batch: Any, batch_idx: int, explain: Callable[[Callable[[], Tensor]], str]) -> str:
-        """What `explain` says of the loss of a micro-batch, computed once more as it was."""
-        if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:  # it would wait for the other processes
-            return "which operation was first is not looked for under sync_batch_norm"
+    def _diagnose(self, batch: Any, batch_idx: int, diagnose: Callable[[Callable[[], Tensor]], str]) -> str:
+        """Call `diagnose` with a function that recomputes the loss of a micro-batch."""
+        if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:  # would wait for the other ranks
+            return "the operation is not diagnosed under sync_batch_norm"
 
         def compute() -> Tensor:
             self._seed(batch_idx)
             with self.trainer.precision_plugin.forward_context():
                 return self.sums(batch)["loss"] * (self._micro_batches / batch.step_images)
 
-        with torch.compiler.set_stance("force_eager"):  # compiled code shows neither operations nor modules
-            return explain(compute)
+        with torch.compiler.set_stance("force_eager"):  # compiled code hides operations and modules
+            return diagnose(compute)
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe
-        more = {"betas": (recipe.momentum, 0.999)} if recipe.optimizer == "adamw" else {"momentum": recipe.momentum}
+        options = {"betas": (recipe.momentum, 0.999)} if recipe.optimizer == "adamw" else {"momentum": recipe.momentum}
         optimizer = create_optimizer_v2(
             self.model,
             _OPTIMIZERS[recipe.optimizer],
             lr=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
-            **more,
+            **options,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule_of(recipe, self.steps_per_epoch))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -164,7 +164,7 @@ class TrainingModule(LightningModule):
 
 
 def schedule_of(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:
-    """Share of the recipe's learning rate at a step."""
+    """The factor of the learning rate at each step."""
     warmup = round(recipe.warmup_epochs * steps_per_epoch)
     if recipe.schedule == "staircase":
         length = recipe.decay_epochs * steps_per_epoch
@@ -176,7 +176,7 @@ def schedule_of(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int],
 
 
 def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
-    """Linear over the warm-up, then half a cosine to 0 at the end."""
+    """Linear warm-up, then cosine decay to 0."""
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(total - warmup, 1)
@@ -184,24 +184,24 @@ def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
 
 
 def warmup_then_staircase(step: int, warmup: int, length: float, decay: float) -> float:
-    """Linear over the warm-up, then times decay every `length` steps."""
+    """Linear warm-up, then multiplied by `decay` every `length` steps."""
     return (step + 1) / warmup if step < warmup else decay ** int((step - warmup) / length)
 
 
 def warmup_then_late_steps(step: int, warmup: int, total: int) -> float:
-    """Linear over the warm-up, then 1, and a tenth of it after 90%, 95% and 97.5% of the steps each."""
+    """Linear warm-up, then 1, multiplied by 0.1 after 90%, 95% and 97.5% of the steps."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.1 ** sum(step >= share * total for share in (0.9, 0.95, 0.975))
 
 
 def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, processes: int = 1) -> nn.Module:
-    """Put the recipe's momentum into the model's batch norms.
+    """Set the recipe's momentum in all batch norms.
 
-    Raises InputError for batch norm over several processes without GPUs, which PyTorch does not have.
+    Raises InputError for sync_batch_norm without GPUs, which PyTorch does not support.
     """
     if recipe.sync_batch_norm and processes > 1 and not torch.cuda.is_available():
-        raise InputError("sync_batch_norm needs a GPU for each process, and PyTorch finds none")
+        raise InputError("sync_batch_norm needs one GPU per process, and PyTorch finds none")
     if recipe.batch_norm_momentum is not None:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -210,24 +210,24 @@ def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, processes: int 
 
 
 def freeze_batch_norm(model: nn.Module) -> None:
-    """Let the model's batch norms keep to their running statistics in training; their weights go on learning."""
+    """Put all batch norms into eval mode; their affine parameters are still trained."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
 
 
 def synchronized(model: nn.Module, recipe: TrainingRecipe, processes: int) -> nn.Module:
-    """The model with batch norms over all processes, where the recipe says so and there are several.
+    """Convert to synchronized batch norm if the recipe says so and there are several ranks.
 
-    Not to be run by one process alone any more: each forward pass waits for the others.
+    From then on a forward pass on one rank waits for the others.
     """
     if not recipe.sync_batch_norm or processes == 1:
         return model
     before = dict(model.named_modules())
-    # timm's conversion keeps the activations that are part of its norms; torch's drops them
+    # timm's conversion keeps the activations of its norm-act layers, torch's drops them
     model = timm.layers.convert_sync_batchnorm(model)
     for name, module in model.named_modules():
-        if module is not before[name]:  # the conversion drops hooks, such as those that hide padding
+        if module is not before[name]:  # the conversion drops hooks, such as those that mask padding
             module._forward_pre_hooks.update(before[name]._forward_pre_hooks)
             module._forward_hooks.update(before[name]._forward_hooks)
     return model

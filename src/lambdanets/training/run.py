@@ -17,11 +17,11 @@ from lambdanets.files import atomic_write, is_unfinished, printable_bytes, remov
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.locks import LOCK, Lock, locked_folder
 from lambdanets.models.weights import read_weights
-from lambdanets.training.callbacks import AverageWeights, KeepBest, KeepLast, StopAfterStep, StopEarly
+from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEFORE, BEST, LAST, check_resumable, newest
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
-from lambdanets.training.division import AnyRecipe, divided, with_precision
 from lambdanets.training.history import History
+from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch, with_precision
 from lambdanets.training.module import synchronized
 from lambdanets.training.processes import Processes, broadcast_from_rank_zero, joined, rank_zero_first
 from lambdanets.training.recipe import TrainingRecipe
@@ -172,7 +172,7 @@ def _prepare(recipe: TrainingRecipe, these: Processes, begun: bool = False) -> _
     """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
     recipe = with_precision(recipe)
     task = rank_zero_first(lambda: _open(recipe, these, begun))
-    recipe, batch_slice = divided(recipe, task.probe(), task.model, task.training_images, these)
+    recipe, batch_slice = with_micro_batch(recipe, task.probe(), task.model, task.training_images, these)
     task.model = synchronized(task.model, recipe, these.world_size)
     training, validation = task.batches(recipe, batch_slice)
     return _Prepared(task, recipe, batch_slice, training, validation)
@@ -203,9 +203,9 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
         model.compile()
     speed, timer = Speed(folder, these), Timer()
     history = History(folder, task.METRICS, these, recipe.max_unreadable, speed.words)
-    average = AverageWeights(recipe.ema_decay) if recipe.ema_decay is not None else None
+    ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     # the order matters: what is averaged and measured is in the state before a checkpoint is written
-    callbacks: list[Callback] = [average] if average else []
+    callbacks: list[Callback] = [ema] if ema else []
     callbacks += [history, timer]
     callbacks += (
         [TensorBoard(folder, history, speed), Curves(folder, history, task.PANELS)] if these.is_rank_zero else []
@@ -213,7 +213,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # last, so that what the others do does not count as waiting for data
-    stop = StopAfterStep(checkpoints / LAST, lock)
+    stop = StopOnSignal(checkpoints / LAST, lock)
     callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
     trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.batch_slice.accumulation_steps, lock)
     try:
@@ -222,8 +222,8 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     finally:
         prepared.training.close()
         prepared.validation.close()
-    if average:
-        average.take(module)
+    if ema:
+        ema.copy_to(module)
     if task.patience:
         model.load_state_dict(read_weights(checkpoints / BEST)[0])
     # the others wait, so that torchrun still has all of them should the first be lost

@@ -1,4 +1,4 @@
-"""What a kind of training is made of: its data, model and batches, its measures, and what a finished run leaves."""
+"""Tasks: what classification and detection each bring to a training run."""
 
 import importlib
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from lambdanets.training.processes import Processes
 from lambdanets.training.recipe import Recipe, TrainingRecipe, read_fields
 
 _RECIPES: dict[str, type[TrainingRecipe]] = {recipe.task: recipe for recipe in (Recipe, DetectionRecipe)}
-# Imported on first use: a classifier needs nothing that reads annotations.
+# Imported on first use: classification needs no code for annotations.
 _TASKS = {
     "classification": "lambdanets.training.classification.task:ClassificationTask",
     "detection": "lambdanets.training.detection.task:DetectionTask",
@@ -27,70 +27,70 @@ _TASKS = {
 
 
 class Task(ABC):
-    """A recipe's data, opened, and its model, built, ready to be trained by `run.py`, which knows no more of them.
+    """Opened data and built model of a recipe, for the training loop in `run.py`.
 
-    recipe: what `opened` was given; methods that take one are given it with the parts of a step filled in.
+    recipe: as `opened` got it; methods with a recipe argument get it with micro_batch resolved.
     """
 
     METRICS: ClassVar[tuple[str, ...]]  # columns of metrics.csv
     PANELS: ClassVar[Panels]  # of curves.png
-    BEST: ClassVar[str]  # the metric by which best.ckpt is the best
-    RESULT: ClassVar[dict[str, Any]]  # what result.json is read for, beside what every task has, and of which type
+    BEST: ClassVar[str]  # the metric of best.ckpt
+    RESULT: ClassVar[dict[str, Any]]  # the task's fields of result.json and their types
 
     recipe: TrainingRecipe
     model: nn.Module
     classes: tuple[str, ...]
-    source: str  # of the data, in words
-    fingerprint: str  # of the data: names and what is known of each image
+    source: str  # of the data, for messages
+    fingerprint: str  # hash of the data: file names and labels
     training_images: int
     validation_images: int
-    patience: int | None = None  # epochs without a better measure, after which the best weights are taken
+    patience: int | None = None  # of early stopping, in epochs
 
     @classmethod
     def given(cls, recipe: Any) -> Any:
-        """The recipe with what follows from its weights filled in. Raises InputError for what it leaves to be given."""
+        """The recipe with the fields filled in that follow from its initial weights."""
         return recipe
 
     @classmethod
     @abstractmethod
     def opened(cls, recipe: Any, these: Processes, begun: bool) -> "Task":
-        """Open the data and build the model. A run that has begun takes its weights from its checkpoint."""
+        """Open the data and build the model; without initial weights if the run has begun and has a checkpoint."""
 
     @abstractmethod
     def probe(self) -> MemoryProbe:
-        """A step on made-up images."""
+        """The memory probe."""
 
     @abstractmethod
     def batches(self, recipe: Any, batch_slice: BatchSlice) -> tuple[Batches[Any], Batches[Any]]:
-        """Of training and of validation."""
+        """Training and validation batches."""
 
     @abstractmethod
     def description(self, recipe: Any) -> str:
-        """What files of weights say beside them."""
+        """Model card and recipe as JSON, for weight files."""
 
     @abstractmethod
     def module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
-        """The model in training."""
+        """The LightningModule."""
 
     def begin(self, folder: Path) -> None:  # noqa: B027 - most tasks have nothing to write
-        """Write what is known before training into the run's folder, also where the run goes on."""
+        """Write files into the run folder before training, also when it is resumed."""
 
     @abstractmethod
     def conclude(self, recipe: Any, folder: Path, history: History) -> dict[str, Any]:
-        """Measure the trained model, draw pictures into the folder, and return the task's part of result.json.
+        """Evaluate the trained model, draw figures into the folder, and return the task's fields of result.json.
 
-        It has "unreadable", a list of sentences, among it.
+        One of them is "unreadable", a list of messages.
         """
 
 
 def task_of(name: str) -> type[Task]:
-    """The kind of training of that name."""
+    """The task of that name."""
     module, _, kind = _TASKS[name].partition(":")
     return getattr(importlib.import_module(module), kind)
 
 
 def read_recipe(path: Path) -> TrainingRecipe:
-    """The recipe of any task in a file that `TrainingRecipe.to_json` wrote. Raises InputError for anything else."""
+    """Read a recipe of any task from a JSON file. Raises InputError for any other file."""
     fields = read_fields(path.read_bytes(), str(path))
     name = fields.get("task", "classification")
     if not isinstance(name, str) or name not in _RECIPES:

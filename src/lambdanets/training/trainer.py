@@ -1,4 +1,4 @@
-"""Lightning's Trainer, set up for a recipe and for the processes that train together."""
+"""Lightning's Trainer, configured for a recipe and the world size."""
 
 import logging
 import sys
@@ -23,14 +23,11 @@ def make_trainer(
     callbacks: list[Callback],
     speed: Speed,
     these: Processes,
-    parts: int,
+    accumulation_steps: int,
     lock: Lock | None = None,
 ) -> Trainer:
-    """A trainer on all GPUs that torchrun has given processes, or on one GPU, or on the processor.
-
-    parts: batches whose gradients add up to a step's. lock: of the folder, in the process that has it.
-    """
-    _quieten()
+    """A trainer with DDP under torchrun, else on one GPU or the CPU. lock: that of the folder, on rank zero."""
+    _silence_lightning()
     watched = sys.stderr.isatty() and these.is_rank_zero
     shown: list[Callback] = [Progress(speed) if watched else ProgressLines(speed)] if these.is_rank_zero else []
     several = these.world_size > 1
@@ -42,10 +39,10 @@ def make_trainer(
         devices=these.local_world_size,
         num_nodes=these.nodes,
         strategy=_data_parallel() if several else "auto",
-        accumulate_grad_batches=parts,
+        accumulate_grad_batches=accumulation_steps,
         gradient_clip_val=recipe.clip_gradient,
         callbacks=[*callbacks, *shown],
-        # named, so that a scheduler's variables, such as SLURM's, are not taken for a launcher
+        # explicit, as Lightning would take the variables of SLURM for a launcher
         plugins=[AtomicCheckpointIO(lock), TorchElasticEnvironment() if several else LightningEnvironment()],
         logger=False,
         num_sanity_val_steps=0,
@@ -56,14 +53,14 @@ def make_trainer(
 
 
 def _data_parallel() -> DDPStrategy:
-    # Looking for unused parameters keeps DDP from laying out gradients anew after the first step. A run that goes on
-    # would sum its first step in another layout, and so, with three processes or more, in another order.
+    # find_unused_parameters keeps DDP from rebuilding its buckets after the first step: a resumed run would sum the
+    # gradients of its first step in other buckets, and from three ranks on in another order.
     same_layout = not torch.cuda.is_available()
     return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=same_layout)
 
 
-def _quieten() -> None:
-    """Lightning's notes on devices and its advertisements; what a user must know, this package says itself."""
+def _silence_lightning() -> None:
+    """Silence notes on devices, advertisements, and warnings that do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
@@ -71,9 +68,9 @@ def _quieten() -> None:
         ".*Checkpoint directory.*exists and is not empty.*",
         ".*isinstance.treespec, LeafSpec.*",
         ".*training_step. returned .None.*",  # a batch without readable images
-        ".*dirpath has changed.*",  # a run's folder may be moved
-        ".*Glyph .* missing from font.*",  # class names in scripts that the font of the pictures lacks
-        ".*It is recommended to use .self.log.*sync_dist=True.*",  # it is the same in all processes
+        ".*dirpath has changed.*",  # a run folder may be moved
+        ".*Glyph .* missing from font.*",  # class names in scripts that the figures' font lacks
+        ".*It is recommended to use .self.log.*sync_dist=True.*",  # already reduced over ranks
         ".*find_unused_parameters=True was specified.*",
         ".*Grad strides do not match bucket view strides.*",  # channels_last weights
     ):

@@ -110,12 +110,12 @@ def test_a_finished_comparison_is_shown_and_left_as_it_is(quick, tmp_path, capsy
 
 
 def test_a_variant_that_needs_more_memory_than_there_is_stops_nothing_in_the_middle(quick, tmp_path, monkeypatch):
-    from lambdanets.training import division, memory
+    from lambdanets.training import memory, micro_batches
 
-    for module in (memory, division):
+    for module in (memory, micro_batches):
         monkeypatch.setattr(module, "free_memory", lambda device: 4_000_000)
     plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], quick)
-    with pytest.raises(InputError, match="resnet20_mixer_small on images of 8 x 8 with two images at a time needs"):
+    with pytest.raises(InputError, match="resnet20_mixer_small on images of 8 x 8 with a micro-batch of 2 needs"):
         begin(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -19,7 +19,7 @@ from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.loaders import for_training, training_batches
+from lambdanets.training.detection.loaders import augment, training_batches
 from training.detection.tiny_detection import tiny_recipe
 
 RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
@@ -59,7 +59,7 @@ def test_masks_are_where_the_image_shows_the_object_after_the_same_scale_crop_an
     flipped = cropped = 0
     for seed in range(60):
         random.seed(seed)
-        image, target = for_training(*drawn, RECIPE)
+        image, target = augment(*drawn, RECIPE)
         assert max(image.shape[1:]) <= 48
         cropped += image.shape[1:] == (48, 48)
         if not len(target["masks"]):
@@ -77,7 +77,7 @@ def test_boxes_enclose_their_masks_and_are_no_larger_than_the_whole_object(drawn
     whole = 0
     for seed in range(60):
         random.seed(seed)
-        image, target = for_training(*drawn, RECIPE)
+        image, target = augment(*drawn, RECIPE)
         for (left, top, right, bottom), mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
             rows, columns = (mask.any(axis).nonzero().flatten() for axis in (1, 0))
             assert left - 1 <= columns[0]
@@ -97,7 +97,7 @@ def test_boxes_enclose_their_masks_and_are_no_larger_than_the_whole_object(drawn
 def test_what_the_mask_head_learns_of_an_object_lies_in_the_middle_of_its_box(drawn, jitter):
     # half a pixel to the right and down in the image, which torchvision's roi_align takes back
     recipe = replace(RECIPE, image_size=97, jitter=(jitter, jitter), flip=0.0)
-    _, target = for_training(*drawn, recipe)
+    _, target = augment(*drawn, recipe)
     learnt = project_masks_on_boxes(target["masks"], target["boxes"], torch.zeros(1), 28)[0]
     width, height = (target["boxes"][0, 2:] - target["boxes"][0, :2]).tolist()
     middles = (torch.arange(28) + 0.5) / 28 - 0.5
@@ -112,7 +112,7 @@ def test_the_box_of_an_object_that_the_crop_cuts_is_that_of_what_is_left_of_its_
     cut = 0
     for seed in range(40):
         random.seed(seed)
-        _, target = for_training(Image.new("L", (30, 20)), known, recipe)
+        _, target = augment(Image.new("L", (30, 20)), known, recipe)
         for (left, top, right, bottom), mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
             rows, columns = (mask.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
             assert (left, top, right, bottom) == (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
@@ -124,7 +124,7 @@ def test_the_box_of_an_object_that_the_crop_does_not_cut_is_the_annotated_one():
     known = known_image(coco_files.annotation(1, bbox=[12, 8, 5, 4], segmentation=[[13, 9, 16, 9, 16, 11, 13, 11]]))
     random.seed(0)
     recipe = replace(RECIPE, image_size=28, jitter=(30 / 28, 30 / 28), flip=0.0)  # at scale one, cropped
-    _, target = for_training(Image.new("L", (30, 20)), known, recipe)
+    _, target = augment(Image.new("L", (30, 20)), known, recipe)
     ((left, top, right, bottom),) = target["boxes"].tolist()
     assert (right - left, top, bottom) == (5, 8, 12)
 
@@ -132,14 +132,14 @@ def test_the_box_of_an_object_that_the_crop_does_not_cut_is_the_annotated_one():
 def test_at_scale_one_without_a_flip_an_image_that_fits_stays_as_it_is(drawn):
     image, known = drawn
     recipe = replace(RECIPE, image_size=97, jitter=(1.0, 1.0), flip=0.0)
-    same, target = for_training(image, known, recipe)
+    same, target = augment(image, known, recipe)
     assert torch.equal((same * 255).round().to(torch.uint8), torch.from_numpy(np.array(image))[None].expand(3, -1, -1))
     assert target["boxes"].tolist() == [pytest.approx(known.objects[0].box, abs=1e-4)]
 
 
 def test_a_category_is_a_label_from_one_in_the_order_of_the_ids():
     known = known_image(coco_files.annotation(1, category_id=7), coco_files.annotation(2, category_id=3))
-    _, target = for_training(Image.new("L", (30, 20)), known, replace(RECIPE, jitter=(1.0, 1.0)))
+    _, target = augment(Image.new("L", (30, 20)), known, replace(RECIPE, jitter=(1.0, 1.0)))
     assert target["labels"].tolist() == [2, 1]
 
 
@@ -148,12 +148,12 @@ def test_crowds_are_not_learnt_from():
     crowd = coco_files.annotation(2, iscrowd=1, segmentation=runs, bbox=[0, 0, 30, 20], area=600, category_id=3)
     known = known_image(coco_files.annotation(1), crowd)
     assert len(known.objects) == 2
-    _, target = for_training(Image.new("L", (30, 20)), known, replace(RECIPE, jitter=(1.0, 1.0)))
+    _, target = augment(Image.new("L", (30, 20)), known, replace(RECIPE, jitter=(1.0, 1.0)))
     assert target["labels"].tolist() == [2]
 
 
 def test_an_image_without_objects_has_empty_targets_of_its_size():
-    image, target = for_training(Image.new("RGB", (30, 20)), known_image(), RECIPE)
+    image, target = augment(Image.new("RGB", (30, 20)), known_image(), RECIPE)
     assert target["boxes"].shape == (0, 4)
     assert target["labels"].shape == (0,)
     assert target["labels"].dtype == torch.int64
@@ -168,7 +168,7 @@ def test_a_strip_keeps_a_row_and_its_object(height, width):
     known = known_image(strip, height=height, width=width)
     for seed in range(10):
         random.seed(seed)
-        image, target = for_training(Image.new("L", (width, height), 255), known, RECIPE)
+        image, target = augment(Image.new("L", (width, height), 255), known, RECIPE)
         assert min(image.shape[1:]) == 1
         assert target["masks"].all()
         assert target["boxes"].tolist() == [pytest.approx([0, 0, image.shape[2], image.shape[1]], abs=1e-4)]
@@ -178,7 +178,7 @@ def test_an_object_of_which_a_crop_or_a_scale_leaves_nothing_is_left_out():
     speck = coco_files.annotation(1, bbox=[2, 3, 1, 1], segmentation=[[2, 3, 3, 3, 3, 4, 2, 4]], area=1)
     hair = coco_files.annotation(3, bbox=[0, 0, 30, 20], segmentation=[[5, 0, 6, 0, 6, 20, 5, 20]], area=20)
     known = known_image(speck, coco_files.annotation(2), hair)
-    _, target = for_training(Image.new("L", (30, 20)), known, replace(RECIPE, image_size=15, jitter=(1.0, 1.0)))
+    _, target = augment(Image.new("L", (30, 20)), known, replace(RECIPE, image_size=15, jitter=(1.0, 1.0)))
     assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 1
 
 
@@ -188,7 +188,7 @@ def test_of_more_objects_than_max_objects_so_many_are_drawn_anew_each_time():
     drawn = []
     for seed in (0, 1, 2, 0):
         random.seed(seed)
-        _, target = for_training(Image.new("L", (30, 20)), known, recipe)
+        _, target = augment(Image.new("L", (30, 20)), known, recipe)
         drawn.append(target["boxes"][:, 0].tolist())
     assert all(len(set(each)) == 3 for each in drawn)
     assert drawn[0] == drawn[3]

@@ -5,10 +5,10 @@ import torch
 
 from lambdanets.errors import InputError
 from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training import division, run
+from lambdanets.training import micro_batches, run
 from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.detection.task import DetectionTask
-from lambdanets.training.memory import images_that_fit, training_memory
+from lambdanets.training.memory import largest_micro_batch, training_memory
 from lambdanets.training.processes import ALONE
 
 SMALL = DIGITS
@@ -82,24 +82,24 @@ def test_weights_gradients_and_the_optimizers_states_are_counted():
 def test_images_of_detection_that_do_not_fit_are_halved_down_to_one():
     probe = DetectionProbe(SMALL, 10)
     fixed, per_image = training_memory(probe)
-    assert images_that_fit(probe, 8, fixed + 8 * per_image) == 8
-    assert images_that_fit(probe, 8, fixed + 7 * per_image) == 4
-    assert images_that_fit(probe, 8, fixed + per_image) == 1
+    assert largest_micro_batch(probe, 8, fixed + 8 * per_image) == 8
+    assert largest_micro_batch(probe, 8, fixed + 7 * per_image) == 4
+    assert largest_micro_batch(probe, 8, fixed + per_image) == 1
     with pytest.raises(
-        InputError, match=r"on images of 128 x 128 with one image at a time needs about .* GiB, and .* choose a smaller"
+        InputError, match=r"on images of 128 x 128 with a micro-batch of 1 needs about .* GiB, and .* choose a smaller"
     ):
-        images_that_fit(probe, 8, fixed + per_image - 1)
+        largest_micro_batch(probe, 8, fixed + per_image - 1)
 
 
 def test_a_run_computes_as_many_images_at_a_time_as_fit_and_says_so(tiny, tmp_path, monkeypatch, capsys):
     fixed, per_image = training_memory(DetectionProbe(tiny, 10))
-    monkeypatch.setattr(division, "free_memory", lambda device: fixed + int(1.5 * per_image))
+    monkeypatch.setattr(micro_batches, "free_memory", lambda device: fixed + int(1.5 * per_image))
     assert run.start(tiny, tmp_path / "run")["micro_batch"] == 1
-    assert "2 images at a time do not fit into memory: computing 1 at a time" in capsys.readouterr().err
+    assert "a micro-batch of 2 images does not fit into memory: using 1" in capsys.readouterr().err
 
 
 def test_a_detector_too_large_for_one_image_is_refused_before_there_is_a_folder(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(division, "free_memory", lambda device: 2**20)
-    with pytest.raises(InputError, match="with one image at a time needs about"):
+    monkeypatch.setattr(micro_batches, "free_memory", lambda device: 2**20)
+    with pytest.raises(InputError, match="with a micro-batch of 1 needs about"):
         run.start(tiny, tmp_path / "run")
     assert not (tmp_path / "run").exists()

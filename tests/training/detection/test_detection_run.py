@@ -151,10 +151,10 @@ def moved(annotations):
 @pytest.mark.parametrize(
     ("parts", "sections", "sentence"),
     [
-        (["train", "val"], {"categories": renamed}, "the data has other classes than when the run began"),
-        (["train"], {"annotations": moved}, "the data has changed since the run began"),
-        (["val"], {"annotations": moved}, "the data has changed since the run began"),
-        (["train"], {"images": lambda images: images[1:]}, "the data has changed since the run began"),
+        (["train", "val"], {"categories": renamed}, "the classes of the data have changed since the run started"),
+        (["train"], {"annotations": moved}, "the data has changed since the run started"),
+        (["val"], {"annotations": moved}, "the data has changed since the run started"),
+        (["train"], {"images": lambda images: images[1:]}, "the data has changed since the run started"),
     ],
     ids=["categories", "a box", "a box of validation", "an image less"],
 )
@@ -271,7 +271,7 @@ def test_all_ids_of_what_was_dropped_are_in_the_folder_also_of_a_run_that_goes_o
     folder = broken_off(tiny, tmp_path / "run", monkeypatch, 1)
     path = folder / "findings.json"
     assert json.loads(path.read_bytes()) == expected
-    assert f"903, 904, ...)\nall of them: {path}\n" in capsys.readouterr().err
+    assert f"903, 904, ...)\nall dropped annotations: {path}\n" in capsys.readouterr().err
     path.unlink()
     run.resume(folder)
     assert json.loads(path.read_bytes()) == expected

@@ -52,7 +52,7 @@ def test_validation_measures_what_judging_does(opened, blind):
     module.on_validation_epoch_end()
     summary = detect_in_set(detector_of(recipe, images, blind=blind), images).scores.summary()
     assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
-    assert f"mask AP {summary['segm']['AP']:.4f}" in module.words()
+    assert f"mask AP {summary['segm']['AP']:.4f}" in module.format_validated()
 
 
 def test_masks_of_one_image_are_there_at_a_time_however_many_images_a_batch_has(opened):

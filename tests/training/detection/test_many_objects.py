@@ -22,7 +22,7 @@ from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training.detection.loaders import for_training
+from lambdanets.training.detection.loaders import augment
 
 HEIGHT, WIDTH, COUNT = 350, 1000, 8_000
 BYTES = 2**30  # the masks of all at once would take 2.8 GB
@@ -108,12 +108,12 @@ def test_a_detector_is_judged_on_an_image_of_8000_objects(crowded, tmp_path):
 def test_of_what_a_crop_leaves_max_objects_are_learnt_from_and_not_of_all_objects(crowded):
     random.seed(0)
     recipe = replace(DIGITS, image_size=300, jitter=(4.0, 4.0), max_objects=150)
-    _, target = for_training(*crowded.load(0), recipe)  # less than a tenth of the image
+    _, target = augment(*crowded.load(0), recipe)  # less than a tenth of the image
     assert len(target["masks"]) == 150
 
 
 @pytest.mark.usefixtures("bounded")
 def test_masks_of_a_photograph_are_made_ready_for_training_one_at_a_time():
     photograph = set_of(3000, 4000, 300, across=30, scale=25)
-    _, target = for_training(*photograph.load(0), replace(DIGITS, image_size=500, jitter=(1.0, 1.0)))
+    _, target = augment(*photograph.load(0), replace(DIGITS, image_size=500, jitter=(1.0, 1.0)))
     assert target["masks"].shape == (300, 375, 500)

@@ -13,7 +13,7 @@ from lambdanets.locks import LOCK, InUseError, locked, locked_folder
 from lambdanets.training import run
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.task import ClassificationTask
-from lambdanets.training.memory import images_that_fit
+from lambdanets.training.memory import largest_micro_batch
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result
 
@@ -97,7 +97,7 @@ def begin(plan: Plan, folder: Path) -> None:
     task = run.check(runs[0].recipe)
     for planned in runs[1:]:
         probe = ClassificationProbe(planned.recipe, len(task.classes))
-        images_that_fit(probe, min(planned.recipe.batch_size, task.training_images))
+        largest_micro_batch(probe, min(planned.recipe.batch_size, task.training_images))
     recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
     with locked_folder(folder):
         _refuse_full(folder)  # another comparison may have begun there meanwhile

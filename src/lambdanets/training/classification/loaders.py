@@ -1,4 +1,4 @@
-"""From labelled images to the batches that a recipe's model sees, with timm's transforms."""
+"""Batches of a classification recipe, with timm's transforms."""
 
 from collections.abc import Callable
 
@@ -21,10 +21,9 @@ def make_batches(
     batch_slice: BatchSlice | None = None,
     beside: LabelledImages | None = None,
 ) -> ImageBatches:
-    """The recipe's batches of images: shuffled and augmented in training, else in order, as in evaluation.
+    """The recipe's batches: shuffled and augmented in training, else in order with the evaluation transform.
 
-    batch_slice: what of each step this rank takes, and in how many micro-batches; all in one if None. beside: the
-    pseudo-labelled images.
+    batch_slice: this rank's part of each batch and the accumulation steps. beside: the pseudo-labeled images.
     """
     return ImageBatches(
         images,
@@ -41,7 +40,7 @@ def make_batches(
 
 
 def make_transform(recipe: Recipe) -> Callable[[Image], Tensor]:
-    """Random crop, flip and RandAugment as the recipe says, to (channels, image_size, image_size), normalized.
+    """The training transform: random crop, flip, RandAugment and normalization, to (channels, image_size, image_size).
 
     Raises InputError for a RandAugment policy that timm does not know.
     """
@@ -58,5 +57,5 @@ def make_transform(recipe: Recipe) -> Callable[[Image], Tensor]:
             mean=recipe.mean,
             std=recipe.std,
         )
-    except Exception as error:  # timm asserts and indexes its way through the policy's text
+    except Exception as error:  # timm raises any kind of error for an invalid policy
         raise InputError(f"rand_augment must be a policy like rand-m10-n2, got {recipe.rand_augment!r}") from error

@@ -1,4 +1,4 @@
-"""A recipe's classifier: built for training, its card, and its memory probe."""
+"""The model of a classification recipe, its model card and its memory probe."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,20 +19,19 @@ from lambdanets.training.recipe import Recipe
 
 
 def card_of(recipe: Recipe, classes: Sequence[str]) -> ClassifierCard:
-    """What a file of weights says of the recipe's classifier."""
+    """The model card of the recipe's classifier."""
     return make_card(ClassifierCard, {**asdict(recipe), "classes": tuple(classes)}, "the recipe")
 
 
 def describe(recipe: Recipe, classes: Sequence[str]) -> str:
-    """The card and the recipe, as files of weights keep them."""
+    """Model card and recipe as JSON, for weight files."""
     return card_of(recipe, classes).to_json(recipe.fields())
 
 
 def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
-    """The recipe's model for a number of classes, or classes of these names, from the recipe's weights if it has some.
+    """The recipe's model for a number of classes, or for class names, with the recipe's initial weights, if any.
 
-    The head of weights for other classes is left out and re-initialized; tables of embeddings of another scope are
-    interpolated.
+    The head is re-initialized if the weights have other classes; embedding tables of another scope are interpolated.
     """
     count = classes if isinstance(classes, int) else len(classes)
     options: dict[str, Any] = dict(recipe.model_options)
@@ -46,22 +45,22 @@ def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
     model: Any = create_model(recipe.model, num_classes=count, in_chans=recipe.channels, **options)
     if recipe.weights is not None:
         path = weights_in(Path(recipe.weights))
-        tensors, rest = read_weights(path)
-        others = of_other_classes(path, rest, classes)
+        tensors, metadata = read_weights(path)
+        other_classes = of_other_classes(path, metadata, classes)
         head = model.get_classifier()
         head = next((name for name, module in model.named_modules() if module is head), "")
         for name in (f"{head}.weight", f"{head}.bias"):
-            if name in tensors and (others or tensors[name].shape[:1] != (count,)):
+            if name in tensors and (other_classes or tensors[name].shape[:1] != (count,)):
                 tensors[name] = model.state_dict()[name]
         resize_tables(model, tensors)
         load_tensors(model, tensors, str(path))
-    return model.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPU and GPU
+    return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
 
 
 def with_model_of_weights(recipe: Recipe) -> Recipe:
-    """A recipe that names no model, with that of its weights, its options, and how its images are normalized.
+    """Take model, model options, channels and normalization from the initial weights if the recipe names no model.
 
-    Options that the recipe has of its own are added to the model's, or replace them.
+    The recipe's own model_options override those of the weights.
     """
     if recipe.model or recipe.weights is None:
         return recipe
@@ -78,7 +77,7 @@ def with_model_of_weights(recipe: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class ClassificationProbe(MemoryProbe):
-    """Of a recipe, for a number of classes."""
+    """Memory probe of a classifier."""
 
     recipe: Recipe
     classes: int

@@ -1,4 +1,4 @@
-"""A classifier's loss and its measures."""
+"""Loss and metrics of a classifier."""
 
 from typing import ClassVar
 
@@ -31,7 +31,7 @@ class Classification(TrainingModule):
     ) -> None:
         super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
         self.classes = classes
-        self._sums = (0.0, 0.0, 0.0)  # of the validation: loss, right ones, images
+        self._sums = (0.0, 0.0, 0.0)  # of validation: loss, correct predictions, images
 
     def count(self, batch: Batch) -> int:
         return len(batch.labels)
@@ -44,7 +44,7 @@ class Classification(TrainingModule):
         return {"loss": self._loss(logits, batch), "top1": (logits.argmax(1) == batch.labels).sum()}
 
     def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Cross entropy summed over the images; labels are smoothed, distributions are not."""
+        """Cross-entropy, summed over images, with label smoothing for hard labels only."""
         smoothing = self.recipe.label_smoothing
         if batch.targets is None or batch.soft is None:
             return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
@@ -60,16 +60,16 @@ class Classification(TrainingModule):
         if len(batch.labels):
             logits = self.model(batch.images).float()
             loss = F.cross_entropy(logits, batch.labels, reduction="sum").item()
-            right = (logits.argmax(1) == batch.labels).sum().item()
-            sums = zip(self._sums, (loss, right, len(batch.labels)), strict=True)
-            self._sums = tuple(before + new for before, new in sums)
+            correct = (logits.argmax(1) == batch.labels).sum().item()
+            sums = zip(self._sums, (loss, correct, len(batch.labels)), strict=True)
+            self._sums = tuple(total + value for total, value in sums)
 
     def on_validation_epoch_end(self) -> None:
-        loss, right, images = all_reduce_sum(*self._sums)
+        loss, correct, images = all_reduce_sum(*self._sums)
         self.validated = {}
-        if images:  # the same in all processes, so that all write it or none
-            self.validated = {"loss": loss / images, "top1": right / images}
-            self.log("top1", right / images, prog_bar=True, logger=False)
+        if images:  # the same on all ranks
+            self.validated = {"loss": loss / images, "top1": correct / images}
+            self.log("top1", correct / images, prog_bar=True, logger=False)
 
-    def words(self) -> str:
+    def format_validated(self) -> str:
         return f"val loss {self.validated['loss']:.3f}  top-1 {self.validated['top1']:.4f}"

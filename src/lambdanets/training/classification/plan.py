@@ -1,4 +1,4 @@
-"""What a run takes, before anything is spent: steps, memory, hours, data and the rate it must be read at."""
+"""--plan: steps, memory, hours and read rate of a training run, before it is started."""
 
 import statistics
 import time
@@ -18,100 +18,101 @@ from lambdanets.models.counting import count_flops, count_parameters
 from lambdanets.provenance import hardware
 from lambdanets.training.classification.model import ClassificationProbe, with_model_of_weights
 from lambdanets.training.classification.task import open_for_training
-from lambdanets.training.division import AUTOCAST, images_of_process, parts_of_step, with_precision
-from lambdanets.training.memory import images_that_fit, training_memory
+from lambdanets.training.memory import largest_micro_batch, training_memory
+from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, images_per_rank, with_precision
 from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.pseudo_labels.selection import read_selection
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.speed import duration
 
-SAMPLED = 200  # files whose sizes stand for all
-MEASURED_FLOPS = {"cpu": 3e11, "cuda": 3e13}  # of a step, forward and backward; at least two images
+SAMPLED = 200  # files for the mean size
+MEASURED_FLOPS = {"cpu": 3e11, "cuda": 3e13}  # per measured step, forward and backward
 ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class DataSize:
-    """How many images a set has, of how many classes, and the bytes of a file."""
+    """Number of images and classes of a data set, and mean bytes per file."""
 
     images: int
     classes: int
-    bytes_an_image: float
+    bytes_per_image: float
     source: str
 
 
 # https://www.image-net.org/challenges/LSVRC/2012: 1,281,167 training images; 138 GB in its files
-IMAGENET = DataSize(1_281_167, 1000, 138e9 / 1_281_167, "as many as ImageNet has; name yours by --data")
+IMAGENET = DataSize(1_281_167, 1000, 138e9 / 1_281_167, "the size of ImageNet; set --data for yours")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run of a recipe takes on so many devices like this one. Bytes, seconds; images a second of one device."""
+    """Cost of a run on `devices` devices like this one. Bytes, seconds; images_per_second is that of one device."""
 
     recipe: Recipe
     data: DataSize
     pseudo_images: int
     devices: int
-    steps_an_epoch: int
-    at_a_time: int
-    parts: int
+    steps_per_epoch: int
+    micro_batch: int
+    accumulation_steps: int
     parameters: int
     flops: int
     memory: int
     free: int
-    images_a_second: float
+    images_per_second: float
     device: str
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in all."""
-        return self.steps_an_epoch * self.recipe.epochs
+        """Total optimizer steps."""
+        return self.steps_per_epoch * self.recipe.epochs
 
     @property
-    def images_a_step(self) -> int:
-        """Labelled and pseudo-labelled images of a step."""
+    def images_per_step(self) -> int:
+        """Labeled and pseudo-labeled images per step."""
         return min(self.recipe.batch_size, self.data.images) + self.recipe.pseudo_batch_size
 
     @property
     def seconds(self) -> float:
-        """Of training on the devices, where they share the work evenly and wait for nothing."""
-        return self.steps * self.images_a_step / (self.images_a_second * self.devices)
+        """Training time with perfect scaling over devices."""
+        return self.steps * self.images_per_step / (self.images_per_second * self.devices)
 
     @property
     def read_rate(self) -> float:
-        """Bytes a second that must be read, on all devices together."""
-        return self.images_a_second * self.devices * self.data.bytes_an_image
+        """Bytes per second to be read, for all devices together."""
+        return self.images_per_second * self.devices * self.data.bytes_per_image
 
     def lines(self) -> list[str]:
-        """The plan in words."""
+        """The plan as lines of text."""
         recipe, data = self.recipe, self.data
-        each = f"{data.bytes_an_image / 1e3:.3g} kB each, " if data.bytes_an_image else ""
-        volume = f"{each}{data.images * data.bytes_an_image / 1e9:.3g} GB" if data.bytes_an_image else "in memory"
+        each = f"{data.bytes_per_image / 1e3:.3g} kB each, " if data.bytes_per_image else ""
+        volume = f"{each}{data.images * data.bytes_per_image / 1e9:.3g} GB" if data.bytes_per_image else "in memory"
         pseudo = (
-            f" and {recipe.pseudo_batch_size:,} of {self.pseudo_images:,} pseudo-labelled" if self.pseudo_images else ""
+            f" and {recipe.pseudo_batch_size:,} of {self.pseudo_images:,} pseudo-labeled" if self.pseudo_images else ""
         )
-        parts = f", in {self.parts} parts of a step" if self.parts > 1 else ""
+        accumulation = f", {self.accumulation_steps} accumulation steps" if self.accumulation_steps > 1 else ""
         rows = {
             "data": f"{data.images:,} images of {data.classes:,} classes, {volume} ({data.source})",
-            "steps": f"{self.steps_an_epoch:,} an epoch, {self.steps:,} in {recipe.epochs} epochs; each of "
-            f"{min(recipe.batch_size, data.images):,} images{pseudo}",
+            "steps": f"{self.steps_per_epoch:,} per epoch, {self.steps:,} in {recipe.epochs} epochs; "
+            f"{min(recipe.batch_size, data.images):,} images per step{pseudo}",
             "model": f"{recipe.model}, {self.parameters / 1e6:.1f} M parameters, {self.flops / 1e9:.3g} GFLOPs "
-            f"forward for an image of {recipe.image_size} x {recipe.image_size}",
-            "memory": f"{self.memory / 2**30:.3g} GiB a device with {self.at_a_time} images at a time{parts}; "
-            f"{self.free / 2**30:.3g} GiB are free here",
-            "speed": f"{self.images_a_second:.3g} images/s in training, measured on this device ({self.device}, "
-            f"{recipe.precision})",
-            "time": f"{duration(self.seconds)} on {self.devices} such device{'s' * (self.devices > 1)}",
-            "reading": f"{self.read_rate / 1e6:.3g} MB/s for all devices together, "
-            f"{self.steps * self.images_a_step * data.bytes_an_image / 1e12:.3g} TB in all",
+            f"forward per image of {recipe.image_size} x {recipe.image_size}",
+            "memory": f"{self.memory / 2**30:.3g} GiB per device with micro-batches of {self.micro_batch} images"
+            f"{accumulation}; {self.free / 2**30:.3g} GiB are free on this device",
+            "speed": f"{self.images_per_second:.3g} images/s per device in training, measured on this one "
+            f"({self.device}, {recipe.precision})",
+            "time": f"{duration(self.seconds)} on {self.devices} device{'s' * (self.devices > 1)} like this one",
+            "reading": f"{self.read_rate / 1e6:.3g} MB/s for all devices, "
+            f"{self.steps * self.images_per_step * data.bytes_per_image / 1e12:.3g} TB in total",
         }
         return [f"{name:<9}{text}" for name, text in rows.items()]
 
 
 def plan(recipe: Recipe, devices: int) -> Plan:
-    """Make the plan of a recipe for so many devices like the one at hand, of which a few steps are measured.
+    """Plan a recipe for a number of devices like this one, on which a few steps are timed.
 
-    A recipe that names no data is planned as for ImageNet. Nothing is written. Raises InputError as training would.
+    A recipe without data is planned for a data set of ImageNet's size. Nothing is written. Raises InputError as
+    training would.
     """
     if devices < 1:
         raise InputError(f"devices must be at least 1, got {devices}")
@@ -121,31 +122,31 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     pseudo = 0
     if recipe.pseudo_labels is not None:
         pseudo = read_selection(Path(recipe.pseudo_labels))["images"] if recipe.pseudo_labels else 130_000_000
-    own, fewest = images_of_process(recipe, data.images, devices)
+    largest, smallest = images_per_rank(recipe, data.images, devices)
     device = best_device()
     free = free_memory(device)
     probe = ClassificationProbe(recipe, data.classes)
-    fitting = images_that_fit(probe, min(own, recipe.micro_batch or own), free)
-    parts = parts_of_step(own, fewest, fitting, recipe.MIN_MICRO_BATCH)
-    least_images = least_of_step(BatchSlice(0, devices, parts), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH)
+    fitting = largest_micro_batch(probe, min(largest, recipe.micro_batch or largest), free)
+    accumulated = accumulation_steps(largest, smallest, fitting, recipe.MIN_MICRO_BATCH)
+    least_images = least_of_step(BatchSlice(0, devices, accumulated), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH)
     fixed, per_image = training_memory(probe)
     with torch.device("meta"):
         model: Any = probe.build()
     flops = count_flops(model, recipe.image_size, channels=recipe.channels)
-    measured = max(2, min(-(-own // parts), int(MEASURED_FLOPS[device.type] / (3 * flops))))
+    measured = max(2, min(-(-largest // accumulated), int(MEASURED_FLOPS[device.type] / (3 * flops))))
     return Plan(
         recipe=recipe,
         data=data,
         pseudo_images=pseudo,
         devices=devices,
-        steps_an_epoch=steps_in_epoch(data.images, recipe.batch_size, least_images),
-        at_a_time=-(-own // parts),
-        parts=parts,
+        steps_per_epoch=steps_in_epoch(data.images, recipe.batch_size, least_images),
+        micro_batch=-(-largest // accumulated),
+        accumulation_steps=accumulated,
         parameters=count_parameters(model),
         flops=flops,
-        memory=fixed + per_image * -(-own // parts),
+        memory=fixed + per_image * -(-largest // accumulated),
         free=free,
-        images_a_second=_measure(probe, measured, device),
+        images_per_second=_measure(probe, measured, device),
         device=hardware()["gpu"] or f"{hardware()['processor']}, {torch.get_num_threads()} threads",
     )
 
@@ -164,7 +165,7 @@ def _data_size(recipe: Recipe) -> DataSize:
 
 
 def _measure(probe: ClassificationProbe, images: int, device: torch.device) -> float:
-    """Images a second of forward and backward passes and an optimizer step, on images that are there already."""
+    """Images per second of forward pass, backward pass and optimizer step, without data loading."""
     recipe = probe.recipe
     model = prepare_batch_norm(probe.build(), recipe).to(device).train()
     if recipe.compile:
@@ -172,8 +173,8 @@ def _measure(probe: ClassificationProbe, images: int, device: torch.device) -> f
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     autocast = AUTOCAST.get(recipe.precision)
     seconds = []
-    for _ in range(1 + ROUNDS):  # the first makes what is kept for the others
-        begun = time.perf_counter()
+    for _ in range(1 + ROUNDS):  # the first is warm-up
+        started = time.perf_counter()
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
             loss = probe.loss(model, images, device)
         loss.backward()
@@ -181,5 +182,5 @@ def _measure(probe: ClassificationProbe, images: int, device: torch.device) -> f
         optimizer.zero_grad()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     return images / statistics.median(seconds[1:])

@@ -1,4 +1,4 @@
-"""A recipe made small: the same path, on scanned digits, in less than a minute on two cores."""
+"""--quicktest: a small version of a recipe, on scanned digits, in less than a minute on two cores."""
 
 import re
 from dataclasses import replace
@@ -19,11 +19,10 @@ BATCH, EPOCHS, IMAGES, LARGEST_SIDE = 4, 2, 12, 32
 
 
 def small(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with few and small images, the smallest model of its family, and what it needs beside, in a folder.
+    """The recipe with few and small images and the smallest model of its family; its files are written into a folder.
 
-    The data are digits in shards, but where the recipe names digits itself. Weights to go on from are those of an
-    untrained small model, and so is the teacher of pseudo-labels. All else stays: augmentation, schedule, averaging,
-    holding out, early stopping.
+    The data are digits in shards, or plain digits if the recipe uses them. Initial weights and the teacher of
+    pseudo-labels are untrained. Everything else stays: augmentation, schedule, EMA, hold-out, early stopping.
     """
     folder.mkdir(parents=True, exist_ok=True)
     changes: dict[str, Any] = {
@@ -34,7 +33,7 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
         "warmup_epochs": min(recipe.warmup_epochs, 0.5),
         "learning_rate": recipe.learning_rate * BATCH / recipe.batch_size,
         "workers": min(recipe.workers, 1),
-        "checkpoint_every": IMAGES // BATCH - 1,  # one in mid-epoch: of a large model it takes longer than a step
+        "checkpoint_every": IMAGES // BATCH - 1,  # one in mid-epoch; writing one takes longer than a step
         "pseudo_ratio": min(max(recipe.pseudo_ratio, 0.5), 2.0),
     }
     if recipe.data == "digits":
@@ -54,9 +53,9 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _untrained(recipe: Recipe, classes: tuple[str, ...], folder: Path) -> Path:
-    """A folder with the weights of the recipe's model, or of a small one where it takes that of its weights.
+    """Write random weights of the recipe's model, or of a small one if the recipe names none.
 
-    The same at each call, so that a quicktest that was stopped goes on with the labels that are there.
+    They depend on the seed only, so that an interrupted quicktest resumes with the labels it has.
     """
     recipe = replace(recipe, weights=None, pseudo_labels=None, pseudo_images=None)
     recipe = replace(recipe, model=recipe.model or "lambda_resnet20_small")

@@ -1,4 +1,4 @@
-"""Classification, as a task to be trained."""
+"""The classification task."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from lambdanets.training.task import Task
 
 @dataclass
 class ClassificationTask(Task):
-    """Images with one class each."""
+    """Image classification."""
 
     METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
     PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
@@ -90,7 +90,7 @@ class ClassificationTask(Task):
         )
 
     def conclude(self, recipe: Recipe, folder: Path, history: History) -> dict[str, Any]:
-        # Lightning leaves the model on the processor
+        # Lightning leaves the model on the CPU
         classifier = Classifier(self.model.to(best_device()).eval(), card_of(recipe, self.classes))
         measured_on = self.splits.validation if self.splits.test is None else self.splits.test
         predictions = predict_set(classifier, measured_on, recipe.micro_batch or recipe.batch_size, recipe.workers)
@@ -103,13 +103,13 @@ class ClassificationTask(Task):
 
 
 def open_for_training(recipe: Recipe) -> Splits:
-    """The recipe's images, those held out and left out as it says."""
+    """The recipe's data splits, with its hold-out and subset of training images."""
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
     return fewer(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
 
 
 def fingerprint(splits: Splits) -> str:
-    """A hash of the classes, and of each image's file name and class, without reading one. Shards have their own."""
+    """A hash of the classes and of all images' file names and labels; shards have their own. Reads no image."""
     digest = hashlib.sha256(repr(splits.classes).encode())
     for images in (splits.train, splits.validation):
         if isinstance(images, ShardedImages):

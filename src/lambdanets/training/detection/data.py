@@ -1,4 +1,4 @@
-"""The sets that a recipe of detection trains and validates on."""
+"""Training and validation data of a detection recipe."""
 
 import json
 import sys
@@ -16,9 +16,9 @@ FINDINGS = "findings.json"
 
 
 def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
-    """The recipe's images to train on and to validate on, and where they came from.
+    """Training data, validation data, and their source for messages.
 
-    Raises InputError for sets that differ in their categories, that have no object, or too few images.
+    Raises InputError if their categories differ, if one has no object, or too few images.
     """
     if recipe.data == "digits":
         training, validation = digits()
@@ -31,22 +31,22 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
     if recipe.training_images is not None:
         if recipe.training_images > len(training):
             raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
-        drawn = permuted(len(training), recipe.seed, 0)[: recipe.training_images]
-        source = f"{source}, {len(drawn)} of {len(training)} training images"
-        training = training.selected(sorted(drawn.tolist()))
+        subset = permuted(len(training), recipe.seed, 0)[: recipe.training_images]
+        source = f"{source}, {len(subset)} of {len(training)} training images"
+        training = training.selected(sorted(subset.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):
         if all(each.crowd for image in images.annotations.images for each in image.objects):
-            why = "".join(f"; {line}" for line in images.findings.lines())
-            raise InputError(f"{name} must have objects that are no crowds, and has none: {source}{why}")
+            findings = "".join(f"; {line}" for line in images.findings.lines())
+            raise InputError(f"{name} must have objects that are no crowds, and has none: {source}{findings}")
     return training, validation, source
 
 
 def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
-    """Write findings.json, all ids by part and kind, and say so on stderr; none is left where nothing was found."""
+    """Write findings.json, the ids of dropped annotations by split and kind; removed if there are none."""
     found = {part: images.findings.all_ids() for part, images in parts.items()}
     path = folder / FINDINGS
     if any(found.values()):
         atomic_write(path, (json.dumps(found, indent=1) + "\n").encode())
-        say(f"all of them: {path}", file=sys.stderr)
+        say(f"all dropped annotations: {path}", file=sys.stderr)
     else:
         path.unlink(missing_ok=True)

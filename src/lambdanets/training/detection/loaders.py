@@ -1,4 +1,4 @@
-"""From annotated images to the batches that a detector learns from."""
+"""Training batches of a detector: augmentation of images, boxes and masks."""
 
 import random
 from typing import Any
@@ -23,10 +23,10 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 def training_batches(
     recipe: DetectionRecipe, images: AnnotatedImages, batch_slice: BatchSlice
 ) -> Batches[DetectionBatch]:
-    """The recipe's batches of images, shuffled, scaled and cropped; batch_slice: this rank's part of a step."""
+    """The recipe's training batches, shuffled and augmented; batch_slice: this rank's part of each batch."""
     return Batches(
         images,
-        _Prepared(recipe),
+        _LoadAndAugment(recipe),
         collate,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
@@ -36,75 +36,77 @@ def training_batches(
     )
 
 
-class _Prepared:
-    """Loads and augments an image. A class, so that workers of any start method can have it."""
+class _LoadAndAugment:
+    """Loads and augments an image. A class, so that spawned workers can unpickle it."""
 
     def __init__(self, recipe: DetectionRecipe) -> None:
         self._recipe = recipe
 
     def __call__(self, images: AnnotatedImages, number: int) -> tuple[Tensor, Target]:
-        return for_training(*images.load(number), self._recipe)
+        return augment(*images.load(number), self._recipe)
 
 
-def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:
-    """An image and its objects at a random scale, flipped or not, cropped to image_size; it may come out smaller.
+def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:
+    """Scale jitter, crop to at most image_size and horizontal flip, of an image and its objects.
 
-    The scale is jitter's times that at which the image fits into image_size. Crowds are left out, as are objects of
-    which nothing is left; of more than max_objects that are left, so many are drawn. The box of an object that the crop
-    cuts is that of what is left of its mask. Draws from Python's random numbers.
+    The scale is a random factor from `jitter` times the scale at which the image fits into image_size. Crowds are
+    dropped, as are objects outside the crop; of more than max_objects, a random subset is kept. The box of an object
+    that the crop cuts is that of the rest of its mask. Uses Python's global random generator.
     """
     scale = random.uniform(*recipe.jitter) * recipe.image_size / max(image.size)
-    (top, height, rows), (left, width, columns) = (_cut(side, scale, recipe.image_size) for side in image.size[::-1])
+    (top, height, rows), (left, width, columns) = (
+        _random_crop(side, scale, recipe.image_size) for side in image.size[::-1]
+    )
     flipped = random.random() < recipe.flip
 
-    objects = [each for each in known.objects if not each.crowd]
-    whole = torch.tensor([each.box for each in objects], dtype=torch.float32).reshape(-1, 4)
-    whole = whole - torch.tensor([left, top, left, top])
-    clipped: Any = tv_tensors.BoundingBoxes(whole, format="XYXY", canvas_size=(height, width))
+    objects = [each for each in annotated.objects if not each.crowd]
+    boxes_in_crop = torch.tensor([each.box for each in objects], dtype=torch.float32).reshape(-1, 4)
+    boxes_in_crop = boxes_in_crop - torch.tensor([left, top, left, top])
+    clipped: Any = tv_tensors.BoundingBoxes(boxes_in_crop, format="XYXY", canvas_size=(height, width))
     clipped = transforms.clamp_bounding_boxes(clipped)
     resized: Any = transforms.resize(clipped, [rows, columns])
     boxes = (transforms.horizontal_flip(resized) if flipped else resized).as_subclass(Tensor)
-    left_over = ((boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1)).nonzero().flatten().tolist()
-    if len(left_over) > recipe.max_objects:
-        left_over = random.sample(left_over, len(left_over))
+    visible = ((boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1)).nonzero().flatten().tolist()
+    if len(visible) > recipe.max_objects:
+        visible = random.sample(visible, len(visible))
 
-    # one at a time: at the size of a photograph they would not fit into memory
-    masks = torch.zeros(min(len(left_over), recipe.max_objects), rows, columns, dtype=torch.uint8)
-    there: list[int] = []
-    for number in left_over:
-        if len(there) == recipe.max_objects:
+    # one by one: all full-size masks of a photograph would not fit into memory
+    masks = torch.zeros(min(len(visible), recipe.max_objects), rows, columns, dtype=torch.uint8)
+    kept: list[int] = []
+    for number in visible:
+        if len(kept) == recipe.max_objects:
             break
-        patch = decoded_patch(objects[number], known.height, known.width)
-        # nearest, not nearest-exact: half a pixel right and down, which torchvision's roi_align of masks takes back
-        mask: Any = transforms.resize(tv_tensors.Mask(_within(patch, top, left, height, width)), [rows, columns])
+        patch = decoded_patch(objects[number], annotated.height, annotated.width)
+        # nearest, not nearest-exact: its shift by half a pixel is undone by torchvision's roi_align of masks
+        mask: Any = transforms.resize(tv_tensors.Mask(_crop_patch(patch, top, left, height, width)), [rows, columns])
         if mask.any():
-            masks[len(there)] = mask.flip(-1) if flipped else mask
-            there.append(number)
-    of_cut = (whole != clipped.as_subclass(Tensor)).any(1)[there]
-    masks, boxes = masks[: len(there)], boxes[there]
-    boxes[of_cut] = masks_to_boxes(masks[of_cut]) + torch.tensor([0.0, 0.0, 1.0, 1.0])  # from the last pixel to its end
-    cut = as_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
-    cut = transforms.resize(cut, [rows, columns], antialias=True)
-    labels = torch.tensor([objects[number].category + 1 for number in there], dtype=torch.int64)
+            masks[len(kept)] = mask.flip(-1) if flipped else mask
+            kept.append(number)
+    is_cut = (boxes_in_crop != clipped.as_subclass(Tensor)).any(1)[kept]
+    masks, boxes = masks[: len(kept)], boxes[kept]
+    boxes[is_cut] = masks_to_boxes(masks[is_cut]) + torch.tensor([0.0, 0.0, 1.0, 1.0])  # to the end of the last pixel
+    crop = as_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
+    crop = transforms.resize(crop, [rows, columns], antialias=True)
+    labels = torch.tensor([objects[number].category + 1 for number in kept], dtype=torch.int64)
     target = {"boxes": boxes, "labels": labels, "masks": masks}
-    return transforms.horizontal_flip(cut) if flipped else cut, target
+    return transforms.horizontal_flip(crop) if flipped else crop, target
 
 
-def _within(patch: Patch, top: int, left: int, height: int, width: int) -> Tensor:
-    """The part of a mask that lies within a crop, uint8 (height, width)."""
+def _crop_patch(patch: Patch, top: int, left: int, height: int, width: int) -> Tensor:
+    """A mask patch cropped and padded to a crop of the image, uint8 (height, width)."""
     mask = np.zeros((height, width), np.uint8)
-    above, before = max(0, top - patch.top), max(0, left - patch.left)  # of the patch, outside the crop
-    below, behind = max(0, patch.top - top), max(0, patch.left - left)  # of the crop, outside the patch
-    place = mask[below:, behind:]
-    part = patch.mask[above:, before:][: place.shape[0], : place.shape[1]]
-    place[: part.shape[0], : part.shape[1]] = part
+    above, before = max(0, top - patch.top), max(0, left - patch.left)  # rows and columns of the patch outside the crop
+    below, behind = max(0, patch.top - top), max(0, patch.left - left)  # rows and columns of the crop outside the patch
+    target = mask[below:, behind:]
+    part = patch.mask[above:, before:][: target.shape[0], : target.shape[1]]
+    target[: part.shape[0], : part.shape[1]] = part
     return torch.from_numpy(mask)
 
 
-def _cut(side: int, scale: float, most: int) -> tuple[int, int, int]:
-    """Of a side: where a crop begins, how long it is, and how long it becomes at the scale."""
-    whole = max(1, round(side * scale))
-    if whole <= most:
-        return 0, side, whole
-    length = min(side, max(1, round(most / scale)))
-    return random.randint(0, side - length), length, most
+def _random_crop(side: int, scale: float, max_size: int) -> tuple[int, int, int]:
+    """Along one side of an image: start and length of a random crop, and its length after resizing."""
+    resized = max(1, round(side * scale))
+    if resized <= max_size:
+        return 0, side, resized
+    length = min(side, max(1, round(max_size / scale)))
+    return random.randint(0, side - length), length, max_size

@@ -1,4 +1,4 @@
-"""A recipe's detector: built for training, its card, and its memory probe."""
+"""The model of a detection recipe, its model card and its memory probe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,31 +20,31 @@ from lambdanets.training.memory import MemoryProbe
 
 
 def card_of(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
-    """What a file of weights says of the recipe's detector."""
-    more = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
-    return make_card(DetectorCard, recipe.fields() | more, "the recipe")
+    """The model card of the recipe's detector."""
+    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
+    return make_card(DetectorCard, recipe.fields() | categories, "the recipe")
 
 
 def describe(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> str:
-    """The card and the recipe, as files of weights keep them."""
+    """Model card and recipe as JSON, for weight files."""
     return card_of(recipe, classes, category_ids).to_json(recipe.fields())
 
 
 def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
-    """The recipe's model for a number of categories, or of these names, from the recipe's weights if it has some.
+    """The recipe's model for a number of categories, or for category names, with its initial weights, if any.
 
-    Those may be a detector's, of whose heads what tells other categories apart is re-initialized, or a classifier's,
-    of which the backbone takes its part.
+    Those may be of a detector, whose last layers are re-initialized if its categories differ, or of a classifier, for
+    the backbone.
     """
     fixed = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & recipe.model_options.keys()
     if fixed:
-        instead = (
-            "; to begin from timm's pretrained weights, save the network's state dict as a .safetensors file and give "
+        advice = (
+            "; to start from timm's pretrained weights, save the network's state dict as a .safetensors file and give "
             "that as weights"
         )
         raise InputError(
             f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe"
-            + (instead if "pretrained" in fixed else "")
+            + (advice if "pretrained" in fixed else "")
         )
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
     card = card_of(recipe, names, range(len(names)))
@@ -55,7 +55,7 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
         rpn_post_nms_top_n_train=recipe.proposals,
         box_batch_size_per_image=recipe.sampled_regions,
     )
-    model.transform._skip_resize = True  # in training: the images come as they are to be seen
+    model.transform._skip_resize = True  # in training, images are resized by the loader
     if recipe.weights is not None:
         _load(model, Path(recipe.weights), classes)
     return model.to(memory_format=torch.channels_last)
@@ -63,30 +63,31 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
 
 def _load(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
     file = weights_in(path)
-    tensors, rest = read_weights(file)
-    others = of_other_classes(file, rest, classes)
-    into: nn.Module = model
-    if not any(name.startswith("backbone.network.") for name in tensors):  # a classifier's
-        into = model.backbone.network
-        plain = {_plain(name): tensor for name, tensor in tensors.items()}
-        tensors = {name: plain[_plain(name)] for name in into.state_dict() if _plain(name) in plain}
-    own = into.state_dict()
-    for part in ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."):
-        for name in own:
-            if name.startswith(part) and name in tensors and (others or tensors[name].shape != own[name].shape):
-                tensors[name] = own[name]
-    resize_tables(into, tensors)
-    load_tensors(into, tensors, str(path))
+    tensors, metadata = read_weights(file)
+    other_classes = of_other_classes(file, metadata, classes)
+    target: nn.Module = model
+    if not any(name.startswith("backbone.network.") for name in tensors):  # weights of a classifier
+        target = model.backbone.network
+        normalized = {_normalize(name): tensor for name, tensor in tensors.items()}
+        names = {name: _normalize(name) for name in target.state_dict()}
+        tensors = {name: normalized[other] for name, other in names.items() if other in normalized}
+    state = target.state_dict()
+    for prefix in ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."):
+        for name in state.keys() & tensors.keys():
+            if name.startswith(prefix) and (other_classes or tensors[name].shape != state[name].shape):
+                tensors[name] = state[name]
+    resize_tables(target, tensors)
+    load_tensors(target, tensors, str(path))
 
 
-def _plain(name: str) -> str:
-    """A tensor's name without what timm changes of it where a network gives maps."""
+def _normalize(name: str) -> str:
+    """A tensor's name without the changes of timm's features_only wrapper."""
     return name.removeprefix("model.").replace("_", ".")
 
 
 @dataclass(frozen=True)
 class DetectionProbe(MemoryProbe):
-    """Of a recipe, for a number of categories, and of objects in an image at most."""
+    """Memory probe of a detector; objects: the most in an image."""
 
     recipe: DetectionRecipe
     classes: int
@@ -96,10 +97,10 @@ class DetectionProbe(MemoryProbe):
         return build_model(replace(self.recipe, weights=None), self.classes)
 
     def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
-        return self._made_up(model, images) if device.type == "meta" else self._loss(model, images, device)
+        return self._meta_loss(model, images) if device.type == "meta" else self._loss(model, images, device)
 
     def _loss(self, model: Any, images: int, device: torch.device) -> Tensor:
-        """Of images of which one is padded, each with as many objects as there may be, as large as itself."""
+        """Of images of which one is padded, each with the maximum number of objects, as large as the image."""
         size = self.recipe.image_size
         sizes = [(size, size if number else -(-size // 2)) for number in range(images)]
         objects = max(self.objects, self.recipe.sampled_regions // 4, 1)
@@ -114,13 +115,13 @@ class DetectionProbe(MemoryProbe):
         )
         return torch.stack(list(losses.values())).sum()
 
-    def _made_up(self, model: Any, images: int) -> Tensor:
-        """The sum of what backbone, pyramid and heads compute, the latter for made-up regions: what is found where
-        depends on numbers, which the meta device has not."""
+    def _meta_loss(self, model: Any, images: int) -> Tensor:
+        """The sum of all outputs of backbone, pyramid and heads, the latter on synthetic regions: proposals depend on
+        values, which meta tensors do not have."""
         size, stride = self.recipe.image_size, model.backbone.strides[-1]
         side = -(-size // stride) * stride
         padded = [(size, size if number else max(1, size // 2)) for number in range(images)]
-        with meta_device.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]  # layers select the positions that are no padding
+        with meta_device.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]  # layers index the positions outside the padding
             maps = list(model.backbone(torch.empty(images, 3, side, side, device="meta"), padded).values())
         logits, offsets = model.rpn.head(maps)
         regions, channels = images * self.recipe.sampled_regions, self.recipe.pyramid_channels

@@ -1,4 +1,4 @@
-"""A detector's losses and its measures."""
+"""Losses and metrics of a detector."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import all_gather_lists, broadcast_from_rank_zero
 
-# torchvision's names of the losses, and ours
+# torchvision's names of the losses, and those in metrics.csv
 LOSSES = {
     "loss_classifier": "class_loss",
     "loss_box_reg": "box_loss",
@@ -33,11 +33,11 @@ VALIDATED = {
 
 
 class Detection(TrainingModule):
-    """Trains a Mask R-CNN by a recipe; validation: the images validated on, whose annotations the first process scores.
+    """Trains a Mask R-CNN by a recipe. validation: images and annotations, scored on rank zero.
 
-    Each loss is a mean over what was sampled in a part of a step, whose parts count by their images.
-    first_weights: the file that training began from (`weights.identified`), kept in every checkpoint: the file itself
-    may be gone at the end.
+    Each loss is a mean over the regions sampled in a micro-batch; micro-batches are weighted by their number of images.
+    first_weights: hash of the initial weights (`weights.identified`), stored in checkpoints as the file may be gone at
+    the end.
     """
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", *LOSSES.values())
@@ -61,9 +61,9 @@ class Detection(TrainingModule):
         self._read: list[int] = []
 
     def count(self, batch: DetectionBatch) -> int:
-        """How many images of a batch could be read; 0 where they come to one position of the coarsest map.
+        """Number of readable images in a batch; 0 if their coarsest feature maps have a single position in all.
 
-        Batch norm has no statistics of a single number. Over several processes it is not alone.
+        Batch norm has no statistics of a single value, unless it is synchronized over ranks.
         """
         if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:
             return len(batch.images)
@@ -91,7 +91,7 @@ class Detection(TrainingModule):
         self._results, self._read = [], []
 
     def validation_step(self, batch: DetectionBatch, batch_idx: int) -> None:
-        # one by one: their masks are as large as they are
+        # one by one: pasted masks have the size of the image
         for number, image in zip(batch.indices.tolist(), batch.images, strict=True):
             self._read.append(number)
             self._results += coco_results(
@@ -111,11 +111,11 @@ class Detection(TrainingModule):
             return {}
         truth = self._validation.annotations.to_coco(sorted(read))
         summary = evaluate(truth, results, detections=self.recipe.detections).summary()
-        # nan where none of the objects was in an image that could be read
+        # NaN if no readable image had an object
         values = {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
         return {name: float("nan") if value is None else value for name, value in values.items()}
 
-    def words(self) -> str:
+    def format_validated(self) -> str:
         return "  ".join(
             f"{name} {self.validated[score]:.4f}" for name, score in (("box AP", "bbox_AP"), ("mask AP", "segm_AP"))
         )

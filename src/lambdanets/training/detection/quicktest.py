@@ -1,4 +1,4 @@
-"""A recipe of detection made small: the same path, on scattered digits, in less than a minute on two cores."""
+"""--quicktest: a small version of a detection recipe, on scattered digits, in less than a minute on two cores."""
 
 import re
 from dataclasses import replace
@@ -13,9 +13,9 @@ IMAGES, VALIDATION, BATCH, EPOCHS, LARGEST_SIDE = 8, 4, 4, 2, 64
 def small(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
     """The recipe with few and small images, the smallest backbone of its family and narrow heads.
 
-    The images are scattered digits, in a folder. All else stays: jitter, schedule, averaging, precision.
+    The images are scattered digits, written into a folder. Everything else stays: jitter, schedule, EMA, precision.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # by which the same command knows the run for a quicktest's
+    folder.mkdir(parents=True, exist_ok=True)  # marks the run as a quicktest's
     recipe = replace(
         recipe,
         model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),

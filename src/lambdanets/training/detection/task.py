@@ -1,4 +1,4 @@
-"""Detection, as a task to be trained."""
+"""The detection task."""
 
 import hashlib
 import json
@@ -34,12 +34,12 @@ from lambdanets.training.task import Task
 
 @dataclass
 class DetectionTask(Task):
-    """Objects in images, with a box, a category and a mask each."""
+    """Object detection and instance segmentation."""
 
     METRICS: ClassVar[tuple[str, ...]] = (*Detection.SUMS, *VALIDATED)
     PANELS: ClassVar[Panels] = (
         ("loss", ("loss",)),
-        ("parts of the loss", tuple(LOSSES.values())),
+        ("loss terms", tuple(LOSSES.values())),
         ("average precision on the validation images", tuple(VALIDATED)),
     )
     BEST: ClassVar[str] = "segm_AP"
@@ -50,7 +50,7 @@ class DetectionTask(Task):
     validation: AnnotatedImages
     source: str
     model: MaskRCNN
-    first_weights: dict[str, str] | None = None  # of a run that has not begun before
+    first_weights: dict[str, str] | None = None  # None in a resumed run
 
     def __post_init__(self) -> None:
         categories = self.training.annotations.categories
@@ -98,7 +98,7 @@ class DetectionTask(Task):
         write_findings(folder, training=self.training, validation=self.validation)
 
     def conclude(self, recipe: DetectionRecipe, folder: Path, history: History) -> dict[str, Any]:
-        # Lightning leaves the model on the processor
+        # Lightning leaves the model on the CPU
         model: Any = self.model.to(best_device()).eval()
         detector = Detector(model, card_of(recipe, self.classes, self.category_ids))
         found = detect_in_set(detector, self.validation, recipe.micro_batch or recipe.batch_size, recipe.workers)
@@ -113,7 +113,7 @@ class DetectionTask(Task):
             "recipe": json.loads(recipe.without_free_fields().to_json()),
             "training_data": {
                 "name": recipe.data,
-                # those drawn from a set depend on the seed
+                # a subset depends on the seed
                 "sha256": self.training.drawn_from or self.training.fingerprint,
             },
             "validation_data": {

@@ -1,4 +1,4 @@
-"""Names the operation, layer or parameter where NaN or inf first appeared, by computing a step once more."""
+"""Diagnosis of NaN and inf: recompute a step and name the operation, layer or parameter where they began."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,13 +10,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def explain_loss(model: nn.Module, images: object, compute_loss: Callable[[], Tensor]) -> str:
-    """A clause that says where a non-finite loss comes from: a parameter, a buffer, the images, or an operation.
+def diagnose_loss(model: nn.Module, images: object, compute_loss: Callable[[], Tensor]) -> str:
+    """The cause of a non-finite loss as a clause: a parameter, a buffer, an input image, or an operation.
 
-    compute_loss: computes the loss once more, as it was: same batch, random state, autocast and code path. Each
-    operation is looked at below autograd, so that those within a layer, a function or the loss are seen too. The one
-    named is where the NaN or inf of the loss began: its inputs were finite. No hook is put on any module, because
-    layers call projections with hooks in another way.
+    compute_loss: recomputes the loss with the same batch, random state, autocast and code path. Operations are
+    inspected below autograd, so those inside functional code are seen too. The operation named has finite inputs and a
+    non-finite output. No module gets a hook, because layers bypass the fused path of projections that have hooks.
     """
     for name, parameter in model.named_parameters():
         if not _is_finite(parameter):
@@ -31,15 +30,15 @@ def explain_loss(model: nn.Module, images: object, compute_loss: Callable[[], Te
         origins.allow_inf(model.buffers())
         loss = compute_loss()
     if _is_finite(loss):
-        return "computed once more it was finite, so that no operation can be named"
+        return "recomputed it was finite, so that no operation can be named"
     origin = origins.of(loss) or "one with an infinite constant"
     return f"the first operation with a non-finite result is {origin}"
 
 
-def explain_gradient(model: nn.Module, compute_loss: Callable[[], Tensor]) -> str:
-    """A clause that says which operation's backward pass first gave a non-finite gradient from finite ones.
+def diagnose_gradient(model: nn.Module, compute_loss: Callable[[], Tensor]) -> str:
+    """The operation whose backward pass first turns finite gradients into non-finite ones, as a clause.
 
-    compute_loss: as in `explain_loss`. The model's gradients are left as they are.
+    compute_loss: as in `diagnose_loss`. The gradients of the model are left as they are.
     """
     modules = _Modules(model)
     with modules:
@@ -47,27 +46,27 @@ def explain_gradient(model: nn.Module, compute_loss: Callable[[], Tensor]) -> st
     modules.label(loss)
     found: list[str] = []
     for node, place in modules.places.items():
-        node.register_hook(_watch(f"{node.name().rpartition('::')[2]} in {place}", found))
+        node.register_hook(_record_nonfinite(f"{node.name().rpartition('::')[2]} in {place}", found))
     torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
     if not found:
-        return "this micro-batch's gradients are finite, so that it is a sum over micro-batches or processes"
+        return "the gradients of this micro-batch are finite, so that it is their sum over micro-batches or ranks"
     return f"the first operation whose backward pass has a non-finite result is {found[0]}"
 
 
-def first_gradient_not_finite(model: nn.Module) -> str | None:
-    """The parameter nearest to the loss whose gradient is not finite, or None."""
+def first_nonfinite_gradient(model: nn.Module) -> str | None:
+    """The name of the parameter nearest to the loss with a non-finite gradient, or None."""
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     if not gradients or torch.nn.utils.get_total_norm(gradients.values()).isfinite():
         return None
-    # parameters are listed from the input on, so that the last is the first the backward pass reaches
+    # parameters are listed from input to output; the backward pass reaches the last first
     return next((name for name in reversed(gradients) if not gradients[name].isfinite().all()), None)
 
 
 class _Modules:
-    """Which module of a model is being computed, and, for each node of the autograd graph, in which one it was made."""
+    """Tracks the module being computed, and for each node of the autograd graph the module that created it."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.places: dict[Node, str] = {}  # keeps the nodes, which are known by identity
+        self.places: dict[Node, str] = {}  # holds the nodes, as they are compared by identity
         self._names = {module: f"{name} ({type(module).__name__})" for name, module in model.named_modules() if name}
         self._names[model] = "the model itself"
         self._stack = ["the loss"]
@@ -77,7 +76,7 @@ class _Modules:
         return self._stack[-1]
 
     def __enter__(self) -> "_Modules":
-        # hooks of all modules, not of one: `layers.projection` looks for the latter
+        # global hooks: `layers.projection` looks for hooks of a module
         self._handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -97,62 +96,62 @@ class _Modules:
         self._stack.pop()
 
     def label(self, values: object) -> None:
-        """Note the module being computed as that of all nodes before these tensors that are not noted yet."""
-        ahead = [tensor.grad_fn for tensor in _tensors(values) if tensor.grad_fn is not None]
-        while ahead:
-            node = ahead.pop()
+        """Assign the present module to all nodes upstream of these tensors that have none yet."""
+        queue = [tensor.grad_fn for tensor in _tensors(values) if tensor.grad_fn is not None]
+        while queue:
+            node = queue.pop()
             if node not in self.places:
                 self.places[node] = self.innermost
-                ahead += [before for before, _ in node.next_functions if before is not None]
+                queue += [parent for parent, _ in node.next_functions if parent is not None]
 
 
 class _Origins(TorchDispatchMode):
-    """Follows NaN and inf from the operation that made them, by the memory they lie in."""
+    """Tracks which operation produced the NaN and inf in each storage."""
 
     def __init__(self, modules: _Modules) -> None:
         super().__init__()
         self._modules = modules
-        self._made_by: dict[int, str | None] = {}  # by storage; None for infinite constants, such as those of masks
+        self._origins: dict[int, str | None] = {}  # by storage; None for intended infinities, such as masks
 
     def of(self, tensor: Tensor) -> str | None:
-        """The operation, and its module, that the NaN or inf of a tensor comes from."""
-        return self._made_by.get(_place(tensor))
+        """The operation, and its module, that produced the NaN or inf of a tensor."""
+        return self._origins.get(_place(tensor))
 
     def allow_inf(self, tensors: Iterable[Tensor]) -> None:
-        """Take what is infinite in these tensors for meant, and not for the beginning of a non-finite loss."""
-        self._made_by.update((_place(tensor), None) for tensor in tensors)
+        """Treat infinities in these tensors as intended."""
+        self._origins.update((_place(tensor), None) for tensor in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         read, written = _split(func, args, kwargs)
-        # what is written in place can be looked at beforehand alone; copy_ does not read it
-        spoiled = [t for t in written if not _is_finite(t)] if "copy_" not in func.name() else []
+        # in-place inputs must be inspected before the call; copy_ does not read its destination
+        nonfinite = [t for t in written if not _is_finite(t)] if "copy_" not in func.name() else []
         output = func(*args, **kwargs)
         for tensor in [*_tensors(output), *written]:
             if _is_finite(tensor):
                 if all(_place(tensor) != _place(other) for other in (*read, *written)):
-                    self._made_by.pop(_place(tensor), None)  # new memory, in the place of what was freed
+                    self._origins.pop(_place(tensor), None)  # the allocator reused a storage
             elif read or written:
-                spoiled += [t for t in read if not _is_finite(t)]
-                self._made_by[_place(tensor)] = self._trace(func, tensor, spoiled, (args, kwargs))
+                nonfinite += [t for t in read if not _is_finite(t)]
+                self._origins[_place(tensor)] = self._trace(func, tensor, nonfinite, (args, kwargs))
         return output
 
-    def _trace(self, func: Any, tensor: Tensor, spoiled: list[Tensor], given: object) -> str | None:
+    def _trace(self, func: Any, output: Tensor, nonfinite: list[Tensor], arguments: object) -> str | None:
         name = func.name().partition("::")[2].partition(".")[0]
         here = f"{name} in {self._modules.innermost}"
-        if not spoiled:
-            return None if _has_infinite_constant(given) and not tensor.isnan().any() else here
-        for other in spoiled:
-            # memory that no operation was seen to write: a kernel's, which PyTorch does not see
-            origin = self._made_by.get(_place(other), f"what {name} was given in {self._modules.innermost}")
+        if not nonfinite:
+            return None if _has_infinite_constant(arguments) and not output.isnan().any() else here
+        for tensor in nonfinite:
+            # a storage without an origin was written by a kernel that the dispatcher does not see
+            origin = self._origins.get(_place(tensor), f"the input of {name} in {self._modules.innermost}")
             if origin is not None:
                 return origin
-        nan_before = any(other.isnan().any() for other in spoiled)
-        return here if tensor.isnan().any() and not nan_before else None
+        nan_before = any(tensor.isnan().any() for tensor in nonfinite)
+        return here if output.isnan().any() and not nan_before else None
 
 
 def _split(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that an operation reads alone, and those that it reads and writes; neither has those of out=."""
+    """The tensors that an operation only reads, and those that it writes in place; out= tensors are in neither."""
     read: list[Tensor] = []
     written: list[Tensor] = []
     for number, argument in enumerate(func._schema.arguments):
@@ -163,17 +162,17 @@ def _split(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], 
     return read, written
 
 
-def _watch(place: str, found: list[str]) -> Callable[..., None]:
-    def look(after: tuple[Tensor | None, ...], before: tuple[Tensor | None, ...]) -> None:
-        if not found and not all(map(_is_finite, _tensors(after))):
-            sum_of = "" if all(map(_is_finite, _tensors(before))) else "the sum of gradients that reach "
-            found.append(sum_of + place)
+def _record_nonfinite(place: str, found: list[str]) -> Callable[..., None]:
+    def hook(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> None:
+        if not found and not all(map(_is_finite, _tensors(grad_inputs))):
+            prefix = "" if all(map(_is_finite, _tensors(grad_outputs))) else "the sum of gradients that reach "
+            found.append(prefix + place)
 
-    return look
+    return hook
 
 
 def _buffers_read(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers but for those that batch norm in training writes and never reads, which the failed step has spoilt."""
+    """All buffers but the running statistics of batch norm in training, which the failed step has overwritten."""
     for prefix, module in model.named_modules():
         if not (isinstance(module, nn.modules.batchnorm._NormBase) and module.training):
             yield from module.named_buffers(prefix, recurse=False)
@@ -183,10 +182,10 @@ def _is_finite(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all())
 
 
-def _has_infinite_constant(given: object) -> bool:
-    if isinstance(given, float):
-        return given in (float("inf"), float("-inf"))
-    items = given.values() if isinstance(given, dict) else given if isinstance(given, list | tuple) else ()
+def _has_infinite_constant(value: object) -> bool:
+    if isinstance(value, float):
+        return value in (float("inf"), float("-inf"))
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return any(map(_has_infinite_constant, items))
 
 
@@ -194,9 +193,9 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _tensors(output: object) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, list | tuple | dict):
-        for item in output.values() if isinstance(output, dict) else output:
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lambdanets import LambdaLayer2d
-from lambdanets.training.finiteness import explain_gradient, explain_loss, first_gradient_not_finite
+from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
 
 
 def network(layer):
@@ -22,14 +22,14 @@ def images():
 def explained(model, loss=lambda maps: maps.square().mean(), given=None):
     given = images() if given is None else given
     assert not loss(model(given)).isfinite()
-    return explain_loss(model, given, lambda: loss(model(given)))
+    return diagnose_loss(model, given, lambda: loss(model(given)))
 
 
 def backwards(model, loss=lambda maps: maps.square().mean()):
     loss(model(images())).backward()
-    name = first_gradient_not_finite(model)
+    name = first_nonfinite_gradient(model)
     model.zero_grad()
-    return explain_gradient(model, lambda: loss(model(images()))), name
+    return diagnose_gradient(model, lambda: loss(model(images()))), name
 
 
 @pytest.mark.parametrize("options", [{"scope": 5}, {"scope": None, "grid": (7, 7)}, {"scope": 5, "content": False}])
@@ -52,8 +52,8 @@ def test_a_lambda_layer_computes_the_same_when_it_is_looked_at():
         return states[-1].mean() * float("nan")
 
     loss()
-    assert "is mul in the loss" in explain_loss(model, images(), loss)
-    explain_gradient(model, loss)
+    assert "is mul in the loss" in diagnose_loss(model, images(), loss)
+    diagnose_gradient(model, loss)
     assert torch.equal(states[0], states[1])
     assert torch.equal(states[0], states[2])
 
@@ -165,4 +165,4 @@ def test_the_backward_pass_of_a_lambda_layer_that_overflows_is_named():
 
 def test_a_gradient_that_is_finite_once_more_is_said_to_be_a_sum():
     model = network(nn.Identity())
-    assert "sum over micro-batches or processes" in explain_gradient(model, lambda: model(images()).mean())
+    assert "sum over micro-batches or ranks" in diagnose_gradient(model, lambda: model(images()).mean())
