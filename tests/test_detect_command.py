@@ -17,7 +17,7 @@ from lambdanets.cli import main
 from lambdanets.inference import detection_figures
 from lambdanets.inference.coco_results import read_results
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.task import read_recipe
+from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import TWO, change, tiny_recipe
 
 

@@ -17,7 +17,7 @@ from lambdanets.training import launching, run
 from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.module import schedule_of
-from lambdanets.training.task import read_recipe
+from lambdanets.training.tasks import read_recipe
 
 RECIPES = list(list_recipes(DetectionRecipe))
 VARIANTS = [variant for name in RECIPES for variant in list_variants(name, DetectionRecipe)]

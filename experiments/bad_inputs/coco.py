@@ -12,7 +12,8 @@ from .places import DETECTION, SMALL_DETECTOR
 COCO = copied("coco", "c")
 TRAIN = f"detect train --data c/train.json {DETECTION.replace('{coco}', 'c')} {SMALL_DETECTOR} --run new"
 EVALUATE = "detect evaluate {detector} --data c/val.json --images c/val"
-TOLD = r"^(data|training|validation|train|val\w*)[\w ]*: |^all dropped annotations: |^skipped|^  "  # of annotations left out
+# of dropped annotations
+TOLD = r"^(data|training|validation|train|val\w*)[\w ]*: |^all dropped annotations: |^skipped|^  "
 
 
 def of(section: str, place: int = 0, **fields: Any) -> Callable[[Any], Any]:

@@ -14,7 +14,7 @@ from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.classification.model import build_model, with_model_of_weights
-from lambdanets.training.task import read_recipe
+from lambdanets.training.tasks import read_recipe
 from training.runs import assert_same_end, broken_off
 from training.teaching import write_teacher
 

@@ -19,7 +19,7 @@ from lambdanets.training.callbacks import Interrupted
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import warmup_then_cosine
-from lambdanets.training.task import read_recipe
+from lambdanets.training.tasks import read_recipe
 from learning import train_until
 from noise_images import write_two_classes
 from training.runs import CrashError, assert_same_end, at_step, broken_off, crash, quick_on, weights_of
@@ -317,7 +317,7 @@ def test_resuming_on_changed_data_is_refused(quick, two_classes, change, tmp_pat
         for i in range(3):
             (two_classes / "new").mkdir(exist_ok=True)
             (two_classes / f"new/{i}.png").write_bytes(image)
-    with pytest.raises(ValueError, match=r"data has changed since the run started|the classes of the data have changed"):
+    with pytest.raises(ValueError, match=r"data has changed since|the classes of the data have changed"):
         run.resume(folder)
 
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError, is_for_user, is_out_of_memory
-from lambdanets.recipes import COMMANDS
 from lambdanets.signals import interruptible
 from lambdanets.terminal import say
 from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.tasks import TASKS, read_recipe
 
 # Set for the processes that --devices starts, which are given the same arguments.
 LAUNCHED = "LAMBDANETS_LAUNCHED"
@@ -119,10 +119,9 @@ def train(
 
 def _check_task(folder: Path, task: str) -> None:
     from lambdanets.training.run import RECIPE
-    from lambdanets.training.task import read_recipe
 
     if (folder / RECIPE).is_file() and (there := read_recipe(folder / RECIPE).task) != task:
-        command = f"lambdanets {COMMANDS[there]}"
+        command = f"lambdanets {TASKS[there].command}"
         raise InputError(f"{folder} is the folder of a run of {there}; resume it with: {command} --resume {folder}")
 
 

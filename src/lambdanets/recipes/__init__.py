@@ -1,7 +1,4 @@
-"""Recipes: a short Python file for each set-up, its promise on top, changing fields of a recipe's dataclass.
-
-Those of classification are here, those of detection in `detection/`.
-"""
+"""Recipes: one Python file each, whose docstring begins with the result. Those of detection are in `detection/`."""
 
 import dataclasses
 import importlib
@@ -12,21 +9,19 @@ from types import ModuleType
 from typing import TypeVar, overload
 
 from lambdanets.errors import InputError, nearest, one_line
-from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe, TrainingRecipe
+from lambdanets.training.tasks import TASKS
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
-COMMANDS = {"classification": "train", "detection": "detect train"}  # by task, what trains by a recipe of it
-_PACKAGES: dict[type[TrainingRecipe], str] = {Recipe: __name__, DetectionRecipe: f"{__name__}.detection"}
 
 
 def list_recipes(kind: type[TrainingRecipe] = Recipe) -> dict[str, str]:
-    """Names of the recipes of a kind that come with the package, and the first line of each one's promise."""
+    """The package's recipes of a task by name, and the first line of each docstring."""
     return {name: (module.__doc__ or "").splitlines()[0] for name, module in _modules(kind).items()}
 
 
 def list_variants(name: str, kind: type[TrainingRecipe] = Recipe) -> list[str]:
-    """Names of the recipes that a file of that name has beside its main one."""
+    """Names of the variants in a recipe's file, its dict `recipes`."""
     return [f"{name}_{suffix}" for suffix in getattr(_modules(kind)[name], "recipes", {})]
 
 
@@ -35,7 +30,7 @@ def find_recipe(name: str) -> Recipe: ...
 @overload
 def find_recipe(name: str, kind: type[AnyRecipe]) -> AnyRecipe: ...
 def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecipe:
-    """The recipe of that name, or the one in a Python file that assigns `recipe`."""
+    """The recipe or variant of that name, or the one in a Python file that assigns `recipe`."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise InputError(
@@ -45,7 +40,7 @@ def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecip
 
         try:
             recipe = runpy.run_path(name).get("recipe")
-        except (Exception, SystemExit) as error:  # whatever the person's file raises
+        except (Exception, SystemExit) as error:  # whatever the user's file raises
             reason = one_line(error)
             unknown = re.search(r"unexpected keyword argument '(\w+)'", reason)
             advice = nearest(unknown[1], [field.name for field in dataclasses.fields(kind)]) if unknown else ""
@@ -61,7 +56,7 @@ def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecip
     if isinstance(recipe, TrainingRecipe) and not isinstance(recipe, kind):
         raise InputError(
             f"{name} must hold a recipe of {kind.task}, got one of {recipe.task}; "
-            f"train by it with: lambdanets {COMMANDS[type(recipe).task]} {name}"
+            f"train by it with: lambdanets {TASKS[recipe.task].command} {name}"
         )
     if not isinstance(recipe, kind):
         raise InputError(f"{name} must assign recipe = {kind.__name__}(...), got {type(recipe).__name__}")
@@ -69,6 +64,6 @@ def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecip
 
 
 def _modules(kind: type[TrainingRecipe]) -> dict[str, ModuleType]:
-    package = importlib.import_module(_PACKAGES[kind])
+    package = importlib.import_module(TASKS[kind.task].recipes)
     names = sorted(name for _, name, is_package in pkgutil.iter_modules(package.__path__) if not is_package)
     return {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}

@@ -27,7 +27,8 @@ from lambdanets.training.processes import Processes, broadcast_from_rank_zero, j
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
-from lambdanets.training.task import Task, read_recipe, task_of
+from lambdanets.training.task import Task
+from lambdanets.training.tasks import read_recipe, task_of
 from lambdanets.training.trainer import make_trainer
 
 RECIPE = "recipe.json"
@@ -107,7 +108,7 @@ def given(recipe: AnyRecipe) -> AnyRecipe:
         raise InputError(
             "model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights"
         )
-    return task_of(recipe.task).given(replace(recipe, **absolute_paths(recipe)))
+    return task_of(recipe).given(replace(recipe, **absolute_paths(recipe)))
 
 
 def _holds_run(recipe: TrainingRecipe, folder: Path) -> bool:
@@ -149,7 +150,7 @@ def _is_finished(folder: Path) -> bool:
 
 def _result_in(folder: Path, these: Processes) -> dict[str, Any]:
     """The result of a finished run in the first process, and an empty one in the others."""
-    return read_result(folder, task_of(read_recipe(folder / RECIPE).task).RESULT) if these.is_rank_zero else {}
+    return read_result(folder, task_of(read_recipe(folder / RECIPE)).RESULT) if these.is_rank_zero else {}
 
 
 def _go_on(folder: Path, these: Processes, lock: Lock | None, asked: TrainingRecipe | None = None) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def _prepare(recipe: TrainingRecipe, these: Processes, begun: bool = False) -> _
 
 def _open(recipe: TrainingRecipe, these: Processes, begun: bool) -> Task:
     check_precision(recipe.precision)
-    task = task_of(recipe.task).opened(recipe, these, begun)
+    task = task_of(recipe).opened(recipe, these, begun)
     if task.validation_images < these.world_size:
         raise InputError(
             f"validation images must be at least {these.world_size}, one for each process, got {task.validation_images}"

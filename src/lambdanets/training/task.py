@@ -1,6 +1,5 @@
 """Tasks: what classification and detection each bring to a training run."""
 
-import importlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,21 +8,12 @@ from torch import nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
-from lambdanets.errors import InputError
 from lambdanets.training.curves import Panels
-from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.history import History
 from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes
-from lambdanets.training.recipe import Recipe, TrainingRecipe, read_fields
-
-_RECIPES: dict[str, type[TrainingRecipe]] = {recipe.task: recipe for recipe in (Recipe, DetectionRecipe)}
-# Imported on first use: classification needs no code for annotations.
-_TASKS = {
-    "classification": "lambdanets.training.classification.task:ClassificationTask",
-    "detection": "lambdanets.training.detection.task:DetectionTask",
-}
+from lambdanets.training.recipe import TrainingRecipe
 
 
 class Task(ABC):
@@ -81,18 +71,3 @@ class Task(ABC):
 
         One of them is "unreadable", a list of messages.
         """
-
-
-def task_of(name: str) -> type[Task]:
-    """The task of that name."""
-    module, _, kind = _TASKS[name].partition(":")
-    return getattr(importlib.import_module(module), kind)
-
-
-def read_recipe(path: Path) -> TrainingRecipe:
-    """Read a recipe of any task from a JSON file. Raises InputError for any other file."""
-    fields = read_fields(path.read_bytes(), str(path))
-    name = fields.get("task", "classification")
-    if not isinstance(name, str) or name not in _RECIPES:
-        raise InputError(f"{path} must have a task that is one of {', '.join(_RECIPES)}, got {name!r}")
-    return _RECIPES[name].from_fields(fields, str(path))

@@ -22,7 +22,7 @@ from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.module import VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.task import read_recipe
+from lambdanets.training.tasks import read_recipe
 from training.detection.constructed_detector import check_scores
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe

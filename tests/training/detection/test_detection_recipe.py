@@ -9,7 +9,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.run import given
-from lambdanets.training.task import read_recipe
+from lambdanets.training.tasks import read_recipe
 
 WRONG = [
     ("epochs", 0),

@@ -17,7 +17,7 @@ from lambdanets.evidence.detection_report import report
 from lambdanets.training import run
 from lambdanets.training.detection import task
 from lambdanets.training.detection.module import LOSSES
-from lambdanets.training.task import read_recipe
+from lambdanets.training.tasks import read_recipe
 from training.detection.constructed_detector import check_scores
 from training.detection.tiny_detection import IMAGES, change, tiny_recipe, without_objects
 from training.runs import assert_same_end, broken_off, weights_of

@@ -19,7 +19,7 @@ from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.training import run
 from lambdanets.training.classification import model as classification
 from lambdanets.training.detection.model import build_model, describe
-from lambdanets.training.task import read_recipe
+from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import TWO, in_two_categories, tiny_recipe
 from training.runs import weights_of
 
