@@ -78,8 +78,8 @@ def _advice(path: Path) -> str:
     return f"remove {path} to start the run again; best.ckpt beside it, if whole, can still be evaluated"
 
 
-def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...]) -> None:
-    """Raise InputError unless the file is a whole checkpoint of a run of the recipe, on data with these classes.
+def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...]) -> int:
+    """The step of a checkpoint; InputError unless it is a whole one of a run of the recipe, on data with these classes.
 
     Where the data lies, the weights the run began with and what does not change the result may differ.
     """
@@ -88,7 +88,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         tensors, rest = read_weights(path)
         if "fit_loop" not in rest["loops"] or "KeepLast" not in rest["callbacks"]:
             raise KeyError
-        content = json.loads(rest["lambdanets"])
+        content, step = json.loads(rest["lambdanets"]), int(rest["global_step"])
         begun = type(recipe).from_fields(content["recipe"], str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
@@ -99,3 +99,4 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
     if tuple(content["classes"]) != classes:
         raise InputError(f"the data has other classes than when the run began; start a new run, or {advice}")
     load_tensors(model, tensors, str(path))
+    return step

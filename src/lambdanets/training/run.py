@@ -192,8 +192,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
     begun = broadcast_from_rank_zero(lambda: newest(checkpoints))
-    if begun is not None:
-        check_resumable(begun, model, recipe, task.classes)
+    resumed_at = 0 if begun is None else check_resumable(begun, model, recipe, task.classes)
     if these.is_rank_zero:
         for place in (folder, checkpoints):
             remove_unfinished(place)
@@ -207,15 +206,15 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     # the order matters: what is averaged and measured is in the state before a checkpoint is written
     callbacks: list[Callback] = [average] if average else []
     callbacks += [history, timer]
-    callbacks += (
-        [TensorBoard(folder, history, speed), Curves(folder, history, task.PANELS)] if these.is_rank_zero else []
-    )
+    callbacks += [Curves(folder, history, task.PANELS)] if these.is_rank_zero else []
     callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # last, so that what the others do does not count as waiting for data
     stop = StopAfterStep(checkpoints / LAST, lock)
     callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
-    trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.batch_slice.accumulation_steps, lock)
+    logger = TensorBoard(folder, resumed_at)
+    parts = prepared.batch_slice.accumulation_steps
+    trainer = make_trainer(recipe, folder, callbacks, speed, logger, these, parts, lock)
     try:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
