@@ -23,7 +23,7 @@ from lambdanets.training.curves import Curves, TensorBoard, draw_curves
 from lambdanets.training.division import AnyRecipe, divided, with_precision
 from lambdanets.training.history import History
 from lambdanets.training.module import synchronized
-from lambdanets.training.processes import Processes, broadcast_from_rank_zero, joined, rank_zero_first
+from lambdanets.training.processes import Processes, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
@@ -55,7 +55,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     left when nothing could be begun.
     """
     recipe = given(with_precision(recipe))
-    with joined() as these:
+    with process_group() as these:
         # before anything is written into a folder of something else
         if broadcast_from_rank_zero(lambda: _holds_run(recipe, folder)) and _is_finished(folder):
             return _result_in(folder, these)
@@ -69,7 +69,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
 
 def check(recipe: TrainingRecipe) -> Task:
     """The opened task of a recipe. Raises InputError for what it asks and cannot be done."""
-    with joined() as these:
+    with process_group() as these:
         return _prepare(given(recipe), these).task
 
 
@@ -81,7 +81,7 @@ def resume(folder: Path) -> dict[str, Any]:
     """
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} is no folder of a run: it has no {RECIPE}")
-    with joined() as these:
+    with process_group() as these:
         if _is_finished(folder):  # without its lock: it may lie where nothing can be written
             return _result_in(folder, these)
         with _locked(folder) as lock:
