@@ -48,6 +48,7 @@ from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.models import create_model
 from lambdanets.models.mask_rcnn import mask_rcnn
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/detection_backbone.json"
@@ -303,10 +304,8 @@ def tables(results: dict[str, Any]) -> str:
     """What the page has between its marks."""
     size, machine = results["size"], results["hardware"]
     found = {(row["contestant"], row["sizes"]["pass"]): row for row in results["rows"]}
-    lines = [
-        "| in the place of 4 convolutions | forward, s | peak GiB | forward and backward, s | peak GiB |",
-        "|---|---|---|---|---|",
-    ]
+    header = ["in the place of 4 convolutions", "forward, s", "peak GiB", "forward and backward, s", "peak GiB"]
+    rows = []
     for name, words in ROWS.items():
         cells = []
         for each in PASSES:
@@ -319,7 +318,7 @@ def tables(results: dict[str, Any]) -> str:
                 spread = f"{min(row['seconds']):.2f} to {max(row['seconds']):.2f}"
                 cells += [f"{row['median_seconds']:.2f} ({spread})", f"{row['peak_bytes'] / 2**30:.2f}"]
         if any(cell not in ("not run", "") for cell in cells):
-            lines.append(f"| {words} | {' | '.join(cells)} |")
+            rows.append([words, *cells])
     runs = [len(row["seconds"]) for row in results["rows"] if row["seconds"]]
     text = ""
     if runs:
@@ -329,14 +328,16 @@ and with rivals in the place of its lambda layers; float32, batch norm with fixe
 {" to ".join(map(str, sorted({min(runs), max(runs)})))} runs in turns, fastest and slowest beside them, on {where}.
 The peak is the most that PyTorch's allocator held beyond weights and images.
 
-{chr(10).join(lines)}
+{markdown_table(header, *rows)}
 """
     if "fine" in results:
         side = size // FINE_STRIDE
         text += f"\nOne layer in c3, {FINE_CHANNELS} channels on {side} x {side} positions, forward and backward:\n\n"
-        text += "| layer | peak GiB |\n|---|---|\n"
-        for name, held in results["fine"].items():
-            text += f"| {ROWS[name]} | {held if isinstance(held, str) else f'{held / 2**30:.2f}'} |\n"
+        peaks = [
+            [ROWS[name], held if isinstance(held, str) else f"{held / 2**30:.2f}"]
+            for name, held in results["fine"].items()
+        ]
+        text += markdown_table(["layer", "peak GiB"], *peaks) + "\n"
     if "step" in results:
         step = results["step"]
         text += (

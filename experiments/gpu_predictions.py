@@ -17,6 +17,7 @@ from lambdanets.ops.position.fused.prediction import seconds_of_kernel, step_of
 from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, table_step, tiles_of
 from lambdanets.ops.position.gpus import SHEETS, Gpu
 from lambdanets.ops.position.problem import Problem
+from lambdanets.text_tables import markdown_table
 
 CAPABILITIES = {"A100": (8, 0), "L40S": (8, 9), "RTX 4090": (8, 9), "H100": (9, 0), "H200": (9, 0), "B200": (10, 0)}
 BATCH, HEADS, SCOPE = 128, 4, 23
@@ -82,14 +83,17 @@ def main() -> None:
     arguments = parser.parse_args()
     layers, bytes_of = predicted_layers(arguments.device), traffic(arguments.device)
     print(f"predicted for {arguments.device}, us: position term of a layer, 3x3 convolution of as many channels")
-    print("| map | v | forward | backward | convolution forward | backward |\n|---|---|---|---|---|---|")
-    for row in layers:
-        times = (row[f"{name}_us"] for name in ("forward", "backward", "convolution", "convolution_backward"))
-        print(f"| {row['side']}x{row['side']} | {row['v']} | {' | '.join(f'{time:.0f}' for time in times)} |")
-    print("\n| kernel | " + " | ".join(f"v = {v}" for _, v in LAYERS) + " |\n|---|" + "---|" * len(LAYERS))
-    for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS):
-        values = [row["operations_a_byte"] for row in bytes_of if row["kernel"] == kernel]
-        print(f"| {kernel} | {' | '.join(f'{value:.0f}' for value in values)} |")
+    names = ("forward", "backward", "convolution", "convolution_backward")
+    rows = [
+        [f"{row['side']}x{row['side']}", str(row["v"]), *(f"{row[f'{name}_us']:.0f}" for name in names)]
+        for row in layers
+    ]
+    print(markdown_table(["map", "v", "forward", "backward", "convolution forward", "backward"], *rows))
+    rows = [
+        [kernel, *(f"{row['operations_a_byte']:.0f}" for row in bytes_of if row["kernel"] == kernel)]
+        for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS)
+    ]
+    print("\n" + markdown_table(["kernel", *(f"v = {v}" for _, v in LAYERS)], *rows))
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         found = {"device": arguments.device, "layers": layers, "operations_a_byte": bytes_of}

@@ -38,6 +38,7 @@ from PIL import Image
 from lambdanets.models.weights import read_weights
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.text_tables import markdown_table
 from lambdanets.training import run
 from lambdanets.training.checkpoints import BEFORE, BEST, LAST, AtomicCheckpointIO
 from lambdanets.training.recipe import Recipe
@@ -277,12 +278,10 @@ def section(result: dict[str, Any]) -> str:
     if {*result["by_phase"]} != {*PHASES} or result["kills"] != sum(result["by_phase"].values()):
         raise ValueError("a result of another version of this script: it has other phases")
     aims = Counter(kill["aim"]["at"] for kill in result["each"])
-    table = [f"| {phase} | {count} |" for phase, count in result["by_phase"].items()]
+    rows = [[phase, str(count)] for phase, count in result["by_phase"].items()]
     return "\n".join(
         [
-            "| what the kill hit | kills |",
-            "|---|---|",
-            *table,
+            markdown_table(["what the kill hit", "kills"], *rows),
             "",
             f"Of the {result['kills']} kills, of {result['runs']} runs, {aims[HALF]} were set to strike when half of a "
             f"file was written and {aims[RENAME]} before a file took its place;",

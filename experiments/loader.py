@@ -29,6 +29,7 @@ from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import text_table
 from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.recipe import Recipe
 
@@ -163,18 +164,19 @@ def main() -> None:
             rate(loader)  # starts the workers, and brings the files into memory
         for _, name in rotated(list(contestants), options.rounds):
             rates[name].append(rate(contestants[name]))
-        print(f"{'':22}{'images/s':>10}{'lowest':>10}{'highest':>10}")
-        for name, found in rates.items():
-            print(f"{name:22}{statistics.median(found):>10.1f}{min(found):>10.1f}{max(found):>10.1f}")
+        rows = [
+            [name, *(f"{value:.1f}" for value in (statistics.median(found), min(found), max(found)))]
+            for name, found in rates.items()
+        ]
+        print(text_table([["", "images/s", "lowest", "highest"], *rows]))
 
         parts: dict[str, ImageFiles | ShardedImages] = {
             "folder": images,
             "shards": open_shards(str(shards))[0]["train"],
         }
         spent = {name: stages(part, transform, 256) for name, part in parts.items()}
-    print(f"\n{'ms per image':22}" + "".join(f"{stage:>10}" for stage in spent["folder"]))
-    for name, times in spent.items():
-        print(f"{name:22}" + "".join(f"{milliseconds:>10.3f}" for milliseconds in times.values()))
+    rows = [[name, *(f"{milliseconds:.3f}" for milliseconds in times.values())] for name, times in spent.items()]
+    print("\n" + text_table([["ms per image", *spent["folder"]], *rows]))
     result = {
         "commit": commit(),
         "versions": versions(),

@@ -20,6 +20,7 @@ import numpy as np
 
 from lambdanets.data.datasets import open_splits
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
 LABELLED = 2_000
@@ -67,15 +68,14 @@ def measure(options: argparse.Namespace) -> None:
 
 def page(results: dict[str, Any]) -> str:
     """docs/pseudo_labels.md from the results."""
-    rows = [
-        f"| {seed['seed']} | "
-        + " | ".join(f"{seed[name]:.4f}" for name in RUNS)
-        # the gain is that of the printed figures
-        + f" | {100 * (round(seed['student'], 4) - round(seed['teacher'], 4)):+.2f} |"
-        for seed in results["seeds"]
-    ]
-    means = " | ".join(f"{results[name]['mean']:.4f} ± {results[name]['deviation']:.4f}" for name in RUNS)
-    gain = f"{100 * results['gain']['mean']:+.2f} ± {100 * results['gain']['deviation']:.2f}"
+    header = ["seed", "teacher", "the student's recipe without pseudo-labels", "student"]
+    header += ["gain over the teacher, points"]
+    rows = []
+    for seed in results["seeds"]:
+        gain = 100 * (round(seed["student"], 4) - round(seed["teacher"], 4))  # of the printed figures
+        rows.append([str(seed["seed"]), *(f"{seed[name]:.4f}" for name in RUNS), f"{gain:+.2f}"])
+    means = [f"{results[name]['mean']:.4f} ± {results[name]['deviation']:.4f}" for name in RUNS]
+    mean_gain = f"{100 * results['gain']['mean']:+.2f} ± {100 * results['gain']['deviation']:.2f}"
     minutes = statistics.mean(seed["training_seconds"] for seed in results["seeds"]) / 60
     alone = 100 * (results["control"]["mean"] - results["teacher"]["mean"])
     labels = [100 * (seed["student"] - seed["control"]) for seed in results["seeds"]]
@@ -87,10 +87,7 @@ Noisy Student (Xie et al. 2020) as the paper uses it, small enough for two cores
 images, and a student of the same architecture (`lambda_resnet20_small`) learns from both. Everything is done by the
 commands below, through shards; the script that runs them, `python experiments/noisy_student.py`, writes this page too.
 
-| seed | teacher | the student's recipe without pseudo-labels | student | gain over the teacher, points |
-|---|---|---|---|---|
-{chr(10).join(rows)}
-| mean ± deviation | {means} | {gain} |
+{markdown_table(header, *rows, ["mean ± deviation", *means, mean_gain])}
 
 Top-1 on all 10,000 test images, by `lambdanets evaluate`. The seed draws the labelled images, the weights and the
 order. The test images choose nothing: 500 of them are looked at after each epoch, and the weights are the last

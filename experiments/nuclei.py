@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from lambdanets.text_tables import markdown_table
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei.json"
 BEGIN, END = "<!-- written by experiments/nuclei.py -->\n", "<!-- end of nuclei -->\n"
@@ -100,16 +102,15 @@ def section(results: dict[str, Any]) -> str:
         "    lambdanets "
         + results["command"].replace(" --data", " \\\n      --data").replace(" --val", " \\\n      --val", 1),
         "",
-        "| |" + "".join(f" {column} |" for column in COLUMNS),
-        "|---|" + "---|" * len(COLUMNS),
     ]
+    rows = []
     for kind, words in KINDS.items():
         for recipe, layers in RECIPES.items():
             chosen = [run[kind] for run in runs if run["recipe"] == recipe]
             cells = [spread([100 * run[column] for run in chosen if run[column] is not None]) for column in COLUMNS]
             size = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
-            lines.append(f"| {words}, {layers}, {size} |" + "".join(f" {cell} |" for cell in cells))
-    return "\n".join(lines) + "\n"
+            rows.append([f"{words}, {layers}, {size}", *cells])
+    return "\n".join([*lines, markdown_table(["", *COLUMNS], *rows)]) + "\n"
 
 
 def spread(values: list[float]) -> str:

@@ -25,6 +25,7 @@ from lambdanets.data.images import read_image
 from lambdanets.models import create_model
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes import find_recipe
+from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.speed import duration
@@ -110,20 +111,26 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         seconds = seen / (TRAIN_RATE * devices)
         hours = seconds / 3600
         failures = hours * devices / HOURS_A_FAILURE
-        rows.append(
-            f"| {devices} | {duration(IMAGES / (LABEL_RATE * devices))} | {duration(seconds)} | "
-            f"{duration(every / (TRAIN_RATE * devices))} | {TRAIN_RATE * devices:,.0f} | "
-            f"{TRAIN_RATE * devices * per_image / 1e6:,.0f} MB/s | {TRAIN_RATE * devices * core:,.0f} | "
-            f"{failures:.1f} | {-(-4096 // devices)} + {-(-4096 * RATIO // devices)} |"
-        )
+        row = {
+            "devices": str(devices),
+            "labelling": duration(IMAGES / (LABEL_RATE * devices)),
+            "training": duration(seconds),
+            "350 passes over all": duration(every / (TRAIN_RATE * devices)),
+            "images/s": f"{TRAIN_RATE * devices:,.0f}",
+            "reading": f"{TRAIN_RATE * devices * per_image / 1e6:,.0f} MB/s",
+            "processor cores": f"{TRAIN_RATE * devices * core:,.0f}",
+            "failures": f"{failures:.1f}",
+            "images a device and step": f"{-(-4096 // devices)} + {-(-4096 * RATIO // devices)}",
+        }
+        rows.append(row)
     steps = EPOCHS * -(-LABELLED // 4096)
     lost = 500 / 2
     rates = [
-        f"| {name} | {statistics.median(found):.0f} | {min(found):.0f} to {max(found):.0f} |"
+        [name, f"{statistics.median(found):.0f}", f"{min(found):.0f} to {max(found):.0f}"]
         for name, found in loader["images_per_second"].items()
     ]
     stages = [
-        f"| {name} | " + " | ".join(f"{milliseconds:.2f}" for milliseconds in spent.values()) + " |"
+        [name, *(f"{milliseconds:.2f}" for milliseconds in spent.values())]
         for name, spent in loader["milliseconds_per_image"].items()
     ]
     return f"""# What 130 million images take
@@ -155,9 +162,7 @@ models). 350 epochs are those of the labelled images: {steps:,} steps, which see
 every pseudo-labelled one {EPOCHS * LABELLED * RATIO / IMAGES:.0f} times. Whoever reads the text as 350 passes over all
 130 million images needs the time in the fourth column.
 
-| devices | labelling | training | 350 passes over all | images/s | reading | processor cores | failures | images a device and step |
-|---|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
+{markdown_table(list(rows[0]), *(list(row.values()) for row in rows))}
 
 - **Reading**: what all devices together must be given, {per_image / 1e3:.0f} kB an image. Each process reads shards of
   its own, so that machines do not read the same ones in an epoch.
@@ -181,16 +186,12 @@ Loaders of the same {loader["settings"]["images"]} JPEG files of {loader["kiloby
 pixels), {loader["settings"]["workers"]} workers on two cores, the same random crops of 224 pixels and flips, epochs in
 turns: median images per second of {loader["settings"]["rounds"]} epochs each, the lowest and the highest.
 
-| loader | images/s | lowest to highest |
-|---|---|---|
-{chr(10).join(rates)}
+{markdown_table(["loader", "images/s", "lowest to highest"], *rates)}
 
 Where an image's time goes in one process, milliseconds: nine tenths and more into decoding and cropping, which are the
 same for all; what shards add is in the first column.
 
-| images from | read | decode | transform | collate |
-|---|---|---|---|---|
-{chr(10).join(stages)}
+{markdown_table(["images from", "read", "decode", "transform", "collate"], *stages)}
 
 `python experiments/loader.py --out loader.json` measures both.
 

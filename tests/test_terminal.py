@@ -5,8 +5,8 @@ import io
 import pytest
 from tqdm import tqdm
 
-from lambdanets.columns import columns
 from lambdanets.terminal import printable, say
+from lambdanets.text_tables import markdown_table, text_table
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,10 @@ def test_each_line_is_printed_as_one_line():
 
 
 def test_a_cell_of_a_table_stays_in_its_column():
-    lines = columns([["name", "top-1"], ["a\nb\x1b[2J", "0.5"]]).split("\n")
+    lines = text_table([["name", "top-1"], ["a\nb\x1b[2J", "0.5"]]).split("\n")
     assert len(lines) == 2
     assert lines[1].split() == ["a\\nb\\x1b[2J", "0.5"]
+    assert markdown_table(["name", "top-1"], ["a|b", "0.5"]) == "| name | top-1 |\n|---|---|\n| a\\|b | 0.5 |"
 
 
 def test_a_line_beside_a_progress_bar_stands_alone():

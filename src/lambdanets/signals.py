@@ -6,6 +6,7 @@ Ctrl-C counts. Handlers are those of the command line: as a library the package 
 """
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -109,6 +110,18 @@ def end_at_once() -> None:
     for number in heeded():
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def end_with_parent() -> None:
+    """In a worker process: it ends once the process that started it has, whatever it does then."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def interrupted() -> bool:

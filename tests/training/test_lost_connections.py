@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lambdanets.errors import InputError
-from lambdanets.training.processes import all_reduce_sum, joined, lost_connection_explained
+from lambdanets.training.processes import all_reduce_sum, lost_connection_explained, process_group
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -55,7 +55,7 @@ def sum_beside(rank, port, lost):
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
-        with joined():
+        with process_group():
             all_reduce_sum(rank)
             if rank == lost:
                 os._exit(9)

@@ -206,12 +206,12 @@ def test_second_selection_into_a_folder_is_refused(tmp_path):
 
 def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
     labels = some_labels(300)
-    write_labels(tmp_path / "in", [labels[i::6] for i in range(6)])
+    write_labels(tmp_path / "in", [labels[i::20] for i in range(20)])
     select(tmp_path / "in", tmp_path / "whole", per_class=50)
     out = tmp_path / "out"
 
     def stopping(descriptor):
-        if len(list(out.glob("*.parquet"))) == 3:
+        if len(list(out.glob("*.parquet"))) >= 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -219,7 +219,8 @@ def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             select(tmp_path / "in", out, per_class=50)
     written = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert [path.name for path in sorted(written)] == [f"train-{i:05}.parquet" for i in range(3)]
+    assert {path.name for path in written} < {f"train-{i:05}.parquet" for i in range(20)}
+    assert len(written) >= 3
     (out / ".train-00004.parquet.1.unfinished").write_bytes(b"half")
     (out / ".duckdb.unfinished").mkdir()
     (out / ".duckdb.unfinished/duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"of a killed process")

@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
 
     from lambdanets import calibration
     from lambdanets.ops.position.rates import built_in, calibration_file
+    from lambdanets.text_tables import text_table
 
     if options.device != "cpu" and not torch.cuda.is_available():
         raise InputError(f"device {options.device} needs a GPU, and PyTorch finds none")
@@ -47,8 +48,7 @@ def main(arguments: list[str]) -> int:
         rates = dataclasses.asdict(calibration.calibrate(options.device, **report))
     if report:
         say("")
-    say(f"{'':24}{'measured':>12}{'built in':>12}")
-    for name, value in rates.items():
-        say(f"{name.replace('_', ' '):24}{value:>12.3g}{usual[name]:>12.3g}")
+    rows = [[name.replace("_", " "), f"{value:.3g}", f"{usual[name]:.3g}"] for name, value in rates.items()]
+    say(*text_table([["", "measured", "built in"], *rows]).split("\n"))
     say(f"written to {calibration_file()}")
     return 0

@@ -1,13 +1,10 @@
 """Batches of a set of images in an order, and with random numbers, that depend on the seed alone."""
 
-import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -19,9 +16,9 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.order import BatchSlice, Order, mixed
 from lambdanets.errors import InputError
+from lambdanets.signals import end_with_parent
 
 _PATIENCE = 3.0  # seconds that workers have to end
-_PARENT_CHECK = 1.0  # seconds between looks whether the parent is there
 
 
 class NamedImages(Protocol):
@@ -135,7 +132,7 @@ class Batches(Generic[Made]):
             num_workers=workers,
             persistent_workers=workers > 0,  # a key carries its epoch, so a worker has no state to go stale
             collate_fn=collate,
-            worker_init_fn=partial(_begin_worker, os.getpid()),
+            worker_init_fn=_begin_worker,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else each pass would draw from the caller's generator
         )
@@ -276,18 +273,11 @@ class _Samples(Dataset[Sample]):
             return Sample(None, key.number, f"{images.name(key.number)}: {error.reason}", key.step_images)
 
 
-def _begin_worker(parent: int, worker: int) -> None:
+def _begin_worker(worker: int) -> None:
     """A signal to the whole group is for the training process, which ends its workers after a checkpoint."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent, also while it hangs in an image: PyTorch looks between batches only."""
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK)
-    os._exit(1)
+    end_with_parent()  # also while it hangs in an image: PyTorch looks between batches only
 
 
 def _own_words(error: InputError) -> str:

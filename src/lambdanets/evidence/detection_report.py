@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lambdanets.bounds import fits
-from lambdanets.columns import columns
 from lambdanets.errors import InputError
+from lambdanets.text_tables import markdown_table, text_table
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import renamed
 from lambdanets.training.report import RESULT
@@ -93,10 +93,8 @@ def report(runs: Sequence[Path], format: Format) -> str:
     data = of_first["data"] if alike else of_first["validation_data"]["name"]
     closing = _closing(rows, f"{data}, {of_first['images']:,} images")
     if format == "markdown":
-        header, *body = _cells(rows, list(_KINDS))
-        lines = [_markdown(line) for line in (header, ["---"] + ["---:"] * (len(header) - 1), *body)]
-        return "\n".join([*lines, "", closing]) + "\n"
-    return "\n".join(columns(_cells(rows, [kind])) + "\n" for kind in _KINDS) + f"\n{closing}\n"
+        return f"{markdown_table(*_cells(rows, list(_KINDS)))}\n\n{closing}\n"
+    return "\n".join(text_table(_cells(rows, [kind])) + "\n" for kind in _KINDS) + f"\n{closing}\n"
 
 
 def _but_seed(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -199,10 +197,6 @@ def _named(rows: Sequence[_Row], what: str) -> list[str | None]:
 
 def _written(options: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in options.items()]
-
-
-def _markdown(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _closing(rows: Sequence[_Row], data: str) -> str:

@@ -75,8 +75,8 @@ def _advice(path: Path) -> str:
     return f"remove {path} to restart the run; best.ckpt in the same folder can still be evaluated"
 
 
-def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...]) -> None:
-    """Raise InputError unless the file is a checkpoint of a run of the recipe on data with these classes.
+def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...]) -> int:
+    """The step of a checkpoint. Raises InputError unless it is one of a run of the recipe on data with these classes.
 
     The fields in `FREE` may differ.
     """
@@ -85,7 +85,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         tensors, state = read_weights(path)
         if "fit_loop" not in state["loops"] or "KeepLast" not in state["callbacks"]:
             raise KeyError
-        content = json.loads(state["lambdanets"])
+        content, step = json.loads(state["lambdanets"]), int(state["global_step"])
         saved = type(recipe).from_fields(content["recipe"], str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
@@ -96,3 +96,4 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
     if tuple(content["classes"]) != classes:
         raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
     load_tensors(model, tensors, str(path))
+    return step

@@ -27,6 +27,13 @@ class ReadBatch(Protocol):
     unreadable: list[str]
 
 
+def append_row(path: Path, columns: Sequence[str], row: Sequence[Any]) -> None:
+    """Append a row to a CSV file, below a header where the file is new."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        csv.writer(file).writerows([columns, row] if new else [row])
+
+
 class History(Callback):
     """Keeps what a run measured, in its checkpoints too, so that a resumed run's metrics.csv has no gap or repeat.
 
@@ -132,10 +139,14 @@ class History(Callback):
         row = [trainer.global_step, trainer.current_epoch + 1, split, *values]
         self.rows.append(row)
         if self._these.is_rank_zero:
-            new = not self.path.exists()
-            with self.path.open("a", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerows([[*COLUMNS, *self.metrics], row] if new else [row])
+            append_row(self.path, [*COLUMNS, *self.metrics], row)
+        logged = {
+            f"{name}/{split}": value for name, value in zip(self.metrics, values, strict=True) if value is not None
+        }
+        if split == "train":
+            logged["learning_rate"] = trainer.optimizers[0].param_groups[-1]["lr"]
+        for logger in trainer.loggers:
+            logger.log_metrics(logged, trainer.global_step)
 
     def values(self, split: str, metric: str) -> list[float]:
         """What was measured of a metric, in order."""

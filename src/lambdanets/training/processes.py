@@ -20,12 +20,12 @@ from lambdanets.errors import InputError, RankZeroFailed
 
 Decision = TypeVar("Decision")
 Item = TypeVar("Item")
-_ANSWER = timedelta(minutes=10)
+_STORE_TIMEOUT = timedelta(minutes=10)
 # Others wait while the first measures the trained model or writes; one that was lost is known by its closed connection.
-_UNTIL_GIVEN_UP = timedelta(days=1)
+_COLLECTIVE_TIMEOUT = timedelta(days=1)
 # gloo raises RuntimeError and has no type for this; it names its source file first. Its failed checks begin otherwise.
 _LOST_BY_GLOO = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
-_PATIENCE = 300.0  # seconds that a process waits for the first to be there
+_RENDEZVOUS_SECONDS = 300.0  # for which a rank waits for the store
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def take_device(these: Processes) -> None:
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
+def process_group() -> Iterator[Processes]:
     """Initializes the process group: gloo for CPU tensors and, on GPUs, NCCL."""
     these = processes()
     take_device(these)
@@ -83,10 +83,10 @@ def joined() -> Iterator[Processes]:
         with lost_connection_explained():
             dist.init_process_group(
                 backend,
-                store=_fresh_store(these),
+                store=_store_of_rank_zero(these),
                 rank=these.rank,
                 world_size=these.world_size,
-                timeout=_UNTIL_GIVEN_UP,
+                timeout=_COLLECTIVE_TIMEOUT,
             )
             yield these
     finally:
@@ -122,10 +122,10 @@ def rank_zero_first(do: Callable[[], Decision]) -> Decision:
     return done[0] if done else do()
 
 
-def _fresh_store(these: Processes) -> dist.Store:
-    """A store of keys for these processes alone, kept by the first.
+def _store_of_rank_zero(these: Processes) -> dist.Store:
+    """A TCPStore for these processes alone, in rank 0.
 
-    torchrun's own outlives a lost process, and tells those that are started in its stead the addresses of the dead.
+    torchrun's own outlives a lost process, and hands its address to those that are started in its stead.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
@@ -135,12 +135,12 @@ def _fresh_store(these: Processes) -> dist.Store:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         kept_by_torchrun.set("lambdanets", str(store.port))
         return store
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _RENDEZVOUS_SECONDS
     while True:
         try:
             found = int(kept_by_torchrun.get("lambdanets"))  # waits for one, but it may be a dead process's
             socket.create_connection((host, found), 2).close()  # TCPStore would tell at length of a refusal
-            return dist.TCPStore(host, found, is_master=False, timeout=_ANSWER)
+            return dist.TCPStore(host, found, is_master=False, timeout=_STORE_TIMEOUT)
         except (OSError, RuntimeError):
             if time.monotonic() > until:
                 raise

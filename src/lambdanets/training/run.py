@@ -23,7 +23,7 @@ from lambdanets.training.curves import Curves, TensorBoard, draw_curves
 from lambdanets.training.history import History
 from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch, with_precision
 from lambdanets.training.module import synchronized
-from lambdanets.training.processes import Processes, broadcast_from_rank_zero, joined, rank_zero_first
+from lambdanets.training.processes import Processes, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
@@ -56,7 +56,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     left when nothing could be begun.
     """
     recipe = given(with_precision(recipe))
-    with joined() as these:
+    with process_group() as these:
         # before anything is written into a folder of something else
         if broadcast_from_rank_zero(lambda: _holds_run(recipe, folder)) and _is_finished(folder):
             return _result_in(folder, these)
@@ -70,7 +70,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
 
 def check(recipe: TrainingRecipe) -> Task:
     """The opened task of a recipe. Raises InputError for what it asks and cannot be done."""
-    with joined() as these:
+    with process_group() as these:
         return _prepare(given(recipe), these).task
 
 
@@ -82,7 +82,7 @@ def resume(folder: Path) -> dict[str, Any]:
     """
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} is no folder of a run: it has no {RECIPE}")
-    with joined() as these:
+    with process_group() as these:
         if _is_finished(folder):  # without its lock: it may lie where nothing can be written
             return _result_in(folder, these)
         with _locked(folder) as lock:
@@ -193,8 +193,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
     begun = broadcast_from_rank_zero(lambda: newest(checkpoints))
-    if begun is not None:
-        check_resumable(begun, model, recipe, task.classes)
+    resumed_at = 0 if begun is None else check_resumable(begun, model, recipe, task.classes)
     if these.is_rank_zero:
         for place in (folder, checkpoints):
             remove_unfinished(place)
@@ -208,15 +207,15 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     # the order matters: what is averaged and measured is in the state before a checkpoint is written
     callbacks: list[Callback] = [ema] if ema else []
     callbacks += [history, timer]
-    callbacks += (
-        [TensorBoard(folder, history, speed), Curves(folder, history, task.PANELS)] if these.is_rank_zero else []
-    )
+    callbacks += [Curves(folder, history, task.PANELS)] if these.is_rank_zero else []
     callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # last, so that what the others do does not count as waiting for data
     stop = StopOnSignal(checkpoints / LAST, lock)
     callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
-    trainer = make_trainer(recipe, folder, callbacks, speed, these, prepared.batch_slice.accumulation_steps, lock)
+    logger = TensorBoard(folder, resumed_at)
+    parts = prepared.batch_slice.accumulation_steps
+    trainer = make_trainer(recipe, folder, callbacks, speed, logger, these, parts, lock)
     try:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)

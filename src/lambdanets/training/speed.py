@@ -1,6 +1,5 @@
 """How fast a run goes, what it waits for and what memory it holds: speed.csv and the progress bar."""
 
-import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lambdanets import progress
 from lambdanets.progress import duration
 from lambdanets.training.callbacks import ends_step
+from lambdanets.training.history import append_row
 from lambdanets.training.processes import Processes
 
 COLUMNS = ("step", "images_per_second", "waiting_share", "process_gib", "gpu_gib")
@@ -23,13 +23,12 @@ class Speed(Callback):
     """Measures images a second over all processes, the share of the time this one waits for data, and its memory.
 
     Writes a row to speed.csv every STEPS_PER_ROW steps, in the first process. A run that goes on appends to it.
-    latest: what was measured last, by its column; measured_at: the step of it.
+    latest: what was measured last, by its column.
     """
 
     def __init__(self, folder: Path, these: Processes) -> None:
         self.path = folder / "speed.csv"
         self.latest: dict[str, float] = {}
-        self.measured_at = 0
         self._these = these
         self._process = psutil.Process()
         self._begun = self._ended = 0.0
@@ -62,12 +61,11 @@ class Speed(Callback):
         per_epoch = trainer.num_training_batches // trainer.accumulate_grad_batches
         self._steps_left = per_epoch * (trainer.max_epochs or 0) - trainer.global_step
         if trainer.global_step % STEPS_PER_ROW == 0 or not self.latest:
-            self._measure(trainer.global_step)
+            self._measure(trainer)
 
-    def _measure(self, step: int) -> None:
+    def _measure(self, trainer: Trainer) -> None:
         seconds = max(self._ended - self._begun, 1e-9)
         self._seconds_a_step = seconds / self._steps
-        self.measured_at = step
         self.latest = {
             "images_per_second": round(self._images / seconds, 1),
             "waiting_share": round(self._waited / seconds, 4),
@@ -75,11 +73,9 @@ class Speed(Callback):
             "gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3) if torch.cuda.is_available() else 0.0,
         }
         if self._these.is_rank_zero:
-            new = not self.path.exists()
-            with self.path.open("a", newline="") as file:
-                writer = csv.writer(file)
-                row = (step, *self.latest.values())
-                writer.writerows([COLUMNS, row] if new else [row])
+            append_row(self.path, COLUMNS, (trainer.global_step, *self.latest.values()))
+        for logger in trainer.loggers:
+            logger.log_metrics({f"speed/{name}": value for name, value in self.latest.items()}, trainer.global_step)
         self._begin()
 
     def words(self) -> str:

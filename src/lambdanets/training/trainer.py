@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.locks import Lock
@@ -22,6 +23,7 @@ def make_trainer(
     folder: Path,
     callbacks: list[Callback],
     speed: Speed,
+    logger: Logger,
     these: Processes,
     accumulation_steps: int,
     lock: Lock | None = None,
@@ -44,7 +46,7 @@ def make_trainer(
         callbacks=[*callbacks, *shown],
         # explicit, as Lightning would take the variables of SLURM for a launcher
         plugins=[AtomicCheckpointIO(lock), TorchElasticEnvironment() if several else LightningEnvironment()],
-        logger=False,
+        logger=logger,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
         enable_progress_bar=watched,
@@ -65,6 +67,7 @@ def _silence_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
         ".*does not have many workers.*",
+        ".*smaller than the logging interval.*",  # of self.log, which this package does not use for its rows
         ".*Checkpoint directory.*exists and is not empty.*",
         ".*isinstance.treespec, LeafSpec.*",
         ".*training_step. returned .None.*",  # a batch without readable images

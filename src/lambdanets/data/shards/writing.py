@@ -4,9 +4,7 @@ import contextlib
 import io
 import json
 import multiprocessing
-import os
 import shutil
-import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -31,7 +29,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, remove_unfinished
 from lambdanets.locks import locked_folder
 from lambdanets.progress import Progress
-from lambdanets.signals import blocked, end_at_once
+from lambdanets.signals import blocked, end_at_once, end_with_parent
 
 
 @dataclass(frozen=True)
@@ -210,14 +208,7 @@ def _begin(job: _Job) -> None:
     global _job
     _job = job
     end_at_once()  # Ctrl-C reaches all processes; the parent tells of it
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()  # a killed parent cannot end its pool
+    end_with_parent()  # a killed parent cannot end its pool
 
 
 def _write_one(part: str, number: int) -> _Entry:

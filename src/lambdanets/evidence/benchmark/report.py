@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lambdanets.columns import columns
 from lambdanets.evidence.benchmark.layer import OURS
 from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import Common
@@ -17,6 +16,7 @@ from lambdanets.evidence.benchmark.race import NOT_REACHED, Row
 from lambdanets.evidence.benchmark.timing import MORE_PASSES, NOISY, fit_exponent, geometric_mean, summarize
 from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
+from lambdanets.text_tables import text_table
 
 RESULTS = "results.json"
 RIVALS = ("lambda-networks", "pylocron", "natten")
@@ -194,7 +194,7 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
     empty = [i for i in range(1, len(header)) if not any(len(line) > 2 and line[i] for line in lines)]
     header = [name for i, name in enumerate(header) if i not in empty]
     lines = [line if len(line) == 2 else [cell for i, cell in enumerate(line) if i not in empty] for line in lines]
-    return f"\n{title}\n{columns([header, *lines])}"
+    return f"\n{title}\n{text_table([header, *lines])}"
 
 
 def figures_table(found: Sequence[dict[str, Any]]) -> str:
@@ -203,7 +203,7 @@ def figures_table(found: Sequence[dict[str, Any]]) -> str:
         return ""
     header = [name.replace("_", " ") for name in found[0]]
     lines = [[_cell(value) for value in line.values()] for line in found]
-    return f"\n{columns([header, *lines])}"
+    return f"\n{text_table([header, *lines])}"
 
 
 def noise(rows: Sequence[Row]) -> str:

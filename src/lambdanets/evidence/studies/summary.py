@@ -13,6 +13,7 @@ from lambdanets.errors import InputError
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import Plan
 from lambdanets.files import atomic_open, atomic_write, open_regular, printable_bytes
+from lambdanets.text_tables import markdown_table
 
 RESULTS, TABLE = "results.json", "comparison.md"
 # Of a run's result, what differs from run to run; the rest is said once.
@@ -134,11 +135,9 @@ def described(summary: dict[str, Any]) -> str:
 
 def table(study: dict[str, Any]) -> str:
     """The variants of a study as a Markdown table, the best mean first."""
-    lines = [
-        f"| variant | top-1, mean ± deviation | least to greatest | seeds | less {study['baseline']}, seed by seed "
-        "| parameters | paper, ImageNet |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ["variant", "top-1, mean ± deviation", "least to greatest", "seeds"]
+    header += [f"less {study['baseline']}, seed by seed", "parameters", "paper, ImageNet"]
+    rows = []
     for row in study["variants"]:
         deviation = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
         gain = "" if row["mean_gain"] is None else f"{100 * row['mean_gain']:+.2f}"
@@ -147,13 +146,12 @@ def table(study: dict[str, Any]) -> str:
         gain = "" if row["label"] == study["baseline"] else gain
         spread = f"{100 * row['least_top1']:.2f} to {100 * row['greatest_top1']:.2f}"
         printed = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}{' †' if row['quoted'] else ''}"
-        lines.append(
-            f"| {row['label']} | {100 * row['mean_top1']:.2f}{deviation} | {spread} "
-            f"| {row['seeds']} | {gain} | {row['parameters']:,} | {printed} |"
-        )
+        top1 = f"{100 * row['mean_top1']:.2f}{deviation}"
+        rows.append([row["label"], top1, spread, str(row["seeds"]), gain, f"{row['parameters']:,}", printed])
+    shown = markdown_table(header, *rows)
     if any(row["quoted"] for row in study["variants"]):
-        lines += ["", "† quoted by the paper from another, with a network and a training of its own"]
-    return "\n".join(lines)
+        shown += "\n\n† quoted by the paper from another, with a network and a training of its own"
+    return shown
 
 
 def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lambdanets.columns import columns
 from lambdanets.evidence.tables.measured import Measured
 from lambdanets.evidence.tables.texts import PARAGRAPHS, TITLES
 from lambdanets.evidence.tables.verdicts import (
@@ -21,6 +20,7 @@ from lambdanets.evidence.tables.verdicts import (
     Line,
     summary,
 )
+from lambdanets.text_tables import markdown_table, text_table
 
 NOTHING = Measured()
 FIELDS = ("table", "row", "column", "unit", "printed", "ours", "verdict", "note", "model")
@@ -59,9 +59,9 @@ def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     parts = []
     for name, some in _by_table(lines).items():
         header, rows, notes = _cells(some)
-        parts += [_heading(name), "", columns([header, *rows]), "", *(f"  {note}" for note in notes), ""]
+        parts += [_heading(name), "", text_table([header, *rows]), "", *(f"  {note}" for note in notes), ""]
         for block in measured.blocks.get(name, []):
-            shown = columns([block.header, *block.rows])
+            shown = text_table([block.header, *block.rows])
             parts += [block.title, "", shown, "", *(f"  {note}" for note in block.notes), ""]
     return "\n".join([*parts, *_closing(lines, measured)]) + "\n"
 
@@ -71,14 +71,13 @@ def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     parts = ["# The paper's tables", "", _OPENING, "", *_closing(lines, measured), ""]
     for name, some in _by_table(lines).items():
         header, rows, notes = _cells(some)
-        table = [header, ["---"] * len(header), *rows]
         parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
-        parts += [*_markdown_rows(table), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
+        parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
         if name in measured.pictures:
             parts += [f"![{TITLES[name]}]({measured.pictures[name]})", ""]
         for block in measured.blocks.get(name, []):
-            shown = _markdown_rows([block.header, ["---"] * len(block.header), *block.rows])
-            parts += [block.title, "", *shown, "", *(f"- {note}" for note in block.notes), ""]
+            shown = markdown_table(block.header, *block.rows)
+            parts += [block.title, "", shown, "", *(f"- {note}" for note in block.notes), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -95,10 +94,6 @@ _OPENING = (
     "A number in brackets leads to the reason below a table. Written by `lambdanets tables --measured "
     "experiments/results/xeon-2-cores/tables/*.json --figures docs/tables --format markdown --out docs/tables.md`."
 )
-
-
-def _markdown_rows(table: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
 
 
 def _heading(name: str) -> str:

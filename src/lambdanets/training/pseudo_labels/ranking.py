@@ -105,11 +105,16 @@ class Ranking:
             raise InputError(f"keys of a set must differ from each other, but {key!r} is there twice")
 
     def copies(self, batch: pa.RecordBatch) -> np.ndarray:
-        """How often each row of a batch (n,) is seen, int32; after `count`, and with per_class `find_cuts`."""
+        """How often each row of a batch (n,) is seen, int32; after `count`, and with per_class `find_cuts`.
+
+        Not in the main thread, where DuckDB heeds Ctrl-C late; several threads at a time may call it.
+        """
         if self.criteria.per_class is None:
             return (batch.column("confidence").to_numpy() >= np.float32(self.criteria.confidence)).astype(np.int32)
         rows = batch.select(["key", "class", "confidence"]).append_column("place", pa.array(np.arange(len(batch))))
-        seen = self._execute(_COPIES, pa.Table.from_batches([rows]))
+        with self.connection.cursor() as cursor:
+            cursor.register("labels", pa.Table.from_batches([rows]))
+            seen = cursor.execute(_COPIES, self._parameters(_COPIES)).fetchnumpy()
         copies = np.zeros(len(batch), np.int32)
         copies[seen["place"]] = seen["copies"]
         return copies
@@ -131,7 +136,10 @@ class Ranking:
         except Exception as error:
             raise self.failure or error from None
 
-    def _execute(self, query: str, rows: pa.Table | pa.RecordBatchReader | None = None) -> dict[str, np.ndarray]:
+    def _parameters(self, query: str) -> dict[str, Any]:
+        return {name: value for name, value in vars(self.criteria).items() if f"${name}" in query}
+
+    def _execute(self, query: str, rows: pa.RecordBatchReader | None = None) -> dict[str, np.ndarray]:
         """Run a query on `rows`, which it names labels.
 
         It runs in another thread: in the main thread DuckDB heeds Ctrl-C late, and raises other errors for it.
@@ -140,9 +148,8 @@ class Ranking:
         def work() -> dict[str, np.ndarray]:
             if rows is not None:
                 self.connection.register("labels", rows)
-            return self.connection.execute(query, parameters).fetchnumpy()
+            return self.connection.execute(query, self._parameters(query)).fetchnumpy()
 
-        parameters = {name: value for name, value in vars(self.criteria).items() if f"${name}" in query}
         future = self.worker.submit(work)
         try:
             return future.result()

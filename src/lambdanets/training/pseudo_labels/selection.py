@@ -6,6 +6,7 @@ where it has fewer, some of them repeatedly.
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pyarrow as pa
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, is_unfinished, printable_bytes, remove_unfinished
 from lambdanets.locks import LOCK, locked_folder
-from lambdanets.training.pseudo_labels.ranking import Criteria, Ranking, open_ranking
+from lambdanets.training.pseudo_labels.ranking import THREADS, Criteria, Ranking, open_ranking
 from lambdanets.training.pseudo_labels.tables import (
     BATCH_ROWS,
     SCHEMA,
@@ -83,7 +84,8 @@ def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
         raise InputError(f"confidence must be at most {best}, got {criteria.confidence:g}")
     if criteria.per_class is not None:
         ranking.find_cuts()
-    shards = [_select_shard(ranking, path, out / path.name) for path in ranking.labels.paths]
+    with ThreadPoolExecutor(THREADS) as pool:  # when one fails or is interrupted, those under way are finished
+        shards = list(pool.map(lambda path: _select_shard(ranking, path, out / path.name), ranking.labels.paths))
     if sum(shard["images"] for shard in shards) != images:
         raise InputError(f"{labels} changed while it was read; remove {out} and select again")
     report = Report(

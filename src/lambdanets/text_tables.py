@@ -1,11 +1,11 @@
-"""Text in columns, for a terminal."""
+"""Tables for a terminal and in Markdown, from rows of cells."""
 
 from collections.abc import Sequence
 
 from lambdanets.terminal import printable
 
 
-def columns(lines: Sequence[Sequence[str]]) -> str:
+def text_table(lines: Sequence[Sequence[str]]) -> str:
     """Cells under each other, the first column to the left; a line of two cells where others have more runs on."""
     lines = [[printable(cell) for cell in line] for line in lines]
     count = max(len(line) for line in lines)
@@ -18,3 +18,9 @@ def columns(lines: Sequence[Sequence[str]]) -> str:
         padded = [f"{cell:>{width}}" for cell, width in rest] if len(line) == count else list(line[1:])
         texts.append("  ".join([f"  {line[0]:<{widths[0]}}", *padded]).rstrip())
     return "\n".join(texts)
+
+
+def markdown_table(header: Sequence[str], *rows: Sequence[str]) -> str:
+    """A table in Markdown, without a line break at its end."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
