@@ -347,7 +347,7 @@ def test_a_damaged_checkpoint_without_one_before_is_named_with_what_to_do(interr
         torch.save(content, path)
     else:
         path.write_bytes({"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"hello"}[damage])
-    with pytest.raises(ValueError, match=r"last\.ckpt .*(remove .* to start the run again|another architecture)"):
+    with pytest.raises(ValueError, match=r"last\.ckpt .*(remove .* to restart the run|another architecture)"):
         run.resume(folder)
 
 

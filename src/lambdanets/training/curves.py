@@ -1,4 +1,4 @@
-"""A run's curves: curves.png, and TensorBoard."""
+"""Learning curves: curves.png and TensorBoard."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,36 +9,37 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 
 from lambdanets.files import atomic_open
-from lambdanets.training.history import History, Row
+from lambdanets.training.metrics_log import MetricsLog, Row
 
 Panels = Sequence[tuple[str, Sequence[str]]]
-_COLOURS = {"train": "#94a3b8", "val": "#1d4ed8"}
+_COLORS = {"train": "#94a3b8", "val": "#1d4ed8"}
 
 
 class Curves(Callback):
     """Draws curves.png after an epoch, unless it was drawn within the last minute."""
 
-    def __init__(self, folder: Path, history: History, panels: Panels) -> None:
+    def __init__(self, folder: Path, log: MetricsLog, panels: Panels) -> None:
         self._path = folder / "curves.png"
-        self._history = history
+        self._log = log
         self._panels = panels
         self._drawn = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         if time.monotonic() - self._drawn > 60:
-            draw_curves(self._history.rows, self._history.metrics, self._panels, self._path)
+            draw_curves(self._log.rows, self._log.metrics, self._panels, self._path)
             self._drawn = time.monotonic()
 
 
 def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, path: Path) -> None:
-    """Measures of training and validation against the step, from the rows of metrics.csv.
+    """Plot training and validation metrics against the step, with epochs on a second axis.
 
-    panels: a title and the metrics below it; where these are several, the parts of a panel are told apart by colour.
+    rows: those of metrics.csv. panels: titles and their metrics; a panel of several metrics has one color each.
     """
+    steps_per_epoch = max((row[0] / row[1] for row in rows if row[2] == "val"), default=0)
     figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
     for axis, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:
-            for split, colour in _COLOURS.items():
+            for split, color in _COLORS.items():
                 column = 3 + metrics.index(name)
                 chosen = [row for row in rows if row[2] == split and row[column] is not None]
                 if not chosen:
@@ -46,12 +47,15 @@ def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, pat
                 axis.plot(
                     [row[0] for row in chosen],
                     [row[column] for row in chosen],
-                    color=colour if len(names) == 1 else None,
+                    color=color if len(names) == 1 else None,
                     label=split if len(names) == 1 else name,
                     marker="o" if split == "val" else None,
                     markersize=3,
                 )
         axis.set(xlabel="step", title=title)
+        if steps_per_epoch:
+            to_epochs = (lambda step: step / steps_per_epoch, lambda epoch: epoch * steps_per_epoch)
+            axis.secondary_xaxis("top", functions=to_epochs).set_xlabel("epoch")
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend()
@@ -60,10 +64,9 @@ def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, pat
 
 
 class TensorBoard(TensorBoardLogger):
-    """Lightning's logger, into tensorboard/. resumed_at: the step of the run's checkpoint, after which rows are purged.
+    """Lightning's logger, into tensorboard/. resumed_at: the step of the checkpoint; later rows are purged.
 
-    Each row is in its file before a checkpoint is written that knows of it, so that a run that resumes from there takes
-    back what came after, and no more.
+    Rows are flushed at once, so that a checkpoint never has rows that the event file lacks.
     """
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
@@ -74,4 +77,4 @@ class TensorBoard(TensorBoardLogger):
         self.experiment.flush()
 
     def save(self) -> None:
-        """Nothing: all is written, and hparams.yaml would repeat recipe.json."""
+        """Write no hparams.yaml, which would repeat recipe.json."""

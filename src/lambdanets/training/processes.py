@@ -1,6 +1,6 @@
-"""The processes of distributed training: their ranks, and the collectives over them.
+"""Distributed training: rank, world size and collectives.
 
-torchrun starts them and sets rank and world size in the environment; without it there is one process.
+torchrun sets rank and world size in the environment; without it there is one process.
 """
 
 import os
@@ -21,9 +21,9 @@ from lambdanets.errors import InputError, RankZeroFailed
 Decision = TypeVar("Decision")
 Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
-# Others wait while the first measures the trained model or writes; one that was lost is known by its closed connection.
+# Ranks wait while rank zero evaluates or writes; a lost rank is noticed by its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
-# gloo raises RuntimeError and has no type for this; it names its source file first. Its failed checks begin otherwise.
+# gloo raises a plain RuntimeError for a lost connection, whose message begins with its source file.
 _LOST_BY_GLOO = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
 _RENDEZVOUS_SECONDS = 300.0  # for which a rank waits for the store
 
@@ -39,12 +39,12 @@ class Processes:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes, each with as many processes as this one."""
+        """Number of nodes, which all have the same number of processes."""
         return self.world_size // self.local_world_size
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this process, of rank 0, writes files and prints."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
 
@@ -60,7 +60,7 @@ def processes() -> Processes:
 
 
 def take_device(these: Processes) -> None:
-    """Compute on the GPU that has this process's number, where there are GPUs. Raises InputError without one for it."""
+    """Select the GPU of this local rank, if there are GPUs. Raises InputError if there are too few."""
     if not torch.cuda.is_available():
         return
     if these.local_world_size > torch.cuda.device_count():
@@ -72,7 +72,7 @@ def take_device(these: Processes) -> None:
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """Initializes the process group: gloo for CPU tensors and, on GPUs, NCCL."""
+    """Initialize the process group: gloo for CPU tensors, NCCL for CUDA tensors."""
     these = processes()
     take_device(these)
     if these.world_size == 1 or dist.is_initialized():
@@ -90,15 +90,15 @@ def process_group() -> Iterator[Processes]:
             )
             yield these
     finally:
-        if dist.is_initialized():  # Lightning may have ended it
+        if dist.is_initialized():  # Lightning may have destroyed it
             dist.destroy_process_group()
 
 
 @contextmanager
 def lost_connection_explained() -> Iterator[None]:
-    """Raises InputError where a collective or the store lost the connection to another process.
+    """Raise InputError if a collective or the store lost the connection to another rank.
 
-    Any other error is raised as it is, such as CUDA's of peer access, or NCCL's of one GPU that two processes use.
+    Other errors pass unchanged, such as CUDA's about peer access or NCCL's about a GPU that two ranks use.
     """
     try:
         yield
@@ -114,7 +114,7 @@ def lost_connection_explained() -> Iterator[None]:
 
 
 def rank_zero_first(do: Callable[[], Decision]) -> Decision:
-    """Each rank's result of do(), rank 0 before the others, so that an error of rank 0 is reported once."""
+    """Run do() on rank zero first, then on the others, so that an error of rank zero is reported once."""
     if not dist.is_initialized():
         return do()
     done: list[Decision] = []
@@ -123,9 +123,9 @@ def rank_zero_first(do: Callable[[], Decision]) -> Decision:
 
 
 def _store_of_rank_zero(these: Processes) -> dist.Store:
-    """A TCPStore for these processes alone, in rank 0.
+    """A TCPStore of this process group, on rank zero.
 
-    torchrun's own outlives a lost process, and hands its address to those that are started in its stead.
+    torchrun's own store survives the loss of a rank, and passes the address to the ranks that replace it.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
@@ -138,8 +138,8 @@ def _store_of_rank_zero(these: Processes) -> dist.Store:
     until = time.monotonic() + _RENDEZVOUS_SECONDS
     while True:
         try:
-            found = int(kept_by_torchrun.get("lambdanets"))  # waits for one, but it may be a dead process's
-            socket.create_connection((host, found), 2).close()  # TCPStore would tell at length of a refusal
+            found = int(kept_by_torchrun.get("lambdanets"))  # waits for an address, which may be that of a dead rank
+            socket.create_connection((host, found), 2).close()  # TCPStore prints long warnings if refused
             return dist.TCPStore(host, found, is_master=False, timeout=_STORE_TIMEOUT)
         except (OSError, RuntimeError):
             if time.monotonic() > until:
@@ -148,7 +148,7 @@ def _store_of_rank_zero(these: Processes) -> dist.Store:
 
 
 def all_reduce_sum(*numbers: float) -> list[float]:
-    """The sum of each number over all ranks, in float64 and a fixed order, so that every rank has the same bits."""
+    """Sum each number over all ranks, in float64, with the same bits on every rank."""
     if not dist.is_initialized():
         return list(numbers)
     sums = torch.tensor(numbers, dtype=torch.float64)
@@ -157,7 +157,7 @@ def all_reduce_sum(*numbers: float) -> list[float]:
 
 
 def all_reduce_min(number: int) -> int:
-    """The smallest of all ranks' numbers."""
+    """The minimum over all ranks."""
     if not dist.is_initialized():
         return number
     smallest = torch.tensor(number)

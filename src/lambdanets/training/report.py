@@ -1,4 +1,4 @@
-"""result.json: what a run reached, and on what."""
+"""result.json: the final metrics of a run, and their provenance."""
 
 import json
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from lambdanets.models.counting import count_parameters
 from lambdanets.provenance import commit, hardware, versions
 
 RESULT = "result.json"
-# What every result.json is read for.
-_SHOWN = {
+# Fields that every result.json must have, and their types.
+_REQUIRED = {
     "seconds": float,
     "images_per_second": float,
     "parameters": int,
@@ -26,13 +26,13 @@ _SHOWN = {
 }
 
 
-def write_result(folder: Path, *, seconds: float, seen: int, model: nn.Module, **more: Any) -> None:
-    """Write result.json: seconds of training, images seen in them, and the provenance of both."""
+def write_result(folder: Path, *, seconds: float, trained_images: int, model: nn.Module, **fields: Any) -> None:
+    """Write result.json: training time, throughput, the given fields, and versions, hardware and commit."""
     result = {
         "seconds": round(seconds, 2),
-        "images_per_second": round(seen / seconds, 1) if seconds else 0.0,
+        "images_per_second": round(trained_images / seconds, 1) if seconds else 0.0,
         "parameters": count_parameters(model),
-        **more,
+        **fields,
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
@@ -40,17 +40,14 @@ def write_result(folder: Path, *, seconds: float, seen: int, model: nn.Module, *
     atomic_write(folder / RESULT, printable_bytes(json.dumps(result, indent=2, ensure_ascii=False) + "\n"))
 
 
-def read_result(folder: Path, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of result.json. Raises InputError where it is not what `write_result` wrote.
-
-    shown: what a task reads of it, and its type, beside what is read of every task's.
-    """
+def read_result(folder: Path, required: Mapping[str, Any]) -> dict[str, Any]:
+    """Read result.json. Raises InputError if it is damaged. required: the task's fields and their types."""
     path = folder / RESULT
     try:
         result = json.loads(path.read_bytes())
-        whole = all(fits(result[name], kind) for name, kind in (_SHOWN | dict(shown)).items())
+        complete = all(fits(result[name], kind) for name, kind in (_REQUIRED | dict(required)).items())
     except (KeyError, TypeError, ValueError, RecursionError):
-        whole = False
-    if not whole:
-        raise InputError(f"{path} is damaged; remove it and go on with --resume to have it written again")
+        complete = False
+    if not complete:
+        raise InputError(f"{path} is damaged; remove it and run the command with --resume to write it again")
     return result

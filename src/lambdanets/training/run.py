@@ -20,7 +20,7 @@ from lambdanets.models.weights import read_weights
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEFORE, BEST, LAST, check_resumable, newest
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
-from lambdanets.training.history import History
+from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch, with_precision
 from lambdanets.training.module import synchronized
 from lambdanets.training.processes import Processes, broadcast_from_rank_zero, process_group, rank_zero_first
@@ -202,12 +202,12 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     if recipe.compile:
         model.compile()
     speed, timer = Speed(folder, these), Timer()
-    history = History(folder, task.METRICS, these, recipe.max_unreadable, speed.words)
+    log = MetricsLog(folder, task.METRICS, these, recipe.max_unreadable, speed.format)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     # the order matters: what is averaged and measured is in the state before a checkpoint is written
     callbacks: list[Callback] = [ema] if ema else []
-    callbacks += [history, timer]
-    callbacks += [Curves(folder, history, task.PANELS)] if these.is_rank_zero else []
+    callbacks += [log, timer]
+    callbacks += [Curves(folder, log, task.PANELS)] if these.is_rank_zero else []
     callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # last, so that what the others do does not count as waiting for data
@@ -227,29 +227,29 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     if task.patience:
         model.load_state_dict(read_weights(checkpoints / BEST)[0])
     # the others wait, so that torchrun still has all of them should the first be lost
-    result = broadcast_from_rank_zero(lambda: _conclude(prepared, folder, lock, history, timer))
+    result = broadcast_from_rank_zero(lambda: _conclude(prepared, folder, lock, log, timer))
     return result if these.is_rank_zero else {}
 
 
-def _conclude(prepared: _Prepared, folder: Path, lock: Lock | None, history: History, timer: Timer) -> dict[str, Any]:
+def _conclude(prepared: _Prepared, folder: Path, lock: Lock | None, log: MetricsLog, timer: Timer) -> dict[str, Any]:
     """Measure the trained model and write what a finished run has."""
     task, recipe = prepared.task, prepared.recipe
     if lock is not None:
         lock.check()
-    concluded = task.conclude(recipe, folder, history)
+    concluded = task.conclude(recipe, folder, log)
     save_weights(folder / WEIGHTS, task.model, task.description(recipe))
-    draw_curves(history.rows, history.metrics, task.PANELS, folder / "curves.png")
+    draw_curves(log.rows, log.metrics, task.PANELS, folder / "curves.png")
     write_result(
         folder,
         seconds=timer.time_elapsed("train"),
-        seen=history.images,
+        trained_images=log.images,
         model=task.model,
         model_name=recipe.model,
         data=task.source,
         training_images=task.training_images,
-        epochs=max(row[1] for row in history.rows),
+        epochs=max(row[1] for row in log.rows),
         processes=prepared.batch_slice.world_size,
         micro_batch=recipe.micro_batch,
-        **concluded | {"unreadable": sorted(history.unreadable | set(concluded["unreadable"]))},
+        **concluded | {"unreadable": sorted(log.unreadable | set(concluded["unreadable"]))},
     )
     return read_result(folder, task.RESULT)

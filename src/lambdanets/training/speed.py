@@ -1,4 +1,4 @@
-"""How fast a run goes, what it waits for and what memory it holds: speed.csv and the progress bar."""
+"""Throughput, time spent waiting for data, and memory: speed.csv and the progress bar."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lambdanets import progress
 from lambdanets.progress import duration
 from lambdanets.training.callbacks import ends_step
-from lambdanets.training.history import append_row
+from lambdanets.training.metrics_log import append_row
 from lambdanets.training.processes import Processes
 
 COLUMNS = ("step", "images_per_second", "waiting_share", "process_gib", "gpu_gib")
@@ -20,10 +20,9 @@ STEPS_PER_ROW = 10
 
 
 class Speed(Callback):
-    """Measures images a second over all processes, the share of the time this one waits for data, and its memory.
+    """Measures images per second over all ranks, and of this rank the time spent waiting for data and the memory.
 
-    Writes a row to speed.csv every STEPS_PER_ROW steps, in the first process. A run that goes on appends to it.
-    latest: what was measured last, by its column.
+    Rank zero appends a row to speed.csv every STEPS_PER_ROW steps. latest: the last row by column.
     """
 
     def __init__(self, folder: Path, these: Processes) -> None:
@@ -31,20 +30,20 @@ class Speed(Callback):
         self.latest: dict[str, float] = {}
         self._these = these
         self._process = psutil.Process()
-        self._begun = self._ended = 0.0
+        self._started = self._ended = 0.0
         self._waited = 0.0
         self._images = self._steps = 0
         self._steps_left = 0
-        self._seconds_a_step = 0.0
+        self._seconds_per_step = 0.0
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._begin()  # a run that goes on in the middle of an epoch starts none
+        self._reset()  # a run resumed in the middle of an epoch has no epoch start
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self._begun = self._ended = time.perf_counter()
+    def _reset(self) -> None:
+        self._started = self._ended = time.perf_counter()
         self._waited, self._images, self._steps = 0.0, 0, 0
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -64,8 +63,8 @@ class Speed(Callback):
             self._measure(trainer)
 
     def _measure(self, trainer: Trainer) -> None:
-        seconds = max(self._ended - self._begun, 1e-9)
-        self._seconds_a_step = seconds / self._steps
+        seconds = max(self._ended - self._started, 1e-9)
+        self._seconds_per_step = seconds / self._steps
         self.latest = {
             "images_per_second": round(self._images / seconds, 1),
             "waiting_share": round(self._waited / seconds, 4),
@@ -76,22 +75,22 @@ class Speed(Callback):
             append_row(self.path, COLUMNS, (trainer.global_step, *self.latest.values()))
         for logger in trainer.loggers:
             logger.log_metrics({f"speed/{name}": value for name, value in self.latest.items()}, trainer.global_step)
-        self._begin()
+        self._reset()
 
-    def words(self) -> str:
-        """Images a second, the share of time that waits for data where it counts, and the time left."""
+    def format(self) -> str:
+        """Images per second, time spent waiting for data if at least 10%, and the remaining time."""
         if not self.latest:
             return ""
         waiting = self.latest["waiting_share"]
         parts = [f"{self.latest['images_per_second']:.0f} images/s"]
         parts += [f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []
-        left = self._steps_left * self._seconds_a_step
+        left = self._steps_left * self._seconds_per_step
         parts += [f"{duration(left)} left"] if self._steps_left else []
         return ", ".join(parts)
 
 
 class Progress(TQDMProgressBar):
-    """Lightning's bar, with images a second and the time left of the whole run."""
+    """Lightning's progress bar, with throughput and the remaining time of the whole run."""
 
     def __init__(self, speed: Speed) -> None:
         super().__init__()
@@ -100,12 +99,12 @@ class Progress(TQDMProgressBar):
     def get_metrics(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         metrics = dict(super().get_metrics(trainer, module))
         metrics.pop("v_num", None)
-        words = self._speed.words()
-        return metrics | ({"speed": words} if words else {})
+        speed = self._speed.format()
+        return metrics | ({"speed": speed} if speed else {})
 
 
 class ProgressLines(Callback):
-    """Lines on standard error, as `lambdanets.progress` writes them. The loss is read only when a line is due."""
+    """Progress lines on stderr where it is no terminal. The loss is copied to the CPU only when a line is due."""
 
     def __init__(self, speed: Speed) -> None:
         self._speed = speed
@@ -135,7 +134,7 @@ class ProgressLines(Callback):
     ) -> None:
         self._progress.done = trainer.global_step
         self._validating = ""
-        if outputs:  # a batch without readable images has none
+        if outputs:  # None for a batch without readable images
             self._loss = outputs["loss"].detach()
 
     def on_validation_batch_start(
@@ -145,4 +144,4 @@ class ProgressLines(Callback):
 
     def _note(self) -> str:
         loss = "" if self._loss is None else f"loss {float(self._loss):.3f}"
-        return ", ".join(part for part in (loss, self._validating, self._speed.words()) if part)
+        return ", ".join(part for part in (loss, self._validating, self._speed.format()) if part)

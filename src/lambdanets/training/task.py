@@ -9,8 +9,8 @@ from torch import nn
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.curves import Panels
-from lambdanets.training.history import History
 from lambdanets.training.memory import MemoryProbe
+from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes
 from lambdanets.training.recipe import TrainingRecipe
@@ -66,7 +66,7 @@ class Task(ABC):
         """Write files into the run folder before training, also when it is resumed."""
 
     @abstractmethod
-    def conclude(self, recipe: Any, folder: Path, history: History) -> dict[str, Any]:
+    def conclude(self, recipe: Any, folder: Path, log: MetricsLog) -> dict[str, Any]:
         """Evaluate the trained model, draw figures into the folder, and return the task's fields of result.json.
 
         One of them is "unreadable", a list of messages.

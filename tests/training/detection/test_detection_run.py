@@ -287,7 +287,7 @@ def test_images_that_come_out_too_small_for_batch_norm_are_passed_over(tiny, tmp
     # a position of the coarsest map is 4 pixels
     run.start(replace(tiny, image_size=6, jitter=(0.3, 2.0), micro_batch=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
-    with pytest.raises(InputError, match=r"no training batch had .*; a bad one: all came out too small"):
+    with pytest.raises(InputError, match=r"no training batch had .*: the images are too small"):
         run.start(replace(tiny, image_size=4, jitter=(1.0, 1.0), batch_size=1), tmp_path / "smaller")
 
 

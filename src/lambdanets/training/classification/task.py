@@ -27,7 +27,7 @@ from lambdanets.training.classification.model import (
 )
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import Panels
-from lambdanets.training.history import History
+from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import PseudoLabelledImages, open_student_images
@@ -89,7 +89,7 @@ class ClassificationTask(Task):
             self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), batch_slice=batch_slice
         )
 
-    def conclude(self, recipe: Recipe, folder: Path, history: History) -> dict[str, Any]:
+    def conclude(self, recipe: Recipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning leaves the model on the CPU
         classifier = Classifier(self.model.to(best_device()).eval(), card_of(recipe, self.classes))
         measured_on = self.splits.validation if self.splits.test is None else self.splits.test
@@ -97,7 +97,7 @@ class ClassificationTask(Task):
         draw_predictions(predictions, measured_on, self.classes, folder / "predictions.png")
         result: dict[str, Any] = {"top1": round(predictions.top1, 6), "validation_images": len(predictions.labels)}
         if self.splits.test is not None:
-            held_out = history.values("val", "top1")
+            held_out = log.values("val", "top1")
             result["held_out_top1"] = max(held_out) if recipe.patience else held_out[-1]
         return result | {"unreadable": predictions.unreadable}
 

@@ -26,7 +26,7 @@ from lambdanets.training.detection.loaders import training_batches
 from lambdanets.training.detection.model import DetectionProbe, build_model, card_of, describe
 from lambdanets.training.detection.module import LOSSES, VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.history import History
+from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.processes import Processes
 from lambdanets.training.task import Task
@@ -97,7 +97,7 @@ class DetectionTask(Task):
     def begin(self, folder: Path) -> None:
         write_findings(folder, training=self.training, validation=self.validation)
 
-    def conclude(self, recipe: DetectionRecipe, folder: Path, history: History) -> dict[str, Any]:
+    def conclude(self, recipe: DetectionRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning leaves the model on the CPU
         model: Any = self.model.to(best_device()).eval()
         detector = Detector(model, card_of(recipe, self.classes, self.category_ids))

@@ -1,4 +1,4 @@
-"""The course of a run: metrics.csv, a line an epoch for people, and the images that could not be read."""
+"""Metrics of a run: metrics.csv, one printed line per epoch, and the list of unreadable images."""
 
 import csv
 import io
@@ -14,37 +14,45 @@ from lambdanets.training.callbacks import ends_step
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes, all_gather_lists, all_reduce_sum
 
-# Step, epoch, split, and a value for each metric, None where it is not measured.
+# Step, epoch, split, and one value per metric, None if it was not measured.
 Row = list[Any]
 COLUMNS = ("step", "epoch", "split")
-# Training rows are means over the images of this many steps.
+# A training row is a mean over this many steps.
 STEPS_PER_ROW = 10
 
 
 class ReadBatch(Protocol):
-    """What every batch says: the images of it that could not be read."""
+    """What every batch has: messages about its unreadable images."""
 
     unreadable: list[str]
 
 
 def append_row(path: Path, columns: Sequence[str], row: Sequence[Any]) -> None:
-    """Append a row to a CSV file, below a header where the file is new."""
+    """Append a row to a CSV file, after a header if the file is new."""
     new = not path.exists()
     with path.open("a", newline="") as file:
         csv.writer(file).writerows([columns, row] if new else [row])
 
 
-class History(Callback):
-    """Keeps what a run measured, in its checkpoints too, so that a resumed run's metrics.csv has no gap or repeat.
+class MetricsLog(Callback):
+    """Collects metrics over all ranks and writes metrics.csv on rank zero.
 
-    metrics: the columns of metrics.csv after the first three. rows: one every STEPS_PER_ROW steps for training and one
-    an epoch for validation. unreadable: a sentence for each image of the data that was skipped, by whichever process;
-    more than max_unreadable stop the run. Only the first process writes. speed: called after an epoch, gives the words
-    to print of how fast it went.
+    The rows are stored in checkpoints, so that metrics.csv of a resumed run has no gap and no repeated step.
+
+    metrics: the columns of metrics.csv after the first three. rows: one per STEPS_PER_ROW steps of training and one per
+    validation. unreadable: one message per skipped image, of all ranks; more than max_unreadable stop the run.
+    format_speed: returns the speed for the line that is printed after an epoch.
     """
 
+    state_key = "History"  # in checkpoints
+
     def __init__(
-        self, folder: Path, metrics: Sequence[str], these: Processes, max_unreadable: int, speed: Callable[[], str]
+        self,
+        folder: Path,
+        metrics: Sequence[str],
+        these: Processes,
+        max_unreadable: int,
+        format_speed: Callable[[], str],
     ) -> None:
         self.path = folder / "metrics.csv"
         self.metrics = tuple(metrics)
@@ -53,13 +61,13 @@ class History(Callback):
         self.images = 0
         self._these = these
         self._max_unreadable = max_unreadable
-        self._speed = speed
-        self._sums: list[float] = []  # images, and the module's SUMS, of all processes
-        self._part: list[float] = []  # of this process, in the step under way
+        self._format_speed = format_speed
+        self._sums: list[float] = []  # images and the module's SUMS since the last row, of all ranks
+        self._step_sums: list[float] = []  # of this rank, in the present step
         self._new: list[str] = []
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.rows and self._these.is_rank_zero:  # a run without a checkpoint begins again
+        if not self.rows and self._these.is_rank_zero:  # a run without a checkpoint restarts
             self.path.unlink(missing_ok=True)
 
     def on_train_batch_end(
@@ -71,17 +79,17 @@ class History(Callback):
         batch_idx: int,
     ) -> None:
         assert isinstance(module, TrainingModule)
-        nothing = [0.0] * (1 + len(module.SUMS))
+        zeros = [0.0] * (1 + len(module.SUMS))
         self._new += [sentence for sentence in batch.unreadable if sentence not in self.unreadable]
         if outputs and "sums" in outputs:
-            more = [outputs["images"], *outputs["sums"].tolist()]
-            self._part = [before + new for before, new in zip(self._part or nothing, more, strict=True)]
+            sums = [outputs["images"], *outputs["sums"].tolist()]
+            self._step_sums = [total + value for total, value in zip(self._step_sums or zeros, sums, strict=True)]
         if not ends_step(trainer, batch_idx):
             return
-        *step, unreadable = all_reduce_sum(*(self._part or nothing), len(self._new))
-        self._part = []
+        *step, unreadable = all_reduce_sum(*(self._step_sums or zeros), len(self._new))
+        self._step_sums = []
         self.images += int(step[0])
-        self._sums = [before + new for before, new in zip(self._sums or nothing, step, strict=True)]
+        self._sums = [total + value for total, value in zip(self._sums or zeros, step, strict=True)]
         if unreadable:
             self._add_unreadable()
         if trainer.global_step % STEPS_PER_ROW == 0:
@@ -91,9 +99,9 @@ class History(Callback):
         assert isinstance(module, TrainingModule)
         self._end_row(trainer, module)
         if not self.rows:
-            bad = min(self.unreadable, default="all came out too small")
-            least = "two readable images" if module.recipe.MIN_MICRO_BATCH > 1 else "a readable image"
-            raise InputError(f"no training batch had {least}; a bad one: {bad}")
+            reason = min(self.unreadable, default="the images are too small")
+            needed = "two readable images" if module.recipe.MIN_MICRO_BATCH > 1 else "a readable image"
+            raise InputError(f"no training batch had {needed}: {reason}")
 
     def on_validation_batch_end(
         self,
@@ -116,16 +124,17 @@ class History(Callback):
         trained = next((row for row in reversed(self.rows) if row[2] == "train"), None)
         training_loss = f"loss {trained[3]:.3f}  " if trained else ""
         trainer.print(
-            f"epoch {epoch:>3}/{trainer.max_epochs}  {training_loss}{module.format_validated()}  {self._speed()}"
+            f"epoch {epoch:>3}/{trainer.max_epochs}  {training_loss}{module.format_validated()}  {self._format_speed()}"
         )
 
     def _add_unreadable(self) -> None:
         self.unreadable.update(all_gather_lists(self._new))
         self._new = []
         if len(self.unreadable) > self._max_unreadable:
-            some = "; ".join(sorted(self.unreadable)[:3])
+            examples = "; ".join(sorted(self.unreadable)[:3])
             raise InputError(
-                f"{len(self.unreadable)} images could not be read, and max_unreadable is {self._max_unreadable}: {some}"
+                f"{len(self.unreadable)} images could not be read, and max_unreadable is {self._max_unreadable}: "
+                f"{examples}"
             )
 
     def _end_row(self, trainer: Trainer, module: TrainingModule) -> None:
@@ -149,7 +158,7 @@ class History(Callback):
             logger.log_metrics(logged, trainer.global_step)
 
     def values(self, split: str, metric: str) -> list[float]:
-        """What was measured of a metric, in order."""
+        """All values of a metric, in order."""
         column = len(COLUMNS) + self.metrics.index(metric)
         return [row[column] for row in self.rows if row[2] == split and row[column] is not None]
 
@@ -167,4 +176,4 @@ class History(Callback):
         if self._these.is_rank_zero:
             text = io.StringIO(newline="")
             csv.writer(text).writerows([[*COLUMNS, *self.metrics], *self.rows])
-            atomic_write(self.path, text.getvalue().encode())  # it has rows of steps that will be made again
+            atomic_write(self.path, text.getvalue().encode())  # drops rows of steps after the checkpoint
