@@ -280,15 +280,15 @@ def section(result: dict[str, Any]) -> str:
     table = [f"| {phase} | {count} |" for phase, count in result["by_phase"].items()]
     return "\n".join(
         [
-            "| what the kill hit | kills |",
+            "| phase | kills |",
             "|---|---|",
             *table,
             "",
-            f"Of the {result['kills']} kills, of {result['runs']} runs, {aims[HALF]} were set to strike when half of a "
-            f"file was written and {aims[RENAME]} before a file took its place;",
-            "the others came from outside, at a time drawn within a phase or within the whole run. "
-            f"After {result[UNFINISHED]} an unfinished file lay in the",
-            f"folder, after {result[NO_LAST]} there was a before.ckpt and no last.ckpt.",
+            f"The {result['kills']} kills were spread over {result['runs']} runs: {aims[HALF]} in the middle of writing a "
+            f"file, {aims[RENAME]} before a rename,",
+            "the others at a random time within a phase or the whole run. "
+            f"After {result[UNFINISHED]} an unfinished file was left in the",
+            f"folder, after {result[NO_LAST]} a before.ckpt and no last.ckpt.",
             "",
         ]
     )

@@ -135,7 +135,7 @@ def described(summary: dict[str, Any]) -> str:
 def table(study: dict[str, Any]) -> str:
     """The variants of a study as a Markdown table, the best mean first."""
     lines = [
-        f"| variant | top-1, mean ± deviation | least to greatest | seeds | less {study['baseline']}, seed by seed "
+        f"| variant | top-1, mean ± std | min to max | seeds | paired difference to {study['baseline']} "
         "| parameters | paper, ImageNet |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -152,7 +152,7 @@ def table(study: dict[str, Any]) -> str:
             f"| {row['seeds']} | {gain} | {row['parameters']:,} | {printed} |"
         )
     if any(row["quoted"] for row in study["variants"]):
-        lines += ["", "† quoted by the paper from another, with a network and a training of its own"]
+        lines += ["", "† quoted by the paper from another paper, with another network and training"]
     return "\n".join(lines)
 
 
