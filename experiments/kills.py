@@ -277,7 +277,7 @@ def section(result: dict[str, Any]) -> str:
     if {*result["by_phase"]} != {*PHASES} or result["kills"] != sum(result["by_phase"].values()):
         raise ValueError("a result of another version of this script: it has other phases")
     aims = Counter(kill["aim"]["at"] for kill in result["each"])
-    table = [f"| {phase} | {count} |" for phase, count in result["by_phase"].items()]
+    table = [f"| {phase.replace('pictures', 'figures')} | {count} |" for phase, count in result["by_phase"].items()]
     return "\n".join(
         [
             "| phase | kills |",

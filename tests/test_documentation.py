@@ -35,6 +35,7 @@ class TakenError(Exception):
 def test_every_command_parses(command, monkeypatch, tmp_path):
     (block,) = python_of("docs/training.md")
     (tmp_path / "my_recipe.py").write_text(block)
+    (tmp_path / "docs").mkdir()
     monkeypatch.chdir(tmp_path)
     parse = tyro.cli
 
