@@ -59,8 +59,8 @@ def section(result: dict[str, Any]) -> str:
     if max(result["largest_difference"].values()) >= 1e-6:
         raise ValueError(f"scores differ from those of other packages: {result['largest_difference']}")
     return (
-        f"The small LambdaResNet overfits {result['images']} training images of COCO with {result['objects']} objects of "
-        f"{result['categories']} categories in {result['seconds'] / 60:.0f} minutes on two cores\n"
+        f"The small LambdaResNet overfits {result['images']} training images of COCO with {result['objects']} objects "
+        f"of {result['categories']} categories in {result['seconds'] / 60:.0f} minutes on two cores\n"
         f"(with other work on the machine): box AP50 {result['bbox']['AP50']:.2f}, mask AP50 "
         f"{result['segm']['AP50']:.2f} on the same images. The scores equal those of pycocotools and\n"
         "torchmetrics within 1e-6 (`python experiments/coco_overfit.py COCO --work FOLDER`).\n"

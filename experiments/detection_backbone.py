@@ -304,7 +304,8 @@ def tables(results: dict[str, Any]) -> str:
     size, machine = results["size"], results["hardware"]
     found = {(row["contestant"], row["sizes"]["pass"]): row for row in results["rows"]}
     lines = [
-        "| in place of 4 convolutions | forward, s | min to max | peak GiB | forward and backward, s | min to max | peak GiB |",
+        "| in place of 4 convolutions | forward, s | min to max | peak GiB "
+        "| forward and backward, s | min to max | peak GiB |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, words in ROWS.items():
@@ -324,8 +325,8 @@ def tables(results: dict[str, Any]) -> str:
     text = ""
     if runs:
         where = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
-        text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, maps of strides 4 to 32, with its lambda layers
-or with baselines in their place; float32, batch norm with fixed statistics. Medians of
+        text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, maps of strides 4 to 32,
+with its lambda layers or with baselines in their place; float32, batch norm with fixed statistics. Medians of
 {" to ".join(map(str, sorted({min(runs), max(runs)})))} runs in turns, on {where}.
 The peak is that of PyTorch's allocator, without weights and images.
 

@@ -284,8 +284,8 @@ def section(result: dict[str, Any]) -> str:
             "|---|---|",
             *table,
             "",
-            f"The {result['kills']} kills were spread over {result['runs']} runs: {aims[HALF]} in the middle of writing a "
-            f"file, {aims[RENAME]} before a rename,",
+            f"The {result['kills']} kills were spread over {result['runs']} runs: {aims[HALF]} in the middle of "
+            f"writing a file, {aims[RENAME]} before a rename,",
             "the others at a random time within a phase or the whole run. "
             f"After {result[UNFINISHED]} an unfinished file was left in the",
             f"folder, after {result[NO_LAST]} a before.ckpt and no last.ckpt.",

@@ -113,7 +113,7 @@ tried; the first, 10 epochs with the teacher's crops and no EMA, gained 0.6 and 
 
 `python experiments/noisy_student.py FASHION_MNIST --work FOLDER` runs these commands for three seeds and writes this page.
 [130 million images](scale.md) estimates the same at the paper's size.
-"""
+"""  # noqa: E501
 
 
 def spread(values: list[float]) -> dict[str, float]:

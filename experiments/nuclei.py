@@ -89,8 +89,8 @@ def section(results: dict[str, Any]) -> str:
     seeds = sorted({run["seed"] for run in runs})
     minutes = [run["seconds"] / 60 for run in runs]
     lines = [
-        f"{runs[0]['training_images']} training images, {runs[0]['images']} validation images, {runs[0]['epochs']} epochs "
-        f"from random\ninitialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per run on "
+        f"{runs[0]['training_images']} training images, {runs[0]['images']} validation images, {runs[0]['epochs']} "
+        f"epochs from random\ninitialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per run on "
         f"{' and '.join(sorted({run['hardware']['processor'] for run in runs}))}"
         + (f", {results['at_once']} at a time" if results["at_once"] > 1 else "")
         + f" with {results['threads']} thread{'s' * (results['threads'] > 1)} each; "

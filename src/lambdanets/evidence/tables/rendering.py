@@ -94,16 +94,16 @@ _OPENING = """\
     lambdanets tables 12                                # one of them
     lambdanets tables --check                           # a summary; exit code 1 if a number that should match does not
     lambdanets tables --format markdown --out tables.md # or csv, json
-    lambdanets tables 12 --measure --out measured.json  # speed and peak memory on this machine; hours for all tables on a CPU
+    lambdanets tables 12 --measure --out measured.json  # speed and peak memory here; hours for all tables on a CPU
     lambdanets tables 12 --measured measured.json       # beside the paper's, with the ratio to the first row in both
-    lambdanets tables --figures figures                 # accuracy against time (Figure 4), FLOPs against scope (Table 10)
+    lambdanets tables --figures figures                 # accuracy by time (Figure 4), FLOPs by scope (Table 10)
 
-The tables of the paper (Bello, ICLR 2021), our numbers beside the paper's. Parameters and FLOPs are counted on the models,
-memory is by formula, complexities are fitted. Accuracies are the paper's and were not reproduced. A number in
+The tables of the paper (Bello, ICLR 2021), our numbers beside the paper's. Parameters and FLOPs are counted on the
+models, memory is by formula, complexities are fitted. Accuracies are the paper's and were not reproduced. A number in
 brackets refers to a note below the table. This command writes the page:
 
-    lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables --format markdown \\
-        --out docs/tables.md"""
+    lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\
+        --format markdown --out docs/tables.md"""
 
 
 def _markdown_rows(table: Sequence[Sequence[str]]) -> list[str]:

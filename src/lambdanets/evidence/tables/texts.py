@@ -56,8 +56,8 @@ PARAGRAPHS = {
     "10": "The FLOPs match with lambda layers in c3, c4 and c5, not in the last two stages as the caption "
     "says. FLOPs grow with the area of the scope until it covers the maps; accuracy stops growing at 15.",
     "11": "Keys must be normalized, best by softmax. Every row is an option of the layer.",
-    "12": "Most parameters are saved where there are many channels: lambda layers in c5 alone save a quarter. Time is lost "
-    "where maps are large, in c2 and c3.",
+    "12": "Most parameters are saved where there are many channels: lambda layers in c5 alone save a quarter. Time is "
+    "lost where maps are large, in c2 and c3.",
     "13": "A few lambda layers in c4 give most of the accuracy at little cost in throughput; replacing all of c4 "
     "(C4) saves parameters instead. ResNets are on the same ResNet-RS skeleton, with and without "
     "squeeze-and-excitation. LambdaResNet-152 has 83.4 here and 83.8 in Table 18, for the same network "
@@ -76,7 +76,7 @@ PARAGRAPHS = {
     "19": "Read from the models. Three layers per block and two more give the depth; those of 270 "
     "and 420 are nominal: 272 and 419.",
     "20": "Settings of the 350-epoch training, no results.",
-    "E.2": "Eight lambda layers on 20x20 maps, k = 16, in bfloat16; the baseline is attention with 8 heads and 32 examples. "
-    "MB are MiB, and the 0.625 GB are 625 MiB.",
+    "E.2": "Eight lambda layers on 20x20 maps, k = 16, in bfloat16; the baseline is attention with 8 heads and 32 "
+    "examples. MB are MiB, and the 0.625 GB are 625 MiB.",
     "fn2": "Attention maps of 128 images of 64x64 positions, 8 heads, float32, in GiB.",
 }
