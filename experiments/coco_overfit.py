@@ -1,4 +1,4 @@
-"""The whole path on images of COCO: a small LambdaResNet overfits a few, and is scored on the same.
+"""Overfits a small LambdaResNet to a few images of COCO, and scores it on the same: a sanity check of the whole path.
 
     python experiments/coco_overfit.py COCO --work FOLDER [--images 4]
     python experiments/coco_overfit.py                                    write docs/detection.md again
@@ -59,11 +59,11 @@ def section(result: dict[str, Any]) -> str:
     if max(result["largest_difference"].values()) >= 1e-6:
         raise ValueError(f"scores differ from those of other packages: {result['largest_difference']}")
     return (
-        f"{result['images']} training images of COCO with {result['objects']} objects of {result['categories']} "
-        f"categories, which the small LambdaResNet overfits in {result['seconds'] / 60:.0f} minutes on two cores\n"
-        f"(other work beside it) and is scored on: box AP50 {result['bbox']['AP50']:.2f}, mask AP50 "
-        f"{result['segm']['AP50']:.2f}. The scores are pycocotools' and torchmetrics' to 1e-6\n"
-        "(`python experiments/coco_overfit.py COCO --work FOLDER`).\n"
+        f"The small LambdaResNet overfits {result['images']} training images of COCO with {result['objects']} objects "
+        f"of {result['categories']} categories in {result['seconds'] / 60:.0f} minutes on two cores\n"
+        f"(with other work on the machine): box AP50 {result['bbox']['AP50']:.2f}, mask AP50 "
+        f"{result['segm']['AP50']:.2f} on the same images. The scores equal those of pycocotools and\n"
+        "torchmetrics within 1e-6 (`python experiments/coco_overfit.py COCO --work FOLDER`).\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""docs/comparison.md and its pictures, from the results of `lambdanets compare`.
+"""docs/comparison.md and its figures, from the results of `lambdanets compare`.
 
 python experiments/comparison.py [--out FOLDER] reads experiments/results; people who read them wrote the paragraphs.
 """
@@ -11,68 +11,79 @@ from lambdanets.evidence.studies.summary import described, draw_all, read_summar
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores/fashion_mnist.json"
-COMMAND = "lambdanets compare all fashion_mnist --data FOLDER --training-images 12000 --epochs 1"
 
 OPENING = """\
-What does a layer in the place of the 3x3 convolution learn, when all else is the same? The paper compares its lambda
-layer with numbers of other papers, each with a network and a training of its own. Here every layer stands in the same
-blocks of the same small network and is trained by the same recipe, on the same images, with the same seeds.
+    lambdanets compare all fashion_mnist --data FOLDER --training-images 12000 --epochs 1 --out comparisons/clothes
+    lambdanets compare --resume comparisons/clothes     # after an interruption, or on a second GPU beside the first
+    lambdanets compare --report comparisons/clothes/results.json
+    lambdanets compare scope digits --variants 3x3 7x7 --seeds 0 1 2 3 4
+    lambdanets compare scope --help                     # studies and options
 
-{setup}
+The first command makes this page's numbers, in about two hours on two cores. It trains the same network with
+different mixers in place of its 3x3 convolutions: same blocks, recipe, images and seeds. In Python,
+`create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL")` builds such a network.
 
-The network is a ResNet of 20 layers, its 3x3 convolutions 16 to 128 channels wide, with the layer in c4 and c5: on
-maps of 14x14 once and of 7x7 twice. The seed sets the weights, the order and augmentation of the images, and which of
-the 60,000 training images are taken; the 10,000 test images are always the same. Nothing was tuned for any layer:
-learning rate, warm-up and weight decay are those of the recipe.
-
-One epoch over a fifth of a small data set shows how fast layers learn from few images. It does not show what they
-reach when trained to the end, nor on large images, where the paper sees the strength of lambda layers; and three
-seeds tell apart only what lies well beyond the deviations given.
-
-To do it again, on two cores in about two hours, or on a GPU: `{command}`. This page is written from the results by
-`python experiments/comparison.py`."""
+Top-1 is in percent, on the 10,000 test images of Fashion-MNIST after one epoch on 12,000 training images, November
+2026. A paired difference is the mean ± std over seeds of top-1 minus the baseline's with the same seed.
+[Setup](#setup) has the details."""
 
 PARAGRAPHS = {
     "mixers": """\
-Every layer with three seeds learns more from these images than the 3x3 convolution. Seed by seed the gain is 2.0 ±
-0.4 for the Performer with softmax features, 1.9 ± 0.9 for axial attention, and 1.5 for the lambda layer, the
-Performer with ReLU features and efficient attention. Three seeds do not tell these five apart, so the lambda layer is
-among the first and not shown to be the first. Global attention (1.1), double attention (0.8) and augmented attention
-(0.7) gain less, squeeze-and-excitation hardly anything. Of the first five, three know nothing of positions. Among all
-layers with three seeds the lambda layer makes the smallest network. Of the layers over neighbourhoods of 7x7 there is
-one run each, since it takes several times as long: patchwise attention has the best of all with its seed, local and
-pairwise attention come near the convolution, but a single run says little. The
-paper's own three rows keep their order, convolution, squeeze-and-excitation, lambda layer; that its gain of 1.5 on
-ImageNet comes out to the tenth is chance.""",
+Every mixer with three seeds has a higher mean than the 3x3 convolution. The paired gain is 2.0 ± 0.4 points for the
+Performer with softmax features, 1.9 ± 0.9 for axial attention, and 1.5 for the lambda layer, the Performer with
+ReLU features and efficient attention. Three seeds do not separate these five, so the lambda layer is among the best
+and not shown to be the best. Global attention (1.1), double attention (0.8) and augmented attention (0.7) gain
+less, squeeze-and-excitation 0.2. Three of the best five use no positions. Among the mixers with three seeds, the
+lambda layer makes the smallest network.
+
+The mixers over 7x7 neighborhoods have one seed each, since they take several times as long: patchwise attention has
+the highest top-1 with that seed, local and pairwise attention are near the convolution. One seed says little. The
+paper's own three rows keep their order: convolution, squeeze-and-excitation, lambda layer. That the gain of 1.5
+equals the paper's on ImageNet is chance.""",
     "performer": """\
-A blog post of 2020 on lambda layers says that the Performer will likely beat them. With softmax features it is ahead
-of the lambda layer by 0.5 ± 0.6, with ReLU features level: three seeds neither confirm nor refute it. Without
-positions, as the Performer is, the lambda layer falls behind both. It has one set of keys for all its heads, the
-Performer has keys for each of eight: on these images more keys make up for missing positions.""",
+The Performer with softmax features is 0.5 ± 0.6 points ahead of the lambda layer, with ReLU features level: three
+seeds do not separate them. Without positions, which the Performer does not use either, the lambda layer is behind
+both. It has one set of keys for all heads, the Performer one for each of eight heads; on these images more keys may
+make up for missing positions.""",
     "content_position": """\
-As in Table 9, position alone comes close to both, 0.3 ± 0.3 below, and content alone is further behind, 0.7 ± 0.3. On
-ImageNet it is 9.6 behind. Here convolutions stand before the first lambda layer in two of four stages, and the maps
-are small: what a layer of content lacks was partly seen before.""",
+As in Table 9, position alone is close to both, 0.3 ± 0.3 points below, and content alone is further behind, 0.7 ±
+0.3 (9.6 on ImageNet). Here two of four stages are convolutions before the first lambda layer, and the maps are
+small, so less position information may be missing.""",
     "scope": """\
-The maps are 14x14 once and 7x7 twice: scopes of 15, 23 and 31 differ in the first of the three layers alone, and
-there in offsets of more than 7. They cannot be told apart; 3x3 and 7x7 are about 1 below. That is the shape of Table
-10, where accuracy stops growing at 15x15, on maps four times as wide.""",
+The maps are 14x14 once and 7x7 twice: scopes of 15, 23 and 31 differ only in the first of the three layers, and
+there only in offsets of more than 7. They do not differ beyond the std; 3x3 and 7x7 are about 1 point below. Table
+10 has the same shape, on maps four times as wide: accuracy stops growing at 15x15.""",
     "normalization": """\
-On ImageNet layers without batch norm cost 2.2, the other normalizations 0.3 and 0.4. Here the differences are
-within twice the deviations or a single run: a training of 188 steps does not show what the paper saw. Keys without
-any normalization, which cost 8.4 on ImageNet, have one run, 0.4 below.""",
+On ImageNet, leaving out batch norm costs 2.2 points, the other normalizations 0.3 and 0.4. Here the differences are
+within twice the std or of a single seed: 188 training steps do not show what the paper found. Keys without
+normalization, which cost 8.4 points on ImageNet, have one seed, 0.4 points below.""",
 }
 
-CLOSING = """\
-## The rivals
+SETUP = """\
+## Setup
 
-| mixer | source | made with |
+{setup}
+
+- The network is a ResNet of 20 layers, 16 to 128 channels wide, with the mixer in c4 and c5: once on 14x14 maps and
+  twice on 7x7 maps.
+- The seed draws the weights, the order and augmentation of the images, and the 12,000 training images; the 10,000
+  test images are always the same.
+- Learning rate, warm-up and weight decay are those of the recipe; nothing was tuned for any mixer.
+
+One epoch over a fifth of a small data set shows how fast mixers learn from few images. It does not show what they
+reach after full training or on large images, where the paper finds lambda layers strong. `python
+experiments/comparison.py` writes this page from the results."""
+
+CLOSING = """\
+## Mixers
+
+| mixer | source | implementation |
 |---|---|---|
 | `convolution` | He et al. 2016 | PyTorch's convolution |
 | `channel_attention` | Hu et al. 2018, squeeze-and-excitation | the convolution, timm's module |
-| `double_attention` | Chen et al. 2018, A2-Nets | `lambda_interaction`: a lambda of content with normalized queries |
-| `efficient_attention` | Shen et al. 2018 | `lambda_interaction`, a lambda of content for each head |
-| `augmented_attention` | Bello et al. 2019 | a convolution beside SDPA, 2-D relative logits |
+| `double_attention` | Chen et al. 2018, A2-Nets | `lambda_interaction`: content lambda, normalized queries |
+| `efficient_attention` | Shen et al. 2018 | `lambda_interaction`: one content lambda per head |
+| `augmented_attention` | Bello et al. 2019 | convolution and SDPA side by side, 2-D relative logits |
 | `global_attention` | Vaswani et al. 2017; Bello et al. 2019 | SDPA, 2-D relative logits |
 | `axial_attention` | Ho et al. 2019; Wang et al. 2020 | SDPA along the height, then the width, relative logits |
 | `local_attention` | Ramachandran et al. 2019 | SDPA over tiles and their surroundings, 7x7, relative logits |
@@ -83,17 +94,17 @@ CLOSING = """\
 | `performer_softmax` | Choromanski et al. 2020 | linear attention on orthogonal random features, positive, of softmax |
 | `lambda` | Bello 2021 | `LambdaLayer2d` |
 
-The docstring of each has its equation, what it costs, and what of the original is left out; each is tested against a
-plain loop over positions."""
+Each docstring in `lambdanets.layers.baselines` has the equation, the cost, and what of the original is left out.
+Each mixer is tested against plain loops over positions."""
 
 
 def page(summary: dict[str, Any]) -> str:
-    """The document: a section a study, its picture, its table and what it says."""
-    parts = ["# Rivals, trained alike", OPENING.strip().format(command=COMMAND, setup=described(summary))]
+    """The page: one section per study, with its figure, its table and a paragraph on them."""
+    parts = ["# Mixers compared", OPENING]
     for name, study in summary["studies"].items():
         parts += [f"## {study['question']}", f"![{study['question']}](comparison/{name}.png)"]
         parts += [table(study), PARAGRAPHS[name]]
-    return "\n\n".join([*parts, CLOSING.strip()]) + "\n"
+    return "\n\n".join([*parts, SETUP.format(setup=described(summary)), CLOSING]) + "\n"
 
 
 def main() -> None:

@@ -304,29 +304,30 @@ def tables(results: dict[str, Any]) -> str:
     """What the page has between its marks."""
     size, machine = results["size"], results["hardware"]
     found = {(row["contestant"], row["sizes"]["pass"]): row for row in results["rows"]}
-    header = ["in the place of 4 convolutions", "forward, s", "peak GiB", "forward and backward, s", "peak GiB"]
+    header = ["in place of 4 convolutions", "forward, s", "min to max", "peak GiB"]
+    header += ["forward and backward, s", "min to max", "peak GiB"]
     rows = []
     for name, words in ROWS.items():
         cells = []
         for each in PASSES:
             row = found.get((name, each))
             if row is None:
-                cells += ["not run", ""]
+                cells += ["not run", "", ""]
             elif row["left_out"]:
-                cells += [row["left_out"], ""]
+                cells += [row["left_out"], "", ""]
             else:
                 spread = f"{min(row['seconds']):.2f} to {max(row['seconds']):.2f}"
-                cells += [f"{row['median_seconds']:.2f} ({spread})", f"{row['peak_bytes'] / 2**30:.2f}"]
+                cells += [f"{row['median_seconds']:.2f}", spread, f"{row['peak_bytes'] / 2**30:.2f}"]
         if any(cell not in ("not run", "") for cell in cells):
             rows.append([words, *cells])
     runs = [len(row["seconds"]) for row in results["rows"] if row["seconds"]]
     text = ""
     if runs:
         where = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
-        text = f"""LambdaResNet-50 as a backbone of one image of {size} x {size} pixels, with maps of strides 4 to 32,
-and with rivals in the place of its lambda layers; float32, batch norm with fixed statistics. Medians of
-{" to ".join(map(str, sorted({min(runs), max(runs)})))} runs in turns, fastest and slowest beside them, on {where}.
-The peak is the most that PyTorch's allocator held beyond weights and images.
+        text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, maps of strides 4 to 32,
+with its lambda layers or with baselines in their place; float32, batch norm with fixed statistics. Medians of
+{" to ".join(map(str, sorted({min(runs), max(runs)})))} runs in turns, on {where}.
+The peak is that of PyTorch's allocator, without weights and images.
 
 {markdown_table(header, *rows)}
 """

@@ -278,16 +278,16 @@ def section(result: dict[str, Any]) -> str:
     if {*result["by_phase"]} != {*PHASES} or result["kills"] != sum(result["by_phase"].values()):
         raise ValueError("a result of another version of this script: it has other phases")
     aims = Counter(kill["aim"]["at"] for kill in result["each"])
-    rows = [[phase, str(count)] for phase, count in result["by_phase"].items()]
+    rows = [[phase.replace("pictures", "figures"), str(count)] for phase, count in result["by_phase"].items()]
     return "\n".join(
         [
-            markdown_table(["what the kill hit", "kills"], *rows),
+            markdown_table(["phase", "kills"], *rows),
             "",
-            f"Of the {result['kills']} kills, of {result['runs']} runs, {aims[HALF]} were set to strike when half of a "
-            f"file was written and {aims[RENAME]} before a file took its place;",
-            "the others came from outside, at a time drawn within a phase or within the whole run. "
-            f"After {result[UNFINISHED]} an unfinished file lay in the",
-            f"folder, after {result[NO_LAST]} there was a before.ckpt and no last.ckpt.",
+            f"The {result['kills']} kills were spread over {result['runs']} runs: {aims[HALF]} in the middle of "
+            f"writing a file, {aims[RENAME]} before a rename,",
+            "the others at a random time within a phase or the whole run. "
+            f"After {result[UNFINISHED]} an unfinished file was left in the",
+            f"folder, after {result[NO_LAST]} a before.ckpt and no last.ckpt.",
             "",
         ]
     )

@@ -1,4 +1,4 @@
-"""Cell nuclei by Mask R-CNN: a small LambdaResNet and its convolution twin, the same recipe, some seeds each.
+"""Cell nuclei by Mask R-CNN: a small LambdaResNet and its convolution baseline, the same recipe, some seeds each.
 
     python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--at-once 2]    train, two runs a seed
     python experiments/nuclei.py [--page docs/detection.md]                            write the page from the results
@@ -91,13 +91,13 @@ def section(results: dict[str, Any]) -> str:
     seeds = sorted({run["seed"] for run in runs})
     minutes = [run["seconds"] / 60 for run in runs]
     lines = [
-        f"{runs[0]['training_images']} images to train on, {runs[0]['images']} to validate on, "
-        f"{runs[0]['epochs']} epochs from fresh\nweights, {min(minutes):.0f} to {max(minutes):.0f} minutes a run on "
+        f"{runs[0]['training_images']} training images, {runs[0]['images']} validation images, {runs[0]['epochs']} "
+        f"epochs from random\ninitialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per run on "
         f"{' and '.join(sorted({run['hardware']['processor'] for run in runs}))}"
         + (f", {results['at_once']} at a time" if results["at_once"] > 1 else "")
         + f" with {results['threads']} thread{'s' * (results['threads'] > 1)} each; "
-        + (f"means of {len(seeds)} seeds and their standard deviations, " if len(seeds) > 1 else "one seed, ")
-        + "in percent, of the last epoch's\naveraged weights.",
+        + (f"mean ± std of {len(seeds)} seeds, " if len(seeds) > 1 else "one seed, ")
+        + "in percent, of the last epoch's\nEMA weights.",
         "",
         "    lambdanets "
         + results["command"].replace(" --data", " \\\n      --data").replace(" --val", " \\\n      --val", 1),

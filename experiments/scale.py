@@ -120,82 +120,20 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
             "reading": f"{TRAIN_RATE * devices * per_image / 1e6:,.0f} MB/s",
             "processor cores": f"{TRAIN_RATE * devices * core:,.0f}",
             "failures": f"{failures:.1f}",
-            "images a device and step": f"{-(-4096 // devices)} + {-(-4096 * RATIO // devices)}",
+            "images per device and step": f"{-(-4096 // devices)} + {-(-4096 * RATIO // devices)}",
         }
         rows.append(row)
     steps = EPOCHS * -(-LABELLED // 4096)
     lost = 500 / 2
     rates = [
-        [name, f"{statistics.median(found):.0f}", f"{min(found):.0f} to {max(found):.0f}"]
+        [name, f"{statistics.median(found):.0f}", f"{min(found):.0f}", f"{max(found):.0f}"]
         for name, found in loader["images_per_second"].items()
     ]
     stages = [
         [name, *(f"{milliseconds:.2f}" for milliseconds in spent.values())]
         for name, spent in loader["milliseconds_per_image"].items()
     ]
-    return f"""# What 130 million images take
-
-The paper's best models are trained for 350 epochs on ImageNet and 130 million pseudo-labelled images (Tables 5 and 18).
-This page works out what that takes with lambdanets: LambdaResNet-152 at 288 pixels, the recipe `imagenet_pseudo`.
-`python experiments/scale.py` writes it, from figures of one image: those of processors, disks and labels measured on
-{scale["hardware"]["processor"]} ({scale["hardware"]["cores"]} cores), those of devices from the paper (Table 5: 1,620
-images/s in training and 6,100 in inference on 8 TPUv3 cores), since this project has measured no device of its own.
-`lambdanets train RECIPE --plan --devices N` makes the same calculation for the device it runs on; it is for classification.
-
-## What is stored
-
-| what | how much | from |
-|---|---|---|
-| 130 million images in shards of {SHARD_IMAGES:,} | {IMAGES * per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * per_image / 1e9:.2f} GB | {per_image / 1e3:.0f} kB an image, ImageNet's mean |
-| the teacher's labels, 5 classes an image | {label_bytes / 1e9:.1f} GB | {selection["label_bytes"] / selection["options"]["rows"]:.1f} bytes a row, measured over {selection["options"]["rows"]:,} rows |
-| a selection of 130,000 images a class | {selection["selection_bytes"] / selection["kept"] * 81e6 / 1e9:.1f} GB | {selection["selection_bytes"] / selection["kept"]:.1f} bytes a row kept; Xie et al. keep 81 million, some repeatedly |
-| a checkpoint: weights, averages, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB, of which two are kept and the best | written in {scale["checkpoint_seconds"]:.1f} s, with checks, on one disk |
-
-Labels are selected in {IMAGES / selection["rows_per_second"]:.0f} s: {selection["rows_per_second"] / 1e6:.2f} million
-rows a second with {selection["peak_bytes"] / 2**20:.0f} MiB of memory at most, measured over
-{selection["options"]["rows"]:,} rows on two cores ({selection["seconds"]:.0f} s).
-
-## What training takes
-
-A step has 4,096 labelled images and {RATIO} times as many pseudo-labelled ones (the ratio of Noisy Student's larger
-models). 350 epochs are those of the labelled images: {steps:,} steps, which see {seen / 1e9:.2f} billion images, and
-every pseudo-labelled one {EPOCHS * LABELLED * RATIO / IMAGES:.0f} times. Whoever reads the text as 350 passes over all
-130 million images needs the time in the fourth column.
-
-{markdown_table(list(rows[0]), *(list(row.values()) for row in rows))}
-
-- **Reading**: what all devices together must be given, {per_image / 1e3:.0f} kB an image. Each process reads shards of
-  its own, so that machines do not read the same ones in an epoch.
-- **Processor cores**: an image takes {1000 * core:.1f} ms of a core to be decoded, cropped and augmented for 288 pixels
-  (RandAugment, two layers), {scale["milliseconds_an_image"]["224"]:.1f} ms for 224 and
-  {scale["milliseconds_an_image"]["128"]:.1f} ms for 128: {TRAIN_RATE * core:.1f} cores a device here.
-- **Failures**: one in {HOURS_A_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
-  arXiv:2407.21783). After one, `torchrun --max-restarts` starts the processes again and the run goes on from its last
-  checkpoint: with one every 500 steps, {lost:.0f} steps are lost on average, {lost / steps:.2%} of the run.
-- **Checkpoints**: {steps // 500} in the run; at {scale["checkpoint_seconds"]:.1f} s each,
-  {duration(steps // 500 * scale["checkpoint_seconds"])} in all.
-- **The same result**: a run that goes on with as many processes has the same images in the same steps. Losses are equal
-  to the last bit on processors, which is tested with two processes on two (simulated) machines; on GPUs kernels that sum
-  in no fixed order can differ in rounding.
-- **Fewer devices**: the step stays as it is. Each device computes its share in parts that fit into its memory, whose
-  gradients add up; batch norm then has the statistics of a part.
-
-## Reading images
-
-Loaders of the same {loader["settings"]["images"]} JPEG files of {loader["kilobytes_per_image"]:.0f} kB (1024 x 768
-pixels), {loader["settings"]["workers"]} workers on two cores, the same random crops of 224 pixels and flips, epochs in
-turns: median images per second of {loader["settings"]["rounds"]} epochs each, the lowest and the highest.
-
-{markdown_table(["loader", "images/s", "lowest to highest"], *rates)}
-
-Where an image's time goes in one process, milliseconds: nine tenths and more into decoding and cropping, which are the
-same for all; what shards add is in the first column.
-
-{markdown_table(["images from", "read", "decode", "transform", "collate"], *stages)}
-
-`python experiments/loader.py --out loader.json` measures both.
-
-## The commands
+    return f"""# 130 million images
 
     lambdanets shard IMAGES SHARDS --unlabelled --processes 32
     torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 -m -- lambdanets pseudo-label TEACHER SHARDS LABELS
@@ -203,7 +141,59 @@ same for all; what shards add is in the first column.
     torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 --max-restarts 100 -m -- lambdanets train imagenet_pseudo \\
         --data IMAGENET_SHARDS --pseudo-labels SELECTION --pseudo-images SHARDS --run DIR
 
-[`examples/slurm.sh`](../examples/slurm.sh) is the last one as a job of SLURM.
+These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350 epochs on ImageNet and 130 million pseudo-labelled images
+(Tables 5 and 18). [`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
+`lambdanets train imagenet_pseudo --plan --devices 64` estimates a run for the device it runs on.
+
+This page estimates storage, time and processor cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
+cores), November 2026. Device rates are the paper's (Table 5: 1,620 images/s in training and 6,100 in inference on 8 TPUv3 cores):
+this project has measured no device of its own. `python experiments/scale.py` writes the page.
+
+## Training
+
+{markdown_table(list(rows[0]), *(list(row.values()) for row in rows))}
+
+- **Epochs.** A step has 4,096 labelled images and {RATIO} times as many pseudo-labelled ones (the ratio of Noisy Student's larger
+  models). Epochs count the labelled images: {steps:,} steps see {seen / 1e9:.2f} billion images, and each
+  pseudo-labelled one {EPOCHS * LABELLED * RATIO / IMAGES:.0f} times. The fourth column is for the other reading of the paper, 350 passes over all 130 million images.
+- **Reading.** The data rate of all devices together, at {per_image / 1e3:.0f} kB per image. Each rank reads its own shards, so
+  nodes do not read the same ones in an epoch.
+- **Processor cores.** Decoding, cropping and augmenting (RandAugment, two layers) an image takes {1000 * core:.1f} ms of one core for 288 pixels,
+  {scale["milliseconds_an_image"]["224"]:.1f} ms for 224 and {scale["milliseconds_an_image"]["128"]:.1f} ms for 128: {TRAIN_RATE * core:.1f} cores per device here.
+- **Failures.** One per {HOURS_A_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
+  arXiv:2407.21783). `torchrun --max-restarts` then restarts the ranks, and the run resumes from its last
+  checkpoint. With a checkpoint every 500 steps, {lost:.0f} steps are lost on average, {lost / steps:.2%} of the run.
+- **Checkpoints.** {steps // 500} in the run, {scale["checkpoint_seconds"]:.1f} s each: {duration(steps // 500 * scale["checkpoint_seconds"])} in all.
+- **Reproducibility.** With the same world size, a resumed run has the same images in the same steps. On CPUs losses are equal
+  to the last bit, which is tested with two processes on two simulated nodes; on GPUs, kernels that sum in no fixed order can differ in rounding.
+- **Fewer devices.** The global batch stays the same. Each device accumulates gradients over micro-batches that fit into its memory; batch
+  norm then has the statistics of a micro-batch.
+
+## Storage
+
+| what | how much | from |
+|---|---|---|
+| 130 million images in shards of {SHARD_IMAGES:,} | {IMAGES * per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * per_image / 1e9:.2f} GB | {per_image / 1e3:.0f} kB per image, ImageNet's mean |
+| the teacher's labels, 5 classes per image | {label_bytes / 1e9:.1f} GB | {selection["label_bytes"] / selection["options"]["rows"]:.1f} bytes per row, measured over {selection["options"]["rows"]:,} rows |
+| a selection of 130,000 images per class | {selection["selection_bytes"] / selection["kept"] * 81e6 / 1e9:.1f} GB | {selection["selection_bytes"] / selection["kept"]:.1f} bytes per selected row; Xie et al. keep 81 million, some repeatedly |
+| a checkpoint: weights, EMA, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB; two are kept, and the best | written in {scale["checkpoint_seconds"]:.1f} s, with checks, on one disk |
+
+Selecting the labels takes {IMAGES / selection["rows_per_second"]:.0f} s and at most {selection["peak_bytes"] / 2**20:.0f} MiB of memory: {selection["rows_per_second"] / 1e6:.2f} million
+rows/s, measured over {selection["options"]["rows"]:,} rows on two cores ({selection["seconds"]:.0f} s).
+
+## Reading images
+
+Images/s of four loaders on the same {loader["settings"]["images"]} JPEG files of {loader["kilobytes_per_image"]:.0f} kB (1024 x 768
+pixels), {loader["settings"]["workers"]} workers on two cores, the same random crops of 224 pixels and flips, epochs in
+turns; {loader["settings"]["rounds"]} epochs each.
+
+{markdown_table(["loader", "images/s, median", "min", "max"], *rates)}
+
+Milliseconds per image in one process. Decoding and cropping, the same for all loaders, take more than nine tenths:
+
+{markdown_table(["images from", "read", "decode", "transform", "collate"], *stages)}
+
+`python experiments/loader.py --out loader.json` measures both.
 """  # noqa: E501
 
 

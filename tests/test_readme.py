@@ -1,48 +1,20 @@
-"""The README's code and commands are what they say."""
+"""README.md: its Python runs as it stands, and it stays a landing page."""
 
 import re
-import shlex
 from pathlib import Path
 
-import pytest
-import tyro
-
-from lambdanets.cli import main
-
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
-SHELL = [line for kind, block in BLOCKS if not kind for line in block.splitlines()]
-SHELL += re.findall(r"`(lambdanets [^`]*)`", README)
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_python_examples_run_and_print_the_shapes_they_say(capsys):
-    example, resizing = [block for kind, block in BLOCKS if kind == "python"]
-    exec(resizing, names := {})
-    assert {tuple(p.shape) for n, p in names["model"].named_parameters() if n.endswith("table")} == {(23, 23, 16)}
+def test_python_example_runs_and_prints_the_shapes_it_states(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     exec(example, {})
-    assert "[2, 64, 29, 20]" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "[2, 64, 29, 20]" in printed
+    assert "[2, 10]" in printed
     assert len([line for line in example.splitlines() if line and not line.startswith("import")]) <= 10
 
 
-class TakenError(Exception):
-    """The options of a command were parsed."""
-
-
-@pytest.mark.parametrize("command", [line for line in SHELL if line.startswith("lambdanets ")])
-def test_every_command_is_taken(command, monkeypatch):
-    parse = tyro.cli
-
-    def taken(*given, **more):
-        _, unknown = parse(*given, **more)
-        assert not unknown
-        raise TakenError
-
-    monkeypatch.setattr(tyro, "cli", taken)
-    arguments = shlex.split(command, comments=True)[1:]
-    if "--help" in arguments:
-        with pytest.raises(SystemExit, match="0"):
-            main(arguments)
-    else:
-        with pytest.raises(TakenError):
-            main(arguments)
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 130
+    assert len(README.encode()) <= 10_000

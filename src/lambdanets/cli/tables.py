@@ -23,7 +23,7 @@ class Tables:
     tables: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="TABLES...")] = ()
     """Numbers of tables, 2 to 20, and E.2 and fn2 for memory told in the text; all if none is given."""
     check: bool = False
-    """Print what came of the countable figures alone; exit code 1 if one that should match does not."""
+    """Print a summary of the numbers that can be counted; exit code 1 if one that should match does not."""
     format: Literal["text", "markdown", "csv", "json"] = "text"
     """How the tables are written."""
     out: Path | None = None

@@ -55,7 +55,7 @@ def test_the_page_has_what_norms_that_were_not_frozen_came_to(script):
     assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 
-def test_both_twins_are_trained_with_each_seed_and_their_means_and_deviations_written(script, monkeypatch, tmp_path):
+def test_both_networks_are_trained_with_each_seed_and_tabled(script, monkeypatch, tmp_path):
     page, out, commands = tmp_path / "detection.md", tmp_path / "nuclei.json", []
     without_table(script, page)
 
@@ -74,7 +74,7 @@ def test_both_twins_are_trained_with_each_seed_and_their_means_and_deviations_wr
     trained = sorted((command[5], command[7]) for command in commands)
     assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
     table = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
-    assert "1 to 2 minutes a run on abacus, 2 at a time with " in " ".join(table.split())
+    assert "1 to 2 minutes per run on abacus, 2 at a time with " in " ".join(table.split())
     assert table.count("| 15.0 ± 7.1 |") > 0
     assert table.count(" - |") == 4
     assert str(tmp_path) not in out.read_text()

@@ -28,6 +28,6 @@ def test_ten_mixers_have_three_seeds_on_real_images():
 
 
 def test_every_mixer_has_its_source_on_the_page():
-    rows = {row.split("`")[1]: row for row in PAGE.split("## The rivals")[1].splitlines() if row.startswith("| `")}
+    rows = {row.split("`")[1]: row for row in PAGE.split("## Mixers\n")[1].splitlines() if row.startswith("| `")}
     assert list(rows) == list(MIXERS)
     assert all(re.search(r"(20(1[4-9]|2\d))", row) for row in rows.values())

@@ -80,7 +80,7 @@ def test_gains_are_over_the_baseline_with_the_same_seed():
     assert gains["position only"] == (0.15, pytest.approx(0.070711))
     assert gains["content only"] == (-0.1, None)
     text = markdown(summarize(plan, some))
-    assert "less content and position, seed by seed" in text
+    assert "paired difference to content and position" in text
     assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 |" in text
 
 
@@ -100,7 +100,7 @@ def test_accuracies_that_the_paper_took_from_others_are_marked(results):
     text = markdown(summarize(plan, some))
     assert "| 77.4 † |" in text
     assert "| 78.4 |" in text
-    assert "† quoted by the paper from another" in text
+    assert "† quoted by the paper from another paper" in text
 
 
 def test_every_number_of_the_table_is_in_the_data(plan, results, tmp_path):

@@ -40,7 +40,7 @@ def test_one_table_is_shown(capsys):
     said = capsys.readouterr().out
     assert "Table 12. Stages on lambda layers in ResNet-50" in said
     assert "Table 3" not in said
-    assert "7 of 8 countable figures match; 1 cannot be had, as listed." in said
+    assert "7 of 8 countable numbers match; 1 not reproducible (see notes)." in said
 
 
 def test_the_check_fails_where_a_figure_is_wrong(capsys, monkeypatch):

@@ -37,7 +37,7 @@ def test_69_figures_are_countable_and_57_of_them_match(lines):
     countable = [line for line in lines if line.countable]
     assert len(countable) == 69
     assert sum(line.verdict == MATCH for line in countable) == 57
-    assert summary(lines).startswith("57 of 69 countable figures match; 12 cannot be had, as listed")
+    assert summary(lines).startswith("57 of 69 countable numbers match; 12 not reproducible (see notes)")
 
 
 def test_what_is_listed_as_unreproducible_is_just_what_does_not_match(lines):
@@ -78,7 +78,7 @@ def test_a_figure_made_wrong_differs():
     (figure,) = [f for f in figures_of(["3"]) if f.row == "lambda layer" and f.column == "params"]
     (line,) = compare([replace(figure, value=15.1)])
     assert line.verdict == verdicts.DIFFERS
-    assert summary([line]) == "0 of 1 countable figures match; 0 cannot be had, as listed; 1 differs"
+    assert summary([line]) == "0 of 1 countable numbers match; 0 not reproducible (see notes); 1 differs"
 
 
 def test_accuracies_are_marked_as_not_reproduced(lines):
@@ -119,4 +119,4 @@ def table_of(markdown, name):
 def test_what_cannot_be_had_has_its_reason_below_the_table(lines):
     markdown = as_markdown([line for line in lines if line.printed.table == "12"])
     assert "| C-C-L-L | 15.4 | 15.560 | no [1] |" in markdown
-    assert "- [1] cannot be had: contradicts the other rows" in markdown
+    assert "- [1] not reproducible: contradicts the other rows" in markdown

@@ -135,8 +135,8 @@ def described(summary: dict[str, Any]) -> str:
 
 def table(study: dict[str, Any]) -> str:
     """The variants of a study as a Markdown table, the best mean first."""
-    header = ["variant", "top-1, mean ± deviation", "least to greatest", "seeds"]
-    header += [f"less {study['baseline']}, seed by seed", "parameters", "paper, ImageNet"]
+    header = ["variant", "top-1, mean ± std", "min to max", "seeds"]
+    header += [f"paired difference to {study['baseline']}", "parameters", "paper, ImageNet"]
     rows = []
     for row in study["variants"]:
         deviation = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
@@ -150,7 +150,7 @@ def table(study: dict[str, Any]) -> str:
         rows.append([row["label"], top1, spread, str(row["seeds"]), gain, f"{row['parameters']:,}", printed])
     shown = markdown_table(header, *rows)
     if any(row["quoted"] for row in study["variants"]):
-        shown += "\n\n† quoted by the paper from another, with a network and a training of its own"
+        shown += "\n\n† quoted by the paper from another paper, with another network and training"
     return shown
 
 

@@ -67,7 +67,7 @@ def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
 
 
 def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """A section a table, with a paragraph on what it says."""
+    """One section per table, with a paragraph on it."""
     parts = ["# The paper's tables", "", _OPENING, "", *_closing(lines, measured), ""]
     for name, some in _by_table(lines).items():
         header, rows, notes = _cells(some)
@@ -88,12 +88,21 @@ _MARKS = {
     QUOTED: ("†", "the paper's, not reproduced"),
     NOT_MEASURED: ("‡", "the paper's, on TPUs; measured here only with --measure"),
 }
-_OPENING = (
-    "Every figure of the paper (Bello, ICLR 2021), and ours where it can be had without training: parameters and "
-    "operations counted on the real models, memory by formula, complexities fitted. Accuracies are the paper's. "
-    "A number in brackets leads to the reason below a table. Written by `lambdanets tables --measured "
-    "experiments/results/xeon-2-cores/tables/*.json --figures docs/tables --format markdown --out docs/tables.md`."
-)
+_OPENING = """\
+    lambdanets tables                                   # all tables
+    lambdanets tables 12                                # one of them
+    lambdanets tables --check                           # a summary; exit code 1 if a number that should match does not
+    lambdanets tables --format markdown --out tables.md # or csv, json
+    lambdanets tables 12 --measure --out measured.json  # speed and peak memory here; hours for all tables on a CPU
+    lambdanets tables 12 --measured measured.json       # beside the paper's, with the ratio to the first row in both
+    lambdanets tables --figures figures                 # accuracy by time (Figure 4), FLOPs by scope (Table 10)
+
+The tables of the paper (Bello, ICLR 2021), our numbers beside the paper's. Parameters and FLOPs are counted on the
+models, memory is by formula, complexities are fitted. Accuracies are the paper's and were not reproduced. A number in
+brackets refers to a note below the table. This command writes the page:
+
+    lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\
+        --format markdown --out docs/tables.md"""
 
 
 def _heading(name: str) -> str:

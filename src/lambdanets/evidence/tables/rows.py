@@ -148,7 +148,7 @@ OF_OTHERS = {
     (
         "3",
         "local relative self-attention (Ramachandran et al. 2019)",
-    ): "the authors' own network, which comes to as many",
+    ): "the authors' own network, with the same count",
     ("3", "local relative self-attention (Hu et al. 2019)"): "the original widens the blocks to keep ResNet-50's size",
     (
         "3",

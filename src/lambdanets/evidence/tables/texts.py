@@ -25,60 +25,58 @@ TITLES = {
 }
 
 PARAGRAPHS = {
-    "2": "Attention keeps a map for each example and head; a lambda layer keeps embeddings that the whole batch "
+    "2": "Attention keeps a map for each example and head. A lambda layer keeps embeddings that the whole batch "
     "shares, and one lambda for all heads of a position, which divides its time by h. A local scope r makes "
     "the time linear in n. Exponents are fitted to the multiply-adds that the operations of this package run, "
-    "over a grid of sizes; they count as equal within 0.05. Where k and d stand in a sum they grow together. "
+    "over a grid of sizes; they match within 0.05. Where k and d are summed they grow together. "
     "Space was not fitted.",
-    "3": "Every 3x3 convolution of ResNet-50 becomes another layer. Lambda layers have the fewest parameters of "
-    "all printed rows, because their projections are small and the table of embeddings does not grow with the "
-    "channels. Of the rows that the paper quotes from others, ours have that layer in every block of the same "
-    "ResNet-50, which the originals have not: only local self-attention comes to the printed count.",
-    "4": "Memory is what stays for the backward pass: attention maps, or embeddings. Attention's grows with batch "
-    "and heads; that of embeddings does not, and falls to a third where layers of one resolution share them. "
-    "GB are GiB, of 128 images in float32, with 8 heads of attention, in 3, 4, 6 and 3 layers on maps of 56, "
-    "28, 14 and 7 positions a side. The space of the lambda convolution is printed as if every pair had an "
-    "embedding of its own: one table of r entries, l k r, is enough.",
-    "5": "At the accuracy of EfficientNet-B7 the paper reports a LambdaResNet-152 to train 9.5 times as fast. The "
-    "parameters follow from the architectures; the throughputs are those of TPUs.",
-    "6": "A lambda for each head costs h times as much as one that all heads share. In the space column of the "
-    "paper the factor h stands in the wrong row: the embeddings of the multi-head layer are the ones that "
-    "take h k n m.",
-    "7": "An intra-depth u makes lambdas dearer, in proportion, but not their application.",
-    "8": "More query depth adds parameters slowly: each step of k brings its projections and its part of the "
-    "table. The number of heads moves parameters from values to queries. Four counts contradict "
-    "their neighbours, a fifth is a tenth of a million above the architecture's, and a sixth comes out only without "
+    "3": "Every 3x3 convolution of ResNet-50 is replaced by another layer. Lambda layers have the fewest parameters, "
+    "because their projections are small and the table of embeddings does not grow with the "
+    "channels. For the rows that the paper quotes from other papers, ours have that layer in every block of the same "
+    "ResNet-50, unlike the original networks; only local self-attention has the same count.",
+    "4": "Memory is what is kept for the backward pass: attention maps, or embeddings. Attention maps grow with batch "
+    "and heads; embeddings do not, and take a third where layers of one resolution share them. "
+    "GB are GiB, for 128 images in float32, 8 heads of attention, and 3, 4, 6 and 3 layers on maps of side 56, "
+    "28, 14 and 7. The paper's space of the lambda convolution has an embedding per pair; "
+    "one table of r entries, l k r, is enough.",
+    "5": "At the accuracy of EfficientNet-B7, LambdaResNet-152 trains 9.5 times as fast according to the paper. "
+    "The paper's throughputs were measured on TPUs.",
+    "6": "One lambda per head costs h times as much as one lambda shared by all heads. In the paper's space column "
+    "the factor h is in the wrong row: the embeddings of the multi-head layer are the ones that take h k n m.",
+    "7": "An intra-depth u multiplies the cost of computing lambdas, but not of applying them.",
+    "8": "A larger query depth adds few parameters: its projections and its part of the "
+    "table. More heads move parameters from values to queries. Four counts contradict "
+    "other rows, a fifth is 0.1 million above the architecture's, and a sixth matches only without "
     "the table entries that no 224-pixel image uses.",
-    "9": "Without position the accuracy falls by 9.6 points, without content by 0.3. Position takes 7 of the 12 "
-    "billion operations; content costs a lambda that all positions share. Operations are 2 per multiply-add "
-    "of convolutions, linear layers and contractions of lambdas; each query's context counts min(r, S) "
-    "positions along a side S, borders included. Content and position lambdas count as applied one after the "
+    "9": "Without position, accuracy falls by 9.6 points, without content by 0.3. Position takes 7 of the 12 "
+    "billion FLOPs; content costs one lambda that all positions share. FLOPs are 2 per multiply-add "
+    "of convolutions, linear layers and lambda contractions; each query's context counts min(r, S) "
+    "positions along a side S, borders included. Content and position lambdas are counted as applied one after the "
     "other, as in Fig. 3 of the paper.",
-    "10": "The figures come out with lambda layers in c3, c4 and c5, not in the last two stages as the caption "
-    "says. Operations grow with the area of the scope until it covers the maps; accuracy stops growing at 15.",
-    "11": "Keys must be normalized, and by softmax best. Every row is an option of the layer; the accuracies are "
-    "the paper's.",
-    "12": "Parameters fall most where channels are many: lambda layers in c5 alone save a quarter. Time is lost "
-    "where maps are large, in c2 and c3.",
+    "10": "The FLOPs match with lambda layers in c3, c4 and c5, not in the last two stages as the caption "
+    "says. FLOPs grow with the area of the scope until it covers the maps; accuracy stops growing at 15.",
+    "11": "Keys must be normalized, best by softmax. Every row is an option of the layer.",
+    "12": "Most parameters are saved where there are many channels: lambda layers in c5 alone save a quarter. Time is "
+    "lost where maps are large, in c2 and c3.",
     "13": "A few lambda layers in c4 give most of the accuracy at little cost in throughput; replacing all of c4 "
     "(C4) saves parameters instead. ResNets are on the same ResNet-RS skeleton, with and without "
-    "squeeze-and-excitation. The 83.4 of LambdaResNet-152 here and the 83.8 of Table 18 are the same network "
-    "at the same size, and cannot be reconciled.",
-    "14": "Lambda layers in the backbone help small objects most. `lambdanets detect train coco` is the recipe; "
-    "what it gives has not been measured here.",
-    "15": "LambdaResNets with lambda layers in all of c4 and c5 need fewer parameters than EfficientNet-B6, on "
+    "squeeze-and-excitation. LambdaResNet-152 has 83.4 here and 83.8 in Table 18, for the same network "
+    "and image size.",
+    "14": "Lambda layers in the backbone improve small objects most. The recipe is `lambdanets detect train coco`; "
+    "it has not been run in full.",
+    "15": "LambdaResNets with lambda layers in all of c4 and c5 have fewer parameters than EfficientNet-B6, on "
     "smaller images.",
-    "16": "With a scope of 7 a LambdaResNet-270 needs fewer operations than EfficientNet-B6. The 34 G come out with "
+    "16": "With scope 7, LambdaResNet-270 needs fewer FLOPs than EfficientNet-B6. The 34 G match with "
     "lambda layers in c3 as well, as in Table 10.",
-    "17": "Two blocks replaced save 8% of the parameters and 6% of the operations. The printed figures come out "
-    "with 32 query channels in all, 8 a head, where the text says a query depth of 32. Its 563 million come "
-    "out only where content and position lambdas are summed first and applied once, as the layer here does; "
-    "the 34 G of Table 16 only where they are applied apart. The other figures come out either way.",
+    "17": "Two lambda blocks save 8% of the parameters and 6% of the FLOPs. The counts match with "
+    "32 query channels in all, 8 per head, where the text says a query depth of 32. The 563 million match "
+    "only if content and position lambdas are summed first and applied once, as the layer here does; "
+    "the 34 G of Table 16 only if they are applied separately. The other counts match either way.",
     "18": "Depth and image size grow together. Latencies are of a training step of 1,024 images on 8 TPUv3 cores.",
-    "19": "Read off the built models. Three layers a block and two more give the depths, except that those of 270 "
+    "19": "Read from the models. Three layers per block and two more give the depth; those of 270 "
     "and 420 are nominal: 272 and 419.",
-    "20": "Settings of the 350-epoch training; nothing here is a result.",
-    "E.2": "Eight lambda layers on maps of 20x20, k = 16, in bfloat16; attention with 8 heads and 32 examples in "
-    "their place. MB are MiB, and the 0.625 GB are 625 MiB.",
+    "20": "Settings of the 350-epoch training, no results.",
+    "E.2": "Eight lambda layers on 20x20 maps, k = 16, in bfloat16; the baseline is attention with 8 heads and 32 "
+    "examples. MB are MiB, and the 0.625 GB are 625 MiB.",
     "fn2": "Attention maps of 128 images of 64x64 positions, 8 heads, float32, in GiB.",
 }

@@ -10,7 +10,7 @@ from lambdanets.evidence.tables.printed import COUNTABLE, Printed
 from lambdanets.evidence.tables.rows import OF_OTHERS, Build, build_of, structure
 from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 
-MATCH, DIFFERS, LISTED = "match", "differs", "cannot be had"
+MATCH, DIFFERS, LISTED = "match", "differs", "not reproducible"
 MEASURED, QUOTED, NOT_FITTED, ANOTHER, SETTING, NOT_MEASURED = (
     "measured here",
     "not reproduced",
@@ -57,7 +57,7 @@ def summary(lines: Sequence[Line]) -> str:
     countable = [line for line in lines if line.countable]
     listed = sum(line.verdict == LISTED for line in countable)
     matches = sum(line.verdict == MATCH for line in countable)
-    said = f"{matches} of {len(countable)} countable figures match; {listed} cannot be had, as listed"
+    said = f"{matches} of {len(countable)} countable numbers match; {listed} not reproducible (see notes)"
     wrong = sum(line.verdict == DIFFERS for line in lines)
     others = [line for line in lines if line.verdict == MATCH and not line.countable]
     fitted = sum(line.printed.column == "time" for line in others)
