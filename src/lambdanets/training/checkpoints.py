@@ -1,7 +1,6 @@
 """Checkpoints on disk: written atomically, the newest whole one found, and checked against the run."""
 
 import io
-import json
 import sys
 import zipfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
+from lambdanets.inference.model_card import described
 from lambdanets.locks import Lock
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import say
@@ -88,7 +88,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         tensors, rest = read_weights(path)
         if "fit_loop" not in rest["loops"] or "KeepLast" not in rest["callbacks"]:
             raise KeyError
-        content = json.loads(rest["lambdanets"])
+        content = described(path, rest)
         begun = type(recipe).from_fields(content["recipe"], str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
@@ -96,6 +96,6 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         raise InputError(f"{path} holds weights and not the state of a run; {advice}") from error
     if begun.what_counts() != recipe.what_counts():
         raise InputError(f"{path} is of another recipe than the run's recipe.json; {advice}")
-    if tuple(content["classes"]) != classes:
+    if content["classes"] != classes:
         raise InputError(f"the data has other classes than when the run began; start a new run, or {advice}")
     load_tensors(model, tensors, str(path))

@@ -1,29 +1,27 @@
 """result.json: what a run reached, and on what."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
-from lambdanets.bounds import fits
-from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.models.counting import count_parameters
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.records import read_json, write_json
 
 RESULT = "result.json"
-# What every result.json is read for.
-_SHOWN = {
-    "seconds": float,
-    "images_per_second": float,
-    "parameters": int,
-    "unreadable": list,
-    "model_name": str,
-    "data": str,
-    "epochs": int,
-}
+
+
+class Result(TypedDict):
+    """What result.json is read for; a task's has more."""
+
+    seconds: float
+    images_per_second: float
+    parameters: int
+    unreadable: list[str]
+    model_name: str
+    data: str
+    epochs: int
 
 
 def write_result(folder: Path, *, seconds: float, seen: int, model: nn.Module, **more: Any) -> None:
@@ -37,20 +35,12 @@ def write_result(folder: Path, *, seconds: float, seen: int, model: nn.Module, *
         "versions": versions(),
         "hardware": hardware(),
     }
-    atomic_write(folder / RESULT, printable_bytes(json.dumps(result, indent=2, ensure_ascii=False) + "\n"))
+    write_json(folder / RESULT, result, 2)
 
 
-def read_result(folder: Path, shown: Mapping[str, Any]) -> dict[str, Any]:
+def read_result(folder: Path, kind: type[Result]) -> dict[str, Any]:
     """The content of result.json. Raises InputError where it is not what `write_result` wrote.
 
-    shown: what a task reads of it, and its type, beside what is read of every task's.
+    kind: what a task reads of it.
     """
-    path = folder / RESULT
-    try:
-        result = json.loads(path.read_bytes())
-        whole = all(fits(result[name], kind) for name, kind in (_SHOWN | dict(shown)).items())
-    except (KeyError, TypeError, ValueError, RecursionError):
-        whole = False
-    if not whole:
-        raise InputError(f"{path} is damaged; remove it and go on with --resume to have it written again")
-    return result
+    return {**read_json(folder / RESULT, kind, "remove it and go on with --resume to have it written again")}

@@ -10,13 +10,15 @@ from torch import nn
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
+from lambdanets.records import parse_json
 from lambdanets.training.curves import Panels
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.history import History
 from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes
-from lambdanets.training.recipe import Recipe, TrainingRecipe, read_fields
+from lambdanets.training.recipe import Recipe, TrainingRecipe
+from lambdanets.training.report import Result
 
 _RECIPES: dict[str, type[TrainingRecipe]] = {recipe.task: recipe for recipe in (Recipe, DetectionRecipe)}
 # Imported on first use: a classifier needs nothing that reads annotations.
@@ -35,7 +37,7 @@ class Task(ABC):
     METRICS: ClassVar[tuple[str, ...]]  # columns of metrics.csv
     PANELS: ClassVar[Panels]  # of curves.png
     BEST: ClassVar[str]  # the metric by which best.ckpt is the best
-    RESULT: ClassVar[dict[str, Any]]  # what result.json is read for, beside what every task has, and of which type
+    RESULT: ClassVar[type[Result]]  # what result.json is read for
 
     recipe: TrainingRecipe
     model: nn.Module
@@ -91,7 +93,7 @@ def task_of(name: str) -> type[Task]:
 
 def read_recipe(path: Path) -> TrainingRecipe:
     """The recipe of any task in a file that `TrainingRecipe.to_json` wrote. Raises InputError for anything else."""
-    fields = read_fields(path.read_bytes(), str(path))
+    fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is no recipe")
     name = fields.get("task", "classification")
     if not isinstance(name, str) or name not in _RECIPES:
         raise InputError(f"{path} must have a task that is one of {', '.join(_RECIPES)}, got {name!r}")

@@ -68,9 +68,9 @@ class DetectionRecipe(TrainingRecipe):
     """Probability of a left-right flip in training."""
     max_objects: int = 300
     """Objects of an image to learn from at a time; of more, so many are drawn anew each time."""
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Subtracted from pixels in [0, 1], a number for each colour."""
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     """Divides them then."""
 
     levels: tuple[int, ...] = (2, 3, 4)
@@ -103,9 +103,6 @@ class DetectionRecipe(TrainingRecipe):
             raise InputError("compile must be False for detection: its images differ in size from batch to batch")
         if not 0 < self.jitter[0] <= self.jitter[1]:
             raise InputError(f"jitter must be two positive numbers, the smaller first, got {self.jitter}")
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != 3:
-                raise InputError(f"{name} must be three numbers, one for each color, got {getattr(self, name)}")
         if not self.levels:
             raise InputError("levels must be one at least, got none")
         if not self.aspect_ratios:
