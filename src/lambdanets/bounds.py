@@ -61,7 +61,7 @@ def convert(value: Any, kind: Any, name: str = "it", bounds: Range | None = None
     and False fit no number, and floats must be finite. bounds: of numbers. Raises InputError for what does not fit.
     """
     origin, arguments = get_origin(kind), get_args(kind)
-    if isinstance(value, dict) and _is_record(kind):
+    if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or is_typeddict(kind)):
         return _record(value, kind, "" if name == "it" else f"{name}.")
     if isinstance(value, dict) and origin is dict:
         return {key: convert(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
@@ -69,7 +69,7 @@ def convert(value: Any, kind: Any, name: str = "it", bounds: Range | None = None
         kinds = arguments if origin is tuple and arguments[-1] is not Ellipsis else arguments[:1] * len(value)
         if arguments[0] not in _SEVERAL:
             return origin(convert(item, arguments[0], f"{name}[{place}]") for place, item in enumerate(value))
-        if len(kinds) == len(value) and all(_fits(item, kinds[0], bounds) for item in value):
+        if len(kinds) == len(value) and all(_fits(item, each, bounds) for item, each in zip(value, kinds, strict=True)):
             return origin(value)
     for alternative in arguments if origin in (Union, UnionType) else ():
         with contextlib.suppress(InputError):
@@ -78,14 +78,14 @@ def convert(value: Any, kind: Any, name: str = "it", bounds: Range | None = None
         return value
     expected = expected_of(kind) + (f", {bounds}" if bounds else "")
     text = repr(value)
-    raise InputError(f"{name} must be {expected}, got {text if len(text) < 200 else f'{text[:200]}...'}")
+    raise InputError(f"{name} must be {expected}, got {text if len(text) < 200 else f'{text[:150]} ... {text[-45:]}'}")
 
 
 def _record(value: dict[str, Any], kind: Any, inside: str) -> Any:
     """The fields that a record has; a TypedDict keeps others. RANGES are those of fields, ALIASES other names."""
     value = {getattr(kind, "ALIASES", {}).get(name, name): item for name, item in value.items()} | value
     ranges = getattr(kind, "RANGES", {})
-    given = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    given = () if is_typeddict(kind) else dataclasses.fields(kind)
     optional = {field.name for field in given if (field.default, field.default_factory) != (dataclasses.MISSING,) * 2}
     values = {}
     for name, annotation in types_of_fields(kind).items():
@@ -94,10 +94,6 @@ def _record(value: dict[str, Any], kind: Any, inside: str) -> Any:
         elif name not in optional | getattr(kind, "__optional_keys__", set()):
             raise InputError(f"{inside}{name} must be {expected_of(annotation)}, got nothing")
     return kind(**values) if given else value | values
-
-
-def _is_record(kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind) or is_typeddict(kind)
 
 
 def _fits(value: Any, kind: Any, bounds: Range | None) -> bool:

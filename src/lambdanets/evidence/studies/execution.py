@@ -115,7 +115,8 @@ def read_plan(folder: Path) -> Plan:
     if not path.is_file():
         raise InputError(f"{folder} is no folder of a comparison: it has no {PLAN}")
     plan = read_json(path, Plan, "start the comparison again in another folder")
-    return make_plan(plan.studies, plan.variants, plan.seeds, plan.recipe)
+    recipe = Recipe.from_fields(read_json(path, dict[str, Any])["recipe"], str(path))  # refuses unknown fields
+    return make_plan(plan.studies, plan.variants, plan.seeds, recipe)
 
 
 def train_all(plan: Plan, folder: Path, done: Callable[[dict[str, Any]], None]) -> None:
