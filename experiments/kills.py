@@ -35,6 +35,7 @@ import torch.utils.tensorboard
 from lightning.pytorch import Trainer
 from PIL import Image
 
+from lambdanets import folders
 from lambdanets.models.weights import read_weights
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -46,7 +47,7 @@ from lambdanets.training.recipe import Recipe
 # A phase, and the functions of a run that are it.
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "opening data, building the model": [],  # whatever is before all others
-    "making the folder": [(run, "locked_folder"), (run, "_write_recipe")],
+    "making the folder": [(folders, "locked_folder"), (run, "_write_recipe")],
     "reading the checkpoint": [(run, "newest"), (run, "check_resumable")],
     "training": [(Trainer, "fit")],
     "writing a checkpoint": [(AtomicCheckpointIO, "save_checkpoint")],

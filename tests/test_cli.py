@@ -133,7 +133,7 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
     kept = f"stopped after 7 of 20 images, kept in {out}.partial; give the same command to resume"
     assert capsys.readouterr().err.strip() == kept
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.partial", "whole.jsonl"]
-    assert "was begun with other options" in fails(capsys, *command, out, "--top", 1)
+    assert "was begun with options [3, None], not [1, None]; remove it" in fails(capsys, *command, out, "--top", 1)
     assert "was begun with other images" in fails(capsys, *command[:2], trained / "images/dark", "--out", out)
     assert main([*command, str(out)]) == 0
     assert "resuming: 7 of 20 images are done" in capsys.readouterr().err

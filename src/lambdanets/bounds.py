@@ -1,10 +1,11 @@
-"""What a field of a recipe may be: its type and its range, checked in one place and named in one sentence."""
+"""What a field of a recipe or a record may be: its type and range, checked in one place, named in one sentence."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from lambdanets.errors import InputError
 
@@ -37,22 +38,72 @@ WORKERS = Range(0, 1024)
 VALIDATION_SHARE = Range(0.001, 0.9)
 
 
+_ONE = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text", type(None): "None"}
+_SEVERAL = {int: "whole numbers", float: "finite numbers", str: "texts"}
+
+
 @functools.cache
-def types_of_fields(kind: type) -> dict[str, Any]:
-    """The annotated types of a dataclass's fields."""
+def types_of_fields(kind: Any) -> dict[str, Any]:
+    """The annotated types of the fields of a dataclass or a TypedDict."""
     hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return hints if is_typeddict(kind) else {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def check(name: str, value: Any, annotation: Any, bounds: Range | None = None) -> None:
     """Raise InputError unless a value is of an annotated type and, where it is a number, in its range."""
-    numbers = value if isinstance(value, tuple) else (value,)
-    if fits(value, annotation) and (
-        bounds is None or all(number is None or bounds.holds(number) for number in numbers)
-    ):
-        return
-    expected = expected_of(annotation) + (f", {bounds}" if bounds else "")
-    raise InputError(f"{name} must be {expected}, got {value!r}")
+    convert(value, annotation, name, bounds)
+
+
+def convert(value: Any, kind: Any, name: str = "it", bounds: Range | None = None) -> Any:
+    """A value, such as JSON gives, as one of a type: objects as dataclasses or TypedDicts, lists as tuples.
+
+    kind: of these, lists, dicts, unions, Literals and plain classes. A whole number fits where a float is wanted, True
+    and False fit no number, and floats must be finite. bounds: of numbers. Raises InputError for what does not fit.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or is_typeddict(kind)):
+        return _record(value, kind, "" if name == "it" else f"{name}.")
+    if isinstance(value, dict) and origin is dict:
+        return {key: convert(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple) and origin in (list, tuple):
+        kinds = arguments if origin is tuple and arguments[-1] is not Ellipsis else arguments[:1] * len(value)
+        if arguments[0] not in _SEVERAL:
+            return origin(convert(item, arguments[0], f"{name}[{place}]") for place, item in enumerate(value))
+        if len(kinds) == len(value) and all(_fits(item, each, bounds) for item, each in zip(value, kinds, strict=True)):
+            return origin(value)
+    for alternative in arguments if origin in (Union, UnionType) else ():
+        with contextlib.suppress(InputError):
+            return convert(value, alternative, name, bounds)
+    if _fits(value, kind, bounds):
+        return value
+    expected = expected_of(kind) + (f", {bounds}" if bounds else "")
+    text = repr(value)
+    raise InputError(f"{name} must be {expected}, got {text if len(text) < 200 else f'{text[:150]} ... {text[-45:]}'}")
+
+
+def _record(value: dict[str, Any], kind: Any, inside: str) -> Any:
+    """The fields that a record has; a TypedDict keeps others. RANGES are those of fields, ALIASES other names."""
+    value = {getattr(kind, "ALIASES", {}).get(name, name): item for name, item in value.items()} | value
+    ranges = getattr(kind, "RANGES", {})
+    given = () if is_typeddict(kind) else dataclasses.fields(kind)
+    optional = {field.name for field in given if (field.default, field.default_factory) != (dataclasses.MISSING,) * 2}
+    values = {}
+    for name, annotation in types_of_fields(kind).items():
+        if name in value:
+            values[name] = convert(value[name], annotation, f"{inside}{name}", ranges.get(name))
+        elif name not in optional | getattr(kind, "__optional_keys__", set()):
+            raise InputError(f"{inside}{name} must be {expected_of(annotation)}, got nothing")
+    return kind(**values) if given else value | values
+
+
+def _fits(value: Any, kind: Any, bounds: Range | None) -> bool:
+    """Whether a value is of a class, Literal or Any, and in its range if it is a number."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind) and not isinstance(value, bool)
+    if kind in (int, float):
+        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        return number and abs(value) < math.inf and (bounds is None or bounds.holds(value))
+    return kind is Any or (isinstance(kind, type) and not is_typeddict(kind) and isinstance(value, kind))
 
 
 def expected_of(annotation: Any) -> str:
@@ -62,38 +113,7 @@ def expected_of(annotation: Any) -> str:
         return f"one of {', '.join(map(str, arguments))}"
     if origin in (Union, UnionType):
         return " or ".join(expected_of(kind) for kind in arguments)
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return "finite numbers" if arguments[0] is float else "whole numbers"
-    if origin is tuple:
-        return f"{len(arguments)} {'finite' if arguments[0] is float else 'whole'} numbers"
-    if origin is dict:
-        return "names with a number, a text, True or False each"
-    return {int: "a whole number", float: "a finite number", bool: "True or False", type(None): "None"}.get(
-        annotation, "a text"
-    )
-
-
-def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value is of an annotated type: plain classes, None, Literal, unions, tuples and dicts of such.
-
-    A whole number fits where a float is wanted, True and False fit no number, and floats must be finite.
-    """
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return value in arguments and not isinstance(value, bool)
-    if origin in (Union, UnionType):
-        return any(fits(value, argument) for argument in arguments)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if arguments[-1] is Ellipsis:
-            return all(fits(item, arguments[0]) for item in value)
-        return len(value) == len(arguments) and all(map(fits, value, arguments))
-    if origin is dict:
-        key, item = arguments
-        return isinstance(value, dict) and all(fits(k, key) and fits(v, item) for k, v in value.items())
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, annotation)
+    if origin in (list, tuple) and arguments[0] in _SEVERAL:
+        number = f"{len(arguments)} " if origin is tuple and arguments[-1] is not Ellipsis else ""
+        return f"{number}{_SEVERAL[arguments[0]]}"
+    return _ONE.get(annotation) or ("a list" if origin in (list, tuple) else "an object")

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,21 +61,21 @@ def atomic_write(path: Path, content: bytes | memoryview) -> None:
         file.write(content)
 
 
-def is_unfinished(path: Path) -> bool:
-    """Whether a file is the hidden leftover of a killed atomic write."""
-    return path.name.startswith(".") and path.suffix == ".unfinished"
-
-
 def sha256_of(file: BinaryIO) -> str:
     """The SHA-256 of an open file from its beginning, in hexadecimal digits."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO lacks readinto
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove the hidden leftovers of killed atomic writes."""
+def remove_unfinished(folder: Path, name: str = "") -> None:
+    """Remove the hidden leftovers of killed atomic writes; of those of one file where it is named."""
     for leftover in folder.glob(".*.unfinished"):
-        leftover.unlink(missing_ok=True)
+        if name and not leftover.name.startswith(f".{name}."):
+            continue
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def printable_bytes(text: str) -> bytes:

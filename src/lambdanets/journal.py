@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lambdanets.bounds import convert
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes
+from lambdanets.folders import differences
+from lambdanets.records import refused
 
 SUFFIX = ".partial"
 
@@ -56,12 +59,9 @@ def _line(entry: Any) -> bytes:
 
 
 def _read(path: Path, content: bytes, identity: dict[str, Any]) -> list[Any]:
-    try:
+    with refused(f"{path} is damaged", "remove it to start again"):
         found, *entries = [json.loads(line) for line in content.splitlines()] or [identity]
-        differ = [name for name, value in identity.items() if found.get(name) != value]
-    except (AttributeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged; remove it to start again") from error
+        differ = differences(convert(found, dict[str, Any]), identity)
     if differ:
-        other = " and ".join(differ)
-        raise InputError(f"{path} was begun with other {other}; remove it to start again, or name another place")
+        raise InputError(f"{path} was begun with {differ}; remove it to start again, or name another place")
     return entries

@@ -82,10 +82,11 @@ def locked(path: Path, subject: Path, wait: float = 0.0, *, patient: bool = True
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[Lock]:
+def locked_folder(folder: Path, wait: float = 0.0) -> Iterator[Lock]:
     """Hold the lock of a folder, which is made if it is missing, and removed again if the block leaves it empty.
 
-    Raises InUseError where another live process holds it, and InputError where the folder cannot be made or written to.
+    Raises InUseError where another live process holds it for `wait` seconds more, and InputError where the folder
+    cannot be made or written to.
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     with interruptible(), contextlib.ExitStack() as stack:
@@ -94,7 +95,7 @@ def locked_folder(folder: Path) -> Iterator[Lock]:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
-        yield stack.enter_context(locked(folder / LOCK, folder))
+        yield stack.enter_context(locked(folder / LOCK, folder, wait))
 
 
 def _remove_empty(folders: list[Path]) -> None:

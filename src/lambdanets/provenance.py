@@ -7,12 +7,14 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 import lambdanets
 from lambdanets.errors import InputError
+from lambdanets.folders import differences
+from lambdanets.records import parse_json
 
 
 def commit() -> str | None:
@@ -49,23 +51,23 @@ def hardware() -> dict[str, Any]:
     }
 
 
+class _Measured(TypedDict):
+    finished: bool
+
+
 def read_unfinished(path: Path, begun: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a JSON file of measurements that were interrupted, to resume them.
 
     begun: what must be the same in it, by name, such as options, versions and hardware. Raises InputError where the
     measurements are finished or differ in one of these, and where the file holds something else.
     """
-    try:
-        content = json.loads(path.read_bytes())
-        finished = content["finished"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} holds no measurements to resume; name another place with --out") from error
-    if finished:
-        raise InputError(f"{path} exists and is finished; name another place with --out, or remove it")
-    for name, value in json.loads(json.dumps(begun, default=str)).items():
-        if content.get(name) != value:
-            raise InputError(f"{path} was begun with other {name}; remove it, or name another place with --out")
-    return dict(content)
+    advice = "name another place with --out"
+    content = parse_json(path.read_bytes(), _Measured, f"{path} holds no measurements to resume", advice)
+    if content["finished"]:
+        raise InputError(f"{path} exists and is finished; {advice}, or remove it")
+    if differ := differences(content, json.loads(json.dumps(begun, default=str))):
+        raise InputError(f"{path} was begun with {differ}; remove it, or {advice}")
+    return {**content}
 
 
 def _lines(path: Path) -> list[str]:

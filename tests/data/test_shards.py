@@ -220,19 +220,23 @@ def test_the_fingerprint_comes_from_the_list_alone(shards: Path) -> None:
     assert fingerprint(open_splits(str(shards))) != before
 
 
+def entry(**changed: object) -> dict[str, object]:
+    return {"parts": {"train": [{"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32} | changed]}}
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"classes": []}, "came images without classes"),
         ({"classes": ["a"]}, "came only 'a'"),
-        ({"classes": 3}, "shards.json', but"),
-        ({"parts": {}}, "came no shards to train on"),
-        ({"parts": {"train": [{"name": "../a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}]}}, "lies outside"),
-        ({"parts": {"train": [{"name": "a.tar", "images": -1, "bytes": 1, "sha256": "00" * 32}]}}, "no whole numbers"),
-        ({"parts": {"train": [{"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00"}]}}, "no SHA-256"),
-        ({"parts": {"train": [{"name": "a.tar", "images": 10**30, "bytes": 1, "sha256": "00" * 32}]}}, "no whole num"),
-        ({"parts": {"train": [{"name": "a.tar"}]}}, "it has no 'images'"),
-        ({"parts": {"other": []}}, "but came 'other'"),
+        ({"classes": 3}, "is no list of shards: classes must be texts, got 3"),
+        ({"parts": {}}, "parts must be 'train' and perhaps 'validation', got no shards to train on"),
+        (entry(name="../a.tar"), "name of a shard must lie inside the set, got '../a.tar'"),
+        (entry(images=-1), r"parts\.train\[0\]\.images must be a whole number, at least 0 and below .*, got -1"),
+        (entry(images=10**30), r"parts\.train\[0\]\.images must be a whole number, at least 0 and below "),
+        (entry(sha256="00"), "sha256 must be 64 hexadecimal digits, got '00'"),
+        ({"parts": {"train": [{"name": "a.tar"}]}}, r"parts\.train\[0\]\.images must be a whole number, got nothing"),
+        ({"parts": {"other": []}}, "parts must be 'train' and perhaps 'validation', got 'other'"),
     ],
 )
 def test_a_list_that_is_none_is_refused(shards: Path, change: dict[str, object], sentence: str) -> None:
@@ -244,7 +248,7 @@ def test_a_list_that_is_none_is_refused(shards: Path, change: dict[str, object],
 
 def test_a_list_nested_too_deep_is_refused(shards: Path) -> None:
     (shards / "shards.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="a list of shards in"):
+    with pytest.raises(InputError, match="is no list of shards: "):
         open_splits(str(shards))
 
 

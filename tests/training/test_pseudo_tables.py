@@ -109,7 +109,7 @@ def test_a_folder_without_description_or_tables_is_refused(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": "ab", "teacher": {}, "top": 1}', "[" * 100_000])
 def test_a_damaged_description_is_named(tmp_path, content):
     (tmp_path / "pseudo-labels.json").write_text(content)
-    with pytest.raises(InputError, match=r"pseudo-labels.json is damaged: expected classes, teacher and top"):
+    with pytest.raises(InputError, match=r"pseudo-labels.json is damaged: .*; label the images again"):
         open_labels(tmp_path)
 
 

@@ -64,9 +64,9 @@ def test_an_unknown_recipe_is_refused_with_the_nearest():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"{", "run is no JSON"),
-        (b"\xff", "run is no JSON"),
-        (b"[]", "run must hold the fields of a recipe, got"),
+        (b"{", "run is no recipe: "),
+        (b"\xff", "run is no recipe: "),
+        (b"[]", r"run is no recipe: it must be an object, got \[\]"),
         (b"{}", "run must have the field 'data'"),
         (b'{"data": "digits", "model": "x", "epochs": "many"}', "run: epochs must be a whole number, .* got 'many'"),
         (b'{"epoch": 3}', "run has the field 'epoch', which no recipe has; the nearest is epochs"),

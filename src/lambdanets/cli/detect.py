@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -155,16 +154,18 @@ def _evaluate(arguments: list[str]) -> int:
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
     from lambdanets.data.coco.sets import open_validation, open_with_categories, tell_findings
-    from lambdanets.files import atomic_write, printable_bytes
+    from lambdanets.folders import WorkFolder
     from lambdanets.inference.coco_results import write_results
     from lambdanets.inference.detection import detect_in_set
     from lambdanets.inference.detection_figures import draw_detections
     from lambdanets.inference.detector import load_detector
-    from lambdanets.locks import locked_folder
+    from lambdanets.records import write_json
 
     if (options.data is None) != (options.images is None):
         raise InputError("data and images must be given together, got one without the other")
-    _refuse_full(options.out)
+    folder = WorkFolder(options.out) if options.out is not None else None
+    if folder is not None:
+        folder.is_begun()
     detector = load_detector(options.checkpoint)
     if options.data is None or options.images is None:
         images = open_validation(detector.card, detector.categories)
@@ -173,18 +174,14 @@ def _evaluate(arguments: list[str]) -> int:
         images = open_with_categories(options.data, options.images, detector.categories)
         tell_findings(data=images)
     # made before what takes long, of which nothing is to be lost
-    with locked_folder(options.out) if options.out is not None else contextlib.nullcontext():
-        if options.out is not None:
-            _refuse_full(options.out)
+    with folder.open() if folder is not None else contextlib.nullcontext():
         found = detect_in_set(detector, images, workers=options.workers)
         report_unreadable(found.unreadable)
         say(f"{len(found.read)} images, {len(found.results)} objects found")
         _print_scores(found.scores.summary())
         if options.out is not None:
-            scores = {**found.scores.as_dict(), "images": len(found.read)}
-            text = json.dumps(scores, indent=2, ensure_ascii=False) + "\n"
             with deferred():  # a folder with a part of it would be in the way
-                atomic_write(options.out / "scores.json", printable_bytes(text))
+                write_json(options.out / "scores.json", {**found.scores.as_dict(), "images": len(found.read)}, 2)
                 write_results(found.results, options.out / "results.json")
                 draw_detections(detector, images, found, options.out)
     return 0
@@ -199,29 +196,27 @@ def _predict(arguments: list[str]) -> int:
         description="Find objects in images; write COCO's results, and a picture of each image.",
     )
     from lambdanets.data.images import find_images
-    from lambdanets.locks import locked_folder
+    from lambdanets.folders import WorkFolder
 
     if not options.images:
         raise InputError("no images given; expected files, folders or globs after the checkpoint")
     paths = find_images(options.images)
-    _refuse_full(options.out, JOURNAL)
-    with locked_folder(options.out):
-        _refuse_full(options.out, JOURNAL)
+    with WorkFolder(options.out, found=lambda folder: {} if (folder / JOURNAL).is_file() else None).open():
         _find_objects(options, paths)
     return 0
 
 
 def _find_objects(options: Predict, paths: list[Path]) -> None:
     """Find objects in images, draw each, and write what is found, also of those until something ended it."""
-    from lambdanets.files import atomic_open, atomic_write, printable_bytes, remove_unfinished
+    from lambdanets.files import atomic_open
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import find_in_files
     from lambdanets.inference.detection_figures import draw_found
     from lambdanets.inference.detector import load_detector
     from lambdanets.inference.weights import identified
+    from lambdanets.records import write_json
 
     detector = load_detector(options.checkpoint)
-    remove_unfinished(options.out)
     unreadable: list[str] = []
     identity = {"weights": identified(options.checkpoint)["sha256"], "options": [options.score, options.pictures]}
     with images_journal(options.out / "detections", identity, paths) as journal:
@@ -246,8 +241,7 @@ def _find_objects(options: Predict, paths: list[Path]) -> None:
                 images = [entry["image"] for entry in journal.entries]
                 results = [result for entry in journal.entries for result in entry["results"]]
                 known = {"images": images, "categories": [*map(dataclasses.asdict, detector.categories)]}
-                text = json.dumps(known, indent=1, ensure_ascii=False) + "\n"
-                atomic_write(options.out / "images.json", printable_bytes(text))
+                write_json(options.out / "images.json", known)
                 write_results(results, options.out / "results.json")
                 say(f"{len(results)} objects in {len(images)} images, written to {options.out}")
         if not journal.entries:
@@ -278,17 +272,6 @@ ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "predict": _predict,
     "report": _report,
 }
-
-
-def _refuse_full(folder: Path | None, begun_by: str | None = None) -> None:
-    """Raise InputError for a folder with anything in it, but for hidden files and what the journal `begun_by` lists."""
-    if folder is None or not folder.exists():
-        return
-    if not folder.is_dir() or not (
-        (begun_by is not None and (folder / begun_by).is_file())
-        or all(path.name.startswith(".") for path in folder.iterdir())
-    ):
-        raise InputError(f"{folder} holds something already; name a new folder with --out")
 
 
 def _print_scores(summary: dict[str, Any]) -> None:

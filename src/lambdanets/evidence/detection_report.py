@@ -1,15 +1,16 @@
 """The average precision of finished runs as a table, in the order of the paper's Table 14."""
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
-from lambdanets.bounds import fits
+from lambdanets.bounds import convert
 from lambdanets.errors import InputError
+from lambdanets.records import parse_json, refused
 from lambdanets.text_tables import markdown_table, text_table
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import renamed
@@ -18,18 +19,30 @@ from lambdanets.training.report import RESULT
 Format = Literal["text", "markdown"]
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _KINDS = {"bbox": "box", "segm": "mask"}
-# What a run's result.json is read for.
-_SHOWN = {
-    "recipe": dict,
-    "bbox": dict[str, float | None],
-    "segm": dict[str, float | None],
-    "data": str,
-    "images": int,
-    "parameters": int,
-}
-# Of which there is none in older ones.
-_IDENTIFIED = ("first_weights", "training_data", "validation_data")
-_OF_RECIPE = {"model": str, "model_options": dict, "seed": int}
+
+
+class _Identified(TypedDict):
+    name: str
+    sha256: str
+
+
+class _Recipe(TypedDict):
+    model: str
+    model_options: dict[str, Any]
+    seed: int
+
+
+class _Result(TypedDict):
+    recipe: _Recipe
+    bbox: dict[str, float | None]
+    segm: dict[str, float | None]
+    data: str
+    images: int
+    parameters: int
+    # not in older ones
+    first_weights: NotRequired[_Identified | None]
+    training_data: NotRequired[_Identified | None]
+    validation_data: NotRequired[_Identified | None]
 
 
 @dataclass(frozen=True)
@@ -116,29 +129,17 @@ def _same_data(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / RESULT
     try:
-        result = json.loads(path.read_bytes())
+        result = parse_json(path.read_bytes(), dict[str, Any], f"{path} is damaged")
     except OSError as error:
         raise InputError(f"{folder} has no {RESULT} to report: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: it is no whole JSON") from error
-    if isinstance(result, dict) and "top1" in result:
+    if "top1" in result:
         raise InputError(f"{folder} must be a run of detection, got one of classification")
-    recipe = result.get("recipe") if isinstance(result, dict) else None
-    for content, expected in ((result, _SHOWN), (recipe, _OF_RECIPE)):
-        for name, its_type in expected.items():
-            if not isinstance(content, dict) or not fits(content.get(name), its_type):
-                raise InputError(f"{path} is damaged: it has no {name} of a run of detection")
-    for name in _IDENTIFIED:
-        identified = result.get(name)
-        if identified is not None and not (
-            fits(identified, dict[str, str]) and {"name", "sha256"} <= identified.keys()
-        ):
-            raise InputError(f"{path} is damaged: its {name} has no name and sha256")
-    for kind, words in _KINDS.items():
-        for name in _NAMES:
+    with refused(f"{path} is damaged"):
+        result = convert(result, _Result)
+        for kind, name in product(_KINDS, _NAMES):
             if name not in result[kind]:
-                raise InputError(f"{path} is damaged: it has no {words} {name}")
-    return dict(result)
+                raise InputError(f"{kind}.{name} must be a finite number or None, got nothing")
+    return result
 
 
 def _cells(rows: Sequence[_Row], kinds: Sequence[str]) -> list[list[str]]:

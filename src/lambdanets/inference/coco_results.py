@@ -3,25 +3,27 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from faster_coco_eval import mask as runs
 from torch import Tensor
 from torchvision.ops import box_convert
 
-from lambdanets.bounds import fits
+from lambdanets.bounds import convert
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
+from lambdanets.records import parse_json
 
 Result = dict[str, Any]
-_FIELDS = {
-    "image_id": (int, "a whole number"),
-    "category_id": (int, "a whole number"),
-    "bbox": (list, "a list"),
-    "score": (float, "a finite number"),
-    "segmentation": (dict, "a run-length encoding"),
-}
+
+
+class _Entry(TypedDict):
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]  # x, y, width and height
+    score: float
+    segmentation: dict[str, Any]  # a run-length encoding
 
 
 def coco_results(found: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[Result]:
@@ -56,14 +58,7 @@ def _encoded(mask: Tensor) -> dict[str, Any]:
 
 def check_result(result: Any, where: str) -> None:
     """Raise InputError, which begins with `where`, for what is no entry of COCO's results with a box and a mask."""
-    if not isinstance(result, dict):
-        raise InputError(f"{where} must be an object of JSON, got {result!r}")
-    for name, (kind, words) in _FIELDS.items():
-        if not fits(result.get(name), kind):
-            raise InputError(f"{where} must have {words} as {name}, got {result.get(name)!r}")
-    box = result["bbox"]
-    if len(box) != 4 or not all(fits(number, float) for number in box):
-        raise InputError(f"{where} must have x, y, width and height as bbox, got {box!r}")
+    convert(result, _Entry, where)
 
 
 def write_results(results: Sequence[Result], path: Path) -> None:
@@ -74,13 +69,9 @@ def write_results(results: Sequence[Result], path: Path) -> None:
 def read_results(path: Path) -> list[Result]:
     """The results in a JSON file. Raises InputError where it holds none, or cannot be read."""
     try:
-        results = json.loads(path.read_bytes())
+        results = parse_json(path.read_bytes(), list[Any], f"{path} holds no results of detection")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} holds no results of detection: it is no whole JSON") from error
-    if not isinstance(results, list):
-        raise InputError(f"{path} holds no results of detection: it must hold a list")
     for place, result in enumerate(results):
         check_result(result, f"{path}: result {place}")
     return results

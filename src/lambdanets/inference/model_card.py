@@ -7,16 +7,15 @@ have the names of a card's.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypedDict, TypeVar
 
-from lambdanets.bounds import Range, check, fits, types_of_fields
+from lambdanets.bounds import Range, convert
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
+from lambdanets.records import parse_json, refused
 
-# Names that fields had in files of before.
-_BEFORE = {"crop_pct": "eval_crop"}
 ModelOptions = dict[str, bool | int | float | str]
 
 
@@ -41,6 +40,8 @@ class ModelCard:
     model_options: ModelOptions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.classes:
+            raise InputError("classes must be one name at least, got none")
         fixed = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & self.model_options.keys()
         if fixed:
             raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the card")
@@ -78,8 +79,8 @@ class DetectorCard(ModelCard):
 
     category_ids: tuple[int, ...] = ()
     image_size: int = 128
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     levels: tuple[int, ...] = (2, 3, 4)
     pyramid_channels: int = 64
     box_layers: tuple[int, int] = (0, 128)
@@ -99,9 +100,6 @@ class DetectorCard(ModelCard):
         for name in ("levels", "aspect_ratios"):
             if not getattr(self, name):
                 raise InputError(f"{name} must have at least one number, got none")
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != 3:
-                raise InputError(f"{name} must be three numbers, one for each color, got {getattr(self, name)}")
 
 
 Card = TypeVar("Card", bound=ModelCard)
@@ -112,7 +110,16 @@ def make_card(kind: type[Card], fields: Mapping[str, Any], source: str) -> Card:
     task = fields.get("task", "classification")
     if task != kind.task:
         raise InputError(f"{source} is of a run of {task}, not of {kind.task}")
-    return _make(kind, fields, source)
+    parts = dict.fromkeys(("preprocessing", "source"), fields)  # in a recipe their fields stand among the others
+    with refused(source):
+        return convert({**parts, **fields}, kind)
+
+
+class Described(TypedDict):
+    """What a file of weights says beside them: this, and the fields of its model's card."""
+
+    classes: tuple[str, ...]
+    recipe: dict[str, Any]
 
 
 def read_card(path: Path, rest: Mapping[str, Any], kind: type[Card]) -> Card:
@@ -122,42 +129,7 @@ def read_card(path: Path, rest: Mapping[str, Any], kind: type[Card]) -> Card:
     return make_card(kind, fields, str(path))
 
 
-def described(path: Path, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file of weights says beside them: "classes", a tuple, "recipe", and the fields of its card."""
-    try:
-        content = json.loads(rest["lambdanets"])
-        if not (isinstance(content["classes"], list) and isinstance(content["recipe"], dict)):
-            raise ValueError
-        content["classes"] = tuple(content["classes"])
-        if not (content["classes"] and fits(content["classes"], tuple[str, ...])):
-            raise ValueError
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} does not say which model and classes it holds; expected a file that a run left"
-        ) from error
-    return dict(content)
-
-
-def _make(kind: Any, fields: Mapping[str, Any], source: str) -> Any:
-    values = {}
-    for name, annotation in types_of_fields(kind).items():
-        if is_dataclass(annotation):  # in a recipe its fields stand among the others
-            nested = fields.get(name, fields)
-            if not isinstance(nested, Mapping):
-                raise InputError(f"{source}: {name} must be fields with their values, got {nested!r}")
-            values[name] = _make(annotation, nested, source)
-            continue
-        name_there = name if name in fields else _BEFORE.get(name, name)
-        if name_there in fields:
-            value = fields[name_there]
-            values[name] = tuple(value) if isinstance(value, list) else value
-            try:
-                check(name, values[name], annotation, getattr(kind, "RANGES", {}).get(name))
-            except InputError as error:
-                raise InputError(f"{source}: {error}") from error
-    try:
-        return kind(**values)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error
-    except TypeError as error:
-        raise InputError(f"{source} does not say which model it holds; expected a file that a run left") from error
+def described(path: Path, rest: Mapping[str, Any]) -> Described:
+    """What a file of weights says beside them."""
+    problem = f"{path} does not say which model and classes it holds"
+    return parse_json(rest.get("lambdanets", ""), Described, problem, "expected a file that a run left")

@@ -1,7 +1,6 @@
 """Checkpoint files: atomic writes, the newest readable one, and whether it belongs to the run."""
 
 import io
-import json
 import sys
 import zipfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
+from lambdanets.inference.model_card import described
 from lambdanets.locks import Lock
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import say
@@ -85,7 +85,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         tensors, state = read_weights(path)
         if "fit_loop" not in state["loops"] or "KeepLast" not in state["callbacks"]:
             raise KeyError
-        content, step = json.loads(state["lambdanets"]), int(state["global_step"])
+        content, step = described(path, state), int(state["global_step"])
         saved = type(recipe).from_fields(content["recipe"], str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
@@ -93,7 +93,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         raise InputError(f"{path} is a weight file, not a checkpoint of a run; {advice}") from error
     if saved.without_free_fields() != recipe.without_free_fields():
         raise InputError(f"{path} is of another recipe than the run's recipe.json; {advice}")
-    if tuple(content["classes"]) != classes:
+    if content["classes"] != classes:
         raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
     load_tensors(model, tensors, str(path))
     return step

@@ -5,8 +5,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from lambdanets.bounds import VALIDATION_SHARE, WORKERS, Range, check, types_of_fields
+from lambdanets.bounds import VALIDATION_SHARE, WORKERS, Range, convert, types_of_fields
 from lambdanets.errors import InputError, nearest
+from lambdanets.records import parse_json, refused
 
 if TYPE_CHECKING:
     from lambdanets.data.transforms import Preprocessing
@@ -15,8 +16,6 @@ Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]
 Schedule = Literal["cosine", "staircase", "late_steps"]
 ModelOptions = dict[str, bool | int | float | str]
-# Former field names in recipe.json, and the present ones.
-_RENAMED = {"crop_share": "scale", "crop_ratio": "ratio", "eval_crop": "crop_pct", "average_decay": "ema_decay"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +38,13 @@ class TrainingRecipe:
     # fields of which a resumed run must have either both or none, whatever their values
     KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ()
     MIN_MICRO_BATCH: ClassVar[int] = 1
+    # former field names in recipe.json, and the present ones
+    ALIASES: ClassVar[dict[str, str]] = {
+        "crop_share": "scale",
+        "crop_ratio": "ratio",
+        "eval_crop": "crop_pct",
+        "average_decay": "ema_decay",
+    }
     RANGES: ClassVar[dict[str, Range]] = {
         "batch_norm_momentum": Range(above=0, most=1),
         "freeze_batch_norm": Range(0, below=1),
@@ -118,7 +124,7 @@ class TrainingRecipe:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for name, annotation in types_of_fields(kind).items():
-            check(name, getattr(self, name), annotation, self.RANGES.get(name))
+            object.__setattr__(self, name, convert(getattr(self, name), annotation, name, self.RANGES.get(name)))
         if self.micro_batch is not None and self.micro_batch < self.MIN_MICRO_BATCH:
             need = ", as batch norm needs" if self.MIN_MICRO_BATCH > 1 else ""
             raise InputError(f"micro_batch must be at least {self.MIN_MICRO_BATCH}{need}, got {self.micro_batch}")
@@ -146,7 +152,7 @@ class TrainingRecipe:
     @classmethod
     def from_json(cls, content: bytes, source: str) -> Self:
         """Read what `to_json` wrote; source names the file in errors."""
-        return cls.from_fields(read_fields(content, source), source)
+        return cls.from_fields(parse_json(content, dict[str, Any], f"{source} is no recipe"), source)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
@@ -166,11 +172,8 @@ class TrainingRecipe:
         for name in ("data", "model"):
             if name not in fields:
                 raise InputError(f"{source} must have the field {name!r}, and has not")
-        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
-        try:
-            return cls(**values)
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from error
+        with refused(source):
+            return convert(fields, cls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,10 +285,10 @@ class Recipe(TrainingRecipe):
 
 def renamed(fields: dict[str, Any], source: str) -> dict[str, Any]:
     """Rename former field names. Raises InputError where a field is given by both its names."""
-    for before, now in _RENAMED.items():
+    for before, now in TrainingRecipe.ALIASES.items():
         if before in fields and now in fields:
             raise InputError(f"{source} has the field {now!r} under its former name {before!r} too; remove one")
-    return {_RENAMED.get(name, name): value for name, value in fields.items()}
+    return {TrainingRecipe.ALIASES.get(name, name): value for name, value in fields.items()}
 
 
 def check_policy(policy: str | None) -> None:
@@ -306,14 +309,3 @@ def check_policy(policy: str | None) -> None:
         fault = "must have from 1 to 16 operations n"
     if fault:
         raise InputError(f"rand_augment {fault}, got {policy!r}")
-
-
-def read_fields(content: bytes, source: str) -> dict[str, Any]:
-    """The fields in a recipe's JSON; source names the file in errors."""
-    try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source} is no JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{source} must hold the fields of a recipe, got {fields!r}")
-    return fields

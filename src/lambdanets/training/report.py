@@ -1,29 +1,27 @@
 """result.json: the final metrics of a run, and their provenance."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
-from lambdanets.bounds import fits
-from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.models.counting import count_parameters
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.records import read_json, write_json
 
 RESULT = "result.json"
-# Fields that every result.json must have, and their types.
-_REQUIRED = {
-    "seconds": float,
-    "images_per_second": float,
-    "parameters": int,
-    "unreadable": list,
-    "model_name": str,
-    "data": str,
-    "epochs": int,
-}
+
+
+class Result(TypedDict):
+    """The fields of result.json that are read back; a task has more."""
+
+    seconds: float
+    images_per_second: float
+    parameters: int
+    unreadable: list[str]
+    model_name: str
+    data: str
+    epochs: int
 
 
 def write_result(folder: Path, *, seconds: float, trained_images: int, model: nn.Module, **fields: Any) -> None:
@@ -37,17 +35,9 @@ def write_result(folder: Path, *, seconds: float, trained_images: int, model: nn
         "versions": versions(),
         "hardware": hardware(),
     }
-    atomic_write(folder / RESULT, printable_bytes(json.dumps(result, indent=2, ensure_ascii=False) + "\n"))
+    write_json(folder / RESULT, result, 2)
 
 
-def read_result(folder: Path, required: Mapping[str, Any]) -> dict[str, Any]:
-    """Read result.json. Raises InputError if it is damaged. required: the task's fields and their types."""
-    path = folder / RESULT
-    try:
-        result = json.loads(path.read_bytes())
-        complete = all(fits(result[name], kind) for name, kind in (_REQUIRED | dict(required)).items())
-    except (KeyError, TypeError, ValueError, RecursionError):
-        complete = False
-    if not complete:
-        raise InputError(f"{path} is damaged; remove it and run the command with --resume to write it again")
-    return result
+def read_result(folder: Path, kind: type[Result]) -> dict[str, Any]:
+    """Read result.json as the task's kind of result. Raises InputError if it is damaged."""
+    return {**read_json(folder / RESULT, kind, "remove it and run the command with --resume to write it again")}

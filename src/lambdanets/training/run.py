@@ -13,10 +13,12 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, is_unfinished, printable_bytes, remove_unfinished
+from lambdanets.files import remove_unfinished
+from lambdanets.folders import WorkFolder
 from lambdanets.inference.weights import WEIGHTS, save_weights
-from lambdanets.locks import LOCK, Lock, locked_folder
+from lambdanets.locks import Lock
 from lambdanets.models.weights import read_weights
+from lambdanets.records import write_json
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEFORE, BEST, LAST, check_resumable, newest
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
@@ -57,11 +59,11 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     """
     recipe = given(with_precision(recipe))
     with process_group() as these:
-        # before anything is written into a folder of something else
-        if broadcast_from_rank_zero(lambda: _holds_run(recipe, folder)) and _is_finished(folder):
+        place = _run_folder(folder, recipe)
+        if broadcast_from_rank_zero(place.is_begun) and _is_finished(folder):
             return _result_in(folder, these)
-        with _locked(folder) as lock:
-            if broadcast_from_rank_zero(lambda: _holds_run(recipe, folder)):
+        with _locked(place) as lock:
+            if broadcast_from_rank_zero(place.is_begun):
                 return _go_on(folder, these, lock, recipe)
             prepared = _prepare(recipe, these)
             broadcast_from_rank_zero(lambda: _write_recipe(prepared.recipe, folder))
@@ -85,7 +87,7 @@ def resume(folder: Path) -> dict[str, Any]:
     with process_group() as these:
         if _is_finished(folder):  # without its lock: it may lie where nothing can be written
             return _result_in(folder, these)
-        with _locked(folder) as lock:
+        with _locked(_run_folder(folder)) as lock:
             return _go_on(folder, these, lock)
 
 
@@ -111,37 +113,32 @@ def given(recipe: AnyRecipe) -> AnyRecipe:
     return task_of(recipe).given(replace(recipe, **absolute_paths(recipe)))
 
 
-def _holds_run(recipe: TrainingRecipe, folder: Path) -> bool:
-    """Whether the folder holds a run of the recipe; InputError where it holds another run, or anything else."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; name a folder for the run")
-    if not folder.is_dir() or all(is_unfinished(path) or path.name == LOCK for path in folder.iterdir()):
-        return False
-    if not (folder / RECIPE).is_file():
-        raise InputError(f"{folder} holds files that are not a run's; name another folder")
-    there = read_recipe(folder / RECIPE)
-    if there.task != recipe.task:
-        raise InputError(f"{folder} holds a run of {there.task}, not of {recipe.task}; name another folder")
-    begun, asked = asdict(there.without_free_fields()), asdict(recipe.without_free_fields())
-    differ = [f"{name} {begun[name]!r}, not {asked[name]!r}" for name in asked if asked[name] != begun[name]]
-    if differ:
-        raise InputError(
-            f"{folder} holds a run with {', '.join(differ[:5])}; go on with it by --resume, or name another folder"
-        )
-    return True
+def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolder:
+    """The folder of a run of the recipe, or of any recipe."""
+
+    def found(folder: Path) -> dict[str, Any] | None:
+        if not (folder / RECIPE).is_file():
+            return None
+        existing = read_recipe(folder / RECIPE)
+        if recipe is not None and existing.task != recipe.task:
+            raise InputError(f"{folder} holds a run of {existing.task}, not of {recipe.task}; name another folder")
+        return asdict(existing.without_free_fields())
+
+    identity = asdict(recipe.without_free_fields()) if recipe is not None else {}
+    return WorkFolder(folder, "a run", identity, found, "resume it with --resume, or name another folder")
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[Lock | None]:
+def _locked(folder: WorkFolder) -> Iterator[Lock | None]:
     """Hold the folder's lock in the first process, for all of them; the others get None."""
     with ExitStack() as stack:
         locks: list[Lock] = []
-        broadcast_from_rank_zero(lambda: locks.append(stack.enter_context(locked_folder(folder))))
+        broadcast_from_rank_zero(lambda: locks.append(stack.enter_context(folder.open())))
         yield locks[0] if locks else None
 
 
 def _write_recipe(recipe: TrainingRecipe, folder: Path) -> None:
-    atomic_write(folder / RECIPE, printable_bytes(recipe.to_json() + "\n"))
+    write_json(folder / RECIPE, recipe.fields(), 2)
 
 
 def _is_finished(folder: Path) -> bool:
@@ -195,8 +192,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     begun = broadcast_from_rank_zero(lambda: newest(checkpoints))
     resumed_at = 0 if begun is None else check_resumable(begun, model, recipe, task.classes)
     if these.is_rank_zero:
-        for place in (folder, checkpoints):
-            remove_unfinished(place)
+        remove_unfinished(checkpoints)
         task.begin(folder)
     module = task.module(recipe, prepared.training.steps, prepared.batch_slice)
     if recipe.compile:

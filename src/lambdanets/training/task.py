@@ -14,6 +14,7 @@ from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.processes import Processes
 from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.report import Result
 
 
 class Task(ABC):
@@ -25,7 +26,7 @@ class Task(ABC):
     METRICS: ClassVar[tuple[str, ...]]  # columns of metrics.csv
     PANELS: ClassVar[Panels]  # of curves.png
     BEST: ClassVar[str]  # the metric of best.ckpt
-    RESULT: ClassVar[dict[str, Any]]  # the task's fields of result.json and their types
+    RESULT: ClassVar[type[Result]]  # the task's fields of result.json
 
     recipe: TrainingRecipe
     model: nn.Module

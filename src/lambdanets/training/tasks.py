@@ -2,11 +2,12 @@
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lambdanets.errors import InputError
+from lambdanets.records import parse_json
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.recipe import Recipe, TrainingRecipe, read_fields
+from lambdanets.training.recipe import Recipe, TrainingRecipe
 
 if TYPE_CHECKING:
     from lambdanets.training.task import Task
@@ -45,7 +46,7 @@ def task_of(recipe: TrainingRecipe) -> "type[Task]":
 
 def read_recipe(path: Path) -> TrainingRecipe:
     """Read a recipe of any task from a JSON file. Raises InputError for any other file."""
-    fields = read_fields(path.read_bytes(), str(path))
+    fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is no recipe")
     name = fields.get("task", "classification")
     if not isinstance(name, str) or name not in TASKS:
         raise InputError(f"{path} must have a task that is one of {', '.join(TASKS)}, got {name!r}")

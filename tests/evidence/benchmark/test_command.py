@@ -76,7 +76,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path
     assert not results["finished"]
     assert {row["sizes"]["pass"] for row in results["rows"]} == {"inference"}
     assert f"interrupted; what was measured is written to {out}; resume with" in capsys.readouterr().out
-    assert "was begun with other options" in fails(capsys, *given[1:], "--seed", "7")
+    assert "was begun with options (seed 0, not 7); remove it" in fails(capsys, *given[1:], "--seed", "7")
     assert main(given) == 0
     again = json.loads((out / RESULTS).read_text())
     assert again["finished"]
@@ -123,7 +123,7 @@ def test_missing_peers_are_named_and_stop_nothing(tmp_path, capsys, monkeypatch)
 
 def test_an_existing_folder_is_refused(tmp_path, capsys):
     (tmp_path / "mine").touch()
-    assert "exists; name another folder" in fails(capsys, "layer", "--out", str(tmp_path))
+    assert "holds something already: mine; name another folder" in fails(capsys, "layer", "--out", str(tmp_path))
 
 
 @pytest.mark.parametrize(

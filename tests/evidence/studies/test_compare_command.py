@@ -189,7 +189,7 @@ def test_a_folder_in_use_is_refused(quick, tmp_path):
     with pytest.raises(InputError, match="holds a comparison; go on with --resume"):
         begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="holds something already; name another folder"):
+    with pytest.raises(InputError, match="holds something already: file; name another folder"):
         begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path)
 
 

@@ -160,7 +160,7 @@ def test_interrupted_measurement_keeps_finished_passes_and_resumes(few_rows, tmp
     assert not content["finished"]
     assert [row["table"] for row in content["rows"]] == ["12", "12"]
     assert main([*given, "--repeats", "4"]) == 2
-    assert "was begun with other options" in capsys.readouterr().err
+    assert "was begun with options (repeats 3, not 4); remove it" in capsys.readouterr().err
     assert main(given) == 0
     again = json.loads(out.read_text())
     assert again["finished"]

@@ -178,11 +178,11 @@ def test_runs_that_cannot_be_reported_are_refused(make_run, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bbox": {"AP": 0.3}}, "it has no box AP50"),
-        ({"segm": {"AP": "high"}}, "it has no segm of a run of detection"),
-        ({"recipe": {"model": "resnet50", "model_options": {}}}, "it has no seed of a run of detection"),
-        ({"first_weights": {"name": "best.safetensors"}}, "its first_weights has no name and sha256"),
-        ({"recipe": None}, "it has no recipe of a run of detection"),
+        ({"bbox": {"AP": 0.3}}, "bbox.AP50 must be a finite number or None, got nothing"),
+        ({"segm": {"AP": "high"}}, "segm.AP must be a finite number or None, got 'high'"),
+        ({"recipe": {"model": "resnet50", "model_options": {}}}, "recipe.seed must be a whole number, got nothing"),
+        ({"first_weights": {"name": "best.safetensors"}}, "first_weights must be an object or None, got {'name'"),
+        ({"recipe": None}, "recipe must be an object, got None"),
     ],
 )
 def test_a_damaged_result_is_refused(make_run, change, message):

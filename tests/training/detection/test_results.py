@@ -59,11 +59,11 @@ def test_numbers_that_json_has_not_are_not_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[{", "results.json holds no results of detection: it is no whole JSON"),
-        ("{}", "results.json holds no results of detection: it must hold a list"),
-        ("[3]", "result 0 must be an object of JSON, got 3"),
-        ('[{"image_id": true}]', "result 0 must have a whole number as image_id, got True"),
-        ('[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}]', "must have a finite number as score, got None"),
+        ("[{", "results.json holds no results of detection: Expecting"),
+        ("{}", "results.json holds no results of detection: it must be a list, got {}"),
+        ("[3]", "result 0 must be an object, got 3"),
+        ('[{"image_id": true}]', "result 0.image_id must be a whole number, got True"),
+        ('[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}]', "score must be a finite number, got nothing"),
     ],
 )
 def test_a_file_without_results_is_refused(tmp_path, content, message):

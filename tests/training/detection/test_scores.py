@@ -191,9 +191,9 @@ def test_nothing_is_printed_or_changed(two_cats, capfd):
     [
         ({"image_id": 3}, "result 1 is of image 3, which the truth has not"),
         ({"category_id": 3}, "result 1 is of category 3, which the truth has not"),
-        ({"score": float("nan")}, "result 1 must have a finite number as score, got nan"),
-        ({"bbox": [1, 2, 3]}, "result 1 must have x, y, width and height as bbox, got \\[1, 2, 3\\]"),
-        ({"segmentation": None}, "result 1 must have a run-length encoding as segmentation, got None"),
+        ({"score": float("nan")}, "result 1.score must be a finite number, got nan"),
+        ({"bbox": [1, 2, 3]}, "result 1.bbox must be 4 finite numbers, got \\[1, 2, 3\\]"),
+        ({"segmentation": None}, "result 1.segmentation must be an object, got None"),
         ({"segmentation": {"size": [150, 120], "counts": "x"}}, "height and width \\[120, 150\\], got \\[150, 120\\]"),
         ({"segmentation": {"size": [120, 150], "counts": "abc"}}, "result 1 has a damaged mask"),
         ({"segmentation": {"size": [120, 150]}}, "result 1 has a damaged mask"),

@@ -1,7 +1,6 @@
 """What is settled before a shard is written: keys, which images go where, and whether the folder may be used."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -11,9 +10,8 @@ import numpy as np
 
 from lambdanets.data.images import is_image_name
 from lambdanets.data.shards.listing import SHARD_LIST, ShardList
-from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_write, printable_bytes
-from lambdanets.locks import LOCK
+from lambdanets.files import printable_bytes
+from lambdanets.records import read_json, write_json
 
 WRITING = "unfinished"  # the folder that holds the plan and one entry per shard until all are written
 _PLAN = "plan.json"
@@ -61,42 +59,23 @@ def identity(classes: Sequence[str], parts: Mapping[str, tuple[Sequence[str], np
     return digest.hexdigest()
 
 
-def check_place(out: Path, made: dict[str, Any]) -> bool:
-    """Whether a folder holds the whole set already, made just so; False where it is new or holds the beginning of it.
-
-    Raises InputError for a folder that holds anything but the same set, begun or whole.
-    """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; name a folder for the shards")
+def made_in(out: Path) -> dict[str, Any] | None:
+    """What the shards in a folder, all or some of them, depend on; None where this package has written none."""
     plan, whole = out / WRITING / _PLAN, out / SHARD_LIST
     if whole.is_file():
-        _check_same(out, ShardList.from_json(whole.read_bytes(), str(whole)).made, made)
-        return True
-    if plan.is_file():
-        try:
-            begun = dict(json.loads(plan.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{plan} is damaged ({one_line(error)}); remove {out}, or name a new folder") from error
-        _check_same(out, begun, made)
-        return False
-    if out.is_dir() and any(place.name not in (WRITING, LOCK) for place in out.iterdir()):
-        raise InputError(f"{out} holds files that are no shards of this set; name a new folder")
-    return False
+        made = ShardList.from_json(whole.read_bytes(), str(whole)).made
+    else:
+        made = read_json(plan, dict[str, Any], f"remove {out}, or name a new folder") if plan.is_file() else {}
+    return dependencies(made) if made else None
+
+
+def dependencies(made: dict[str, Any]) -> dict[str, Any]:
+    """What `made` says, by the names that messages use."""
+    return {"images, names or classes" if name == "set" else name: value for name, value in made.items()}
 
 
 def begin(out: Path, made: dict[str, Any]) -> None:
-    """Write into a folder what is made there, unless it was begun already."""
+    """Write into a folder what is made there."""
     plan = out / WRITING / _PLAN
-    if not plan.is_file():
-        plan.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(plan, json.dumps(made).encode())
-
-
-def _check_same(out: Path, found: dict[str, Any], made: dict[str, Any]) -> None:
-    if "set" not in found:
-        raise InputError(f"{out} holds shards that this package did not write; name a new folder")
-    if found["set"] != made["set"]:
-        raise InputError(f"{out} holds shards of another set: other images, names or classes; name a new folder")
-    for name, value in made.items():
-        if found.get(name) != value:
-            raise InputError(f"{out} was begun with {name} {found.get(name)}, got {value}; name a new folder")
+    plan.parent.mkdir(exist_ok=True)
+    write_json(plan, made, None)

@@ -1,14 +1,17 @@
 """shards.json: which tar files a set of images lies in, how many images each holds, and the names of the classes."""
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
+from lambdanets.bounds import Range
 from lambdanets.errors import InputError
+from lambdanets.records import parse_json
 
 SHARD_LIST = "shards.json"
-_MOST = 2**50  # images or bytes of a shard; sums of them fit into int64
+_COUNT = Range(0, below=2**50)  # sums of such fit into int64
 
 
 class UnreadableShard(InputError):  # noqa: N818 - as UnreadableImage
@@ -27,10 +30,19 @@ class UnreadableShard(InputError):  # noqa: N818 - as UnreadableImage
 class Shard:
     """One tar file: its name within the set, its images, its size in bytes and its SHA-256 in hexadecimal digits."""
 
+    RANGES: ClassVar[dict[str, Range]] = {"images": _COUNT, "bytes": _COUNT}
+
     name: str
     images: int
     bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise InputError(f"name of a shard must lie inside the set, got {self.name!r}")
+        if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
+            raise InputError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,12 @@ class ShardList:
     classes: tuple[str, ...]
     parts: dict[str, tuple[Shard, ...]]
     made: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.parts.keys() - {"train", "validation"})
+        if unknown or not self.parts.get("train"):
+            what = f"'{unknown[0]}'" if unknown else "no shards to train on"
+            raise InputError(f"parts must be 'train' and perhaps 'validation', got {what}")
 
     def to_json(self) -> bytes:
         """The content of shards.json, a shard a line."""
@@ -54,30 +72,4 @@ class ShardList:
     @classmethod
     def from_json(cls, content: bytes, source: str) -> "ShardList":
         """Read what `to_json` writes. Raises InputError, naming `source`, for anything else."""
-        try:
-            fields = json.loads(content)
-            classes = tuple(fields["classes"])
-            parts = {name: tuple(_shard(entry) for entry in entries) for name, entries in fields["parts"].items()}
-            if not isinstance(fields["classes"], list) or not all(isinstance(name, str) for name in classes):
-                raise TypeError("its classes are not names")
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise InputError(f"expected a list of shards in '{source}', but: {reason}") from error
-        unknown = sorted(parts.keys() - {"train", "validation"})
-        if unknown or not parts.get("train"):
-            what = f"'{unknown[0]}'" if unknown else "no shards to train on"
-            raise InputError(f"expected the parts 'train' and perhaps 'validation' in '{source}', but came {what}")
-        return cls(classes, parts, fields.get("made", {}))
-
-
-def _shard(entry: dict[str, Any]) -> Shard:
-    shard = Shard(entry["name"], entry["images"], entry["bytes"], entry["sha256"])
-    path = PurePosixPath(shard.name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"a shard lies outside the set: '{shard.name}'")
-    numbers = (shard.images, shard.bytes)
-    if not all(isinstance(number, int) and 0 <= number < _MOST for number in numbers):
-        raise ValueError(f"'{shard.name}' has no whole numbers of images and bytes")
-    if len(bytes.fromhex(shard.sha256)) != 32:
-        raise ValueError(f"'{shard.name}' has no SHA-256")
-    return shard
+        return parse_json(content, cls, f"'{source}' is no list of shards")

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, open_regular, sha256_of
+from lambdanets.files import atomic_open, open_regular, remove_unfinished, sha256_of
 from lambdanets.terminal import say
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
@@ -95,8 +95,7 @@ class ShardStore:
                 file = _open_whole(path, shard.bytes)
                 if file is not None:
                     return file
-                for leftover in self._cache.glob(f".{path.name}.*.unfinished"):
-                    leftover.unlink(missing_ok=True)  # nobody else is fetching it, as we hold its lock
+                remove_unfinished(self._cache, path.name)  # nobody else is fetching it, as we hold its lock
                 self._make_room(shard.bytes)
                 return self._persevere(url, _fetch, url, path, shard)
         except OSError as error:

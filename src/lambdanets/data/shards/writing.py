@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import multiprocessing
 import shutil
 import time
@@ -12,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,14 +19,15 @@ from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labelled_images import ImageFiles, LabelledImages, image_file
 from lambdanets.data.order import permuted
 from lambdanets.data.readable import check_readable, check_unreadable
-from lambdanets.data.shards.division import WRITING, begin, check_place, identity, split_evenly, unique_keys
+from lambdanets.data.shards.division import WRITING, begin, dependencies, identity, made_in, split_evenly, unique_keys
 from lambdanets.data.shards.images import UNLABELLED
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList
 from lambdanets.data.shards.tar_samples import Sample, write_tar_samples
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, remove_unfinished
-from lambdanets.locks import locked_folder
+from lambdanets.folders import WorkFolder
 from lambdanets.progress import Progress
+from lambdanets.records import read_json, write_json
 from lambdanets.signals import blocked, end_at_once, end_with_parent
 
 
@@ -98,7 +97,7 @@ def write_shards(
     ):
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
-    begun = time.monotonic()
+    started = time.monotonic()
     classes, parts = _parts(source, images_per_shard, seed)
     made = {
         "set": identity(classes, {name: (part.keys, part.labels) for name, part in parts.items()}),
@@ -106,15 +105,17 @@ def write_shards(
         "seed": seed,
         "check_images": check_images,
     }
-    if not (out / SHARD_LIST).is_file():
+    folder, whole = WorkFolder(out, "shards", dependencies(made), made_in), out / SHARD_LIST
+    if not whole.is_file():
         for name, part in parts.items():
             load = partial(_read, part, check=check_images)
             check_readable(load, len(part.keys), "training" if name == "train" else name, max_unreadable)
-    if check_place(out, made) and not (out / WRITING).is_dir():
-        return _finished(out, time.monotonic() - begun)
-    with locked_folder(out):
-        if not check_place(out, made):
-            begin(out, made)
+    if folder.is_begun() and whole.is_file() and not (out / WRITING).is_dir():
+        return _finished(out, time.monotonic() - started)
+    with folder.open():
+        if not whole.is_file():
+            if not folder.is_begun():
+                begin(out, made)
             try:
                 entries = _write(_Job(out, parts, check_images), processes, max_unreadable)
                 unreadable = sorted(sentence for entry in entries.values() for sentence in entry.unreadable)
@@ -122,13 +123,12 @@ def write_shards(
                     name: tuple(entries[_shard_name(name, number)].shard for number in range(len(part.shards)))
                     for name, part in parts.items()
                 }
-                whole = ShardList(classes, listed, made | {"unreadable": unreadable})
-                atomic_write(out / SHARD_LIST, whole.to_json())
+                atomic_write(whole, ShardList(classes, listed, made | {"unreadable": unreadable}).to_json())
             finally:
                 for place in (out, out / WRITING):
                     remove_unfinished(place)  # of processes that were ended
         shutil.rmtree(out / WRITING)  # perhaps of one that was ended here
-    return _finished(out, time.monotonic() - begun)
+    return _finished(out, time.monotonic() - started)
 
 
 def _parts(
@@ -153,7 +153,6 @@ def _parts(
 
 def _write(job: _Job, processes: int, max_unreadable: int) -> dict[str, _Entry]:
     """Write the shards that are not there yet; the entries of all, by name."""
-    remove_unfinished(job.out)
     remove_unfinished(job.out / WRITING)
     entries: dict[str, _Entry] = {}
     tasks = []
@@ -222,7 +221,7 @@ def _write_shard(job: _Job, part: str, number: int) -> _Entry:
     samples = _readable(images, images.shards[number], job.check_images, unreadable)
     shard = Shard(name, *write_tar_samples(job.out / name, samples))
     entry = _Entry(shard, unreadable)
-    atomic_write(_entry_path(job.out, name), json.dumps(asdict(entry)).encode())
+    write_json(_entry_path(job.out, name), asdict(entry), None)
     return entry
 
 
@@ -257,11 +256,9 @@ def _entry_path(out: Path, name: str) -> Path:
 def _read_entry(out: Path, name: str) -> _Entry | None:
     """The entry of a shard that is there as it was written, or None."""
     try:
-        fields: dict[str, Any] = json.loads(_entry_path(out, name).read_bytes())
-        shard = Shard(**fields["shard"])
-        there = (out / name).stat().st_size == shard.bytes
-        return _Entry(shard, fields["unreadable"]) if there else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        entry = read_json(_entry_path(out, name), _Entry, "")
+        return entry if (out / name).stat().st_size == entry.shard.bytes else None
+    except (FileNotFoundError, InputError):
         return None
 
 

@@ -15,7 +15,7 @@ from lambdanets.evidence.benchmark.options import KINDS, Common, Shapes, check_c
 from lambdanets.evidence.benchmark.peers import KNOWN_WRONG, installed
 from lambdanets.evidence.benchmark.race import Case, Measuring, plain_float32, race
 from lambdanets.evidence.benchmark.report import RESULTS, Report, case_table, figures, figures_table, noise
-from lambdanets.locks import LOCK, locked_folder
+from lambdanets.folders import WorkFolder
 from lambdanets.ops.position.plan import check_algorithm
 from lambdanets.progress import Progress
 from lambdanets.provenance import hardware
@@ -42,10 +42,10 @@ def run(kind: str, options: Common) -> Path:
     make_cases, names = _CASES[kind]
     device = _check(options, names)
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
-    _check_folder(folder)
+    place = WorkFolder(folder, found=lambda folder: {} if (folder / RESULTS).is_file() else None)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
-    with locked_folder(folder), plain_float32(options.threads):
-        if _check_folder(folder):
+    with place.open(), plain_float32(options.threads):
+        if place.is_begun():
             report.resume(folder)
             say(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
         say(*_heading(device, options))
@@ -73,15 +73,6 @@ def _conclude(report: Report, folder: Path) -> None:
     else:
         kept = f"interrupted; what was measured is written to {folder}"
         say("", f"{kept}; resume with the same command and --out {folder}")
-
-
-def _check_folder(folder: Path) -> bool:
-    """Whether a folder holds a benchmark, perhaps to resume; False for a new one. Raises InputError for any other."""
-    if (folder / RESULTS).is_file():
-        return True
-    if folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
-        raise InputError(f"{folder} exists; name another folder with --out, or remove it")
-    return False
 
 
 def _race_all(cases: list[Case], report: Report, device: torch.device, folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Trains every variant with every seed; what is done is kept, so that a comparison goes on after a stop."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import Any
 
 from lambdanets.errors import InputError, nearest
 from lambdanets.evidence.studies.catalog import STUDIES, Variant, labels_of
-from lambdanets.files import atomic_write, is_unfinished, printable_bytes
-from lambdanets.locks import LOCK, InUseError, locked, locked_folder
+from lambdanets.folders import WorkFolder
+from lambdanets.locks import LOCK, InUseError, locked
+from lambdanets.records import read_json, write_json
 from lambdanets.training import run
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.task import ClassificationTask
@@ -92,26 +92,21 @@ def begin(plan: Plan, folder: Path) -> None:
 
     Raises InputError for a folder that holds something, and for what cannot be trained.
     """
-    _refuse_full(folder)
+    place = WorkFolder(folder, found=_refuse_begun)
+    place.is_begun()
     runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
     task = run.check(runs[0].recipe)
     for planned in runs[1:]:
         probe = ClassificationProbe(planned.recipe, len(task.classes))
         largest_micro_batch(probe, min(planned.recipe.batch_size, task.training_images))
     recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
-    with locked_folder(folder):
-        _refuse_full(folder)  # another comparison may have begun there meanwhile
-        atomic_write(folder / PLAN, printable_bytes(json.dumps(asdict(replace(plan, recipe=recipe)), indent=2) + "\n"))
+    with place.open():
+        write_json(folder / PLAN, asdict(replace(plan, recipe=recipe)), 2)
 
 
-def _refuse_full(folder: Path) -> None:
-    """Raise InputError where a folder holds anything but what a killed start has left."""
-    if not folder.exists():
-        return
+def _refuse_begun(folder: Path) -> None:
     if (folder / PLAN).is_file():
         raise InputError(f"{folder} holds a comparison; go on with --resume, or name another folder")
-    if not folder.is_dir() or any(path.name != LOCK and not is_unfinished(path) for path in folder.iterdir()):
-        raise InputError(f"{folder} holds something already; name another folder")
 
 
 def read_plan(folder: Path) -> Plan:
@@ -119,14 +114,9 @@ def read_plan(folder: Path) -> Plan:
     path = folder / PLAN
     if not path.is_file():
         raise InputError(f"{folder} is no folder of a comparison: it has no {PLAN}")
-    try:
-        content = json.loads(path.read_bytes())
-        recipe = Recipe.from_fields(content["recipe"], str(path))
-        return make_plan(content["studies"], content["variants"], content["seeds"], recipe)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is damaged; start the comparison again in another folder") from error
+    plan = read_json(path, Plan, "start the comparison again in another folder")
+    recipe = Recipe.from_fields(read_json(path, dict[str, Any])["recipe"], str(path))  # refuses unknown fields
+    return make_plan(plan.studies, plan.variants, plan.seeds, recipe)
 
 
 def train_all(plan: Plan, folder: Path, done: Callable[[dict[str, Any]], None]) -> None:

@@ -13,6 +13,7 @@ from lambdanets.errors import InputError
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import Plan
 from lambdanets.files import atomic_open, atomic_write, open_regular, printable_bytes
+from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 
 RESULTS, TABLE = "results.json", "comparison.md"
@@ -25,8 +26,7 @@ _OF_ALL = ("model_name", "data", "training_images", "validation_images", "epochs
 def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Write results.json, comparison.md and a picture a study into the folder; return what the first holds."""
     summary = summarize(plan, results)
-    text = json.dumps(summary, indent=1, ensure_ascii=False)
-    atomic_write(folder / RESULTS, printable_bytes(text + "\n"))
+    write_json(folder / RESULTS, summary)
     atomic_write(folder / TABLE, printable_bytes(markdown(summary)))
     draw_all(summary, folder)
     return summary

@@ -121,7 +121,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     data = _data_size(recipe)
     pseudo = 0
     if recipe.pseudo_labels is not None:
-        pseudo = read_selection(Path(recipe.pseudo_labels))["images"] if recipe.pseudo_labels else 130_000_000
+        pseudo = read_selection(Path(recipe.pseudo_labels)).images if recipe.pseudo_labels else 130_000_000
     largest, smallest = images_per_rank(recipe, data.images, devices)
     device = best_device()
     free = free_memory(device)

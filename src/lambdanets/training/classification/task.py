@@ -32,7 +32,12 @@ from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import PseudoLabelledImages, open_student_images
 from lambdanets.training.recipe import Recipe
+from lambdanets.training.report import Result
 from lambdanets.training.task import Task
+
+
+class ClassificationResult(Result):
+    top1: float
 
 
 @dataclass
@@ -42,7 +47,7 @@ class ClassificationTask(Task):
     METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
     PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
     BEST: ClassVar[str] = "top1"
-    RESULT: ClassVar[dict[str, Any]] = {"top1": float}
+    RESULT: ClassVar[type[Result]] = ClassificationResult
 
     recipe: Recipe
     splits: Splits

@@ -1,6 +1,5 @@
 """Training and validation data of a detection recipe."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.sets import digits, open_validation
 from lambdanets.data.order import permuted
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write
+from lambdanets.records import write_json
 from lambdanets.terminal import say
 from lambdanets.training.detection.recipe import DetectionRecipe
 
@@ -46,7 +45,7 @@ def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
     found = {part: images.findings.all_ids() for part, images in parts.items()}
     path = folder / FINDINGS
     if any(found.values()):
-        atomic_write(path, (json.dumps(found, indent=1) + "\n").encode())
+        write_json(path, found)
         say(f"all dropped annotations: {path}", file=sys.stderr)
     else:
         path.unlink(missing_ok=True)

@@ -56,9 +56,9 @@ class DetectionRecipe(TrainingRecipe):
     """Probability of a horizontal flip in training."""
     max_objects: int = 300
     """Maximum objects per training image; of more, a random subset at each pass."""
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean for normalization of pixels in [0, 1], one number per channel."""
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     """Standard deviation for normalization, one number per channel."""
 
     levels: tuple[int, ...] = (1, 2, 3, 4)
@@ -91,9 +91,6 @@ class DetectionRecipe(TrainingRecipe):
             raise InputError("compile must be False for detection: its images differ in size from batch to batch")
         if not 0 < self.jitter[0] <= self.jitter[1]:
             raise InputError(f"jitter must be two positive numbers, the smaller first, got {self.jitter}")
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != 3:
-                raise InputError(f"{name} must be three numbers, one for each color, got {getattr(self, name)}")
         if not self.levels:
             raise InputError("levels must be at least one, got none")
         if not self.aspect_ratios:

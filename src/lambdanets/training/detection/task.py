@@ -1,7 +1,6 @@
 """The detection task."""
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +28,13 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.processes import Processes
+from lambdanets.training.report import Result
 from lambdanets.training.task import Task
+
+
+class DetectionResult(Result):
+    bbox: dict[str, Any]
+    segm: dict[str, Any]
 
 
 @dataclass
@@ -43,7 +48,7 @@ class DetectionTask(Task):
         ("average precision on the validation images", tuple(VALIDATED)),
     )
     BEST: ClassVar[str] = "segm_AP"
-    RESULT: ClassVar[dict[str, Any]] = {"bbox": dict, "segm": dict}
+    RESULT: ClassVar[type[Result]] = DetectionResult
 
     recipe: DetectionRecipe
     training: AnnotatedImages
@@ -110,7 +115,7 @@ class DetectionTask(Task):
                 "training": self.training.findings.counts(),
                 "validation": self.validation.findings.counts(),
             },
-            "recipe": json.loads(recipe.without_free_fields().to_json()),
+            "recipe": recipe.without_free_fields().fields(),
             "training_data": {
                 "name": recipe.data,
                 # a subset depends on the seed

@@ -12,11 +12,12 @@ from lambdanets.bounds import WORKERS, check
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
-from lambdanets.files import sha256_of
+from lambdanets.files import remove_unfinished, sha256_of
+from lambdanets.folders import WorkFolder
 from lambdanets.inference.classification import batch_size_that_fits, batches_for
 from lambdanets.inference.classifier import Classifier, load_classifier
 from lambdanets.inference.weights import weights_in
-from lambdanets.locks import LOCK, InUseError, locked
+from lambdanets.locks import InUseError, locked
 from lambdanets.progress import track
 from lambdanets.training.processes import processes, take_device
 from lambdanets.training.pseudo_labels.tables import (
@@ -71,7 +72,10 @@ def label_shards(
     batch_size = batch_size or batch_size_that_fits(classifier, processes().local_world_size)
     top = min(top, len(classifier.classes))
     origin = Origin(classifier.classes, _description(classifier, teacher, images), top)
-    _begin(out, origin, images)
+    folder = WorkFolder(out, "labels", _identity(origin), _found)
+    with folder.open(shared=True):
+        if not folder.is_begun():
+            write_description(out, origin, [Path(name).stem for name in images.shard_names])
     done = read = elsewhere = 0
     unreadable: list[str] = []
     started = time.monotonic()
@@ -84,13 +88,12 @@ def label_shards(
             try:
                 with locked(out / f".{name}.lock", table, patient=patient):
                     if not table.is_file():
-                        begun = time.monotonic()
-                        for leftover in out.glob(f".{table.name}.*.unfinished"):  # of one that was killed
-                            leftover.unlink(missing_ok=True)
+                        since = time.monotonic()
+                        remove_unfinished(out, table.name)
                         part = images.of_shards([number])
                         batches = batches_for(classifier, part, batch_size, workers)
                         count = _label(classifier, part, batches, table, origin, unreadable, max_unreadable)
-                        tell(name, count, time.monotonic() - begun)
+                        tell(name, count, time.monotonic() - since)
                         done, read = done + 1, read + count
             except InUseError:
                 elsewhere += 1
@@ -103,31 +106,13 @@ def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -
     return {"model": classifier.card.model, "weights": weights, "images": images.fingerprint}
 
 
-def _begin(out: Path, origin: Origin, images: ShardedImages) -> None:
-    """Write the description into a new folder; InputError where there is one of other labels, or anything else."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} must be a folder, and is a file; name another")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {out} for the labels: {error.strerror}") from error
-    with locked(out / LOCK, out, wait=30):  # others that begin now take milliseconds
-        path = out / DESCRIPTION
-        if path.is_file():
-            there, _ = read_description(out)
-            if there != origin:
-                raise InputError(f"{out} holds labels with other {_differences(there, origin)}; name another folder")
-        elif any(not entry.name.startswith(".") for entry in out.iterdir()):
-            raise InputError(f"{out} holds something already; name another folder")
-        else:
-            write_description(out, origin, [Path(name).stem for name in images.shard_names])
+def _identity(origin: Origin) -> dict[str, Any]:
+    """What labels depend on: classes, top, and the teacher's model, weights and images."""
+    return {"classes": origin.classes, "top": origin.top} | origin.teacher
 
 
-def _differences(one: Origin, other: Origin) -> str:
-    """What two origins differ in: classes, top, or the teacher's model, weights or images."""
-    parts = [vars(origin) | origin.teacher for origin in (one, other)]
-    names = sorted((parts[0].keys() | parts[1].keys()) - {"teacher"})
-    return ", ".join(name for name in names if parts[0].get(name) != parts[1].get(name))
+def _found(out: Path) -> dict[str, Any] | None:
+    return _identity(read_description(out)[0]) if (out / DESCRIPTION).is_file() else None
 
 
 def _label(

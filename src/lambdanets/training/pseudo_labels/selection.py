@@ -5,18 +5,19 @@ where it has fewer, some of them repeatedly.
 """
 
 import json
-import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, is_unfinished, printable_bytes, remove_unfinished
-from lambdanets.locks import LOCK, locked_folder
+from lambdanets.folders import WorkFolder, differences
+from lambdanets.records import read_json, write_json
 from lambdanets.training.pseudo_labels.ranking import THREADS, Criteria, Ranking, open_ranking
 from lambdanets.training.pseudo_labels.tables import (
     BATCH_ROWS,
@@ -50,6 +51,29 @@ class Report:
     without: list[str]
 
 
+_Class = TypedDict("_Class", {"class": str})
+
+
+class _Shard(TypedDict):
+    name: str
+    images: int
+
+
+@dataclass(frozen=True)
+class Selection(Report):
+    """What selection.json says, beside the criteria."""
+
+    teacher: dict[str, Any]
+    classes: tuple[_Class, ...]
+    shards: tuple[_Shard, ...]
+
+    def __post_init__(self) -> None:
+        if not (self.classes and self.shards):
+            raise InputError("classes and shards must be one at least, got none")
+        if (least := min(shard["images"] for shard in self.shards)) < 0:
+            raise InputError(f"images of a shard must be at least 0, got {least}")
+
+
 def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int | None = None, seed: int = 0) -> Report:
     """Write the tables of `labels` again to the folder `out`, with the rows to learn from, and selection.json last.
 
@@ -63,15 +87,11 @@ def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int |
     """
     given = open_labels(labels)
     criteria = Criteria(confidence, per_class, seed, given.fingerprint())
-    if (done := _begun(out, given, criteria)) is not None:
+    folder = WorkFolder(out, "a selection", asdict(criteria), partial(_found, criteria))
+    if folder.is_begun() and (done := _finished(out, given)):
         return done
-    with locked_folder(out):
-        if (done := _begun(out, given, criteria)) is not None:
-            return done
-        shutil.rmtree(out / SPILL, ignore_errors=True)  # of a killed process
-        remove_unfinished(out)
-        with open_ranking(given, criteria, out / SPILL) as ranking:
-            return _select(ranking, labels, out)
+    with folder.open(), open_ranking(given, criteria, out / SPILL) as ranking:
+        return _select(ranking, labels, out)
 
 
 def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
@@ -98,7 +118,7 @@ def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
     )
     parts = {"teacher": ranking.labels.origin.teacher, "classes": classes, "shards": shards}
     content = asdict(criteria) | asdict(report) | parts
-    atomic_write(out / SELECTION, printable_bytes(json.dumps(content, indent=1, ensure_ascii=False) + "\n"))
+    write_json(out / SELECTION, content)
     return report
 
 
@@ -128,55 +148,26 @@ def _select_shard(ranking: Ranking, source: Path, target: Path) -> dict[str, Any
     return counts
 
 
-def read_selection(folder: Path) -> dict[str, Any]:
+def read_selection(folder: Path) -> Selection:
     """What selection.json in a folder says. Raises InputError where there is none, or a damaged one."""
-    path = folder / SELECTION
-    if not path.is_file():
+    if not (folder / SELECTION).is_file():
         raise InputError(f"{folder} is no finished selection of pseudo-labels: it has no {SELECTION}")
-    try:
-        content = json.loads(path.read_bytes())
-        counts = [content[name] for name in ("rows", "confident", "kept", "images")]
-        counts += [shard["images"] for shard in content["shards"]]
-        names = [entry["class"] for entry in content["classes"]] + [shard["name"] for shard in content["shards"]]
-        lists = [content[name] for name in ("short", "without", "classes", "shards")]
-        if not (
-            all(type(count) is int and count >= 0 for count in counts)
-            and all(isinstance(name, str) for name in names)
-            and all(isinstance(each, list) for each in lists)
-            and isinstance(content["teacher"], dict)
-            and content["classes"]
-            and content["shards"]
-        ):
-            raise ValueError
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged; remove it and select again") from error
-    return content
+    return read_json(folder / SELECTION, Selection, "remove it and select again")
 
 
-def _begun(out: Path, labels: Labels, criteria: Criteria) -> Report | None:
-    """The report of a selection that is whole, None where there is none or a part of it.
+def _found(criteria: Criteria, out: Path) -> Mapping[str, Any] | None:
+    """The criteria of a selection, all or some of whose files are there; of several the one that is not as wanted."""
+    metadata = (metadata_of(path).get(_CRITERIA, b"null") for path in out.glob("[!.]*.parquet"))
+    found: list[Any] = [json.loads(text) for text in metadata]
+    if (out / SELECTION).is_file():
+        read_selection(out)
+        found.append(read_json(out / SELECTION, dict[str, Any]))
+    others = [each for each in found if each is None or differences(each, asdict(criteria))]
+    return next(iter(others or found), None)
 
-    Raises InputError unless the folder is new, empty, or holds some of this very selection.
-    """
-    if not out.exists():
-        return None
-    if not out.is_dir():
-        raise InputError(f"{out} must be a folder, and is a file; name another")
-    for path in out.iterdir():
-        if is_unfinished(path) or path.name == LOCK:
-            continue
-        there = None
-        if path.name == SELECTION:
-            there = read_selection(out)
-        elif path.suffix == ".parquet":
-            there = json.loads(metadata_of(path).get(_CRITERIA, b"null"))
-        if there is None:
-            raise InputError(f"{out} holds something already: {path.name}; name another folder")
-        for name, value in asdict(criteria).items():
-            if there.get(name) != value:
-                other = "of other labels" if name == "labels" else f"with {name} {there.get(name)}, not {value}"
-                raise InputError(f"{out} holds a selection {other}; name another folder")
+
+def _finished(out: Path, labels: Labels) -> Report | None:
+    """The report of a selection that is whole."""
     if not all((out / name).is_file() for name in (SELECTION, *(path.name for path in labels.paths))):
         return None
-    content = read_selection(out)
-    return Report(**{field.name: content[field.name] for field in fields(Report)})
+    return read_json(out / SELECTION, Report)

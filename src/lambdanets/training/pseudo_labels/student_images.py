@@ -28,19 +28,19 @@ class PseudoLabelledImages:
     def __init__(self, images: ShardedImages, selection: Path, classes: Sequence[str], soft: bool) -> None:
         content = read_selection(selection)
         known = {name: number for number, name in enumerate(classes)}
-        taught = [entry["class"] for entry in content["classes"]]
+        taught = [entry["class"] for entry in content.classes]
         if unknown := [name for name in taught if name not in known]:
             raise InputError(
                 f"the teacher of {selection} has the class {unknown[0]!r}, which the labelled images have not; "
                 f"they have {', '.join(list(classes)[:5])}"
             )
-        if content["teacher"].get("images") not in (None, images.fingerprint):
+        if content.teacher.get("images") not in (None, images.fingerprint):
             raise InputError(f"{selection} has the labels of other images than these shards")
         places = {Path(name).stem: place for place, name in enumerate(images.shard_names)}
-        self._names = [shard["name"] for shard in content["shards"]]
+        self._names = [shard["name"] for shard in content.shards]
         if strange := [name for name in self._names if name not in places]:
             raise InputError(f"{selection} has labels for the shard {strange[0]!r}, which is not among these")
-        self.groups = [int(shard["images"]) for shard in content["shards"]]
+        self.groups = [shard["images"] for shard in content.shards]
         self._shards = [places[name] for name in self._names]
         self._firsts = np.concatenate([[0], np.cumsum(images.groups)])
         self._images = images

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_open, atomic_write, printable_bytes
+from lambdanets.files import atomic_open, printable_bytes
+from lambdanets.records import parse_json, read_json, write_json
 
 DESCRIPTION = "pseudo-labels.json"
 BATCH_ROWS = 1 << 16  # in memory at a time
@@ -59,20 +60,15 @@ class Origin:
         """The same bytes for equal origins."""
         return printable_bytes(json.dumps(vars(self), sort_keys=True, ensure_ascii=False))
 
-    @classmethod
-    def from_json(cls, text: bytes) -> "Origin":
-        """What `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        content = json.loads(text)
-        classes, teacher, top = (content[name] for name in ("classes", "teacher", "top"))
-        if not isinstance(classes, list) or not isinstance(teacher, dict) or type(top) is not int:
-            raise TypeError
-        return cls(tuple(map(str, classes)), teacher, top)
+
+@dataclass(frozen=True)
+class _Description(Origin):
+    shards: tuple[str, ...] = ()
 
 
 def write_description(folder: Path, origin: Origin, shards: Sequence[str] = ()) -> None:
     """Write pseudo-labels.json, whole or not at all. shards: names of the tables that a whole set has."""
-    content = json.loads(origin.to_json()) | ({"shards": sorted(shards)} if shards else {})
-    atomic_write(folder / DESCRIPTION, printable_bytes(json.dumps(content, ensure_ascii=False) + "\n"))
+    write_json(folder / DESCRIPTION, vars(origin) | ({"shards": sorted(shards)} if shards else {}), None)
 
 
 def read_description(folder: Path) -> tuple[Origin, set[str]]:
@@ -83,12 +79,8 @@ def read_description(folder: Path) -> tuple[Origin, set[str]]:
     path = folder / DESCRIPTION
     if not path.is_file():
         raise InputError(f"{folder} is no folder of pseudo-labels: it has no {DESCRIPTION}")
-    try:
-        origin = Origin.from_json(path.read_bytes())
-        return origin, set(map(str, json.loads(path.read_bytes()).get("shards", [])))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        sentence = f"{path} is damaged: expected classes, teacher and top in JSON; label the images again"
-        raise InputError(sentence) from error
+    found = read_json(path, _Description, "label the images again")
+    return Origin(found.classes, found.teacher, found.top), set(found.shards)
 
 
 class Labels(NamedTuple):
@@ -171,7 +163,7 @@ def read_table(path: Path) -> tuple[pa.Table, Origin]:
     """All rows of a file, and who gave the labels. Raises InputError for a file that is damaged or holds no labels."""
     with _opened(path) as parquet:
         rows = parquet.read(use_threads=False).replace_schema_metadata()
-        return rows, Origin.from_json(parquet.metadata.metadata[_ORIGIN])
+        return rows, parse_json(parquet.metadata.metadata[_ORIGIN], Origin, f"{path} is damaged")
 
 
 def read_batches(path: Path, columns: Sequence[str], origin: Origin) -> Iterator[pa.RecordBatch]:
