@@ -203,8 +203,9 @@ def test_a_wrong_image_is_refused_before_others_are_predicted(classifier, pixels
         classifier.predict([pixels, pixels, 7], batch_size=1)
 
 
-def test_a_truncated_file_that_is_only_opened_is_named(classifier, pixels, tmp_path):
-    Image.fromarray(np.tile(pixels, (20, 20, 1))).save(tmp_path / "whole.png")
+def test_a_truncated_file_that_is_only_opened_is_named(classifier, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "whole.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"^expected a readable image in images\[0\], but "):
         classifier.predict([Image.open(tmp_path / "cut.png")])
@@ -317,17 +318,17 @@ def test_accuracy_by_class_and_the_confusion_matrix_count_every_image(classifier
 
 
 def test_evaluate_refuses_arguments_of_the_other_task(classifier, detector, tmp_path):
-    with pytest.raises(ValueError, match="^images must be None for a classifier, got "):
+    with pytest.raises(ValueError, match=r"^images must be None for a classifier, got "):
         ln.evaluate(classifier, images=tmp_path)
-    with pytest.raises(ValueError, match="^data_root must be None for a detector, got "):
+    with pytest.raises(ValueError, match=r"^data_root must be None for a detector, got "):
         ln.evaluate(detector, data_root=tmp_path)
-    with pytest.raises(ValueError, match="^data and images must be given together"):
+    with pytest.raises(ValueError, match=r"^data and images must be given together"):
         ln.evaluate(detector, "test.json")
-    with pytest.raises(ValueError, match="^model must be a Classifier, a Detector or a path that load takes, got 5"):
+    with pytest.raises(ValueError, match=r"^model must be a Classifier, a Detector or a path that load takes, got 5"):
         ln.evaluate(5)
-    with pytest.raises(ValueError, match="^batch_size must be a whole number, at least 1 or None, got 0|^batch_size"):
+    with pytest.raises(ValueError, match=r"^batch_size must be a whole number or None, at least 1, got 0"):
         ln.evaluate(classifier, batch_size=0)
-    with pytest.raises(ValueError, match="^workers must be a whole number"):
+    with pytest.raises(ValueError, match=r"^workers must be a whole number"):
         ln.evaluate(classifier, workers=-1)
 
 
@@ -342,7 +343,8 @@ def test_the_command_writes_accuracy_by_class_and_the_confusion_matrix(two_class
     matrix = evaluation.confusion_matrix.tolist()
     assert capsys.readouterr().out.splitlines()[1] == f"top-1 {evaluation.top1:.4f}"
     rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
-    assert rows == [["true \\ predicted", *names], *([name, *map(str, row)] for name, row in zip(names, matrix))]
+    counts = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
+    assert rows == [["true \\ predicted", *names], *counts]
     accuracy = (out / "per_class_accuracy.csv").read_text().splitlines()
     assert accuracy[0] == "class,images,right,accuracy"
     assert accuracy[1] == f"dark,2,{matrix[0][0]},{matrix[0][0] / 2:.6f}"
@@ -365,5 +367,5 @@ def test_commands_take_a_batch_size_and_refuse_an_unknown_device(
     assert said.startswith("lambdanets: device must be cpu")
     assert said.count("\n") == 1
     assert main([*arguments, "--batch-size", "0"]) == 2
-    assert "batch_size must be a whole number, at least 1" in capsys.readouterr().err
+    assert "batch_size must be a whole number" in capsys.readouterr().err
     assert not (tmp_path / "out/results.json").exists()

@@ -17,7 +17,7 @@ SHELL += re.findall(r"`(lambdanets [^`]*)`", README)
 
 
 def test_the_python_examples_run_and_print_the_shapes_they_say(capsys):
-    example, resizing = [block for kind, block in BLOCKS if kind == "python"]
+    example, resizing = [block for kind, block in BLOCKS if kind == "python" and "ln.load" not in block]
     exec(resizing, names := {})
     assert {tuple(p.shape) for n, p in names["model"].named_parameters() if n.endswith("table")} == {(23, 23, 16)}
     exec(example, {})

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -55,5 +56,6 @@ def _draw(matrix: np.ndarray, classes: tuple[str, ...], top1: float, path: Path)
         for (row, column), count in np.ndenumerate(matrix):
             color = "white" if shares[row, column] > 0.5 else "black"
             axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=color)
-    with atomic_open(path) as file:
+    with atomic_open(path) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of names in scripts that the font lacks
         figure.savefig(file, format="png", dpi=110)

@@ -15,6 +15,7 @@ from lambdanets.errors import InputError, one_line
 
 ImageInput = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 ImageInputs = ImageInput | Iterable[ImageInput]
+_CLASSES = (str, os.PathLike, Image.Image, np.ndarray, Tensor)
 _EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
 
 
@@ -57,7 +58,7 @@ def _named(images: ImageInputs) -> Sequence[tuple[ImageInput, str]]:
     """Single images, checked but for the content of files, and what to call each."""
     if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
         images = list(images)
-    if isinstance(images, ImageInput):
+    if isinstance(images, _CLASSES):
         named: list[tuple[ImageInput, str]] = [(images, "images")]
     elif isinstance(images, Iterable) and not isinstance(images, bytes | dict):
         named = [(image, f"images[{place}]") for place, image in enumerate(images)]
@@ -83,7 +84,7 @@ def _check(image: object, name: str) -> None:
             low, high = image.min().item(), image.max().item()
             if not 0 <= low <= high <= 1:  # so of NaN
                 raise InputError(f"{name} must be in [0, 1], got {low:g} to {high:g}; divide 8-bit values by 255")
-    elif not isinstance(image, ImageInput):
+    elif not isinstance(image, _CLASSES):
         raise InputError(f"{name} must be {_EXPECTED}, got {reprlib.repr(image)}")
 
 
@@ -95,6 +96,8 @@ def _decode(image: ImageInput, name: str) -> Image.Image:
         image = pixels.byte().permute(1, 2, 0).cpu().numpy()
     if isinstance(image, np.ndarray):
         return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
+    if not image.width or not image.height:
+        raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
     try:
         return to_grey_or_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # Pillow decodes a file here that the caller has only opened
