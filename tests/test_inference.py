@@ -88,7 +88,7 @@ def test_a_classifier_gives_every_form_of_an_image_the_same_probabilities(classi
 
 
 def test_a_detector_finds_the_same_objects_in_every_form_of_an_image(detector, photo, tmp_path):
-    pixels = np.asarray(Image.open(photo).convert("RGB"))
+    pixels = np.array(Image.open(photo).convert("RGB"))
     (expected,) = detector.predict(photo)
     assert len(expected) > 0
     for name, form in forms_of(pixels, tmp_path).items():
