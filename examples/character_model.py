@@ -60,7 +60,7 @@ class Block(nn.Module):
         x = x + self.project(self.layer(self.norm(x).transpose(1, 2)).transpose(1, 2))
         return x + self.mlp(x)
 
-    def step(self, x: Tensor, state: ln.DecodingState) -> tuple[Tensor, ln.DecodingState]:
+    def step(self, x: Tensor, state: ln.layers.DecodingState) -> tuple[Tensor, ln.layers.DecodingState]:
         """(b, width) at the next position, and the layer's state after it."""
         mixed, state = ln.decode_step(self.layer, self.norm(x), state)
         x = x + self.project(mixed)
@@ -81,11 +81,13 @@ class CharacterModel(nn.Module):
             x = block(x)
         return self.head(x)
 
-    def start(self, batch_size: int) -> list[ln.DecodingState]:
+    def start(self, batch_size: int) -> list[ln.layers.DecodingState]:
         """The state before the first character: one a block, of a size that does not grow with the text."""
         return [ln.start_decoding(block.layer, batch_size) for block in self.blocks]
 
-    def step(self, character: Tensor, states: list[ln.DecodingState]) -> tuple[Tensor, list[ln.DecodingState]]:
+    def step(
+        self, character: Tensor, states: list[ln.layers.DecodingState]
+    ) -> tuple[Tensor, list[ln.layers.DecodingState]]:
         """(b,) the next character to (b, characters) logits of the one after it, and the states there."""
         x, after = self.embedding(character), []
         for block, state in zip(self.blocks, states, strict=True):

@@ -56,7 +56,7 @@ class GraphModel(nn.Module):
     def __init__(self, width: int, depth: int, position: bool, query_depth: int = 16) -> None:
         super().__init__()
         self.colour = nn.Embedding(COLOURS, width)
-        self.edges = ln.EdgeEmbedding(TYPES, query_depth) if position else None
+        self.edges = ln.layers.EdgeEmbedding(TYPES, query_depth) if position else None
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
         self.layers = nn.ModuleList(
             ln.LambdaLayer(width, query_depth=query_depth, position=position) for _ in range(depth)

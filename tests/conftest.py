@@ -109,3 +109,14 @@ def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("detector")
     run.start(write_constructed_detector(folder), folder / "run")
     return folder
+
+
+@pytest.fixture(scope="session")
+def quick_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of `quick`, a classifier of two classes, that nothing happened to. Not to be changed."""
+    from lambdanets.training import run
+    from training.runs import quick_on
+
+    folder = tmp_path_factory.mktemp("quick")
+    run.start(quick_on(write_two_classes(folder / "images")), folder / "run")
+    return folder / "run"

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from lambdanets.cli import main
-from lambdanets.inference import classification
+from lambdanets.inference import classifier as classifiers
 from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import locked
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -116,7 +116,7 @@ def test_predict_names_what_it_cannot_read_and_goes_on(trained, tmp_path, capsys
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_path, monkeypatch, capsys):
-    predict = classification.predict_files
+    predict = classifiers.predict_files
 
     def with_signal(*given):
         for done, prediction in enumerate(predict(*given)):
@@ -128,7 +128,7 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
     assert main([*command, str(tmp_path / "whole.jsonl")]) == 0
     out = tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(classification, "predict_files", with_signal)
+        patch.setattr(classifiers, "predict_files", with_signal)
         assert main([*command, str(out)]) == 130
     kept = f"stopped after 7 of 20 images, kept in {out}.partial; give the same command to resume"
     assert capsys.readouterr().err.strip() == kept

@@ -53,7 +53,7 @@ import torch, lambdanets as ln
 x = torch.randn(2, 3, 12, 4), torch.randn(3, 5, 4), torch.randn(2, 12, 6), (3, 4)
 one, other = (ln.position_interaction(*x, algorithm=name) for name in ("all_pairs", "query_order"))
 torch.testing.assert_close(one, other)
-print(ln.explain(*x))
+print(ln.plan(*x))
 """
     assert "all_pairs" in run(package, "-c", script)
 

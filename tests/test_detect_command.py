@@ -297,7 +297,7 @@ def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, c
 
 
 def test_memory_that_runs_out_ends_the_command_with_a_sentence(trained_detector, photos, monkeypatch, capsys):
-    monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda path: torch.empty(1 << 50))
+    monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
     for given in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
         said = fails(capsys, *given)
         assert said == "lambdanets: out of memory; free some, or choose a smaller model or smaller images"

@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+import inspect
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +45,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 def test_a_layer_loads_torch_and_nothing_else_that_is_heavy():
     code = "import sys; from lambdanets import LambdaLayer2d; import lambdanets as ln; "
-    code += "ln.explain, ln.ops, ln.layers; print(*sys.modules)"
+    code += "ln.plan, ln.ops, ln.layers; print(*sys.modules)"
     loaded = set(run(code)[0].split())
     assert "torch" in loaded
     assert not {"timm", "torchvision", "lightning", "matplotlib", "sklearn", "tyro"} & loaded
@@ -55,20 +57,51 @@ def test_timm_finds_the_models_in_whichever_order_the_two_are_imported():
     assert run(SCRIPT, *(f"{imports}; {found}" for imports in ORDERS)) == ["True True"] * len(ORDERS)
 
 
-OPERATIONS = {"content_lambda", "explain", "lambda_interaction", "position_interaction", "resize_table"}
-LAYERS = {"LambdaLayer", "LambdaLayer1d", "LambdaLayer2d", "LambdaLayer3d", "decode_step", "start_decoding"}
-EMBEDDINGS = {"DenseEmbedding", "EdgeEmbedding", "RelativeEmbedding"}
-MODELS = {"create_model", "list_models", "replace_convolutions"}
+LAYERS = {"LambdaLayer", "LambdaLayer1d", "LambdaLayer2d", "LambdaLayer3d", "RelativeEmbedding"}
+DECODING = {"decode_step", "start_decoding"}
+OPERATIONS = {"lambda_interaction", "plan", "position_interaction"}
+MODELS = {"create_model", "list_models", "mask_rcnn", "replace_convolutions"}
+INFERENCE = {"Classifier", "Detector", "evaluate", "load"}
 PACKAGES = {"layers", "models", "ops"}
+REFERENCE = (Path(__file__).parents[1] / "docs/reference.md").read_text(encoding="utf-8")
 
 
-def test_the_public_names_are_those_of_the_design():
-    # a name added here is kept for good; DESIGN.md has the signatures
-    named = OPERATIONS | LAYERS | EMBEDDINGS | MODELS | PACKAGES
-    assert {*lambdanets.__all__} == named | {"DecodingState", "calibrate"}
-    assert {*lambdanets.__all__} <= {*dir(lambdanets)}
-    assert all(getattr(lambdanets, name).__doc__ for name in lambdanets.__all__)
+def test_the_public_names_are_frozen():
+    # a name added here is kept for good
+    expected = LAYERS | DECODING | OPERATIONS | MODELS | INFERENCE | PACKAGES | {"calibrate"}
+    assert set(lambdanets.__all__) == expected
+    assert set(lambdanets.__all__) <= set(dir(lambdanets))
     assert lambdanets.LambdaLayer2d is importlib.import_module("lambdanets.layers").LambdaLayer2d
+
+
+@pytest.mark.parametrize("name", lambdanets.__all__)
+def test_every_public_name_has_a_docstring_of_its_own(name):
+    doc = getattr(lambdanets, name).__doc__
+    assert doc
+    assert not doc.startswith(f"{name}(")  # as dataclasses make
+
+
+def test_the_reference_page_has_every_public_name_and_no_other():
+    assert set(re.findall(r"^### `ln\.(\w+)[`(]", REFERENCE, re.MULTILINE)) == set(lambdanets.__all__)
+
+
+@pytest.mark.parametrize("package", ["layers", "models", "ops"])
+def test_the_reference_page_has_the_names_of_each_package(package):
+    public = set(importlib.import_module(f"lambdanets.{package}").__all__)
+    assert set(re.findall(rf"`ln\.{package}\.(\w+)[`(]", REFERENCE)) == public - set(lambdanets.__all__)
+
+
+CALLS = re.findall(r"`ln\.((?:\w+\.)?\w+)\(([^`]*)\)`", REFERENCE)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_signatures_on_the_reference_page_are_those_of_the_code(name, arguments):
+    found: object = lambdanets
+    for part in name.split("."):
+        found = getattr(found, part)
+    parameters = inspect.signature(found).parameters.values()
+    plain = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])
+    assert f"({arguments})" == str(plain).replace("'", '"')
 
 
 def test_a_layer_and_an_operation_survive_pickling():

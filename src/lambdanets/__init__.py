@@ -13,10 +13,11 @@ TYPE_CHECKING = False  # as type checkers know it, without the time that importi
 if TYPE_CHECKING:
     from lambdanets import layers, models, ops
     from lambdanets.calibration import calibrate
+    from lambdanets.inference.classifier import Classifier
+    from lambdanets.inference.detector import Detector
+    from lambdanets.inference.evaluation import evaluate
+    from lambdanets.inference.loading import load
     from lambdanets.layers import (
-        DecodingState,
-        DenseEmbedding,
-        EdgeEmbedding,
         LambdaLayer,
         LambdaLayer1d,
         LambdaLayer2d,
@@ -26,41 +27,48 @@ if TYPE_CHECKING:
         start_decoding,
     )
     from lambdanets.models import create_model, list_models, replace_convolutions
-    from lambdanets.ops import content_lambda, explain, lambda_interaction, position_interaction, resize_table
+    from lambdanets.models.mask_rcnn import mask_rcnn
+    from lambdanets.ops import lambda_interaction, plan, position_interaction
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "DecodingState",
-    "DenseEmbedding",
-    "EdgeEmbedding",
+    "Classifier",
+    "Detector",
     "LambdaLayer",
     "LambdaLayer1d",
     "LambdaLayer2d",
     "LambdaLayer3d",
     "RelativeEmbedding",
     "calibrate",
-    "content_lambda",
     "create_model",
     "decode_step",
-    "explain",
+    "evaluate",
     "lambda_interaction",
     "layers",
     "list_models",
+    "load",
+    "mask_rcnn",
     "models",
     "ops",
+    "plan",
     "position_interaction",
     "replace_convolutions",
-    "resize_table",
     "start_decoding",
 ]
 
 _PACKAGES = ("layers", "models", "ops")
-_MODULES = {"calibrate": "calibration", "create_model": "models", "list_models": "models"}
-_MODULES |= {"replace_convolutions": "models"}
-_MODULES |= dict.fromkeys(
-    ("content_lambda", "explain", "lambda_interaction", "position_interaction", "resize_table"), "ops"
-)
+# Where a name is that is not in `lambdanets.layers`.
+_MODULES = {
+    "Classifier": "inference.classifier",
+    "Detector": "inference.detector",
+    "calibrate": "calibration",
+    "evaluate": "inference.evaluation",
+    "load": "inference.loading",
+    "mask_rcnn": "models.mask_rcnn",
+    **dict.fromkeys(("create_model", "list_models", "replace_convolutions"), "models"),
+    **dict.fromkeys(("lambda_interaction", "plan", "position_interaction"), "ops"),
+}
 
 
 def __getattr__(name: str) -> object:

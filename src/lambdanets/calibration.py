@@ -36,7 +36,7 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
     """Measure a device: "cpu", for the threads that torch has now, in about a second; "cuda" or "cuda:1", in minutes.
 
     What it returns is written to the user's cache folder (LAMBDANETS_CACHE names another) and read by later processes
-    with as many threads and the same release of PyTorch: `lambdanets.explain` predicts by it, and the automatic choice
+    with as many threads and the same release of PyTorch: `lambdanets.plan` predicts by it, and the automatic choice
     of algorithms rests on it. This process continues with the rates it has.
 
     On a GPU it also runs the self-test of all fused kernels, whatever is known of them, times them beside the plain

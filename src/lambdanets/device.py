@@ -17,6 +17,22 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def as_device(device: str | torch.device | None) -> torch.device:
+    """The device of this name, by default the best. Raises InputError for one that is not there."""
+    if device is None:
+        return best_device()
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    available = ["cpu", *(["cuda"] if gpus else []), *gpus]
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or (found.type != "cpu" and str(found) not in available):
+        without = "" if gpus else "; PyTorch finds no GPU"
+        raise InputError(f"device must be {' or '.join(available)}, got {str(device)!r}{without}")
+    return found
+
+
 def has_fast_bfloat16() -> bool:
     """Whether the device is a GPU with bfloat16."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported()

@@ -54,6 +54,15 @@ def is_for_user(error: OSError) -> bool:
     return not any(Path(name).absolute().is_relative_to(folder) for folder in installed)
 
 
+def need_packages(*packages: str, extra: str) -> None:
+    """Raise InputError, which says what to install, unless all packages of an extra are there. Imports none of them."""
+    import importlib.util
+
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"{extra} needs {package}; install it with: pip install 'lambdanets[{extra}]'")
+
+
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
     """'; the nearest is ...' for a mistyped name, to end a sentence with, or nothing if no known name is close."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)

@@ -118,7 +118,7 @@ def test_evaluating_a_detector_leaves_no_worker_that_hangs(
     categories = some.annotations.categories
     detector = Detector(Oracle(some), card_of(recipe, [c.name for c in categories], [c.id for c in categories]))
     with ends_its_two_workers_once_they_hang(hang(AnnotatedImages)) as stop:
-        monkeypatch.setattr(Detector, "predict", stop)
+        monkeypatch.setattr(Detector, "detect", stop)
         detection.detect_in_set(detector, some, batch_size=2, workers=2)
 
 

@@ -7,15 +7,8 @@ import pickle
 import pytest
 import torch
 
-from lambdanets import (
-    DenseEmbedding,
-    EdgeEmbedding,
-    LambdaLayer,
-    LambdaLayer1d,
-    LambdaLayer2d,
-    LambdaLayer3d,
-    RelativeEmbedding,
-)
+from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.layers.baselines import GlobalAttention
 
 

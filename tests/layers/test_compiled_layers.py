@@ -4,15 +4,8 @@ import pytest
 import torch
 
 from compilation import Counter
-from lambdanets import (
-    DenseEmbedding,
-    LambdaLayer,
-    LambdaLayer1d,
-    LambdaLayer2d,
-    LambdaLayer3d,
-    RelativeEmbedding,
-    create_model,
-)
+from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding, create_model
+from lambdanets.layers import DenseEmbedding
 
 # class, options, sizes
 LAYERS = {

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from lambdanets import (
-    DenseEmbedding,
     LambdaLayer,
     LambdaLayer1d,
     LambdaLayer2d,
@@ -11,6 +10,7 @@ from lambdanets import (
     decode_step,
     start_decoding,
 )
+from lambdanets.layers import DenseEmbedding
 
 # class, options, grid
 CASES = {

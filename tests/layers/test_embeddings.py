@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from lambdanets import DenseEmbedding, EdgeEmbedding, LambdaLayer2d, RelativeEmbedding, resize_table
-from lambdanets.ops import definition
+from lambdanets import LambdaLayer2d, RelativeEmbedding
+from lambdanets.layers import DenseEmbedding, EdgeEmbedding
+from lambdanets.ops import definition, resize_table
 
 
 @pytest.mark.parametrize("intra_depth", [1, 2])

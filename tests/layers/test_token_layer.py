@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from lambdanets import DenseEmbedding, EdgeEmbedding, LambdaLayer, LambdaLayer1d, RelativeEmbedding
+from lambdanets import LambdaLayer, LambdaLayer1d, RelativeEmbedding
+from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition
 
 B, N, M, DIM, CONTEXT = 2, 6, 9, 8, 5

@@ -6,15 +6,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from lambdanets import (
-    DenseEmbedding,
-    EdgeEmbedding,
-    LambdaLayer,
-    LambdaLayer1d,
-    LambdaLayer2d,
-    LambdaLayer3d,
-    RelativeEmbedding,
-)
+from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.layers.baselines import MIXERS
 
 # PyTorch deprecates tracing and scripting, at every call.

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from lambdanets import resize_table
-from lambdanets.ops import position_interaction
+from lambdanets.ops import position_interaction, resize_table
 from lambdanets.ops.geometry import embeddings_of_pairs
 
 

@@ -8,7 +8,8 @@ from exactness import assert_as_exact_as_plain
 from hypothesis import given, settings
 from torch.autograd import gradcheck, gradgradcheck
 
-from lambdanets.ops import definition, explain, position_interaction
+import lambdanets as ln
+from lambdanets.ops import definition, position_interaction
 from ops.position.interactions import serving
 
 algorithms = pytest.mark.parametrize("algorithm", serving(4, 4))
@@ -258,7 +259,7 @@ def test_what_does_not_fit_is_named_with_what_was_expected_and_what_came(changes
     arguments = {"queries": (2, 3, 12, 4), "table": (3, 3, 4), "values": (2, 12, 5), "grid": (3, 4)} | changes
     tensors = {name: torch.zeros(arguments.pop(name)) for name in ("queries", "table", "values")}
     with pytest.raises(ValueError, match=message):
-        explain(**tensors, **arguments)
+        ln.plan(**tensors, **arguments)
 
 
 def test_mixed_dtypes_outside_autocast_are_refused():
@@ -270,7 +271,7 @@ def test_mixed_dtypes_outside_autocast_are_refused():
 def test_integers_are_refused():
     queries, table, values = make_inputs((3, 4), (3, 3), 0)
     with pytest.raises(ValueError, match=r"values must be float16.*got torch.int64"):
-        explain(queries, table, values.long(), (3, 4))
+        ln.plan(queries, table, values.long(), (3, 4))
 
 
 @algorithms
@@ -357,7 +358,7 @@ def test_a_backward_pass_inside_autocast_has_the_bits_of_one_outside(kind):
 )
 def test_a_depth_of_zero_is_refused_by_name(heads, depth, value_depth, intra_depth, named):
     shapes = (2, heads, 12, depth), (3, 5, depth, intra_depth), (2, 12, value_depth, intra_depth)
-    for function in position_interaction, explain:
+    for function in position_interaction, ln.plan:
         with pytest.raises(ValueError, match=f"^{named} must be a whole number of at least 1, got 0$"):
             function(*(torch.zeros(shape) for shape in shapes), (3, 4))
 

@@ -6,8 +6,8 @@ import pytest
 from lambdanets.data.images import find_images
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference import classification
-from lambdanets.inference.classification import LARGEST_BATCH, batch_size_that_fits, evaluate, predict_files
-from lambdanets.inference.classifier import Classifier, load_classifier
+from lambdanets.inference.classification import LARGEST_BATCH, batch_size_that_fits, evaluate
+from lambdanets.inference.classifier import Classifier, load_classifier, predict_files
 from lambdanets.training.pseudo_labels.labelling import label_shards
 from training.teaching import RECIPE, write_teacher
 
@@ -60,7 +60,7 @@ def test_a_set_is_evaluated_in_batches_that_fit_with_the_same_outcome(classifier
 
 
 def test_files_are_predicted_one_at_a_time(classifier, two_classes, sizes):
-    assert len(list(predict_files(classifier, find_images([str(two_classes)]), 1, []))) == 20
+    assert len(list(predict_files(classifier, find_images([str(two_classes)]), []))) == 20
     assert sizes == [1] * 20
 
 

@@ -14,8 +14,7 @@ from lambdanets import create_model
 from lambdanets.cli import main
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
-from lambdanets.inference.classification import predict_files
-from lambdanets.inference.classifier import load_classifier
+from lambdanets.inference.classifier import load_classifier, predict_files
 from lambdanets.inference.detector import build_detector, load_detector
 from lambdanets.inference.model_card import DataSource, DetectorCard, make_card
 from lambdanets.inference.weights import save_weights
@@ -111,7 +110,7 @@ def test_weights_whose_outputs_overflow_predict_nothing(two_classes, tmp_path):
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
     large = load_classifier(edit(source, tmp_path / "large.safetensors", enlarge))
     with pytest.raises(ValueError, match=r"outputs of .* must be finite, got NaN"):
-        next(predict_files(large, sorted(two_classes.glob("*/*.png")), 1, []))
+        next(predict_files(large, sorted(two_classes.glob("*/*.png")), []))
 
 
 @pytest.mark.parametrize("classes", [{"dark": 0, "light": 1}, "dl", 2, [], [1, 2], None], ids=repr)

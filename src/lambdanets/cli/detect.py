@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from lambdanets.bounds import WORKERS, check
+from lambdanets.bounds import WORKERS, Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import images_journal, report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest, need_packages
 from lambdanets.progress import track
 from lambdanets.signals import deferred
 from lambdanets.terminal import say
@@ -49,10 +49,15 @@ class Evaluate:
     """Their images, a folder or an uncompressed tar."""
     out: Path | None = None
     """Folder for scores.json, results.json, in COCO's format, and pictures; nothing is written if none."""
+    batch_size: int = 1
+    """Images in one forward pass, which holds the masks of all of them."""
     workers: int = 0
     """Processes that decode images; 0 for the command's own."""
+    device: str | None = None
+    """cpu, cuda, or a GPU by its number such as cuda:1; by default the GPU if there is one."""
 
     def __post_init__(self) -> None:
+        check("batch_size", self.batch_size, int, Range(1))
         check("workers", self.workers, int, WORKERS)
 
 
@@ -71,8 +76,13 @@ class Predict:
     """Least score of what is drawn; results.json has all that is found."""
     pictures: bool = True
     """Draw a picture of each image."""
+    batch_size: int = 1
+    """Images in one forward pass, which holds the masks of all of them."""
+    device: str | None = None
+    """cpu, cuda, or a GPU by its number such as cuda:1; by default the GPU if there is one."""
 
     def __post_init__(self) -> None:
+        check("batch_size", self.batch_size, int, Range(1))
         if not 0 <= self.score <= 1:
             raise InputError(f"score must be between 0 and 1, got {self.score}")
 
@@ -99,16 +109,8 @@ def main(arguments: list[str]) -> int:
             f"lambdanets detect has no action {arguments[0]!r}, only {', '.join(ACTIONS)}"
             f"{nearest(arguments[0], ACTIONS)}"
         )
-    _need_extra()
+    need_packages("faster_coco_eval", "pycocotools", extra="detection")
     return ACTIONS[arguments[0]](arguments[1:])
-
-
-def _need_extra() -> None:
-    import importlib.util
-
-    for package in ("faster_coco_eval", "pycocotools"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"detection needs {package}; install it with: pip install 'lambdanets[detection]'")
 
 
 def _train(arguments: list[str]) -> int:
@@ -153,10 +155,10 @@ def _evaluate(arguments: list[str]) -> int:
     options = parse(
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
-    from lambdanets.data.coco.sets import open_validation, open_with_categories, tell_findings
+    from lambdanets.data.coco.sets import tell_findings
     from lambdanets.folders import WorkFolder
     from lambdanets.inference.coco_results import write_results
-    from lambdanets.inference.detection import detect_in_set
+    from lambdanets.inference.detection import detect_in_set, open_evaluation_set
     from lambdanets.inference.detection_figures import draw_detections
     from lambdanets.inference.detector import load_detector
     from lambdanets.records import write_json
@@ -166,16 +168,11 @@ def _evaluate(arguments: list[str]) -> int:
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
         folder.is_begun()
-    detector = load_detector(options.checkpoint)
-    if options.data is None or options.images is None:
-        images = open_validation(detector.card, detector.categories)
-        tell_findings(validation=images)
-    else:
-        images = open_with_categories(options.data, options.images, detector.categories)
-        tell_findings(data=images)
-    # made before what takes long, of which nothing is to be lost
+    detector = load_detector(options.checkpoint, options.device)
+    images = open_evaluation_set(detector, options.data, options.images)
+    tell_findings(**{"validation" if options.data is None else "data": images})
     with folder.open() if folder is not None else contextlib.nullcontext():
-        found = detect_in_set(detector, images, workers=options.workers)
+        found = detect_in_set(detector, images, options.batch_size, options.workers)
         report_unreadable(found.unreadable)
         say(f"{len(found.read)} images, {len(found.results)} objects found")
         _print_scores(found.scores.summary())
@@ -211,19 +208,20 @@ def _find_objects(options: Predict, paths: list[Path]) -> None:
     from lambdanets.files import atomic_open
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import find_in_files
-    from lambdanets.inference.detection_figures import draw_found
     from lambdanets.inference.detector import load_detector
     from lambdanets.inference.weights import identified
     from lambdanets.records import write_json
 
-    detector = load_detector(options.checkpoint)
+    if options.pictures:  # without them Matplotlib is not imported
+        from lambdanets.inference.detection_figures import draw_found
+    detector = load_detector(options.checkpoint, options.device)
     unreadable: list[str] = []
     identity = {"weights": identified(options.checkpoint)["sha256"], "options": [options.score, options.pictures]}
     with images_journal(options.out / "detections", identity, paths) as journal:
         done = {entry["image"]["file_name"] for entry in journal.entries}
         left = [path for path in paths if str(path) not in done]
         try:
-            files = find_in_files(detector, left, unreadable)
+            files = find_in_files(detector, left, unreadable, options.batch_size)
             for path, image, found in track(files, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
                 number = len(journal.entries) + 1
                 entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from lambdanets.bounds import Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import images_journal, report_unreadable
 from lambdanets.errors import InputError
@@ -34,9 +35,14 @@ class Predict:
     model: str | None = None
     """Load the weights into this model instead of the one they were trained in."""
 
+    batch_size: int = 1
+    """Images in one forward pass."""
+    device: str | None = None
+    """cpu, cuda, or a GPU by its number such as cuda:1; by default the GPU if there is one."""
+
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise InputError(f"top must be at least 1, got {self.top}")
+        check("top", self.top, int, Range(1))
+        check("batch_size", self.batch_size, int, Range(1))
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +61,7 @@ def main(arguments: list[str]) -> int:
     if not options.images:
         raise InputError("no images given; expected files, folders or globs after the checkpoint")
     paths = find_images(options.images)
-    classifier = load_classifier(options.checkpoint, options.model)
+    classifier = load_classifier(options.checkpoint, options.model, options.device)
     with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
         _refuse_existing(options.out)  # another process may have written it meanwhile
         count = _predict(classifier, options, paths)
@@ -71,7 +77,7 @@ def _refuse_existing(out: Path) -> None:
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
     """Predict, show and write; predictions are kept in a journal until the file is written. Returns their number."""
     from lambdanets.files import atomic_write, printable_bytes
-    from lambdanets.inference.classification import predict_files
+    from lambdanets.inference.classifier import predict_files
     from lambdanets.inference.weights import identified
 
     width = min(max(len(str(path)) for path in paths), 60)
@@ -80,11 +86,11 @@ def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> i
     with images_journal(options.out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
         left = [path for path in paths if str(path) not in done]
-        found = predict_files(classifier, left, options.top, unreadable)
-        for prediction in track(found, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
-            best = list(zip(prediction.classes, prediction.probabilities, strict=True))
-            journal.add({"path": str(prediction.path), "top": [{"class": c, "probability": p} for c, p in best]})
-            say(f"{prediction.path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
+        found = predict_files(classifier, left, unreadable, options.batch_size)
+        for path, prediction in track(found, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
+            best = [(name, round(probability, 6)) for name, probability in prediction.top(options.top)]
+            journal.add({"path": str(path), "top": [{"class": c, "probability": p} for c, p in best]})
+            say(f"{path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
         report_unreadable(unreadable)
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")

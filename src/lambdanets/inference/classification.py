@@ -1,8 +1,6 @@
-"""What a classifier predicts: for a labeled set, and for image files."""
+"""What a classifier predicts for a labeled set."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.data.datasets import LabelledImages, open_splits, renumber
-from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.loader import ImageBatches
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
@@ -20,13 +17,15 @@ from lambdanets.progress import track
 LARGEST_BATCH = 128
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Index, label, predicted class and confidence of each readable image of a labeled set, in the set's order.
+@dataclass(frozen=True, eq=False)
+class ClassificationEvaluation:
+    """What a classifier says of each readable image of a labeled set, in the set's order.
 
+    classes: names of the classes, which labels and predicted number from 0. indices: of the images in the set.
     unreadable: one sentence per image that could not be read.
     """
 
+    classes: tuple[str, ...]
     indices: np.ndarray
     labels: np.ndarray
     predicted: np.ndarray
@@ -38,14 +37,22 @@ class Predictions:
         """Top-1 accuracy."""
         return float((self.labels == self.predicted).mean())
 
+    @property
+    def confusion_matrix(self) -> np.ndarray:
+        """How many images of each class (row) were given each class (column), int64 (classes, classes)."""
+        matrix = np.zeros((len(self.classes), len(self.classes)), np.int64)
+        np.add.at(matrix, (self.labels, self.predicted), 1)
+        return matrix
 
-@dataclass(frozen=True)
-class Prediction:
-    """The most probable classes of one image file, most probable first."""
+    @property
+    def accuracy_by_class(self) -> dict[str, float | None]:
+        """The share of each class's images that were given that class, None for a class without images."""
+        matrix = self.confusion_matrix
+        counts = zip(self.classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
+        return {name: right / images if images else None for name, right, images in counts}
 
-    path: Path
-    classes: tuple[str, ...]
-    probabilities: tuple[float, ...]
+    def __repr__(self) -> str:
+        return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 
 
 def batches_for(classifier: Classifier, images: LabelledImages, batch_size: int, workers: int = 0) -> ImageBatches:
@@ -62,7 +69,9 @@ def batches_for(classifier: Classifier, images: LabelledImages, batch_size: int,
     )
 
 
-def predict_set(classifier: Classifier, images: LabelledImages, batch_size: int, workers: int = 0) -> Predictions:
+def predict_set(
+    classifier: Classifier, images: LabelledImages, batch_size: int, workers: int = 0
+) -> ClassificationEvaluation:
     """Classify a labeled set. Raises InputError when no image of it can be read."""
     unreadable: list[str] = []
     parts: list[list[Tensor]] = []
@@ -75,7 +84,7 @@ def predict_set(classifier: Classifier, images: LabelledImages, batch_size: int,
     if not parts:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
     columns = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
-    return Predictions(columns[0], columns[1], columns[2], columns[3], unreadable)
+    return ClassificationEvaluation(classifier.classes, columns[0], columns[1], columns[2], columns[3], unreadable)
 
 
 def evaluate(
@@ -85,7 +94,7 @@ def evaluate(
     *,
     batch_size: int | None = None,
     workers: int = 0,
-) -> Predictions:
+) -> ClassificationEvaluation:
     """Classify the validation part of the classifier's own data set, or of another with classes it knows.
 
     batch_size: by default as many as fit into memory, up to LARGEST_BATCH.
@@ -123,18 +132,3 @@ def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
             hook.remove()
     free = free_memory(device) // (processes if device.type == "cpu" else 1)
     return max(2, min(LARGEST_BATCH, free // made))
-
-
-def predict_files(
-    classifier: Classifier, paths: Iterable[Path], top: int, unreadable: list[str]
-) -> Iterator[Prediction]:
-    """Classify image files of any mode, one after the other; what cannot be read is added to `unreadable`."""
-    for path in paths:
-        try:
-            image = read_image(path)
-        except UnreadableImage as error:
-            unreadable.append(str(error))
-            continue
-        best = classifier.predict(image).topk(min(top, len(classifier.classes)))
-        names = tuple(classifier.classes[i] for i in best.indices.tolist())
-        yield Prediction(path, names, tuple(round(p, 6) for p in best.values.tolist()))

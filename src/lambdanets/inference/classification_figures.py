@@ -1,7 +1,6 @@
 """Pictures of what a classifier got right and wrong."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,16 @@ from PIL import Image
 
 from lambdanets.data.datasets import LabelledImages
 from lambdanets.files import atomic_open
-from lambdanets.inference.classification import Predictions
+from lambdanets.inference.classification import ClassificationEvaluation
 
 WRONG, RIGHT = "#c2410c", "#15803d"
 COLUMNS = 8
 SHOWN = 16  # of each kind
 
 
-def draw_predictions(predictions: Predictions, images: LabelledImages, classes: Sequence[str], path: Path) -> None:
+def draw_predictions(predictions: ClassificationEvaluation, images: LabelledImages, path: Path) -> None:
     """The surest mistakes above, and right answers from the least sure to the surest below; class and confidence."""
+    classes = predictions.classes
     hit = predictions.labels == predictions.predicted
     wrong, right = np.flatnonzero(~hit), np.flatnonzero(hit)
     surest_wrong = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:SHOWN]

@@ -1,6 +1,7 @@
 """What a detector finds: in an annotated set, and in image files."""
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,19 +10,20 @@ from torch import Tensor
 
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import as_tensor, evaluation_batches
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.inputs import readable_batches
 from lambdanets.progress import track
 
 
-@dataclass(frozen=True)
-class Detections:
-    """What was found in the readable images of a set, as COCO's results, and its scores.
+@dataclass(frozen=True, eq=False)
+class DetectionEvaluation:
+    """What was found in the readable images of an annotated set, as COCO's results, and its average precision.
 
-    read: numbers of those images in the set. unreadable: one sentence for each other.
+    read: numbers of those images in the set. unreadable: one sentence per image that could not be read.
     """
 
     results: list[Result]
@@ -29,12 +31,32 @@ class Detections:
     read: list[int]
     unreadable: list[str]
 
+    def __repr__(self) -> str:
+        of_kinds = {kind: summary["AP"] for kind, summary in self.scores.summary().items()}
+        precision = [f"{kind} AP {'-' if value is None else f'{value:.4f}'}" for kind, value in of_kinds.items()]
+        return f"DetectionEvaluation({', '.join([f'{len(self.read)} images', *precision])})"
 
-def detect_in_set(detector: Detector, images: AnnotatedImages, batch_size: int = 1, workers: int = 0) -> Detections:
+
+def open_evaluation_set(
+    detector: Detector, data: str | os.PathLike[str] | None, images: str | os.PathLike[str] | None
+) -> AnnotatedImages:
+    """The set that a detector's run validated on, or one annotated with the same categories.
+
+    data: a file of instances in COCO's format. images: their folder or tar.
+    """
+    if (data is None) != (images is None):
+        raise InputError("data and images must be given together, got one without the other")
+    if data is None or images is None:
+        return open_validation(detector.card, detector.categories)
+    return open_with_categories(Path(data), Path(images), detector.categories)
+
+
+def detect_in_set(
+    detector: Detector, images: AnnotatedImages, batch_size: int = 1, workers: int = 0
+) -> DetectionEvaluation:
     """Find objects in a set's images and score them. Raises InputError when no image of it can be read.
 
-    batch_size: images loaded at a time; they go through the model one by one, as their masks are as large as they are.
-    workers: processes that decode images.
+    batch_size: images in one forward pass, which holds the masks of all of them. workers: processes that decode images.
     """
     results: list[Result] = []
     read: list[int] = []
@@ -42,24 +64,21 @@ def detect_in_set(detector: Detector, images: AnnotatedImages, batch_size: int =
     with evaluation_batches(images, batch_size, workers) as batches:
         for batch in track(batches, "evaluating", len(batches), "batches"):
             unreadable += batch.unreadable
-            for number, image in zip(batch.indices.tolist(), batch.images, strict=True):
-                image_id = images.annotations.images[number].id
-                results += coco_results(detector.predict([image])[0], image_id, detector.card.category_ids)
+            found = detector.detect(batch.images) if batch.images else []
+            for number, each in zip(batch.indices.tolist(), found, strict=True):
+                results += coco_results(each, images.annotations.images[number].id, detector.card.category_ids)
                 read.append(number)
     if not read:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
     scores = evaluate(images.annotations.to_coco(read), results, detections=detector.card.detections)
-    return Detections(results, scores, read, unreadable)
+    return DetectionEvaluation(results, scores, read, unreadable)
 
 
 def find_in_files(
-    detector: Detector, paths: Iterable[Path], unreadable: list[str]
+    detector: Detector, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
 ) -> Iterator[tuple[Path, Image.Image, dict[str, Tensor]]]:
     """Each image file that can be read, decoded, and what is found in it; others are added to `unreadable`."""
-    for path in paths:
-        try:
-            image = read_image(path)
-        except UnreadableImage as error:
-            unreadable.append(str(error))
-            continue
-        yield path, image, detector.predict([as_tensor(image)])[0]
+    for batch in readable_batches(paths, unreadable, batch_size):
+        found = detector.detect([as_tensor(image) for _, image in batch])
+        for (path, image), each in zip(batch, found, strict=True):
+            yield path, image, each

@@ -13,7 +13,7 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import as_tensor
 from lambdanets.data.images import UnreadableImage
 from lambdanets.files import atomic_open
-from lambdanets.inference.detection import Detections
+from lambdanets.inference.detection import DetectionEvaluation
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.drawing import contact_sheet, draw_curves_of_precision, overlay
 
@@ -22,9 +22,9 @@ SHOWN = 8
 LEAST_SCORE = 0.5  # of what is drawn
 
 
-def draw_detections(detector: Detector, images: AnnotatedImages, detections: Detections, folder: Path) -> None:
+def draw_detections(detector: Detector, images: AnnotatedImages, evaluation: DetectionEvaluation, folder: Path) -> None:
     """Write predictions.png, with images spread evenly over the set, and precision_recall.png into a folder."""
-    read = detections.read
+    read = evaluation.read
     chosen = [read[place] for place in np.linspace(0, len(read) - 1, min(len(read), SHOWN)).astype(int)]
     rows = []
     for number in chosen:
@@ -32,11 +32,11 @@ def draw_detections(detector: Detector, images: AnnotatedImages, detections: Det
             image, known = images.load(number)
         except UnreadableImage:  # since it was evaluated
             continue
-        found = detector.predict([as_tensor(image)])[0]
+        found = detector.detect([as_tensor(image)])[0]
         rows.append((draw_truth(image, known, detector.classes), draw_found(image, found, detector.classes)))
     with atomic_open(folder / SHEET) as file:
         contact_sheet(rows).save(file, "PNG")
-    draw_curves_of_precision(detections.scores, folder / CURVES)
+    draw_curves_of_precision(evaluation.scores, folder / CURVES)
 
 
 def draw_truth(image: Image.Image, known: AnnotatedImage, classes: Sequence[str]) -> Image.Image:

@@ -1,16 +1,19 @@
 """A trained detector: its model, its card, and what it finds in images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from lambdanets.data.coco.annotations import Category
-from lambdanets.device import best_device
+from lambdanets.data.coco.loader import as_tensor
+from lambdanets.device import as_device
 from lambdanets.errors import InputError
+from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.inference.weights import read_model_file
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
@@ -19,12 +22,57 @@ from lambdanets.models.weights import load_tensors
 MASK_THRESHOLD = 0.5  # of a pixel's probability
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Detections:
+    """The objects found in one image, most certain first, on the CPU.
+
+    boxes: (n, 4) float32, x1, y1, x2, y2 in the image's pixels. labels: (n,) int64, from 1: classes[label - 1].
+    scores: (n,) float32. masks: (n, H, W) bool, of the image's size. classes: names of all classes.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    scores: Tensor
+    masks: Tensor
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each object's class."""
+        return tuple(self.classes[label - 1] for label in self.labels.tolist())
+
+    def above(self, score: float) -> "Detections":
+        """The objects with at least this score."""
+        kept = self.scores >= score
+        return Detections(self.boxes[kept], self.labels[kept], self.scores[kept], self.masks[kept], self.classes)
+
+    def __repr__(self) -> str:
+        objects = zip(self.class_names, self.scores.tolist(), strict=True)
+        shown = [f"{name} {score:.3f}" for name, score in islice(objects, 3)]
+        return f"Detections({', '.join([f'{len(self)} objects', *shown])}{', ...' if len(self) > 3 else ''})"
+
+
 @dataclass(frozen=True)
 class Detector:
-    """A model in evaluation mode on the best device, and its card."""
+    """A trained detector: a model in evaluation mode, and its card, as `lambdanets.load` gives them."""
 
     model: MaskRCNN
     card: DetectorCard
+
+    @classmethod
+    def from_weights(
+        cls, card: DetectorCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
+    ) -> "Detector":
+        """The detector of a card with these weights. Raises InputError, which names source, where they do not fit."""
+        if len(card.category_ids) != len(card.classes):
+            raise InputError(f"{source} does not say which ids its categories have; expected a file that a run left")
+        model = build_detector(card)
+        load_tensors(model, dict(tensors), source)
+        model.to(memory_format=torch.channels_last)
+        return cls(model.to(device).eval(), card)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -36,12 +84,35 @@ class Detector:
         """Ids and names of the categories, in order of the labels."""
         return tuple(map(Category, self.card.category_ids, self.card.classes))
 
+    def predict(
+        self, images: ImageInputs, *, batch_size: int = 1, device: str | torch.device | None = None
+    ) -> list[Detections]:
+        """Find objects in images of any size, in their order.
+
+        images, device: as in `Classifier.predict`. The model resizes and normalizes images itself, as the card says.
+        batch_size: images in one forward pass, which holds the masks of all of them.
+        """
+        if device is not None:
+            self.to(device)
+        found: list[Detections] = []
+        for batch in image_batches(images, batch_size):
+            found += [
+                Detections(**each | {"masks": each["masks"][:, 0]}, classes=self.classes)
+                for each in self.detect([as_tensor(image) for image in batch])
+            ]
+        return found
+
     @torch.inference_mode()
-    def predict(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """What is found in images (3, H, W) in [0, 1], on the CPU, float32: as `MaskRCNN` gives it."""
         device = next(self.model.parameters()).device
         found = self.model([image.to(device) for image in images])
         return [{name: tensor.cpu() for name, tensor in each.items()} for each in found]
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model, in place. Raises InputError for a device that is not there."""
+        self.model.to(as_device(device))
+        return self
 
 
 def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: Any) -> MaskRCNN:
@@ -71,15 +142,11 @@ def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: An
     )
 
 
-def load_detector(path: str | Path) -> Detector:
+def load_detector(path: str | Path, device: str | torch.device | None = None) -> Detector:
     """The detector in weights.safetensors, in a checkpoint (.ckpt), or in the folder of a run.
 
     Weights that do not fit raise InputError with the names that differ, as does a file that does not say what it holds.
     """
+    there = as_device(device)
     tensors, card = read_model_file(Path(path), DetectorCard)
-    if len(card.category_ids) != len(card.classes):
-        raise InputError(f"{path} does not say which ids its categories have; expected a file that a run left")
-    built = build_detector(card)
-    load_tensors(built, tensors, str(path))
-    built.to(memory_format=torch.channels_last)
-    return Detector(built.to(best_device()).eval(), card)
+    return Detector.from_weights(card, tensors, str(path), there)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -156,6 +155,8 @@ def _reduced(picture: Image.Image) -> Image.Image:
 
 def draw_curves_of_precision(scores: Scores, path: Path) -> None:
     """Write a PNG of precision over recall, for boxes and for masks: at IoU 0.5 and 0.75, and the mean of all IoUs."""
+    from matplotlib.figure import Figure  # here, because it takes ten times as long as the rest, and overlays need none
+
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     summary = scores.summary()
     lines = (

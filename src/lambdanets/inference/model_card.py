@@ -107,26 +107,27 @@ Card = TypeVar("Card", bound=ModelCard)
 
 def make_card(kind: type[Card], fields: Mapping[str, Any], source: str) -> Card:
     """A card from JSON, or from a recipe's fields and the classes. Raises InputError; source names the file."""
-    task = fields.get("task", "classification")
-    if task != kind.task:
-        raise InputError(f"{source} is of a run of {task}, not of {kind.task}")
     parts = dict.fromkeys(("preprocessing", "source"), fields)  # in a recipe their fields stand among the others
     with refused(source):
         return convert({**parts, **fields}, kind)
 
 
 class Described(TypedDict):
-    """What a file of weights says beside them: this, and the fields of its model's card."""
+    """What a weight file has in its metadata: this, and the fields of its model's card."""
 
     classes: tuple[str, ...]
     recipe: dict[str, Any]
 
 
-def read_card(path: Path, rest: Mapping[str, Any], kind: type[Card]) -> Card:
-    """The card that a file of weights has beside them. Raises InputError where there is none, or another task's."""
+def read_card(path: Path, rest: Mapping[str, Any], *kinds: type[Card]) -> Card:
+    """The card that a file of weights has beside them. Raises InputError where there is none of these kinds."""
     content = described(path, rest)
     fields = content if "model" in content else {**content["recipe"], **content}
-    return make_card(kind, fields, str(path))
+    task = fields.get("task", "classification")
+    for kind in kinds:
+        if kind.task == task:
+            return make_card(kind, fields, str(path))
+    raise InputError(f"{path} is of a run of {task}, not of {' or '.join(kind.task for kind in kinds)}")
 
 
 def described(path: Path, rest: Mapping[str, Any]) -> Described:

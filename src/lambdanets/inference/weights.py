@@ -43,11 +43,11 @@ def identified(path: Path) -> dict[str, str]:
         return {"name": name, "sha256": sha256_of(content)}
 
 
-def read_model_file(path: Path, kind: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
-    """The weights in a file or in the folder of a run, and their card."""
+def read_model_file(path: Path, *kinds: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
+    """The weights in a file or in the folder of a run, and their card, of one of these kinds."""
     path = weights_in(path)
     tensors, rest = read_weights(path)
-    return tensors, read_card(path, rest, kind)
+    return tensors, read_card(path, rest, *kinds)
 
 
 def of_other_classes(path: Path, rest: Mapping[str, Any], classes: int | Sequence[str]) -> bool:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from interactions import assert_all_close, make_inputs, run
 
-from lambdanets.ops import explain
+import lambdanets as ln
 from lambdanets.ops.position.fourier import BoundFourier, Fourier, fast_side, padded_grid
 from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.rates import built_in
@@ -39,7 +39,7 @@ def test_any_size_of_chunk_gives_what_the_lambda_order_gives(monkeypatch, chunk,
 @pytest.mark.parametrize("side", range(1, 40))
 def test_no_offset_wraps_around_onto_the_grid(side):
     for scope in range(1, 2 * side + 2, 2):
-        problem = explain(*make_inputs((side,), (scope,), k=1, v=1, heads=1, batch=1), (side,)).problem
+        problem = ln.plan(*make_inputs((side,), (scope,), k=1, v=1, heads=1, batch=1), (side,)).problem
         (length,) = padded_grid(problem)
         reach = min(scope // 2, side - 1)
         # offset o of the table and offset d of a pair fall together only where they are equal
@@ -60,7 +60,7 @@ def test_a_fast_side_is_even_not_shorter_and_has_small_factors_alone(least):
 @cases
 def test_the_gradient_of_the_table_is_the_adjoint_of_its_spectrum(grid, sides, u, causal):
     # Parseval: <F R, F G> = prod(N) <R, G> over full spectra; here both are that of a pair of real maps
-    problem = explain(*make_inputs(grid, sides, u), grid, causal=causal).problem
+    problem = ln.plan(*make_inputs(grid, sides, u), grid, causal=causal).problem
     generator = torch.Generator().manual_seed(0)
     shape = (*problem.scope, problem.query_depth, problem.intra_depth)
     table = torch.randn(shape, generator=generator, dtype=torch.float64)

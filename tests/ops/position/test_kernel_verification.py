@@ -20,8 +20,9 @@ import torch
 from interactions import assert_all_close, make_inputs, run
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import lambdanets as ln
 from lambdanets.errors import KernelWarning
-from lambdanets.ops import definition, explain, position_interaction
+from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import fused, plan
 from lambdanets.ops.position.fused import device, launches, self_test_process, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
@@ -37,8 +38,8 @@ def inputs_of(dtype=torch.float32, batch=2):
     return make_inputs(GRID, SIDES, batch=batch, heads=4, k=16, v=16, dtype=dtype)
 
 
-def explained(dtype=torch.float32, **options):
-    return explain(*inputs_of(dtype), GRID, **options)
+def planned(dtype=torch.float32, **options):
+    return ln.plan(*inputs_of(dtype), GRID, **options)
 
 
 @pytest.fixture
@@ -87,27 +88,27 @@ def another_process(monkeypatch):
 @pytest.mark.slow
 def test_kernels_are_chosen_once_their_self_test_has_passed(with_fault, cache, monkeypatch):
     with_fault("none")
-    found = explained(torch.bfloat16)
+    found = planned(torch.bfloat16)
     assert (found.chosen, found.backward, found.refused) == ("fused", "fused", {})
     (kept,) = json.loads((cache / "kernels.json").read_text()).values()
     assert kept["bfloat16"].keys() == {*verification.FORWARD, *verification.BACKWARD}
     assert all(0 < verdict["error"] <= verdict["allowed"] for verdict in kept["bfloat16"].values())
     with another_process(monkeypatch):
-        assert explained(torch.bfloat16).chosen == "fused"
+        assert planned(torch.bfloat16).chosen == "fused"
 
 
 @pytest.mark.slow
 def test_a_kernel_that_raises_is_replaced_with_one_warning(with_fault, monkeypatch):
     with_fault("raises")
     with pytest.warns(KernelWarning) as warned:
-        found = explained()
+        found = planned()
     (warning,) = warned
     versions = f"torch {torch.__version__}", "triton ", "lambdanets ", "Triton's interpreter, compute capability 9.0"
     reason = "forward_query_order raises RuntimeError: out of resource: shared memory, Required: 303104"
     assert all(part in str(warning.message) for part in (*versions, "float32", reason))
     for known in contextlib.nullcontext(), another_process(monkeypatch):
         with known:
-            found = explained()
+            found = planned()
             assert found.chosen != "fused"
             assert found.backward == "fused"  # its kernels passed
             assert reason in str(found)
@@ -125,7 +126,7 @@ def test_kernels_wrong_in_one_dtype_serve_the_other(with_fault):
     with pytest.warns(KernelWarning, match=f"for bfloat16: .*{one_element}.*{one_unwritten}"):
         verdicts = verification.verdicts_of(kernel_device("cpu"), torch.bfloat16)
     assert {name for name, verdict in verdicts.items() if verdict.reason} == {"forward_query_order", "queries_gradient"}
-    assert explained(torch.float32).chosen == "fused"
+    assert planned(torch.float32).chosen == "fused"
 
 
 @pytest.mark.slow
@@ -135,14 +136,14 @@ def test_a_kernel_that_hangs_is_ended_at_the_time_limit(counted, with_fault, cac
     cache.mkdir()
     monkeypatch.setenv("LAMBDANETS_KERNEL_TEST_SECONDS", "1")
     with pytest.warns(KernelWarning, match="forward_query_order took longer than 1 s to compile and test"):
-        found = explained()
+        found = planned()
     assert "fused" not in (found.chosen, found.backward)
     with pytest.raises(ProcessLookupError):
         os.kill(int((cache / "pid").read_text()), 0)
     # the kernels after it were not tested: the next process tests them, and not the one that hangs
     monkeypatch.setattr(self_test_process, "SELF_TEST", healthy)
     verification.forget()
-    found = explained()
+    found = planned()
     assert (found.chosen == "fused", found.backward) == (False, "fused")
     assert "took longer than 1 s" in str(found)
 
@@ -151,7 +152,7 @@ def test_a_kernel_that_hangs_is_ended_at_the_time_limit(counted, with_fault, cac
 def test_a_kernel_that_crashes_its_process_is_blamed_alone(with_fault):
     with_fault("crashes")
     with pytest.warns(KernelWarning, match="queries_gradient ended the self-test's process, exit code -11"):
-        found = explained()
+        found = planned()
     assert found.chosen == "fused"
     assert found.backward != "fused"
     verdicts = verification.verdicts_of(kernel_device("cpu"), torch.float32)
@@ -162,13 +163,13 @@ def test_kernels_that_could_not_be_tested_are_tested_by_the_next_process(counted
     command = self_test_process.SELF_TEST
     monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('GPU is busy')"))
     with pytest.warns(KernelWarning, match=r"could not be tested.*GPU is busy.*the next process tries again") as warned:
-        assert explained().chosen != "fused"
+        assert planned().chosen != "fused"
     assert len(warned) == 1
-    assert explained().chosen != "fused"
-    assert "GPU is busy" in str(explained())
+    assert planned().chosen != "fused"
+    assert "GPU is busy" in str(planned())
     monkeypatch.setattr(self_test_process, "SELF_TEST", command)
     verification.forget()
-    assert explained().chosen == "fused"
+    assert planned().chosen == "fused"
 
 
 @pytest.mark.slow
@@ -183,7 +184,7 @@ def test_a_self_test_that_finds_another_device_gives_no_verdict(monkeypatch):
 def test_a_self_test_that_cannot_be_started_leaves_plain_algorithms(cache, monkeypatch):
     monkeypatch.setattr(self_test_process, "SELF_TEST", (str(cache / "no python"),))
     with pytest.warns(KernelWarning, match="could not be tested: .*no python does not start"):
-        assert explained().chosen != "fused"
+        assert planned().chosen != "fused"
 
 
 DAMAGES = ["", "{", "[]", '{"%s": 3}', '{"%s": {"float32": []}}', '{"%s": {"float32": {"queries_gradient": {}}}}']
@@ -195,21 +196,21 @@ def test_a_damaged_file_of_verdicts_is_tested_anew(text, counted, cache):
     cache.mkdir()
     key = verification.described(kernel_device("cpu"))
     (cache / "kernels.json").write_bytes(text.replace("%s", key).encode("utf-8", "surrogateescape"))
-    assert explained().chosen == "fused"
+    assert planned().chosen == "fused"
     assert counted() == ["float32"]
     assert json.loads((cache / "kernels.json").read_text())[key]["float32"].keys() >= {"queries_gradient"}
     verification.forget()
-    assert explained().chosen == "fused"
+    assert planned().chosen == "fused"
     assert counted() == ["float32"]
 
 
 @pytest.mark.parametrize("changed", ["torch", "lambdanets"])
 def test_another_version_is_tested_anew(changed, counted, cache, monkeypatch):
-    assert explained().chosen == "fused"
+    assert planned().chosen == "fused"
     monkeypatch.setattr(sys.modules[changed], "__version__", "99.0")
     verification.versions.cache_clear()
     verification.forget()
-    assert explained().chosen == "fused"
+    assert planned().chosen == "fused"
     assert counted() == ["float32", "float32"]
     assert len(json.loads((cache / "kernels.json").read_text())) == 2
 
@@ -217,7 +218,7 @@ def test_another_version_is_tested_anew(changed, counted, cache, monkeypatch):
 def test_verdicts_hold_for_the_process_where_the_cache_cannot_be_written(counted, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_CACHE", os.devnull)
     for _ in range(2):
-        assert explained().chosen == "fused"
+        assert planned().chosen == "fused"
     assert counted() == ["float32"]
 
 
@@ -229,13 +230,13 @@ def test_verdicts_hold_for_the_process_of_a_user_without_a_home(counted, monkeyp
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
     for _ in range(2):
-        assert explained().chosen == "fused"
+        assert planned().chosen == "fused"
     assert counted() == ["float32"]
 
 
 def test_threads_at_first_use_test_once(counted):
     chosen = []
-    threads = [threading.Thread(target=lambda: chosen.append(explained().chosen)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: chosen.append(planned().chosen)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -260,13 +261,13 @@ def test_processes_at_first_use_test_once(counted, monkeypatch):
 
 
 def test_kernels_asked_for_by_name_need_no_self_test(counted):
-    found = explained(algorithm="fused")
+    found = planned(algorithm="fused")
     assert (found.chosen, found.backward) == ("fused", "fused")
     assert counted() == []
 
 
 def test_a_problem_that_plain_algorithms_serve_better_needs_no_self_test(counted):
-    assert explained(torch.float64).chosen != "fused"
+    assert planned(torch.float64).chosen != "fused"
     assert counted() == []
 
 
@@ -275,7 +276,7 @@ def test_a_time_limit_that_is_none_is_named(text, cache, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_KERNEL_TEST_SECONDS", text)
     message = f"LAMBDANETS_KERNEL_TEST_SECONDS must be a positive number of seconds, got {text!r}"
     with pytest.raises(ValueError, match=message):
-        explained()
+        planned()
 
 
 @pytest.fixture
@@ -310,7 +311,7 @@ def test_a_kernel_that_cannot_be_launched_is_replaced_for_that_problem(launched)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_all_close(run(inputs, GRID), expected, 1e-5)
-        assert "the forward pass raised RuntimeError: out of resource" in str(explain(*inputs, GRID))
+        assert "the forward pass raised RuntimeError: out of resource" in str(ln.plan(*inputs, GRID))
     assert len(names) == 2
     with pytest.warns(KernelWarning, match="batch=3"):
         position_interaction(*inputs_of(batch=3), GRID)
@@ -336,7 +337,7 @@ def test_lack_of_memory_is_not_blamed_on_a_kernel(launched):
     launched(torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(torch.OutOfMemoryError):
         position_interaction(*inputs_of(), GRID)
-    assert explained().chosen == "fused"
+    assert planned().chosen == "fused"
 
 
 def test_each_gpu_of_a_machine_has_a_plan_of_its_own(monkeypatch):

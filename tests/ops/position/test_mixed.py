@@ -4,7 +4,7 @@ import pytest
 import torch
 from interactions import Spy, assert_all_close, make_inputs, run
 
-from lambdanets.ops import explain
+import lambdanets as ln
 from lambdanets.ops.position import mirrored
 from lambdanets.ops.position.mixed import BoundMixed, Mixed, frequencies, row_tiling
 from lambdanets.ops.position.plan import ALGORITHMS
@@ -46,7 +46,7 @@ def test_any_number_of_rows_at_once_gives_what_the_lambda_order_gives(monkeypatc
 @pytest.mark.parametrize("scope", [1, 3, 9, 61])
 def test_the_transform_is_long_enough_that_nothing_wraps_around(side, scope):
     inputs = make_inputs((2, side), (1, scope))
-    problem = explain(*inputs, (2, side)).problem
+    problem = ln.plan(*inputs, (2, side)).problem
     for before, after in ((problem.before[-1], 0), (0, problem.after[-1]), (problem.before[-1], problem.after[-1])):
         uneven = replace(problem, before=(0, before), after=(0, after))
         assert 2 * frequencies(uneven) - 1 >= side + max(before, after)
@@ -61,7 +61,7 @@ def test_examples_taken_in_chunks_with_a_smaller_last_one_change_nothing(monkeyp
 
 def test_mirrored_positions_are_packed_and_unpacked_as_adjoints():
     for side in (4, 5):
-        problem = explain(*make_inputs((3, side), (3, 3)), (3, side)).problem
+        problem = ln.plan(*make_inputs((3, side), (3, 3)), (3, side)).problem
         queries = make_inputs((3, side), (3, 3))[0]
         packed = mirrored.pack_queries(queries, problem).clone()
         gradient = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

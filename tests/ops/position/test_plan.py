@@ -5,7 +5,8 @@ import pytest
 import torch
 from interactions import make_inputs
 
-from lambdanets.ops import explain, position_interaction
+import lambdanets as ln
+from lambdanets.ops import position_interaction
 from lambdanets.ops.position.plan import ALGORITHMS, make_plan, predicted_costs
 from lambdanets.ops.position.rates import Rates, rates_of
 
@@ -13,7 +14,7 @@ from lambdanets.ops.position.rates import Rates, rates_of
 def plan_for(grid, sides, b=8, h=4, k=16, v=16, **options):
     n = math.prod(grid)
     shapes = (b, h, n, k), (*sides, k), (b, n, v)
-    return explain(*(torch.empty(shape, device="meta") for shape in shapes), grid, **options)
+    return ln.plan(*(torch.empty(shape, device="meta") for shape in shapes), grid, **options)
 
 
 def test_the_plan_takes_the_query_order_on_small_maps_and_for_small_scopes():
@@ -40,7 +41,7 @@ def test_plan_prefers_algorithms_below_the_workspace_limit(monkeypatch):
 
 
 def test_the_plan_prints_every_algorithm_and_marks_its_choice():
-    plan = explain(*make_inputs((4, 4), (3, 3), 0), (4, 4))
+    plan = ln.plan(*make_inputs((4, 4), (3, 3), 0), (4, 4))
     assert all(name in str(plan) for name in ALGORITHMS)
     assert f"* {plan.chosen}" in str(plan)
 
@@ -60,13 +61,13 @@ def test_the_fused_algorithm_is_refused_without_a_gpu():
 def test_an_algorithm_that_cannot_serve_is_refused_by_name_with_the_reason():
     inputs = make_inputs((2, 4, 3), (3, 3, 5), 0)
     message = r"algorithm must be one that serves a grid of \(2, 4, 3\); 'value_axis_convolution' serves.*no 4-d"
-    for function in explain, position_interaction:
+    for function in ln.plan, position_interaction:
         with pytest.raises(ValueError, match=message):
             function(*inputs, (2, 4, 3), algorithm="value_axis_convolution")
 
 
 def test_the_plan_prints_a_dash_for_an_algorithm_that_cannot_serve():
-    plan = explain(*make_inputs((2, 4, 3), (3, 3, 5), 0), (2, 4, 3))
+    plan = ln.plan(*make_inputs((2, 4, 3), (3, 3, 5), 0), (2, 4, 3))
     (line,) = [line.split() for line in str(plan).splitlines() if "value_axis_convolution" in line]
     assert line == ["value_axis_convolution", *"----"]
     assert plan.costs["value_axis_convolution"] is None
@@ -104,7 +105,7 @@ def test_costs_are_positive_and_grow_with_the_batch(grid, sides):
 def test_tensors_on_the_meta_device_have_the_plan_of_those_on_the_cpu(grid, sides):
     n = math.prod(grid)
     shapes = (2, 4, n, 16), (*sides, 16), (2, n, 16)
-    meta, cpu = (explain(*(torch.empty(shape, device=device) for shape in shapes), grid) for device in ("meta", "cpu"))
+    meta, cpu = (ln.plan(*(torch.empty(shape, device=device) for shape in shapes), grid) for device in ("meta", "cpu"))
     assert (meta.chosen, meta.backward, meta.costs) == (cpu.chosen, cpu.backward, cpu.costs)
 
 

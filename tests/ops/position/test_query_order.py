@@ -4,7 +4,7 @@ import pytest
 import torch
 from interactions import Spy, assert_all_close, make_inputs, run
 
-from lambdanets.ops import explain
+import lambdanets as ln
 from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.query_order import BoundQueryOrder, QueryOrder, best_tiling
 from lambdanets.ops.position.rates import built_in
@@ -62,7 +62,7 @@ def test_examples_in_several_chunks_give_what_the_batch_gives(monkeypatch):
 
 @pytest.mark.parametrize("algorithm", ["lambda_order", "convolution", "mixed"])
 def test_more_examples_stay_in_the_cache_of_a_gpu_than_of_a_core(algorithm):
-    problem = explain(*make_inputs((28, 28), (23, 23), dtype=torch.float32), (28, 28)).problem
+    problem = ln.plan(*make_inputs((28, 28), (23, 23), dtype=torch.float32), (28, 28)).problem
     on_core, on_gpu = (
         ALGORITHMS[algorithm].bind(replace(problem, batch=1 << 20, device=device), built_in("cpu", 1)).problem.batch
         for device in ("cpu", "cuda:0")
@@ -72,5 +72,5 @@ def test_more_examples_stay_in_the_cache_of_a_gpu_than_of_a_core(algorithm):
 
 def test_the_logits_of_the_chosen_tiling_fit_the_cache_of_a_core():
     inputs = make_inputs((28, 28), (23, 23), batch=1, dtype=torch.float32)
-    problem = explain(*inputs, (28, 28)).problem
+    problem = ln.plan(*inputs, (28, 28)).problem
     assert best_tiling(problem, built_in("cpu", 1)).logits_bytes(1) <= 8 << 20

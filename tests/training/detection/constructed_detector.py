@@ -52,7 +52,7 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
     found = [
         _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)
-        for label, box in _apart(detector.predict([tensor])[0])
+        for label, box in _apart(detector.detect([tensor])[0])
     ]
     change(digits / "train.json", annotations=[{"id": number, **each} for number, each in enumerate(found, 1)])
     save_weights(folder / "first.safetensors", detector.model, describe(recipe, names, category_ids=ids))

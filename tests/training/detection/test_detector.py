@@ -37,7 +37,7 @@ def test_the_folder_the_weights_and_the_checkpoint_find_the_same(name, trained_d
     whole, part = (load_detector(trained_detector / "run" / place) for place in ("", name))
     assert part.categories == whole.categories == tuple(Category(**each) for each in TWO)
     assert part.card == whole.card
-    for one, other in zip(whole.predict(pixels), part.predict(pixels), strict=True):
+    for one, other in zip(whole.detect(pixels), part.detect(pixels), strict=True):
         assert len(one["boxes"]) > 0
         assert all(torch.equal(one[key], other[key]) for key in ("boxes", "labels", "scores", "masks"))
 

@@ -59,7 +59,7 @@ class Shapes(Common):
     heads: int = 4
     """h, the queries that share a lambda; heads of the attention rivals."""
     algorithm: str = "auto"
-    """Of our position term, a name that lambdanets.explain prints."""
+    """Of our position term, a name that lambdanets.plan prints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Model(Timed):
     scope: int = 23
     """Side of the position context."""
     algorithm: str = "auto"
-    """Of our position term, a name that lambdanets.explain prints."""
+    """Of our position term, a name that lambdanets.plan prints."""
 
 
 @dataclass(frozen=True, kw_only=True)

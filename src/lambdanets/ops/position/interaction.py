@@ -39,12 +39,12 @@ def position_interaction(
         sum_k q[b,h,n,k] content[b,k,:] to y.
     dilation: offsets reach the multiples of this number of positions.
     causal: only context positions that do not come after the query in row-major order; the query itself counts.
-    algorithm: a name from ALGORITHMS, or "auto" for the plan's choice; `explain` shows it.
+    algorithm: a name from ALGORITHMS, or "auto" for the plan's choice; `plan` shows it.
 
     Returns (b, h, n, v) in the dtype of the inputs. Sums are kept in float32 or wider: float16 is computed in
     float32, or by fused kernels in products of float16 that are scaled by powers of two, and under float16 autocast the
     result is float32. Any strides; differentiable twice. Exact up to rounding.
-    For the backward pass only the inputs are kept. Cost: `explain` shows it; at most b n k u v min(n, prod(r))
+    For the backward pass only the inputs are kept. Cost: `plan` shows it; at most b n k u v min(n, prod(r))
     multiply-adds. Raises ValueError naming the argument that does not fit.
     """
     given = Factors(queries, table, values, content)
@@ -62,7 +62,7 @@ def position_interaction(
     return output.to(returned)
 
 
-def explain(
+def plan(
     queries: Tensor,
     table: Tensor,
     values: Tensor,

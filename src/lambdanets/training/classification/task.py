@@ -99,7 +99,7 @@ class ClassificationTask(Task):
         classifier = Classifier(self.model.to(best_device()).eval(), card_of(recipe, self.classes))
         measured_on = self.splits.validation if self.splits.test is None else self.splits.test
         predictions = predict_set(classifier, measured_on, recipe.micro_batch or recipe.batch_size, recipe.workers)
-        draw_predictions(predictions, measured_on, self.classes, folder / "predictions.png")
+        draw_predictions(predictions, measured_on, folder / "predictions.png")
         result: dict[str, Any] = {"top1": round(predictions.top1, 6), "validation_images": len(predictions.labels)}
         if self.splits.test is not None:
             held_out = log.values("val", "top1")

@@ -106,7 +106,7 @@ class DetectionTask(Task):
         # Lightning leaves the model on the CPU
         model: Any = self.model.to(best_device()).eval()
         detector = Detector(model, card_of(recipe, self.classes, self.category_ids))
-        found = detect_in_set(detector, self.validation, recipe.micro_batch or recipe.batch_size, recipe.workers)
+        found = detect_in_set(detector, self.validation, workers=recipe.workers)
         draw_detections(detector, self.validation, found, folder)
         return {
             **found.scores.as_dict(),

@@ -1,0 +1,63 @@
+"""A trained model measured on a data set, whatever its task."""
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from lambdanets.bounds import WORKERS, Range, check
+from lambdanets.data.coco.sets import tell_findings
+from lambdanets.errors import InputError, need_packages
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.detector import Detector
+from lambdanets.inference.loading import load
+
+if TYPE_CHECKING:
+    from lambdanets.inference.classification import ClassificationEvaluation
+    from lambdanets.inference.detection import DetectionEvaluation
+
+
+def evaluate(
+    model: Classifier | Detector | str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    images: str | os.PathLike[str] | None = None,
+    data_root: str | os.PathLike[str] | None = None,
+    batch_size: int | None = None,
+    workers: int = 0,
+    device: str | torch.device | None = None,
+) -> "ClassificationEvaluation | DetectionEvaluation":
+    """Accuracy of a classifier, or average precision of a detector, by the preprocessing of its model card.
+
+    model: as `load` gives it, or the path that `load` takes.
+    data: by default the set that the run validated on. For a classifier another data set with the same classes, as
+        `lambdanets train --data` takes it, of which the validation part is classified. For a detector a file of
+        instances in COCO's format, with the same categories.
+    images: of a detector's data, a folder or an uncompressed tar. data_root: of a data set named for timm, its folder.
+    batch_size: images in one forward pass; by default as many as fit into memory, up to 128, and 1 for a detector.
+    workers: processes that decode images.
+    device: moves the model there.
+    """
+    check("batch_size", batch_size, int | None, Range(1))
+    check("workers", workers, int, WORKERS)
+    if isinstance(model, str | os.PathLike):
+        model = load(model, device=device)
+    elif not isinstance(model, Classifier | Detector):
+        raise InputError(f"model must be a Classifier, a Detector or a path that load takes, got {model!r}")
+    elif device is not None:
+        model.to(device)
+    if isinstance(model, Classifier):
+        from lambdanets.inference import classification
+
+        if images is not None:
+            raise InputError(f"images must be None for a classifier, got {os.fspath(images)!r}; data names its images")
+        name, root = (None if path is None else os.fspath(path) for path in (data, data_root))
+        return classification.evaluate(model, name, root, batch_size=batch_size, workers=workers)
+    if data_root is not None:
+        raise InputError(f"data_root must be None for a detector, got {os.fspath(data_root)!r}; give images")
+    need_packages("faster_coco_eval", "pycocotools", extra="detection")
+    from lambdanets.inference.detection import detect_in_set, open_evaluation_set
+
+    annotated = open_evaluation_set(model, data, images)
+    tell_findings(data=annotated)
+    return detect_in_set(model, annotated, batch_size or 1, workers)

@@ -1,0 +1,104 @@
+"""Images as callers have them: files, Pillow images, arrays and tensors."""
+
+import os
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from lambdanets.bounds import Range, check
+from lambdanets.data.images import UnreadableImage, read_image, to_grey_or_rgb
+from lambdanets.errors import InputError, one_line
+
+ImageInput = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
+ImageInputs = ImageInput | Iterable[ImageInput]
+_CLASSES = (str, os.PathLike, Image.Image, np.ndarray, Tensor)
+_EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
+
+
+def image_batches(images: ImageInputs, batch_size: int) -> Iterator[list[Image.Image]]:
+    """Batches of 8-bit images, upright, of mode "L" or "RGB", in their order; each is decoded when it is asked for.
+
+    images: one or several of
+      - a path, read as `read_image` does;
+      - a Pillow image of any mode, treated as its file would be;
+      - an array (H, W), (H, W, 1) or (H, W, 3) of uint8; (N, H, W, C) are N images;
+      - a tensor (1, H, W) or (3, H, W), uint8 or floating point in [0, 1], which is rounded to 8 bits; (N, C, H, W) are
+        N images.
+
+    Raises InputError at once for a wrong argument, and UnreadableImage for a file that cannot be read.
+    """
+    check("batch_size", batch_size, int, Range(1))
+    named = _named(images)
+    return (
+        [_decode(image, name) for image, name in named[start : start + batch_size]]
+        for start in range(0, len(named), batch_size)
+    )
+
+
+def readable_batches(
+    paths: Sequence[Path], unreadable: list[str], batch_size: int
+) -> Iterator[list[tuple[Path, Image.Image]]]:
+    """Batches of image files with their images; what cannot be read is left out and named in `unreadable`."""
+    for start in range(0, len(paths), batch_size):
+        batch = []
+        for path in paths[start : start + batch_size]:
+            try:
+                batch.append((path, read_image(path)))
+            except UnreadableImage as error:
+                unreadable.append(str(error))
+        if batch:
+            yield batch
+
+
+def _named(images: ImageInputs) -> Sequence[tuple[ImageInput, str]]:
+    """Single images, checked but for the content of files, and what to call each."""
+    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
+        images = list(images)
+    if isinstance(images, _CLASSES):
+        named: list[tuple[ImageInput, str]] = [(images, "images")]
+    elif isinstance(images, Iterable) and not isinstance(images, bytes | dict):
+        named = [(image, f"images[{place}]") for place, image in enumerate(images)]
+    else:
+        raise InputError(f"images must be {_EXPECTED}, or a list of them, got {reprlib.repr(images)}")
+    for image, name in named:
+        _check(image, name)
+    return named
+
+
+def _check(image: object, name: str) -> None:
+    if isinstance(image, np.ndarray):
+        shape = image.shape[2:] or (1,)
+        if image.ndim not in (2, 3) or shape[0] not in (1, 3) or image.dtype != np.uint8 or not image.size:
+            expected = "an array (H, W), (H, W, 1) or (H, W, 3) of uint8"
+            raise InputError(f"{name} must be {expected}, got shape {image.shape} of {image.dtype}")
+    elif isinstance(image, Tensor):
+        known = str(image.dtype) == "torch.uint8" or image.is_floating_point()
+        if image.ndim != 3 or image.shape[0] not in (1, 3) or not known or not image.numel():
+            expected = "a tensor (1, H, W) or (3, H, W) of uint8 or floating point"
+            raise InputError(f"{name} must be {expected}, got shape {tuple(image.shape)} of {image.dtype}")
+        if image.is_floating_point():
+            low, high = image.min().item(), image.max().item()
+            if not 0 <= low <= high <= 1:  # so of NaN
+                raise InputError(f"{name} must be in [0, 1], got {low:g} to {high:g}; divide 8-bit values by 255")
+    elif not isinstance(image, _CLASSES):
+        raise InputError(f"{name} must be {_EXPECTED}, got {reprlib.repr(image)}")
+
+
+def _decode(image: ImageInput, name: str) -> Image.Image:
+    if isinstance(image, str | os.PathLike):
+        return read_image(image)
+    if isinstance(image, Tensor):
+        pixels = (image.float() * 255).round() if image.is_floating_point() else image
+        image = pixels.byte().permute(1, 2, 0).cpu().numpy()
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
+    if not image.width or not image.height:
+        raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
+    try:
+        return to_grey_or_rgb(ImageOps.exif_transpose(image))
+    except Exception as error:  # Pillow decodes a file here that the caller has only opened
+        raise UnreadableImage(name, one_line(error)) from error

@@ -1,0 +1,371 @@
+"""`lambdanets.load`, `predict` and `evaluate`, for both tasks, on every kind of image."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import lambdanets as ln
+from lambdanets.cli import main
+from training.runs import quick_on
+from training.teaching import RECIPE, write_teacher
+
+CLASSES = ("dark", "light")
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    """An RGB image of 13 x 9 pixels."""
+    return np.random.default_rng(1).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    return ln.load(write_teacher(tmp_path_factory.mktemp("classifier") / "teacher", CLASSES), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def gray_classifier(tmp_path_factory):
+    recipe = replace(RECIPE, channels=1)
+    return ln.load(write_teacher(tmp_path_factory.mktemp("gray") / "teacher", CLASSES, recipe=recipe), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def detector(trained_detector):
+    return ln.load(trained_detector / "run", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def photo(trained_detector):
+    """An image in which the detector finds objects."""
+    return sorted((trained_detector / "digits/train").iterdir())[1]
+
+
+def chw(pixels):
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def forms_of(pixels, folder):
+    """One image in every form that predict takes."""
+    image = Image.fromarray(pixels)
+    image.save(folder / "image.png")
+    turned = image.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x0112] = 6  # upright once it is rotated back
+    turned.save(folder / "turned.png", exif=turned.getexif())
+    return {
+        "text": str(folder / "image.png"),
+        "path": folder / "image.png",
+        "turned path": folder / "turned.png",
+        "Pillow": image,
+        "opened": Image.open(folder / "image.png"),
+        "turned": Image.open(folder / "turned.png"),
+        "transparent": image.convert("RGBA"),
+        "array": pixels,
+        "array with strides": np.asfortranarray(pixels),
+        "batch of one array": pixels[None],
+        "tensor": chw(pixels),
+        "float tensor": chw(pixels) / 255,
+        "double tensor": chw(pixels).double() / 255,
+        "batch of one tensor": chw(pixels)[None],
+        "list": [pixels],
+        "tuple": (chw(pixels),),
+        "generator": (each for each in [pixels]),
+    }
+
+
+def test_a_classifier_gives_every_form_of_an_image_the_same_probabilities(classifier, pixels, tmp_path):
+    expected = classifier.predict(pixels)[0].probabilities
+    assert expected.shape == (2,)
+    assert expected.sum() == pytest.approx(1)
+    for name, form in forms_of(pixels, tmp_path).items():
+        (prediction,) = classifier.predict(form)
+        assert torch.equal(prediction.probabilities, expected), name
+
+
+def test_a_detector_finds_the_same_objects_in_every_form_of_an_image(detector, photo, tmp_path):
+    pixels = np.array(Image.open(photo).convert("RGB"))
+    (expected,) = detector.predict(photo)
+    assert len(expected) > 0
+    for name, form in forms_of(pixels, tmp_path).items():
+        (found,) = detector.predict(form)
+        for field in ("boxes", "labels", "scores", "masks"):
+            assert torch.equal(getattr(found, field), getattr(expected, field)), (name, field)
+
+
+def test_gray_forms_of_an_image_are_classified_alike(gray_classifier, classifier):
+    gray = np.random.default_rng(2).integers(0, 256, (8, 8), dtype=np.uint8)
+    forms = [gray, gray[..., None], Image.fromarray(gray), torch.from_numpy(gray)[None]]
+    forms += [torch.from_numpy(gray)[None] / 255, Image.fromarray(gray.astype(np.uint16) * 257)]
+    for model in (gray_classifier, classifier):  # also by a model of color images
+        first, *others = [each.probabilities for each in model.predict(forms, batch_size=1)]
+        assert all(torch.equal(each, first) for each in others)
+
+
+def test_probabilities_are_those_of_the_preprocessing_of_the_card(classifier, pixels):
+    prepared = classifier.card.preprocessing.transform()(Image.fromarray(pixels))
+    with torch.inference_mode():
+        expected = classifier.model(prepared[None])[0].softmax(0)
+    torch.testing.assert_close(classifier.predict(pixels)[0].probabilities, expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+def test_batches_of_images_of_any_sizes_keep_their_order(batch_size, classifier):
+    random = np.random.default_rng(3)
+    images = [random.integers(0, 256, (height, 20 - height, 3), dtype=np.uint8) for height in range(2, 9)]
+    alone = [classifier.predict(image)[0].probabilities for image in images]
+    batched = [each.probabilities for each in classifier.predict(images, batch_size=batch_size)]
+    torch.testing.assert_close(torch.stack(batched), torch.stack(alone))
+
+
+def test_a_batch_of_arrays_or_tensors_is_several_images(classifier, pixels):
+    several = np.stack([pixels, 255 - pixels, pixels])
+    tensors = torch.from_numpy(several).permute(0, 3, 1, 2)
+    for batch in (several, tensors, tensors / 255):
+        assert len(classifier.predict(batch, batch_size=2)) == 3
+
+
+def test_images_of_other_sizes_in_a_batch_change_no_detection(detector, photo, pixels):
+    image = np.asarray(Image.open(photo).convert("RGB"))
+    images = [image, pixels, image[: image.shape[0] // 2]]
+    for mine, other in zip(detector.predict(images), detector.predict(images, batch_size=3), strict=True):
+        assert mine.masks.shape == other.masks.shape
+        assert torch.equal(mine.labels, other.labels)
+        torch.testing.assert_close(mine.boxes, other.boxes, atol=1e-3, rtol=1e-4)
+    assert mine.masks.shape[1:] == images[-1].shape[:2]
+
+
+def test_no_images_give_no_results(classifier, detector):
+    for nothing in ([], (), np.empty((0, 4, 4, 3), np.uint8), torch.empty(0, 3, 4, 4)):
+        assert classifier.predict(nothing) == detector.predict(nothing) == []
+
+
+def test_results_name_classes_and_print_in_a_line(classifier, detector, pixels, photo):
+    (prediction,) = classifier.predict(pixels)
+    best, second = prediction.top(5)
+    assert best == (prediction.class_name, prediction.confidence)
+    assert best[1] >= second[1]
+    assert {best[0], second[0]} == set(CLASSES)
+    assert prediction.top(1) == [best]
+    assert repr(prediction).startswith(f"Prediction({best[0]} ")
+    (found,) = detector.predict(photo)
+    assert found.boxes.shape == (len(found), 4)
+    assert found.masks.shape == (len(found), *np.asarray(Image.open(photo)).shape[:2])
+    assert found.masks.dtype == torch.bool
+    assert found.class_names == tuple(detector.classes[label - 1] for label in found.labels.tolist())
+    middle = float(found.scores.median())
+    sure = found.above(middle)
+    assert 0 < len(sure) == len(sure.masks) == int((found.scores >= middle).sum())
+    assert repr(sure).startswith(f"Detections({len(sure)} objects, ")
+
+
+ZEROS = np.zeros((4, 4, 3), np.uint8)
+EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
+WRONG = [
+    (None, f"images must be {EXPECTED}, or a list of them, got None"),
+    (5, f"images must be {EXPECTED}, or a list of them, got 5"),
+    (b"bytes", "images must be .* or a list of them, got b'bytes'"),
+    ({"a": ZEROS}, r"images must be .* or a list of them, got \{'a': "),
+    ([ZEROS, None], rf"images\[1\] must be {EXPECTED}, got None"),
+    ([[ZEROS]], r"images\[0\] must be .* or a tensor, got \["),
+    (ZEROS.astype(np.float32), r"images must be an array .* of uint8, got shape \(4, 4, 3\) of float32"),
+    (ZEROS.transpose(2, 0, 1), r"images must be an array .*, got shape \(3, 4, 4\) of uint8"),
+    (ZEROS[:0], r"images must be an array .*, got shape \(0, 4, 3\)"),
+    ([ZEROS[0, 0]], r"images\[0\] must be an array .*, got shape \(3,\)"),
+    ([ZEROS[None]], r"images\[0\] must be an array .*, got shape \(1, 4, 4, 3\)"),
+    (torch.zeros(4, 4, 3), r"images must be a tensor \(1, H, W\) or \(3, H, W\) .*, got shape \(4, 4, 3\)"),
+    (torch.zeros(3, 4, 4).long(), r"images must be a tensor .*, got shape \(3, 4, 4\) of torch.int64"),
+    (torch.full((3, 4, 4), 255.0), r"images must be in \[0, 1\], got 255 to 255; divide 8-bit values by 255"),
+    (torch.full((1, 3, 4, 4), -0.5), r"images\[0\] must be in \[0, 1\], got -0.5 to -0.5"),
+    (torch.full((3, 4, 4), float("nan")), r"images must be in \[0, 1\], got nan to nan"),
+    ("nowhere.png", "expected a readable image in nowhere.png, but there is no such file"),
+    (Image.new("RGB", (0, 4)), "expected a readable image in images, but it is 0 x 4 pixels"),
+    ([Image.new("F", (4, 4), 9.0)], r"expected a readable image in images\[0\], but its floats must lie in 0..1"),
+]
+
+
+@pytest.mark.parametrize(("images", "message"), WRONG, ids=[message[:60] for _, message in WRONG])
+@pytest.mark.parametrize("task", ["classifier", "detector"])
+def test_wrong_images_are_refused_in_one_sentence(task, images, message, request):
+    with pytest.raises(ValueError, match=f"^{message}") as refused:
+        request.getfixturevalue(task).predict(images)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_wrong_image_is_refused_before_others_are_predicted(classifier, pixels, monkeypatch):
+    monkeypatch.setattr(ln.Classifier, "probabilities", lambda *_: pytest.fail("predicted"))
+    with pytest.raises(ValueError, match=r"images\[2\] must be"):
+        classifier.predict([pixels, pixels, 7], batch_size=1)
+
+
+def test_a_truncated_file_that_is_only_opened_is_named(classifier, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "whole.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
+    with pytest.raises(ValueError, match=r"^expected a readable image in images\[0\], but "):
+        classifier.predict([Image.open(tmp_path / "cut.png")])
+
+
+@pytest.mark.parametrize("task", ["classifier", "detector"])
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, "2", True])
+def test_batch_size_must_be_a_whole_number_above_zero(task, batch_size, request):
+    with pytest.raises(ValueError, match=r"^batch_size must be a whole number, at least 1, got "):
+        request.getfixturevalue(task).predict([], batch_size=batch_size)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), None])
+def test_names_of_the_cpu_are_taken(device, classifier, detector, pixels):
+    assert len(classifier.predict(pixels, device=device)) == 1
+    assert len(detector.predict(pixels, device=device)) == 1
+    assert classifier.to("cpu") is classifier
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "meta", 3, "cpu, cuda"])
+def test_a_device_that_is_not_there_is_refused(device, classifier, detector, trained_detector, tmp_path, capsys):
+    message = r"^device must be cpu.*, got "
+    for model in (classifier, detector):
+        with pytest.raises(ValueError, match=message):
+            model.predict([], device=device)
+        with pytest.raises(ValueError, match=message):
+            ln.evaluate(model, device=device)
+    with pytest.raises(ValueError, match=message):
+        ln.load(tmp_path / "nowhere", device=device)
+
+
+@pytest.mark.parametrize("name", ["", "weights.safetensors", "checkpoints/last.ckpt", "checkpoints/before.ckpt"])
+def test_load_takes_every_file_of_a_classification_run(name, quick_end, two_classes):
+    model = ln.load(str(quick_end / name) if name else quick_end)
+    assert isinstance(model, ln.Classifier)
+    assert model.classes == CLASSES
+    assert len(model.predict(two_classes / "dark/00.png")) == 1
+
+
+def test_load_takes_a_best_checkpoint_and_an_unfinished_run(two_classes, tmp_path):
+    from lambdanets.training import run
+
+    run.start(replace(quick_on(two_classes), epochs=2, hold_out=0.25, patience=2), tmp_path / "run")
+    best = ln.load(tmp_path / "run/checkpoints/best.ckpt")
+    (tmp_path / "run/weights.safetensors").unlink()
+    last = ln.load(tmp_path / "run")
+    assert isinstance(best, ln.Classifier)
+    assert best.card == last.card
+
+
+@pytest.mark.parametrize("name", ["", "weights.safetensors", "checkpoints/last.ckpt", "checkpoints/before.ckpt"])
+def test_load_takes_every_file_of_a_detection_run(name, trained_detector, photo):
+    model = ln.load(trained_detector / "run" / name)
+    assert isinstance(model, ln.Detector)
+    assert len(model.predict(photo)[0]) > 0
+
+
+def test_load_takes_weights_saved_before_model_cards_had_tasks(trained_detector, tmp_path):
+    recipe = json.loads((trained_detector / "run/recipe.json").read_text())
+    described = {"recipe": recipe, "classes": ["others", "with a loop"], "category_ids": [4, 7]}
+    path = tmp_path / "weights.safetensors"
+    save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": json.dumps(described)})
+    assert isinstance(ln.load(path), ln.Detector)
+
+
+@pytest.mark.parametrize("path", [5, None, Path("nowhere"), "pyproject.toml"], ids=str)
+def test_load_refuses_what_is_no_model(path):
+    with pytest.raises(ValueError, match=r"^(path must be a folder of a run|.* is no (file|checkpoint))") as refused:
+        ln.load(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_load_refuses_another_task(tmp_path):
+    tensors = {"weight": torch.zeros(1)}
+    described = {"task": "segmentation", "model": "x", "classes": ["a"], "recipe": {}}
+    save_file(tensors, tmp_path / "weights.safetensors", {"lambdanets": json.dumps(described)})
+    with pytest.raises(ValueError, match="is of a run of segmentation, not of classification or detection"):
+        ln.load(tmp_path)
+
+
+def test_evaluate_takes_a_model_or_a_path_of_either_task(quick_end, trained_detector):
+    result = json.loads((quick_end / "result.json").read_text())
+    for model in (quick_end, str(quick_end), ln.load(quick_end)):
+        evaluation = ln.evaluate(model, batch_size=3, device="cpu")
+        assert evaluation.top1 == result["top1"]
+    assert repr(evaluation) == f"ClassificationEvaluation(4 images, top-1 {result['top1']:.4f})"
+    result = json.loads((trained_detector / "run/result.json").read_text())
+    for model in (trained_detector / "run", ln.load(trained_detector / "run")):
+        evaluation = ln.evaluate(model)
+        assert evaluation.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
+    assert repr(evaluation).startswith("DetectionEvaluation(4 images, bbox AP 0.")
+
+
+def test_evaluate_takes_other_data(classifier, detector, two_classes, trained_detector):
+    assert len(ln.evaluate(classifier, two_classes).labels) == 4
+    digits = trained_detector / "digits"
+    found = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
+    assert len(found.read) == 4
+
+
+def test_accuracy_by_class_and_the_confusion_matrix_count_every_image(classifier, two_classes):
+    evaluation = ln.evaluate(classifier, two_classes)
+    matrix = evaluation.confusion_matrix
+    expected = [
+        [int(((evaluation.labels == i) & (evaluation.predicted == j)).sum()) for j in range(2)] for i in range(2)
+    ]
+    assert matrix.tolist() == expected
+    assert matrix.sum() == 4
+    assert evaluation.accuracy_by_class == {name: matrix[i, i] / 2 for i, name in enumerate(CLASSES)}
+
+
+def test_evaluate_refuses_arguments_of_the_other_task(classifier, detector, tmp_path):
+    with pytest.raises(ValueError, match=r"^images must be None for a classifier, got "):
+        ln.evaluate(classifier, images=tmp_path)
+    with pytest.raises(ValueError, match=r"^data_root must be None for a detector, got "):
+        ln.evaluate(detector, data_root=tmp_path)
+    with pytest.raises(ValueError, match=r"^data and images must be given together"):
+        ln.evaluate(detector, "test.json")
+    with pytest.raises(ValueError, match=r"^model must be a Classifier, a Detector or a path that load takes, got 5"):
+        ln.evaluate(5)
+    with pytest.raises(ValueError, match=r"^batch_size must be a whole number or None, at least 1, got 0"):
+        ln.evaluate(classifier, batch_size=0)
+    with pytest.raises(ValueError, match=r"^workers must be a whole number"):
+        ln.evaluate(classifier, workers=-1)
+
+
+@pytest.mark.figures
+def test_the_command_writes_accuracy_by_class_and_the_confusion_matrix(two_classes, tmp_path, capsys):
+    names = ("dark", "light", "a$x^$b 猫")  # a class without images, whose name is no formula
+    teacher = write_teacher(tmp_path / "teacher", names)
+    out = tmp_path / "out"
+    arguments = ["evaluate", teacher, "--data", two_classes, "--out", out, "--device", "cpu", "--batch-size", 3]
+    assert main([str(argument) for argument in arguments]) == 0
+    evaluation = ln.evaluate(teacher, two_classes)
+    matrix = evaluation.confusion_matrix.tolist()
+    assert capsys.readouterr().out.splitlines()[1] == f"top-1 {evaluation.top1:.4f}"
+    rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
+    counts = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
+    assert rows == [["true \\ predicted", *names], *counts]
+    accuracy = (out / "per_class_accuracy.csv").read_text().splitlines()
+    assert accuracy[0] == "class,images,right,accuracy"
+    assert accuracy[1] == f"dark,2,{matrix[0][0]},{matrix[0][0] / 2:.6f}"
+    assert accuracy[3] == f"{names[2]},0,0,"
+    assert min(Image.open(out / "confusion_matrix.png").size) > 200
+    assert len(list(out.iterdir())) == 3
+    assert main([str(argument) for argument in arguments]) == 2
+    assert "holds something already; name a new folder with --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "detect evaluate", "detect predict"])
+def test_commands_take_a_batch_size_and_refuse_an_unknown_device(
+    command, quick_end, trained_detector, photo, tmp_path, capsys
+):
+    run = trained_detector / "run" if "detect" in command else quick_end
+    images = [str(photo.parent)] if "predict" in command else []
+    arguments = [*command.split(), str(run), *images, "--out", str(tmp_path / "out"), "--batch-size", "3"]
+    assert main([*arguments, "--device", "gpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("lambdanets: device must be cpu")
+    assert said.count("\n") == 1
+    assert main([*arguments, "--batch-size", "0"]) == 2
+    assert "batch_size must be a whole number" in capsys.readouterr().err
+    assert not (tmp_path / "out/results.json").exists()

@@ -1,0 +1,64 @@
+"""What docs/inference.md, docs/reference.md and the README say of trained models in Python."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import lambdanets as ln
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture
+def runs(quick_end, trained_detector, two_classes, tmp_path, monkeypatch):
+    """A current folder with a classifier, a detector and images where the pages have them."""
+    (tmp_path / "runs").mkdir()
+    for name, folder in (("mine", quick_end), ("objects", trained_detector / "run")):
+        (tmp_path / "runs" / name).symlink_to(folder)
+    shutil.copy(two_classes / "dark/00.png", tmp_path / "scan.png")
+    photo = sorted((trained_detector / "digits/train").iterdir())[1]
+    Image.open(photo).convert("RGB").save(tmp_path / "photo.jpg", quality=100)
+    shutil.copy(trained_detector / "digits/train.json", tmp_path / "test.json")
+    (tmp_path / "TEST").symlink_to(trained_detector / "digits/train")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_python_of_the_inference_page_runs(runs, capsys):
+    first, *others = BLOCKS.findall((ROOT / "docs/inference.md").read_text(encoding="utf-8"))
+    assert len(first.splitlines()) == 5
+    exec(first, names := {})
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2
+    assert all(line.startswith(("dark 0.", "light 0.")) for line in said)
+    for block in others:
+        exec(block, names)
+    assert len(names["predictions"]) == 7
+    assert isinstance(names["detector"], ln.Detector)
+    assert len(names["evaluation"].read) == 4
+
+
+def test_the_python_of_the_readme_on_trained_models_runs(runs, capsys):
+    blocks = BLOCKS.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    (block,) = [block for block in blocks if "ln.load" in block]
+    exec(block, {})
+    assert capsys.readouterr().out.startswith(("dark 0.", "light 0."))
+
+
+def test_the_python_of_the_reference_page_runs(capsys):
+    (block,) = BLOCKS.findall((ROOT / "docs/reference.md").read_text(encoding="utf-8"))
+    exec(block, {})
+    assert "[2, 64, 32, 32]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")], ids=lambda p: p.name
+)
+def test_pages_and_examples_import_public_names_alone(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"^\s*(?:from|import) lambdanets\.(?!recipes).*", text, re.MULTILINE) == []
+    named = set(re.findall(r"\bln\.(\w+)", text))
+    assert named <= set(ln.__all__)
