@@ -352,7 +352,7 @@ def test_the_command_writes_accuracy_by_class_and_the_confusion_matrix(two_class
     assert min(Image.open(out / "confusion_matrix.png").size) > 200
     assert len(list(out.iterdir())) == 3
     assert main([str(argument) for argument in arguments]) == 2
-    assert "holds something already; name a new folder with --out" in capsys.readouterr().err
+    assert "holds something already: confusion_matrix.csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "detect evaluate", "detect predict"])

@@ -41,13 +41,6 @@ def test_the_python_of_the_inference_page_runs(runs, capsys):
     assert len(names["evaluation"].read) == 4
 
 
-def test_the_python_of_the_readme_on_trained_models_runs(runs, capsys):
-    blocks = BLOCKS.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    (block,) = [block for block in blocks if "ln.load" in block]
-    exec(block, {})
-    assert capsys.readouterr().out.startswith(("dark 0.", "light 0."))
-
-
 def test_the_python_of_the_reference_page_runs(capsys):
     (block,) = BLOCKS.findall((ROOT / "docs/reference.md").read_text(encoding="utf-8"))
     exec(block, {})
