@@ -48,7 +48,7 @@ def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) 
     else:
         report(f"{'kernel':<22}{'dtype':<10}{'test s':>8}{'error':>10}{'allowed':>10}  verdict")
         for dtype in verification.DTYPES:
-            for name, verdict in verification.test_anew(found, dtype).items():
+            for name, verdict in verification.retest(found, dtype).items():
                 _report_verdict(name, dtype, verdict, report)
     timings = []
     report(f"\n{'problem':<44}{'pass':<10}{'fused ms':>10}{'plain ms':>10}  fastest plain algorithm")
@@ -120,7 +120,7 @@ def _agree(found: KernelDevice, way: str, example: Example, report: Callable[[st
             reason = f"{result['reason']} at {_described(example.problem)}"
             report(f"{name} {reason}")
             if result["error"] is not None:  # wrong; where it raises, other problems may do
-                verification.keep(found, dtype, {name: Verdict(reason, result["error"], result["allowed"])})
+                verification.store(found, dtype, {name: Verdict(reason, result["error"], result["allowed"])})
     return agree
 
 

@@ -418,7 +418,7 @@ WRONG = {
     "causal over a context": (
         {},
         {"causal": True},
-        "causal needs as many context positions as queries, n = 5; got m = 7",
+        "causal must have as many context positions as queries, n = 5, got m = 7",
     ),
     "a text for a flag": ({}, {"causal": "False"}, "causal must be True or False, got 'False'"),
     "a number for a flag": ({}, {"multi_head": 0}, "multi_head must be True or False, got 0"),
@@ -438,7 +438,7 @@ def test_what_does_not_fit_is_named(shapes, options, message):
 
 
 def test_neither_keys_nor_embeddings_is_refused():
-    with pytest.raises(ValueError, match="keys and embeddings are both None"):
+    with pytest.raises(ValueError, match="keys and embeddings must not both be None"):
         lambda_interaction(torch.zeros(1, 1, N, K), None, torch.zeros(1, M, V), None)
 
 

@@ -20,7 +20,7 @@ from lambdanets.ops.position.fused import launches, scaling
 from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far
 from lambdanets.ops.position.fused.self_test import CASES as OF_SELF_TEST
 from lambdanets.ops.position.fused.self_test import Case, make_example, run_kernel
-from lambdanets.ops.position.fused.tiles import K, most_values
+from lambdanets.ops.position.fused.tiles import K, max_values
 from lambdanets.ops.position.fused.verification import kernels_of
 
 CASES = {
@@ -173,9 +173,9 @@ def scaling_errors() -> list[str]:
         values = random(2, 9, v, 1, magnitude=of_values)
         content = random(2, K, v, dtype=torch.float32)
         scaled = scaling.backward_operands(gradient, queries, table, values, content)
-        name, factor = f"backward {of_gradient} {of_values}", min(v, most_values(2)) * values.abs().max().item()
-        check(name, scaled.gradient, scaled.grad_table_scale[0], gradient, factor)
-        check(f"{name}, table", scaled.table_beside_queries, scaled.grad_values_scale[0] / scaled.grad_table_scale[0],
+        name, factor = f"backward {of_gradient} {of_values}", min(v, max_values(2)) * values.abs().max().item()
+        check(name, scaled.grad_output, scaled.grad_table_scale[0], gradient, factor)
+        check(f"{name}, table", scaled.table_for_logits, scaled.grad_values_scale[0] / scaled.grad_table_scale[0],
               table, K * queries.abs().max().item())  # fmt: skip
         if not is_power_of_two(scaled.grad_queries_scales[:2]):
             found.append(f"{name}: scales of dq {scaled.grad_queries_scales[:2].tolist()}")

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from lambdanets.ops.position.tiling import Axis, make_block, sum_of_block
+from lambdanets.ops.position.tiling import Axis, make_block, adjoint_of_block
 
 # sides of the table, and (tile, window, first) along each axis
 BLOCKS = {
@@ -53,7 +53,7 @@ def test_the_sum_of_a_block_is_the_adjoint_of_making_it(sides, axes):
     axes, table = [Axis(*axis) for axis in axes], random(*sides, 2, 3)
     block = make_block(table, axes)
     gradient = random(*block.shape)
-    result = sum_of_block(gradient, axes, sides)
+    result = adjoint_of_block(gradient, axes, sides)
     assert result.shape == table.shape
     torch.testing.assert_close((result * table).sum(), (gradient * block).sum(), rtol=1e-12, atol=1e-12)
 
@@ -61,7 +61,7 @@ def test_the_sum_of_a_block_is_the_adjoint_of_making_it(sides, axes):
 @blocks
 def test_the_sum_of_a_block_of_ones_counts_the_pairs_of_each_offset(sides, axes):
     axes = [Axis(*axis) for axis in axes]
-    result = sum_of_block(torch.ones_like(make_block(random(*sides, 1, 1), axes)), axes, sides)
+    result = adjoint_of_block(torch.ones_like(make_block(random(*sides, 1, 1), axes)), axes, sides)
     for index in itertools.product(*map(range, sides)):
         pairs = [
             sum(0 <= i - axis.first + t < axis.window for t in range(axis.tile))

@@ -5,14 +5,14 @@ import torch
 from interactions import make_inputs, run, serving, with_gradients
 
 from lambdanets.ops import definition
-from lambdanets.ops.geometry import crop_to_grid, embeddings_of_pairs, without_future
+from lambdanets.ops.geometry import crop_to_grid, embeddings_of_pairs, mask_future
 from ops.exactness import assert_as_exact_as_plain
 
 
 def in_lambda_order(queries, table, values, grid, causal):
     """The plain formula: embeddings of pairs times values, then times queries."""
     table = crop_to_grid(table, grid).unsqueeze(-1)
-    table = without_future(table, len(grid)) if causal else table
+    table = mask_future(table, len(grid)) if causal else table
     n, k = queries.shape[2:]
     embeddings = embeddings_of_pairs(table, grid, 1).reshape(n, k, n)
     lambdas = torch.einsum("nkm,bmv->bnkv", embeddings, values)

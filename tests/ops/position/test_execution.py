@@ -137,13 +137,13 @@ def test_kept_tables_stay_within_the_limit_and_the_oldest_goes_first(monkeypatch
     assert prepared_anew(tables[0])
     size = prepared_tables.nbytes
     assert size > table.nbytes
-    monkeypatch.setattr(execution, "KEPT_BYTES", 5 * size)
+    monkeypatch.setattr(execution, "CACHE_BYTES", 5 * size)
     for other in tables[1:]:
         assert prepared_anew(other)
         assert prepared_tables.nbytes <= 5 * size
     assert not any(prepared_anew(other) for other in tables[-5:])
     assert prepared_anew(tables[-6])
-    monkeypatch.setattr(execution, "KEPT_BYTES", 3 * size)  # a single one may take a quarter
+    monkeypatch.setattr(execution, "CACHE_BYTES", 3 * size)  # a single one may take a quarter
     prepared_tables.clear()
     assert prepared_anew(table)
     assert prepared_tables.nbytes == 0

@@ -46,11 +46,11 @@ def cache(tmp_path, monkeypatch):
     """The user's cache folder, of a user on whose machine no kernel was tested; kernels are interpreted."""
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(fused, "_REFUSED", {})
-    verification.forget()
+    monkeypatch.setattr(fused, "_EXCLUDED", {})
+    verification.clear()
     plan._make_plan.cache_clear()
     yield tmp_path / "cache"
-    verification.forget()
+    verification.clear()
     verification.versions.cache_clear()
     plan._make_plan.cache_clear()
 
@@ -77,7 +77,7 @@ def counted(cache, tmp_path, monkeypatch):
 @contextlib.contextmanager
 def another_process(monkeypatch):
     """What a later process of the user knows: the cache folder alone. It must not test."""
-    verification.forget()
+    verification.clear()
     monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('tested again')"))
     with warnings.catch_warnings():
         warnings.simplefilter("error", KernelWarning)
@@ -88,7 +88,7 @@ def another_process(monkeypatch):
 def test_kernels_are_chosen_once_their_self_test_has_passed(with_fault, cache, monkeypatch):
     with_fault("none")
     found = explained(torch.bfloat16)
-    assert (found.chosen, found.backward, found.refused) == ("fused", "fused", {})
+    assert (found.chosen, found.backward, found.excluded) == ("fused", "fused", {})
     (kept,) = json.loads((cache / "kernels.json").read_text()).values()
     assert kept["bfloat16"].keys() == {*verification.FORWARD, *verification.BACKWARD}
     assert all(0 < verdict["error"] <= verdict["allowed"] for verdict in kept["bfloat16"].values())
@@ -141,7 +141,7 @@ def test_a_kernel_that_hangs_is_ended_at_the_time_limit(counted, with_fault, cac
         os.kill(int((cache / "pid").read_text()), 0)
     # the kernels after it were not tested: the next process tests them, and not the one that hangs
     monkeypatch.setattr(self_test_process, "SELF_TEST", healthy)
-    verification.forget()
+    verification.clear()
     found = explained()
     assert (found.chosen == "fused", found.backward) == (False, "fused")
     assert "took longer than 1 s" in str(found)
@@ -167,7 +167,7 @@ def test_kernels_that_could_not_be_tested_are_tested_by_the_next_process(counted
     assert explained().chosen != "fused"
     assert "GPU is busy" in str(explained())
     monkeypatch.setattr(self_test_process, "SELF_TEST", command)
-    verification.forget()
+    verification.clear()
     assert explained().chosen == "fused"
 
 
@@ -193,12 +193,12 @@ DAMAGES += ['{"%s": {"float32": {"queries_gradient": {"reason": 1}, "values_grad
 @pytest.mark.parametrize("text", DAMAGES)
 def test_a_damaged_file_of_verdicts_is_tested_anew(text, counted, cache):
     cache.mkdir()
-    key = verification.described(kernel_device("cpu"))
+    key = verification.describe(kernel_device("cpu"))
     (cache / "kernels.json").write_bytes(text.replace("%s", key).encode("utf-8", "surrogateescape"))
     assert explained().chosen == "fused"
     assert counted() == ["float32"]
     assert json.loads((cache / "kernels.json").read_text())[key]["float32"].keys() >= {"queries_gradient"}
-    verification.forget()
+    verification.clear()
     assert explained().chosen == "fused"
     assert counted() == ["float32"]
 
@@ -208,7 +208,7 @@ def test_another_version_is_tested_anew(changed, counted, cache, monkeypatch):
     assert explained().chosen == "fused"
     monkeypatch.setattr(sys.modules[changed], "__version__", "99.0")
     verification.versions.cache_clear()
-    verification.forget()
+    verification.clear()
     assert explained().chosen == "fused"
     assert counted() == ["float32", "float32"]
     assert len(json.loads((cache / "kernels.json").read_text())) == 2

@@ -53,13 +53,13 @@ def test_the_plan_never_chooses_the_other_forms_of_the_convolution():
 
 
 def test_the_fused_algorithm_is_refused_without_a_gpu():
-    with pytest.raises(ValueError, match=r"'fused' serves grids of 1 or 2 sides.*on CUDA devices"):
+    with pytest.raises(ValueError, match=r"'fused', which supports grids of 1 or 2 sides.*on CUDA devices"):
         position_interaction(*make_inputs((4, 4), (3, 3), 0), (4, 4), algorithm="fused")
 
 
 def test_an_algorithm_that_cannot_serve_is_refused_by_name_with_the_reason():
     inputs = make_inputs((2, 4, 3), (3, 3, 5), 0)
-    message = r"algorithm must be one that serves a grid of \(2, 4, 3\); 'value_axis_convolution' serves.*no 4-d"
+    message = r"algorithm must support a grid of \(2, 4, 3\), got 'value_axis_convolution', which supports.*no 4-d"
     for function in explain, position_interaction:
         with pytest.raises(ValueError, match=message):
             function(*inputs, (2, 4, 3), algorithm="value_axis_convolution")

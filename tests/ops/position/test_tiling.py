@@ -87,7 +87,7 @@ def test_windows_hold_the_values_around_their_tile_and_zeros_elsewhere(case, u):
         columns = [
             j * tile + w - (0 if whole else before)
             for j, tile, w, before, whole in zip(
-                tiles, tiling.tile[1:], places, case[1][1:], tiling.whole[1:], strict=True
+                tiles, tiling.tile[1:], places, case[1][1:], tiling.covers_axis[1:], strict=True
             )
         ]
         if all(0 <= column < side for column, side in zip(columns, grid[1:], strict=True)):
