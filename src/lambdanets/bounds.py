@@ -1,4 +1,4 @@
-"""What a field of a recipe may be: its type and its range, checked in one place and named in one sentence."""
+"""Type and range checks of recipe fields, with error messages."""
 
 import dataclasses
 import functools
@@ -11,44 +11,44 @@ from lambdanets.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`, or above and below them. None: no bound on that side."""
+    """Numbers from `minimum` to `maximum` inclusive, or above and below exclusive bounds. None: unbounded."""
 
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     above: float | None = None
     below: float | None = None
 
-    def holds(self, value: float) -> bool:
-        """Whether a number lies in the range."""
+    def contains(self, value: float) -> bool:
+        """Whether a number is in the range."""
         return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
+            (self.minimum is None or value >= self.minimum)
+            and (self.maximum is None or value <= self.maximum)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
         )
 
     def __str__(self) -> str:
-        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        return " and ".join(f"{word} {bound:,}" for word, bound in words.items() if bound is not None)
+        bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
+        return " and ".join(f"{name} {bound:,}" for name, bound in bounds.items() if bound is not None)
 
 
 WORKERS = Range(0, 1024)
-# Less holds out no image of most sets, more leaves none to train on.
+# A smaller share holds out no image of most data sets, a larger one leaves too few to train on.
 VALIDATION_SHARE = Range(0.001, 0.9)
 
 
 @functools.cache
 def types_of_fields(kind: type) -> dict[str, Any]:
-    """The annotated types of a dataclass's fields."""
+    """The annotated types of the fields of a dataclass."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def check(name: str, value: Any, annotation: Any, bounds: Range | None = None) -> None:
-    """Raise InputError unless a value is of an annotated type and, where it is a number, in its range."""
+    """Raise InputError unless a value has the annotated type and, for numbers, is within the bounds."""
     numbers = value if isinstance(value, tuple) else (value,)
     if fits(value, annotation) and (
-        bounds is None or all(number is None or bounds.holds(number) for number in numbers)
+        bounds is None or all(number is None or bounds.contains(number) for number in numbers)
     ):
         return
     expected = expected_of(annotation) + (f", {bounds}" if bounds else "")
@@ -56,7 +56,7 @@ def check(name: str, value: Any, annotation: Any, bounds: Range | None = None) -
 
 
 def expected_of(annotation: Any) -> str:
-    """An annotated type in words."""
+    """A description of an annotated type, for error messages."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
@@ -67,16 +67,16 @@ def expected_of(annotation: Any) -> str:
     if origin is tuple:
         return f"{len(arguments)} {'finite' if arguments[0] is float else 'whole'} numbers"
     if origin is dict:
-        return "names with a number, a text, True or False each"
+        return "a dict of numbers, strings, True or False"
     return {int: "a whole number", float: "a finite number", bool: "True or False", type(None): "None"}.get(
-        annotation, "a text"
+        annotation, "a string"
     )
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value is of an annotated type: plain classes, None, Literal, unions, tuples and dicts of such.
+    """Whether a value has the annotated type: a class, None, Literal, or unions, tuples and dicts of these.
 
-    A whole number fits where a float is wanted, True and False fit no number, and floats must be finite.
+    An int matches float, a bool matches neither int nor float, and floats must be finite.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:

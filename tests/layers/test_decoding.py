@@ -110,7 +110,12 @@ WRONG = {
         {},
         "must be its own context.*= 5",
     ),
-    "embeddings given at the call": (LambdaLayer, {}, {}, "layer must have a module of embeddings to be decoded"),
+    "embeddings given at the call": (
+        LambdaLayer,
+        {},
+        {},
+        "layer must have an embedding module to be decoded, got embedding=None",
+    ),
     "a grid for a sequence": (LambdaLayer1d, {}, {"grid": (5,)}, "grid must be None for a layer on sequences"),
     "no grid": (LambdaLayer2d, {}, {}, "grid must be 2 sides for this layer, got None"),
     "a broken grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be a whole number of at least 1, got 0"),
@@ -170,5 +175,5 @@ def test_wrong_steps_are_named():
     with pytest.raises(ValueError, match="x must have the dtype of the layer's parameters"):
         decode_step(layer.eval(), torch.zeros(1, 8), state)
     _, state = decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
-    with pytest.raises(ValueError, match=r"state must have positions left: grid \(1, 1\) is full"):
+    with pytest.raises(ValueError, match=r"state must have positions left, got a full grid of \(1, 1\)"):
         decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)

@@ -89,7 +89,7 @@ def test_pairs_with_another_grid_start_at_the_same_origin():
 def test_dense_embeddings_give_the_first_positions():
     embedding = DenseEmbedding(5, 6, 4, heads=2)
     assert torch.equal(embedding(3, 2), embedding.table[:, :3, :2])
-    with pytest.raises(ValueError, match="a DenseEmbedding of 5 x 6 positions cannot serve 6 x 6"):
+    with pytest.raises(ValueError, match="positions must be at most 5 x 6 for this DenseEmbedding, got 6 x 6"):
         embedding(6, 6)
 
 
@@ -118,7 +118,7 @@ EDGES, TYPES = torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.
 WRONG_EDGES = {
     "edges of two rows": ((EDGES[:2], TYPES, (1, 2, 2)), r"edges must be \(3, edges\) of int64.*\(2, 2\)"),
     "edges of floats": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must be.*got torch.float32"),
-    "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one an edge"),
+    "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one per edge"),
     "a number for a size": ((EDGES, TYPES, 5), r"size must be \(b, n, m\), got 5"),
     "a negative size": ((EDGES, TYPES, (1, -2, 2)), r"size\[1\] must be a whole number of at least 1, got -2"),
     "a list for edges": (([[0], [0], [0]], TYPES, (1, 2, 2)), "edges must be a tensor, got list"),

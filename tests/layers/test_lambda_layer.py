@@ -317,9 +317,9 @@ def test_runs_on_the_meta_device(dimensions, option):
 WRONG = {
     "dim_out not divisible by heads": ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
     "an even scope": ({"scope": 4}, "scope must be odd and positive.*got 4"),
-    "global without a grid": ({"scope": None}, "grid must be given"),
+    "global without a grid": ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
     "a grid beside a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
-    "nothing to compute": ({"content": False, "position": False}, "content and position are both False"),
+    "nothing to compute": ({"content": False, "position": False}, "content and position must not both be False"),
     "no heads": ({"heads": 0}, "heads must be a whole number of at least 1, got 0"),
     "no stride": ({"stride": 0}, "stride must be a whole number of at least 1, got 0"),
     "a pair for a stride": ({"stride": (2, 2)}, r"stride must be a whole number.*got \(2, 2\)"),
@@ -335,7 +335,7 @@ WRONG = {
         {"embedding": RelativeEmbedding((5, 5), 16), "position": False}, "embedding must be None when position is False"
     ),
     "an embedding beside a grid": (
-        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None beside an embedding"
+        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None if embedding is given, got"
     ),
     "an embedding of another depth": (
         {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.*= \(16, 1, None\), got \(8, 1, None\)"
@@ -383,7 +383,7 @@ def test_wrong_inputs_are_named(x, message):
 
 @pytest.mark.parametrize("mask", [torch.ones(1, 5, 5), torch.ones(1, 5, 4, dtype=torch.bool)], ids=["dtype", "shape"])
 def test_a_wrong_mask_is_named(mask):
-    with pytest.raises(ValueError, match=r"mask must be bool, \(1, 5, 5\), True for real positions; got"):
+    with pytest.raises(ValueError, match=r"mask must be bool, \(1, 5, 5\), True for valid positions; got"):
         make_layer(torch.float32)(torch.zeros(1, 8, 5, 5), mask)
 
 

@@ -238,7 +238,7 @@ WRONG = {
     ),
     "more positions than embeddings": (
         {"position": True, "embedding": DenseEmbedding(4, 4, 4, dtype=torch.float64)}, {},
-        "a DenseEmbedding of 4 x 4 positions cannot serve 6 x 6",
+        "positions must be at most 4 x 4 for this DenseEmbedding, got 6 x 6",
     ),
 }  # fmt: skip
 

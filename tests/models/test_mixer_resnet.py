@@ -105,7 +105,7 @@ def test_a_lambda_network_takes_what_lambda_resnets_take():
         ({"mixer": "local_attention", "mixer_options": 3}, "mixer_options must be a dict of options, got 3"),
         ({"mixer": "local_attention", "mixer_options": {"scope": 3}, "scope": 3}, "mixer_options must not repeat"),
         ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
-        ({"mixer": "global_attention", "heads": 7}, "heads must divide dim_out, which is 64; got 7"),
+        ({"mixer": "global_attention", "heads": 7}, "heads must divide dim_out = 64, got 7"),
     ],
 )
 def test_what_does_not_fit_is_named(options, message):

@@ -95,7 +95,7 @@ def position_interaction(
 
 
 def relative_embeddings(table: Tensor, grid: Sequence[int], *, dilation: int = 1, causal: bool = False) -> Tensor:
-    """E (n, m, k[, u]) from the table R (r_1..r_D, k[, u]): e[n,m] = R[centre + (m - n) / dilation] per axis.
+    """E (n, m, k[, u]) from the table R (r_1..r_D, k[, u]): e[n,m] = R[center + (m - n) / dilation] per axis.
 
     Zero where the offset is outside the table or not a multiple of the dilation, and, if causal, where m comes after n
     in row-major order.

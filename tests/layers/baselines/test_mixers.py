@@ -134,12 +134,12 @@ def test_a_wrong_input_is_named(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("global_attention", {"heads": 5}, "heads must divide dim_out, which is 16; got 5"),
+        ("global_attention", {"heads": 5}, "heads must divide dim_out = 16, got 5"),
         ("axial_attention", {"heads": 0}, "heads must be a whole number of at least 1, got 0"),
         ("axial_attention", {"max_distance": 0}, "max_distance must be a whole number of at least 1, got 0"),
-        ("local_attention", {"heads": 16}, "heads must leave an even number of channels each"),
+        ("local_attention", {"heads": 16}, "heads must give an even number of channels each"),
         ("local_attention", {"scope": 4}, "scope must be odd, got 4"),
-        ("local_relation", {"share": 3}, "share must divide dim_out, which is 16; got 3"),
+        ("local_relation", {"share": 3}, "share must divide dim_out = 16, got 3"),
         ("pairwise_attention", {"scope": 2}, "scope must be odd, got 2"),
         ("patchwise_attention", {"share": 32}, "share must divide dim_out"),
         ("augmented_attention", {"key_ratio": 0}, "key_ratio must be above 0 and at most 1, got 0"),

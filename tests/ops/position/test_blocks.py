@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from lambdanets.ops.position.tiling import Axis, make_block, adjoint_of_block
+from lambdanets.ops.position.tiling import Axis, adjoint_of_block, make_block
 
 # sides of the table, and (tile, window, first) along each axis
 BLOCKS = {

@@ -1,6 +1,6 @@
 """Verifies the fused kernels on the user's device: "auto" uses only kernels that passed the self-test there.
 
-At the first use of a device and dtype `self_test` runs in a subprocess, so that this process survives a crash, a hanging
+At the first use of a device and dtype `self_test` runs in a subprocess, so that this process survives a crash, a hung
 compiler, or an illegal memory access, which breaks the CUDA context. That costs the import of torch and the
 compilation of a few dozen kernels, once: verdicts are cached in the user's cache folder, by device, compute capability,
 versions of torch, triton and this package, and a hash of the kernels' source. Kernels that could not be tested, for
