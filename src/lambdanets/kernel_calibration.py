@@ -1,4 +1,4 @@
-"""Tests and benchmarks the fused kernels and the other algorithms on a GPU, to correct predictions."""
+"""Tests and benchmarks the fused kernels and the plain algorithms on a GPU, to correct predictions."""
 
 import math
 import statistics
@@ -19,7 +19,7 @@ from lambdanets.ops.position.rates import Corrections, Rates
 
 # Batch, heads, side of the map, scope, query depth, value depth of the stages of a LambdaResNet-50 at 224 pixels.
 SHAPES = ((32, 4, 56, 23, 16, 16), (32, 4, 28, 23, 16, 32), (32, 4, 14, 23, 16, 64), (32, 4, 7, 23, 16, 128))
-# Other algorithms whose predicted time exceeds that of the fastest by more than this factor are not timed.
+# Plain algorithms whose predicted time exceeds that of the fastest by more than this factor are not timed.
 _MAX_SLOWDOWN = 30
 _ALL = NeedsGrad(True, True, True)
 _KERNELS = {"forward": verification.FORWARD, "backward": verification.BACKWARD}
@@ -39,7 +39,7 @@ class Timing:
 def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) -> Corrections:
     """Test all fused kernels on a device, cache the verdicts, and benchmark the algorithms that may be fastest.
 
-    Kernels that passed their self-test are also compared with another algorithm at the benchmarked shapes.
+    Kernels that passed their self-test are also compared with a plain algorithm at the benchmarked shapes.
     Returns measured over predicted time of each algorithm; `report` is called with lines of text.
     """
     supported = kernel_device(device)
@@ -51,14 +51,11 @@ def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) 
             for name, verdict in verification.retest(supported, dtype).items():
                 _report_verdict(name, dtype, verdict, report)
     timings = []
-    report(f"\n{'problem':<44}{'pass':<10}{'fused ms':>10}{'other ms':>10}  fastest other algorithm")
+    report(f"\n{'problem':<44}{'pass':<10}{'fused ms':>10}{'plain ms':>10}  fastest plain algorithm")
     for dtype in verification.DTYPES:
         for shape in SHAPES:
             example = _example(shape, dtype, device)
-            usable = {
-                direction: supported is not None and _verify(supported, direction, example, report)
-                for direction in _KERNELS
-            }
+            usable = {key: supported is not None and _verify(supported, key, example, report) for key in _KERNELS}
             for direction in _KERNELS:
                 shape_timings = list(_timings(example, direction, rates, usable[direction], device))
                 _report_timings(shape_timings, report)
@@ -161,6 +158,6 @@ def _report_verdict(name: str, dtype: torch.dtype, verdict: Verdict, report: Cal
 
 def _report_timings(timings: Sequence[Timing], report: Callable[[str], None]) -> None:
     fused = next((f"{1e3 * timing.seconds:.3f}" for timing in timings if timing.algorithm == "fused"), "-")
-    other = min((timing for timing in timings if timing.algorithm != "fused"), key=lambda timing: timing.seconds)
-    row = f"{_describe(other.problem):<44}{other.direction:<10}{fused:>10}{1e3 * other.seconds:>10.3f}"
-    report(f"{row}  {other.algorithm}")
+    plain = min((timing for timing in timings if timing.algorithm != "fused"), key=lambda timing: timing.seconds)
+    row = f"{_describe(plain.problem):<44}{plain.direction:<10}{fused:>10}{1e3 * plain.seconds:>10.3f}"
+    report(f"{row}  {plain.algorithm}")

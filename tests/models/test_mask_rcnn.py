@@ -201,10 +201,10 @@ def test_levels_have_the_strides_of_their_maps_whatever_image_comes_first():
         ({"levels": (2, 9)}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(2, 9\)"),
         ({"levels": (-1, 2)}, "levels must be between 0 and 4"),
         ({"levels": ()}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(\)"),
-        ({"anchor_scale": 0.01}, "anchor_scale must give anchors of a pixel or more at stride 1, got 0.01"),
-        ({"anchor_scale": float("nan")}, "anchor_scale must give anchors of a pixel or more at stride 1, got nan"),
+        ({"anchor_scale": 0.01}, "anchor_scale must give anchors of at least one pixel at stride 1, got 0.01"),
+        ({"anchor_scale": float("nan")}, "anchor_scale must give anchors of at least one pixel at stride 1, got nan"),
         ({"backbone": "vit_tiny_patch16_224", "levels": (0,)}, "padding cannot be hidden"),
-        ({"backbone": "skresnet18"}, "padding cannot be hidden in skresnet18: its maps differ"),
+        ({"backbone": "skresnet18"}, "padding cannot be hidden in skresnet18: its maps depend"),
         ({"backbone": "lambda_resnet51"}, "there is no model named 'lambda_resnet51'"),
     ],
 )

@@ -67,7 +67,7 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
 
 @pytest.mark.parametrize(
     ("blocks", "message"),
-    [((18,), "numbers from 1 to 17, got"), ((0,), "numbers from 1 to 17"), ((4,), "which block 4 does not")],
+    [((18,), "numbers from 1 to 17, got"), ((0,), "numbers from 1 to 17"), ((4,), "unlike block 4")],
 )
 def test_a_block_that_cannot_be_one_is_named(blocks, message):
     with pytest.raises(ValueError, match=message):

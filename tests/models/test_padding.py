@@ -41,7 +41,7 @@ def images(sizes=SIZES):
 
 def hidden(network):
     padding = Padding()
-    padding.hide_in(network)
+    padding.attach(network)
     return padding
 
 
@@ -58,10 +58,10 @@ def assert_same(one, other):
 
 def test_maps_of_an_image_in_a_batch_are_those_of_the_image_without_any_padding(network):
     network, padding = network
-    padding.begins_at(SIZES, (96, 96))
+    padding.set_sizes(SIZES, (96, 96))
     together = network(padded(images(), (96, 96)))
     for number, image in enumerate(images()):
-        padding.begins_at(None, SIZES[number])
+        padding.set_sizes(None, SIZES[number])
         for alone, maps in zip(network(image[None]), together, strict=True):
             assert_same(real(maps, (96, 96), SIZES[number])[number], alone[0])
 
@@ -70,7 +70,7 @@ def test_gradients_do_not_depend_on_how_far_and_with_what_images_are_padded(netw
     network, padding = network
     gradients = []
     for side, value in ((96, 7.0), (128, -3.0)):
-        padding.begins_at(SIZES, (side, side))
+        padding.set_sizes(SIZES, (side, side))
         inputs = padded(images(), (side, side), value).requires_grad_()
         maps = network(inputs)[-1]
         loss = sum(real(one, (side, side), size).square().sum() for one, size in zip(maps, SIZES, strict=True))
@@ -88,9 +88,9 @@ def test_in_training_statistics_are_those_of_the_real_positions():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)).double().train()
     padding = hidden(network)
-    padding.begins_at(SIZES, (96, 96))
+    padding.set_sizes(SIZES, (96, 96))
     maps = network(padded(images(), (96, 96)))
-    padding.begins_at(None, (96, 96))
+    padding.set_sizes(None, (96, 96))
     rows = torch.cat([network[0](image[None])[0].flatten(1) for image in images()], 1)
     torch.testing.assert_close(network[1].running_mean, 0.1 * rows.mean(1))
     torch.testing.assert_close(network[1].running_var, 0.9 + 0.1 * rows.var(1))
@@ -105,7 +105,7 @@ def test_a_step_of_training_does_not_depend_on_how_far_images_are_padded(name):
         torch.manual_seed(0)
         network = as_trained(create_model(name, features_only=True)).train()
         padding = hidden(network)
-        padding.begins_at(SIZES, (side, side))
+        padding.set_sizes(SIZES, (side, side))
         maps = network(padded(images(), (side, side)))[-1]
         sum(real(one, (side, side), size).square().sum() for one, size in zip(maps, SIZES, strict=True)).backward()
         ends.append(dict(network.named_buffers()) | {n: p.grad for n, p in network.named_parameters()})
@@ -117,7 +117,7 @@ def test_a_step_of_training_does_not_depend_on_how_far_images_are_padded(name):
 def test_an_average_pool_that_counts_its_own_padding_goes_on_to_do_so():
     pool = nn.AvgPool2d(3, 2, 1)
     padding = hidden(pool)
-    padding.begins_at(SIZES, (96, 96))
+    padding.set_sizes(SIZES, (96, 96))
     together = pool(padded(images(), (96, 96)))
     for number, image in enumerate(images()):
         assert_same(real(together, (96, 96), SIZES[number])[number], nn.functional.avg_pool2d(image, 3, 2, 1))
@@ -130,7 +130,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_mask():
         network = as_trained(create_model("lambda_resnet50", scope=5, features_only=True))
         network.set_grad_checkpointing(checkpointing)
         padding = hidden(network)
-        padding.begins_at(SIZES, (96, 96))
+        padding.set_sizes(SIZES, (96, 96))
         network(padded(images(), (96, 96)))[-1].sum().backward()
         gradients.append(network.conv1[0].weight.grad)
     assert torch.equal(*gradients)
@@ -156,8 +156,8 @@ def test_lambda_layers_get_the_mask_and_convolutions_of_theirs_no_hook():
 )
 def test_a_network_that_mixes_positions_otherwise_is_refused_by_name(name, options, layer):
     network = timm.create_model(name, **options)
-    with pytest.raises(InputError, match=r"padding cannot be hidden in [\w.]+, a \w+; choose"):
-        Padding().hide_in(network)
+    with pytest.raises(InputError, match=r"padding cannot be hidden in [\w.]+, a \w+; use"):
+        Padding().attach(network)
 
 
 def test_images_without_padding_are_computed_as_they_are():
@@ -165,15 +165,15 @@ def test_images_without_padding_are_computed_as_they_are():
     padding = hidden(network)
     maps = torch.randn(2, 3, 8, 8)
     expected = network(maps)
-    padding.begins_at([(8, 8), (8, 8)], (8, 8))
+    padding.set_sizes([(8, 8), (8, 8)], (8, 8))
     assert padding.mask(maps) is None
     assert torch.equal(network(maps), expected)
 
 
 def test_another_number_of_images_than_of_sizes_is_refused():
     padding = Padding()
-    padding.begins_at([(4, 4), (8, 8)], (8, 8))
-    with pytest.raises(InputError, match="maps of 2 images, whose sizes were given, got 3"):
+    padding.set_sizes([(4, 4), (8, 8)], (8, 8))
+    with pytest.raises(InputError, match="maps must be of 2 images, as given to set_sizes, got 3"):
         padding.mask(torch.zeros(3, 1, 8, 8))
 
 
@@ -190,7 +190,7 @@ def test_batch_norm_over_real_positions_has_the_gradients_of_plain_rows_in_the_m
     inputs = [maps, norm.weight, norm.bias]
     expected = torch.autograd.grad(nn.functional.batch_norm(rows, None, None, *inputs[1:], True), inputs, gradients)
     padding = hidden(norm)
-    padding.begins_at(sizes, (12, 12))
+    padding.set_sizes(sizes, (12, 12))
     output = norm(maps)
     assert output.is_contiguous(memory_format=layout)
     assert not output[0, :, 7:].any()

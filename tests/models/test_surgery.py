@@ -52,7 +52,7 @@ def test_a_name_that_is_no_convolution_is_refused_and_nothing_is_changed():
 
 
 def test_choosing_nothing_is_refused():
-    with pytest.raises(ValueError, match="where chose none of the 1 convolutions"):
+    with pytest.raises(ValueError, match="where must select some of the 1 convolutions of Sequential"):
         replace_convolutions(nn.Sequential(nn.Conv2d(8, 8, 3)), lambda_layer, lambda name, conv: False)
 
 
@@ -102,7 +102,7 @@ def meta_layer(convolution):
 def test_two_lambda_layers_in_one_block_are_refused_and_nothing_is_changed(library, network, two, block, another):
     model = on_meta(library, network)
     before = dict(model.named_modules())
-    message = rf"where leaves block {block} with more than one lambda layer, at {two[0]}, {two[1]};.*Appendix B"
+    message = rf"where must select at most one lambda layer per block, got {two[0]}, {two[1]} in {block};.*Appendix B"
     with pytest.raises(InputError, match=message):
         replace_convolutions(model, meta_layer, [*two, another])
     assert dict(model.named_modules()) == before
@@ -112,7 +112,7 @@ def test_two_lambda_layers_in_one_block_are_refused_and_nothing_is_changed(libra
 def test_one_lambda_layer_a_block_is_taken_and_a_second_refused_later(library, network, two, block, another):
     model = on_meta(library, network)
     assert set(replace_convolutions(model, meta_layer, [two[0], another])) == {two[0], another}
-    with pytest.raises(InputError, match=f"where leaves block {block} with more than one"):
+    with pytest.raises(InputError, match=f"where must select at most one lambda layer per block, got .* in {block}"):
         replace_convolutions(model, meta_layer, [two[1]])
     assert isinstance(model.get_submodule(two[1]), nn.Conv2d)
 
@@ -175,7 +175,7 @@ MISTAKES = {
         lambda conv: nn.AvgPool2d(2),
         "got AvgPool2d with 256 channels in, 256 out, stride 2",
     ),
-    "no maps": (lambda conv: nn.Flatten(), r"layer with maps \(b, channels, height, width\) out, got shape \(2, "),
+    "no maps": (lambda conv: nn.Flatten(), r"layer that outputs \(b, channels, height, width\), got shape \(2, "),
     "tokens": (lambda conv: LambdaLayer(256, 512), "a layer on maps .*, got LambdaLayer$"),
     "a sequence": (lambda conv: LambdaLayer1d(256, 512), "a layer on maps .*, got LambdaLayer1d"),
     "no module": (lambda conv: 3, "make_layer must return a module, got int"),
@@ -233,7 +233,7 @@ def test_patterns_choose_as_a_shell_does():
     [
         (["layer4.0.conv9"], "got 'layer4.0.conv9'; the nearest are layer4.0.conv"),
         ("layer9.*.conv2", "got 'layer9.*.conv2'; the nearest are layer"),
-        ([3], "where must hold names, got 3"),
+        ([3], "where must contain names, got 3"),
         (3, "where must be a function of .*, or names; got 3"),
         (nn.ReLU(), "or names; got a ReLU"),
     ],

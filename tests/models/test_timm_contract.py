@@ -184,7 +184,7 @@ def test_without_a_number_of_classes_there_are_1000():
 @every_model
 def test_pretrained_without_weights_says_what_there_is(name):
     message = (
-        f"pretrained must be a path to weights for {name}, which has none of its own, got True; models of this "
+        f"pretrained must be a path for {name}, which has no published weights, got True; models of this "
         "package with weights: none yet; to load your own: pretrained=PATH, checkpoint_path=PATH, or the name "
         "'local-dir:FOLDER' or 'hf-hub:USER/NAME' with pretrained=True"
     )

@@ -63,7 +63,7 @@ class Fused(Algorithm):
         parts = launches.table_parts_bytes(launch, device)
         forward, *backward = (
             calls * prediction.seconds_of_kernel(name, launch, device.capability, _specification(device))
-            for name in (f"forward_{_best_order(problem, device)}_best_order", *_GRADIENT_KERNELS)
+            for name in (f"forward_{_best_order(problem, device)}_order", *_GRADIENT_KERNELS)
         )
         b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
         itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
@@ -102,7 +102,7 @@ class Fused(Algorithm):
         if device is None:
             return Exclusions()
         verdicts = verification.verdicts_of(device, problem.dtype)
-        forward = _reason(verdicts, [f"forward_{_best_order(problem, device)}_best_order"], problem)
+        forward = _reason(verdicts, [f"forward_{_best_order(problem, device)}_order"], problem)
         backward = _reason(verdicts, verification.BACKWARD, problem)
         if _EXCLUDED:
             forward = _EXCLUDED.get((problem, "forward"), forward)
@@ -166,7 +166,7 @@ def _best_order(problem: Problem, device: KernelDevice) -> str:
     orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
 
     def seconds(order: str) -> float:
-        return prediction.seconds_of_kernel(f"forward_{order}_best_order", launch, device.capability, gpu)
+        return prediction.seconds_of_kernel(f"forward_{order}_order", launch, device.capability, gpu)
 
     return min(orders, key=seconds)
 
