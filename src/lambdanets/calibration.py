@@ -139,7 +139,6 @@ def _gain_on_gpu(large: torch.Tensor) -> float:
 
 
 def _bfloat16_gain(threads: int) -> float:
-    run = subprocess.run(
-        [sys.executable, "-c", _GAIN_SCRIPT, str(threads)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", _GAIN_SCRIPT, str(threads)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     return max(_UNSUPPORTED_GAIN, float(run.stdout)) if run.returncode == 0 else _UNSUPPORTED_GAIN

@@ -72,7 +72,7 @@ RESIZES = {
     "1d down": ((9,), (5,)),
     "2d up": ((3, 5), (7, 7)),
     "2d up and down": ((7, 5), (5, 9)),
-    "2d one axis alone": ((7, 5), (7, 9)),
+    "2d only one axis": ((7, 5), (7, 9)),
     "3d up and down": ((3, 5, 7), (5, 3, 9)),
 }
 resizes = pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.keys())

@@ -422,7 +422,7 @@ WRONG = {
         {"causal": True},
         "causal must have as many context positions as queries, n = 5, got m = 7",
     ),
-    "a text for a flag": ({}, {"causal": "False"}, "causal must be True or False, got 'False'"),
+    "a string for a flag": ({}, {"causal": "False"}, "causal must be True or False, got 'False'"),
     "a number for a flag": ({}, {"multi_head": 0}, "multi_head must be True or False, got 0"),
     "a list for a mask": ({}, {"mask": [[True]]}, "mask must be a tensor, got list"),
     "a normalization": ({}, {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),

@@ -56,8 +56,8 @@ def test_local_form_equals_the_masked_global_einsum(algorithm):
     grid, sides = (5, 6), (3, 5)
     queries, table, values = make_inputs(grid, (9, 11), 0)  # every offset of the grid
     rows, columns = (axis.flatten() for axis in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
-    near = [(axis[None] - axis[:, None]).abs() <= side // 2 for axis, side in zip((rows, columns), sides, strict=True)]
-    embeddings = definition.relative_embeddings(table, grid) * (near[0] & near[1]).unsqueeze(-1)
+    mask = [(axis[None] - axis[:, None]).abs() <= side // 2 for axis, side in zip((rows, columns), sides, strict=True)]
+    embeddings = definition.relative_embeddings(table, grid) * (mask[0] & mask[1]).unsqueeze(-1)
     expected = torch.einsum("bhnk,nmk,bmv->bhnv", queries, embeddings, values)
     result = position_interaction(queries, table[3:6, 3:8], values, grid, algorithm=algorithm)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
@@ -240,8 +240,8 @@ WRONG = {
     "a grid of four sides": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 sides"),
     "a number for a grid": ({"grid": 12}, "grid must be a sequence of 1, 2 or 3 sides, got 12"),
     "a float in a grid": ({"grid": (3.0, 4)}, r"grid\[0\] must be a whole number of at least 1, got 3.0"),
-    "a text for a grid": ({"grid": "34"}, "grid must be a sequence of 1, 2 or 3 sides, got '34'"),
-    "a text for a flag": ({"causal": "no"}, "causal must be True or False, got 'no'"),
+    "a string for a grid": ({"grid": "34"}, "grid must be a sequence of 1, 2 or 3 sides, got '34'"),
+    "a string for a flag": ({"causal": "no"}, "causal must be True or False, got 'no'"),
     "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of auto"),
     "a pair for a dilation": ({"dilation": (1, 2)}, "dilation must be a whole number of at least 1"),
     "an even table": ({"table": (4, 3, 4)}, "table must have odd sides"),

@@ -16,7 +16,7 @@ from lambdanets.ops.position.tiling import (
 
 # grid, reach before and after, tile
 TILINGS = {
-    "whole": ((4, 5), (2, 1), (2, 1), (4, 5)),
+    "full grid": ((4, 5), (2, 1), (2, 1), (4, 5)),
     "rows": ((6, 5), (2, 4), (2, 4), (2, 5)),
     "a smaller last row of tiles": ((7, 5), (2, 1), (2, 1), (3, 5)),
     "columns": ((4, 6), (1, 2), (1, 2), (4, 3)),
@@ -24,7 +24,7 @@ TILINGS = {
     "rows and padded columns": ((5, 7), (2, 1), (2, 1), (2, 4)),
     "asymmetric reach, as if causal": ((5, 7), (2, 1), (0, 1), (2, 4)),
     "a sequence as one row": ((1, 11), (0, 2), (0, 2), (1, 4)),
-    "3d, whole axes": ((3, 4, 2), (1, 1, 1), (1, 1, 1), (2, 4, 2)),
+    "3d, full axes": ((3, 4, 2), (1, 1, 1), (1, 1, 1), (2, 4, 2)),
     "3d, tiled in both other axes": ((3, 5, 4), (1, 1, 1), (1, 1, 1), (2, 2, 3)),
 }
 BATCH, HEADS, K, V = 2, 3, 4, 5
