@@ -1,23 +1,21 @@
-"""A causal language model of characters: what relative positions add to content, and decoding step by step.
+"""A character-level causal language model: content with and without relative positions, and step-by-step decoding.
 
-Two models of the same widths, from the same seed and on the same windows, learn this project's own text (*.md and
-src/**/*.py; the last tenth of every file is held out): one whose lambda layers have the content term alone, and so hear
-the characters before but not their order, and one that has the position term as well. The second then writes text one
-character at a time, from a state a layer that does not grow, and its logits are checked against those of all characters
-at once.
+Two models of the same width, with the same seed and batches, are trained on this project's text (*.md and src/**/*.py;
+the last tenth of every file is held out): one with only the content term, which sees the previous characters but not
+their order, and one with the position term as well. The second then generates text character by character, with a state
+of constant size per layer, and its logits are compared with those of a forward pass over the whole text.
 
     python examples/character_model.py [--steps 250] [--seed 0] [--prompt "def "]
 
-One to two minutes on two cores for both models, longer beside other work. It printed, as run on the text of this
-version:
+One to two minutes on two cores for both models. Output for the text of this version:
 
     held out, content only: 3.632 bits per character
     held out, content and position: 2.416 bits per character
     step by step and all at once, logits differ by at most 5.7e-06
 
-and, on a slightly shorter version, 3.627 and 2.383 with seed 1, 3.609 and 2.406 with seed 2. So few steps on so little
-text teach the look of code, not what it means. Code also repeats itself: of the held-out passages of 50 characters 2 %
-stand in the training text too.
+For a slightly shorter text: 3.627 and 2.383 with seed 1, 3.609 and 2.406 with seed 2. With so little training the model
+learns the syntax of code, not its meaning. Code also repeats itself: 2% of the held-out passages of 50 characters are
+in the training text too.
 """
 
 import math
@@ -37,17 +35,16 @@ ROOT = Path(__file__).resolve().parents[1]
 class Block(nn.Module):
     """A residual branch with a lambda layer, and one with an MLP.
 
-    Batch norm would let the future in: in training its statistics run over all positions, those to be predicted among
-    them, and group norm's over the whole sequence. So the layer's own batch norm is off, and every norm here is a
-    LayerNorm over the channels of one position. Appendix B of the paper: one lambda layer in a residual block, and
-    what a branch ends with starts at zero.
+    Batch norm and group norm are not causal: their statistics in training include future positions. So batch_norm is
+    False, and all norms are LayerNorms over the channels of one position. Appendix B of the paper: one lambda layer
+    per residual block, and zero-initialized ends of branches.
     """
 
     def __init__(self, width: int, scope: int, position: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.layer = ln.LambdaLayer1d(width, scope=scope, position=position, causal=True, batch_norm=False)
-        # embeddings are drawn from N(0, 1) and summed over half the scope: outputs of several units, so a norm follows
+        # embeddings from N(0, 1) are summed over half of the scope, so outputs are large, and a norm follows
         self.project = nn.Sequential(nn.LayerNorm(width), nn.GELU(), nn.Linear(width, width))
         self.mlp = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
@@ -61,18 +58,18 @@ class Block(nn.Module):
         return x + self.mlp(x)
 
     def step(self, x: Tensor, state: ln.layers.DecodingState) -> tuple[Tensor, ln.layers.DecodingState]:
-        """(b, width) at the next position, and the layer's state after it."""
-        mixed, state = ln.decode_step(self.layer, self.norm(x), state)
-        x = x + self.project(mixed)
+        """(b, width) at the next position; returns the output and the next state."""
+        output, state = ln.decode_step(self.layer, self.norm(x), state)
+        x = x + self.project(output)
         return x + self.mlp(x), state
 
 
 class CharacterModel(nn.Module):
-    def __init__(self, characters: int, width: int, depth: int, scope: int, position: bool) -> None:
+    def __init__(self, num_characters: int, width: int, depth: int, scope: int, position: bool) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(characters, width)
+        self.embedding = nn.Embedding(num_characters, width)
         self.blocks = nn.ModuleList(Block(width, scope, position) for _ in range(depth))
-        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, characters))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_characters))
 
     def forward(self, text: Tensor) -> Tensor:
         """(b, n) characters to (b, n, characters) logits of the next one."""
@@ -82,31 +79,31 @@ class CharacterModel(nn.Module):
         return self.head(x)
 
     def start(self, batch_size: int) -> list[ln.layers.DecodingState]:
-        """The state before the first character: one a block, of a size that does not grow with the text."""
+        """The states before the first character, one per block, of constant size."""
         return [ln.start_decoding(block.layer, batch_size) for block in self.blocks]
 
     def step(
         self, character: Tensor, states: list[ln.layers.DecodingState]
     ) -> tuple[Tensor, list[ln.layers.DecodingState]]:
-        """(b,) the next character to (b, characters) logits of the one after it, and the states there."""
-        x, after = self.embedding(character), []
+        """(b,) the next character to (b, characters) logits of the one after it, and the next states."""
+        x, next_states = self.embedding(character), []
         for block, state in zip(self.blocks, states, strict=True):
             x, state = block.step(x, state)
-            after.append(state)
-        return self.head(x), after
+            next_states.append(state)
+        return self.head(x), next_states
 
 
 def read_text() -> tuple[str, str]:
-    """This project's own text: for training the first nine tenths of every file, held out the last tenth."""
+    """This project's text: the first nine tenths of every file for training, the last tenth held out."""
     files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("dev/*.md"), *ROOT.glob("src/**/*.py")]
     texts = [path.read_text(encoding="utf-8") for path in sorted(files)]
-    parts = [(text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]) for text in texts]
-    return "".join(first for first, _ in parts), "".join(last for _, last in parts)
+    splits = [(text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]) for text in texts]
+    return "".join(first for first, _ in splits), "".join(last for _, last in splits)
 
 
 @torch.no_grad()
 def bits_per_character(model: nn.Module, text: Tensor, length: int) -> float:
-    """Over windows that do not overlap."""
+    """Cross-entropy in bits, over non-overlapping windows."""
     windows = text[: (len(text) - 1) // length * length + 1].unfold(0, length + 1, length)
     losses = [
         F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten(), reduction="sum").item()
@@ -118,10 +115,10 @@ def bits_per_character(model: nn.Module, text: Tensor, length: int) -> float:
 def train(
     model: nn.Module, text: Tensor, held_out: Tensor, steps: int, seed: int, length: int, batch_size: int
 ) -> list[float]:
-    """Train on random windows of the text; the held-out bits per character along the way, the last at the end."""
+    """Train on random windows of the text; returns held-out bits per character at intervals and at the end."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
-    windows = torch.Generator().manual_seed(seed)  # of their own, so that both models see the same ones
+    windows = torch.Generator().manual_seed(seed)  # so that both models have the same batches
     bits = []
     for step in range(1, steps + 1):
         starts = torch.randint(len(text) - length, (batch_size, 1), generator=windows)
@@ -140,13 +137,13 @@ def train(
 
 @torch.no_grad()
 def generate(model: CharacterModel, prompt: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The prompt (p,) and `count` characters drawn after it, and the logits (p + count, characters) at each of them."""
+    """The prompt (p,) followed by `count` sampled characters, and the logits (p + count, characters) after each."""
     draws = torch.Generator().manual_seed(seed)
     text, logits, states = prompt.tolist(), [], model.start(1)
     for position in range(len(prompt) + count):
         if position == len(text):
-            sharper = (logits[-1] / 0.7).softmax(dim=0)  # temperature 0.7
-            text.append(torch.multinomial(sharper, 1, generator=draws).item())
+            probabilities = (logits[-1] / 0.7).softmax(dim=0)  # temperature 0.7
+            text.append(torch.multinomial(probabilities, 1, generator=draws).item())
         output, states = model.step(torch.tensor([text[position]]), states)
         logits.append(output[0])
     return torch.tensor(text), torch.stack(logits)
@@ -163,11 +160,11 @@ def main(
     prompt: str = "def ",
     generated: int = 200,
 ) -> dict[str, list[float]]:
-    """Train with and without relative positions, then generate step by step; returns held-out bits per character."""
+    """Train without and with relative positions, then generate step by step; returns held-out bits per character."""
     if not prompt:
         raise ValueError("prompt must have at least one character, got none")
     text, held_out = read_text()
-    alphabet = "\0" + "".join(sorted(set(text)))  # \0 for what training never saw
+    alphabet = "\0" + "".join(sorted(set(text)))  # \0 for unknown characters
     number = {character: i for i, character in enumerate(alphabet)}
     text, held_out, start = (
         torch.tensor([number.get(character, 0) for character in part]) for part in (text, held_out, prompt)
@@ -178,19 +175,19 @@ def main(
         torch.manual_seed(seed)
         model = CharacterModel(len(alphabet), width, depth, scope, position)
         print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters; bits per character")
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         bits[name] = train(model, text, held_out, steps, seed, length, batch_size)
-        print(f"  {time.perf_counter() - began:.0f} s")
+        print(f"  {time.perf_counter() - start_time:.0f} s")
     for name in bits:
         print(f"held out, {name}: {bits[name][-1]:.3f} bits per character")
 
     model.eval()
-    written, logits = generate(model, start, generated, seed)
+    generated_text, logits = generate(model, start, generated, seed)
     with torch.no_grad():
-        at_once = model(written.unsqueeze(0))[0]
-    torch.testing.assert_close(logits, at_once, rtol=1e-3, atol=1e-3)
-    print(f"step by step and all at once, logits differ by at most {(logits - at_once).abs().max():.1e}")
-    print("".join(alphabet[i] for i in written.tolist()))
+        expected = model(generated_text.unsqueeze(0))[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+    print(f"step by step and all at once, logits differ by at most {(logits - expected).abs().max():.1e}")
+    print("".join(alphabet[i] for i in generated_text.tolist()))
     return bits
 
 

@@ -27,7 +27,7 @@ from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused import prediction
 from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.fused.self_test import Case, check_kernel, make_example
-from lambdanets.ops.position.fused.verification import kernels_of, test_anew
+from lambdanets.ops.position.fused.verification import kernels_of, retest
 from lambdanets.ops.position.gpus import gpu_named
 from lambdanets.ops.position.problem import NeedsGrad, Problem, problem_of
 
@@ -270,7 +270,7 @@ def self_test(part: Part) -> None:
     assert device is not None
     for dtype in DTYPES:
         if not part.dry_run and not part.over(f"{dtype}"):
-            for name, verdict in test_anew(device, dtype).items():
+            for name, verdict in retest(device, dtype).items():
                 part.add(f"{name} {dtype}", right=not verdict.reason, error=verdict.error, reason=verdict.reason)
 
 

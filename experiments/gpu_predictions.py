@@ -15,7 +15,7 @@ import torch
 
 from lambdanets.ops.position.fused.prediction import seconds_of_kernel, step_of
 from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, table_step, tiles_of
-from lambdanets.ops.position.gpus import SHEETS, Gpu
+from lambdanets.ops.position.gpus import SPECIFICATIONS, Gpu
 from lambdanets.ops.position.problem import Problem
 from lambdanets.text_tables import markdown_table
 
@@ -45,12 +45,12 @@ def predicted_layers(device: str) -> list[dict[str, Any]]:
     for side, v in LAYERS:
         problem = problem_of_layer(side, v)
         times = {
-            kernel: 1e6 * seconds_of_kernel(kernel, problem, CAPABILITIES[device], SHEETS[device])
+            kernel: 1e6 * seconds_of_kernel(kernel, problem, CAPABILITIES[device], SPECIFICATIONS[device])
             for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS)
         }
         forward = min(times[LAMBDA_ORDER], times["forward_query_order"])
         backward = sum(times[kernel] for kernel in QUERY_ORDER_KERNELS[1:])
-        convolution = 1e6 * convolution_seconds(side, v, SHEETS[device])
+        convolution = 1e6 * convolution_seconds(side, v, SPECIFICATIONS[device])
         rows.append({
             "side": side, "v": v, "kernels_us": times, "forward_us": forward, "backward_us": backward,
             "convolution_us": convolution, "convolution_backward_us": 2 * convolution,

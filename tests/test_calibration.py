@@ -63,7 +63,7 @@ def test_the_plan_goes_by_what_was_calibrated(cache):
 
 
 def test_a_device_that_cannot_be_measured_is_named():
-    with pytest.raises(ValueError, match="device must be 'cpu', or 'cuda' where there is a GPU, got 'tpu'"):
+    with pytest.raises(ValueError, match="device must be 'cpu', or 'cuda' if there is a GPU, got 'tpu'"):
         calibration.calibrate("tpu")
 
 

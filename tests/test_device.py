@@ -13,7 +13,7 @@ def test_bfloat16_is_refused_where_it_would_end_the_process(code, refused, monke
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code))
     if refused:
-        with pytest.raises(ValueError, match=r"announces and refuses; set ONEDNN_MAX_CPU_ISA"):
+        with pytest.raises(ValueError, match=r"advertises but forbids; set ONEDNN_MAX_CPU_ISA"):
             device.check_precision("bf16-mixed")
     else:
         device.check_precision("bf16-mixed")

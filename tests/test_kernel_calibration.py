@@ -40,10 +40,10 @@ def gpu(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fused, "forward_in_order", forward)
     monkeypatch.setattr(fused, "gradients", gradients)
-    verification.forget()
+    verification.clear()
     plan._make_plan.cache_clear()
     yield kernel_device("cpu")
-    verification.forget()
+    verification.clear()
     plan._make_plan.cache_clear()
 
 
@@ -88,7 +88,7 @@ def test_a_kernel_that_is_wrong_at_a_larger_shape_is_not_used(gpu, monkeypatch):
     lines, corrections = calibrated()
     assert any(line.startswith("forward_query_order is wrong") and "at 7x7 b=2" in line for line in lines)
     assert corrections["fused", "float32"][0] == 1.0  # not timed
-    verification.forget()
+    verification.clear()
     assert "is wrong" in verification.read_verdicts(gpu, torch.float32)["forward_query_order"].reason
     assert make_plan(PROBLEM).chosen != "fused"
     assert make_plan(PROBLEM).backward == "fused"

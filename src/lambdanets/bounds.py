@@ -1,4 +1,4 @@
-"""What a field of a recipe or a record may be: its type and range, checked in one place, named in one sentence."""
+"""Types and ranges of recipe fields and records, checked in one place, with error messages."""
 
 import contextlib
 import dataclasses
@@ -12,29 +12,29 @@ from lambdanets.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`, or above and below them. None: no bound on that side."""
+    """Numbers from `minimum` to `maximum` inclusive, or above and below exclusive bounds. None: unbounded."""
 
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     above: float | None = None
     below: float | None = None
 
-    def holds(self, value: float) -> bool:
-        """Whether a number lies in the range."""
+    def contains(self, value: float) -> bool:
+        """Whether a number is in the range."""
         return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
+            (self.minimum is None or value >= self.minimum)
+            and (self.maximum is None or value <= self.maximum)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
         )
 
     def __str__(self) -> str:
-        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        return " and ".join(f"{word} {bound:,}" for word, bound in words.items() if bound is not None)
+        bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
+        return " and ".join(f"{name} {bound:,}" for name, bound in bounds.items() if bound is not None)
 
 
 WORKERS = Range(0, 1024)
-# Less holds out no image of most sets, more leaves none to train on.
+# A smaller share holds out no image of most data sets, a larger one leaves too few to train on.
 VALIDATION_SHARE = Range(0.001, 0.9)
 
 
@@ -102,12 +102,12 @@ def _fits(value: Any, kind: Any, bounds: Range | None) -> bool:
         return value in get_args(kind) and not isinstance(value, bool)
     if kind in (int, float):
         number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return number and abs(value) < math.inf and (bounds is None or bounds.holds(value))
+        return number and abs(value) < math.inf and (bounds is None or bounds.contains(value))
     return kind is Any or (isinstance(kind, type) and not is_typeddict(kind) and isinstance(value, kind))
 
 
 def expected_of(annotation: Any) -> str:
-    """An annotated type in words."""
+    """A description of an annotated type, for error messages."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"

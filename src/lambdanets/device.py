@@ -1,4 +1,4 @@
-"""The device a model runs on, whether it can do what is asked, and what memory is free on it."""
+"""The default device, its support of precisions, and its free memory."""
 
 import signal
 import subprocess
@@ -13,7 +13,7 @@ from lambdanets.errors import InputError
 
 
 def best_device() -> torch.device:
-    """The GPU if there is one, else the processor."""
+    """The GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -39,31 +39,31 @@ def has_fast_bfloat16() -> bool:
 
 
 def check_precision(precision: str) -> None:
-    """Raise InputError for float16 without a GPU, and for bfloat16 on machines that announce AMX and refuse its use."""
+    """Raise InputError for float16 without a GPU, and for bfloat16 on machines that advertise AMX but forbid it."""
     if precision == "32-true" or torch.cuda.is_available():
         return
     if precision == "16-mixed":
-        raise InputError("precision 16-mixed needs a GPU; on a processor choose bf16-mixed or 32-true")
+        raise InputError("precision 16-mixed needs a GPU; on a CPU choose bf16-mixed or 32-true")
     check_bfloat16("precision bf16-mixed", "precision 32-true")
 
 
-def check_bfloat16(asked: str, instead: str) -> None:
-    """Raise InputError where a bfloat16 product would end the process: on machines that announce AMX and refuse it."""
+def check_bfloat16(option: str, alternative: str) -> None:
+    """Raise InputError if a bfloat16 product kills the process by SIGILL, because AMX is advertised but forbidden."""
     product = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
     if subprocess.run([sys.executable, "-c", product], check=False).returncode == -signal.SIGILL:
         raise InputError(
-            f"{asked} needs instructions (AMX) that this machine announces and refuses; "
-            f"set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 in the environment, or use {instead}"
+            f"{option} needs AMX instructions, which this machine advertises but forbids; "
+            f"set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 in the environment, or use {alternative}"
         )
 
 
 def free_memory(
     device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Bytes of memory that may be taken: of the GPU, or of the machine and of each cgroup that this process is in.
+    """Free memory in bytes: of the GPU, or the minimum over the machine and the cgroups of this process.
 
-    The page cache that the kernel gives back on demand counts as free. cgroups, membership: where Linux shows its
-    control groups (version 2 or 1), and which of them this process is in.
+    Reclaimable page cache counts as free. cgroups, membership: the cgroup file system (version 2 or 1), and the file
+    that lists the cgroups of this process.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -71,7 +71,7 @@ def free_memory(
 
 
 def _left_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
-    """What is left below the limit of each cgroup of this process, from its own up to the root."""
+    """Free memory of each cgroup of this process that has a limit, from its own up to the root."""
     lines = membership.read_text().splitlines() if membership.is_file() else []
     for number, controllers, path in (line.split(":", 2) for line in lines):
         if number == "0":
@@ -81,23 +81,23 @@ def _left_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
         else:
             continue
         own = root / path.lstrip("/")
-        for folder in (own, *own.parents):  # of a container, its root alone may be shown
+        for folder in (own, *own.parents):  # in a container only the root may be visible
             if folder.is_relative_to(root) and ".." not in folder.parts:
-                most, now = _number(folder / limit), _number(folder / used)
-                if most is not None and now is not None:
-                    yield max(0, most - now + (_number(folder / "memory.stat", cache) or 0))
+                maximum, current = _number(folder / limit), _number(folder / used)
+                if maximum is not None and current is not None:
+                    yield max(0, maximum - current + (_number(folder / "memory.stat", cache) or 0))
 
 
-# The names of a cgroup's limit, of what it uses, and of the line of memory.stat with the page cache that is not in use.
+# File names of a cgroup's limit and usage, and the key in memory.stat of its reclaimable page cache.
 _CGROUP2 = ("memory.max", "memory.current", "inactive_file")
 _CGROUP1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def _number(file: Path, name: str | None = None) -> int | None:
-    """The number in a file, or after a name in it; None where there is none, as of a limit that is max."""
+def _number(file: Path, key: str | None = None) -> int | None:
+    """The number in a file, or after a key in it; None if there is none, as for a limit of "max"."""
     try:
-        words = file.read_text().split()
+        fields = file.read_text().split()
     except OSError:
         return None
-    found = words[words.index(name) + 1 :] if name in words else words if name is None else []
+    found = fields[fields.index(key) + 1 :] if key in fields else fields if key is None else []
     return int(found[0]) if found and found[0].isdigit() else None

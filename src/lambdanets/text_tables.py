@@ -6,11 +6,11 @@ from lambdanets.terminal import printable
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:
-    """Cells under each other, the first column to the left; a line of two cells where others have more runs on."""
+    """Format lines as aligned columns, the first one left-aligned. Lines with fewer cells do not affect the widths."""
     lines = [[printable(cell) for cell in line] for line in lines]
     count = max(len(line) for line in lines)
-    whole = [line for line in lines if len(line) == count]
-    widths = [max(len(line[i]) for line in whole) for i in range(count)]
+    full = [line for line in lines if len(line) == count]
+    widths = [max(len(line[i]) for line in full) for i in range(count)]
     widths[0] = max(len(line[0]) for line in lines)
     texts = []
     for line in lines:

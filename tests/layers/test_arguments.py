@@ -1,4 +1,4 @@
-"""Wrong arguments of the constructors of layers."""
+"""Invalid constructor arguments of layers."""
 
 import copy
 import inspect
@@ -12,7 +12,7 @@ from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.layers.baselines import GlobalAttention
 
 
-class Mine(LambdaLayer2d):
+class Subclass(LambdaLayer2d):
     def __init__(self, width, **options):
         super().__init__(width, **options)
 
@@ -36,14 +36,14 @@ CALLS = {
     "a convolution's channels": (LambdaLayer1d, {"out_channels": 3}, r"LambdaLayer1d\(\) .*; did you mean dim_out"),
     "another spelling": (LambdaLayer, {"normalise_keys": None}, r"LambdaLayer\(\) .*; did you mean normalize_keys\?"),
     "nothing near": (LambdaLayer, {"bias": True}, r"unexpected argument bias; its arguments are dim, dim_out, dim_con"),
-    "what a layer has not": (LambdaLayer, {"kernel_size": 3}, "kernel_size; its arguments are dim, "),
+    "an argument of other layers": (LambdaLayer, {"kernel_size": 3}, "kernel_size; its arguments are dim, "),
     "a baseline": (GlobalAttention, {"num_heads": 8}, r"GlobalAttention\(\) .* num_heads; did you mean heads\?"),
-    "a subclass": (Mine, {"num_heads": 8}, r"Mine\(\) .* num_heads; did you mean heads\?"),
+    "a subclass": (Subclass, {"num_heads": 8}, r"Subclass\(\) .* num_heads; did you mean heads\?"),
 }
 
 
 @pytest.mark.parametrize(("layer", "options", "message"), CALLS.values(), ids=CALLS.keys())
-def test_an_unknown_argument_is_named_with_the_class_and_the_right_one(layer, options, message):
+def test_unknown_argument_error_names_class_and_nearest_argument(layer, options, message):
     with pytest.raises(TypeError, match=message):
         layer(32, **options)
 
@@ -53,12 +53,12 @@ def test_an_unknown_argument_is_named_with_the_class_and_the_right_one(layer, op
     [(RelativeEmbedding, ((3,), 16)), (DenseEmbedding, (4, 4, 16)), (EdgeEmbedding, (4, 16))],
     ids=["relative", "dense", "edge"],
 )
-def test_embeddings_name_unknown_arguments_too(embedding, arguments):
+def test_embeddings_reject_unknown_arguments(embedding, arguments):
     with pytest.raises(TypeError, match=rf"{embedding.__name__}\(\) .* num_heads; did you mean heads\?"):
         embedding(*arguments, num_heads=2)
 
 
-def test_too_many_positions_and_a_missing_argument_name_the_class():
+def test_too_many_or_missing_arguments_name_the_class():
     with pytest.raises(TypeError, match=r"LambdaLayer2d\(\) takes at most 2 positional arguments, dim, dim_out, got 3"):
         LambdaLayer2d(64, 64, 3)
     with pytest.raises(TypeError, match=r"LambdaLayer2d\(\): missing a required argument: 'dim'"):
@@ -74,8 +74,8 @@ def test_signatures_show_the_arguments():
     assert "self" not in parameters
 
 
-def test_layers_are_copied_and_pickled():
+def test_layers_can_be_copied_and_pickled():
     layer = LambdaLayer2d(8, heads=2, scope=3).eval()
     x = torch.randn(1, 8, 4, 4)
-    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(again(x), layer(x))
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(copied(x), layer(x))

@@ -1,4 +1,4 @@
-"""Layers under torch.compile and torch.export, whole and with sizes that change."""
+"""Layers under torch.compile (fullgraph) and torch.export, with dynamic sizes."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ LAYERS = {
     ),
     "3d": (LambdaLayer3d, {"scope": 3}, ((3, 4, 5), (4, 6, 7), (5, 7, 8))),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 4)}, ((9,), (12,), (30,))),
-    "tokens, free embeddings": (
+    "tokens, dense embeddings": (
         LambdaLayer,
         {"embedding": DenseEmbedding(40, 40, 4)},
         ((9,), (12,), (30,)),
@@ -52,11 +52,11 @@ def random_input(kind, batch, size):
 
 
 @pytest.mark.parametrize(("kind", "option", "sizes"), LAYERS.values(), ids=LAYERS.keys())
-def test_compiles_whole_and_once_more_for_all_other_sizes(kind, option, sizes):
+def test_compiles_fullgraph_at_most_twice_for_all_sizes(kind, option, sizes):
     torch.compiler.reset()
     layer, counter = make_layer(kind, option), Counter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
-    # PyTorch's own convolutions compile once more for batches below 16
+    # PyTorch's convolutions recompile for batches below 16
     for batch, size in enumerate(sizes, 16):
         x = random_input(kind, batch, size).requires_grad_()
         one, other = compiled(x), layer(x)
@@ -68,7 +68,7 @@ def test_compiles_whole_and_once_more_for_all_other_sizes(kind, option, sizes):
     assert counter.compilations <= 2
 
 
-def test_compiles_with_a_mask_of_padded_positions_in_eval():
+def test_compiles_with_a_padding_mask_in_eval():
     torch.compiler.reset()
     layer, counter = make_layer(LambdaLayer2d, {"stride": 2}).eval(), Counter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
@@ -87,21 +87,21 @@ def test_compiles_under_autocast_and_channels_last():
         torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
 
 
-@pytest.mark.parametrize("sizes_too", [False, True], ids=["batch", "batch and sizes"])
+@pytest.mark.parametrize("dynamic_sides", [False, True], ids=["batch", "batch and sizes"])
 @pytest.mark.parametrize("option", [{}, {"algorithm": "convolution"}, {"causal": True}, {"stride": 2}], ids=str)
-def test_an_exported_layer_serves_other_batches_and_sizes(option, sizes_too):
+def test_exported_layer_runs_other_batches_and_sizes(option, dynamic_sides):
     layer = make_layer(LambdaLayer2d, option).eval()
     dimensions = {0: torch.export.Dim.AUTO}
-    if sizes_too:
+    if dynamic_sides:
         dimensions |= {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
     x = random_input(LambdaLayer2d, 17, (9, 12))
     exported = torch.export.export(layer, (x,), dynamic_shapes=({**dimensions},)).module()
-    for batch, size in ((17, (9, 12)), (33, (16, 14) if sizes_too else (9, 12))):
+    for batch, size in ((17, (9, 12)), (33, (16, 14) if dynamic_sides else (9, 12))):
         x = random_input(LambdaLayer2d, batch, size)
         torch.testing.assert_close(exported(x), layer(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_layer_and_a_model_are_exported_with_a_named_batch():
+def test_layer_and_model_export_with_a_dynamic_batch():
     batch = torch.export.Dim("batch")
     for model, size in (
         (make_layer(LambdaLayer2d, {}), (8, 9, 9)),

@@ -18,7 +18,7 @@ CASES = {
     "1d, dilated": (LambdaLayer1d, {"dilation": 3}, (40,)),
     "1d, scope over the sequence": (LambdaLayer1d, {"scope": None, "grid": (40,)}, (40,)),
     "1d, l2 keys": (LambdaLayer1d, {"normalize_keys": "l2"}, (20,)),
-    "1d, keys as given, softmax queries": (
+    "1d, unnormalized keys, softmax queries": (
         LambdaLayer1d,
         {"normalize_keys": None, "normalize_queries": "softmax"},
         (20,),
@@ -27,13 +27,13 @@ CASES = {
     "1d, content only": (LambdaLayer1d, {"position": False}, (20,)),
     "1d, position only": (LambdaLayer1d, {"content": False}, (20,)),
     "1d, no batch norm": (LambdaLayer1d, {"batch_norm": False}, (20,)),
-    "1d, free embeddings": (LambdaLayer1d, {"embedding": DenseEmbedding(20, 20, 4, dtype=torch.float64)}, (20,)),
+    "1d, dense embeddings": (LambdaLayer1d, {"embedding": DenseEmbedding(20, 20, 4, dtype=torch.float64)}, (20,)),
     "2d": (LambdaLayer2d, {}, (5, 7)),
     "2d, non-square, dilated": (LambdaLayer2d, {"scope": (3, 7), "dilation": 2}, (5, 7)),
     "2d, scope over the map": (LambdaLayer2d, {"scope": 23}, (4, 3)),
     "3d": (LambdaLayer3d, {"scope": (3, 5, 3)}, (3, 4, 3)),
     "tokens": (LambdaLayer, {"scope": None, "embedding": RelativeEmbedding((9,), 4, dtype=torch.float64)}, (20,)),
-    "tokens, free, multi-head": (
+    "tokens, dense, multi-head": (
         LambdaLayer,
         {"embedding": DenseEmbedding(20, 20, 4, heads=2, dtype=torch.float64), "multi_head": True},
         (20,),
@@ -55,16 +55,16 @@ def make_layer(kind, option, dtype=torch.float64):
     return layer.eval()
 
 
-def whole(layer, x):
-    """Over all positions at once: (b, dim, n) -> (b, dim_out, n)."""
+def full_forward(layer, x):
+    """The layer over the full sequence: (b, dim, n) -> (b, dim_out, n)."""
     return layer(x.transpose(1, 2)).transpose(1, 2) if isinstance(layer, LambdaLayer) else layer(x)
 
 
 @pytest.mark.parametrize(("kind", "option", "grid"), CASES.values(), ids=CASES.keys())
-def test_step_by_step_equals_all_at_once(kind, option, grid):
+def test_decoding_equals_a_full_forward_pass(kind, option, grid):
     layer = make_layer(kind, option)
     x = torch.randn(2, 8, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = whole(layer, x).flatten(2)
+    expected = full_forward(layer, x).flatten(2)
     state = start_decoding(layer, 2, grid if len(grid) > 1 else None)
     for n, position in enumerate(x.flatten(2).unbind(2)):
         output, state = decode_step(layer, position, state)
@@ -72,7 +72,7 @@ def test_step_by_step_equals_all_at_once(kind, option, grid):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_steps_equal_all_at_once_to_rounding(dtype):
+def test_low_precision_decoding_equals_a_full_forward_pass(dtype):
     layer = make_layer(LambdaLayer1d, {}, dtype)
     x = torch.randn(2, 8, 30, generator=torch.Generator().manual_seed(0)).to(dtype)
     state, outputs = start_decoding(layer, 2), []
@@ -83,23 +83,23 @@ def test_low_precision_steps_equal_all_at_once_to_rounding(dtype):
     torch.testing.assert_close(torch.stack(outputs, 2), layer(x), rtol=tolerance, atol=10 * tolerance)
 
 
-def test_the_state_stays_as_small_as_the_scope():
+def test_decoding_state_is_bounded_by_the_scope():
     layer = make_layer(LambdaLayer1d, {"scope": 7})
     state = start_decoding(layer, 1)
     for _ in range(50):
         _, state = decode_step(layer, torch.ones(1, 8, dtype=torch.float64), state)
-    assert state.values.shape[2] == 4  # the half of the scope, and the position itself
+    assert state.values.shape[2] == 4  # half of the scope, and the current position
     assert state.content.sums.shape == (1, 4, 1, 4)
 
 
-def test_a_state_can_be_gone_on_from_twice():
+def test_decoding_can_continue_twice_from_one_state():
     layer = make_layer(LambdaLayer1d, {})
     one, two = torch.randn(2, 1, 8, dtype=torch.float64)
     _, state = decode_step(layer, one, start_decoding(layer, 1))
     first, _ = decode_step(layer, two, state)
     decode_step(layer, one, state)
-    again, _ = decode_step(layer, two, state)
-    assert torch.equal(first, again)
+    repeated, _ = decode_step(layer, two, state)
+    assert torch.equal(first, repeated)
 
 
 WRONG = {
@@ -110,23 +110,28 @@ WRONG = {
         {},
         "must be its own context.*= 5",
     ),
-    "embeddings given at the call": (LambdaLayer, {}, {}, "layer must have a module of embeddings to be decoded"),
+    "embeddings given at the call": (
+        LambdaLayer,
+        {},
+        {},
+        "layer must have an embedding module to be decoded, got embedding=None",
+    ),
     "a grid for a sequence": (LambdaLayer1d, {}, {"grid": (5,)}, "grid must be None for a layer on sequences"),
     "no grid": (LambdaLayer2d, {}, {}, "grid must be 2 sides for this layer, got None"),
-    "a broken grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be a whole number of at least 1, got 0"),
+    "an empty grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be a whole number of at least 1, got 0"),
     "no batch": (LambdaLayer1d, {}, {"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
 }
 
 
 @pytest.mark.parametrize(("kind", "option", "arguments", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_be_decoded_is_named(kind, option, arguments, message):
+def test_start_decoding_rejects_invalid_arguments(kind, option, arguments, message):
     layer = make_layer(kind, option)
     with pytest.raises(ValueError, match=message):
         start_decoding(layer, **({"batch_size": 1} | arguments))
 
 
 @pytest.mark.parametrize("norm", ["query_norm", "value_norm"])
-def test_layers_in_training_mode_are_refused(norm):
+def test_decoding_rejects_training_mode(norm):
     layer = make_layer(LambdaLayer1d, {})
     state = start_decoding(layer, 1)
     getattr(layer, norm).train()
@@ -136,13 +141,13 @@ def test_layers_in_training_mode_are_refused(norm):
         decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
 
 
-def test_what_is_no_lambda_layer_is_named():
+def test_start_decoding_rejects_other_modules():
     with pytest.raises(ValueError, match="layer must be a lambda layer, got Linear"):
         start_decoding(torch.nn.Linear(3, 3), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_under_autocast_steps_are_as_finite_and_of_the_same_dtype_as_all_at_once(dtype):
+def test_decoding_under_autocast_equals_a_full_forward_pass(dtype):
     torch.manual_seed(0)
     layer = LambdaLayer1d(16, causal=True).eval()
     x = 100 * torch.randn(1, 16, 60)
@@ -160,7 +165,7 @@ def test_under_autocast_steps_are_as_finite_and_of_the_same_dtype_as_all_at_once
     torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance * scale)
 
 
-def test_wrong_steps_are_named():
+def test_decode_step_rejects_invalid_arguments():
     layer = make_layer(LambdaLayer2d, {})
     state = start_decoding(layer, 1, (1, 1))
     with pytest.raises(ValueError, match=r"x must be \(b, dim\) = \(1, 8\), got shape \(2, 8\)"):
@@ -170,5 +175,5 @@ def test_wrong_steps_are_named():
     with pytest.raises(ValueError, match="x must have the dtype of the layer's parameters"):
         decode_step(layer.eval(), torch.zeros(1, 8), state)
     _, state = decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
-    with pytest.raises(ValueError, match=r"state must have positions left: grid \(1, 1\) is full"):
+    with pytest.raises(ValueError, match=r"state must have positions left, got a full grid of \(1, 1\)"):
         decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)

@@ -9,7 +9,7 @@ from lambdanets.ops import definition, resize_table
 
 @pytest.mark.parametrize("intra_depth", [1, 2])
 @pytest.mark.parametrize("keep_sum", [True, False])
-def test_resizing_replaces_the_table_by_the_interpolated_one(keep_sum, intra_depth):
+def test_resize_replaces_the_table_by_the_interpolated_one(keep_sum, intra_depth):
     embedding = RelativeEmbedding((5, 5), 4, intra_depth)
     expected = resize_table(embedding.table.detach(), (7, 3), keep_sum=keep_sum)
     embedding.resize((7, 3), keep_sum=keep_sum)
@@ -27,7 +27,7 @@ def test_resizing_keeps_dtype_device_and_requires_grad(requires_grad):
     assert embedding.table.requires_grad == requires_grad
 
 
-def test_the_resized_table_is_a_leaf_of_its_own():
+def test_resized_table_is_a_new_leaf():
     embedding = RelativeEmbedding((5, 5), 4)
     old = embedding.table
     embedding.resize((5, 5))
@@ -36,7 +36,7 @@ def test_the_resized_table_is_a_leaf_of_its_own():
     assert torch.equal(embedding.table, old)
 
 
-def test_a_layer_serves_and_trains_with_its_table_resized():
+def test_layer_runs_and_trains_with_a_resized_table():
     torch.manual_seed(0)
     layer = LambdaLayer2d(8, query_depth=4, heads=2, scope=5)
     layer.embedding.resize((7, 5))
@@ -57,14 +57,14 @@ def test_a_layer_serves_and_trains_with_its_table_resized():
     ],
     ids=str,
 )
-def test_a_scope_that_does_not_fit_is_named_and_nothing_is_changed(scope, message):
+def test_resize_rejects_invalid_scopes(scope, message):
     embedding = RelativeEmbedding((5, 5), 4)
     with pytest.raises(ValueError, match=message):
         embedding.resize(scope)
     assert embedding.table.shape == (5, 5, 4)
 
 
-def test_the_tables_of_a_multi_head_layer_are_resized_one_by_one():
+def test_multi_head_tables_are_resized_per_head():
     embedding = RelativeEmbedding((5, 5), 4, heads=2)
     expected = [resize_table(table.detach(), (7, 3)) for table in embedding.table]
     embedding.resize((7, 3))
@@ -74,28 +74,28 @@ def test_the_tables_of_a_multi_head_layer_are_resized_one_by_one():
 
 @pytest.mark.parametrize("intra_depth", [1, 2])
 @pytest.mark.parametrize("heads", [None, 3])
-def test_all_pairs_of_a_table_are_those_of_the_definition(heads, intra_depth):
+def test_of_pairs_equals_the_definition(heads, intra_depth):
     embedding = RelativeEmbedding((3, 5), 4, intra_depth, heads=heads)
     tables = embedding.table if heads else embedding.table[None]
     expected = torch.stack([definition.relative_embeddings(table, (3, 4), dilation=2) for table in tables])
     assert torch.equal(embedding.of_pairs((3, 4), dilation=2), expected if heads else expected[0])
 
 
-def test_pairs_with_another_grid_start_at_the_same_origin():
+def test_of_pairs_with_a_context_grid_has_the_same_origin():
     embedding = RelativeEmbedding((5,), 4)
     pairs, all_pairs = embedding.of_pairs((3,), (7,)), embedding.of_pairs((7,))
     assert torch.equal(pairs, all_pairs[:3])
 
 
-def test_dense_embeddings_give_the_first_positions():
+def test_dense_embedding_returns_the_first_positions():
     embedding = DenseEmbedding(5, 6, 4, heads=2)
     assert torch.equal(embedding(3, 2), embedding.table[:, :3, :2])
-    with pytest.raises(ValueError, match="a DenseEmbedding of 5 x 6 positions cannot serve 6 x 6"):
+    with pytest.raises(ValueError, match="positions must be at most 5 x 6 for this DenseEmbedding, got 6 x 6"):
         embedding(6, 6)
 
 
 @pytest.mark.parametrize("intra_depth", [1, 2])
-def test_edges_are_the_sum_of_the_embeddings_of_their_types(intra_depth):
+def test_edge_embeddings_are_sums_over_edge_types(intra_depth):
     embedding = EdgeEmbedding(3, 4, intra_depth)
     listed = [(0, 0, 1, 2), (0, 1, 0, 1), (1, 2, 2, 0), (1, 2, 2, 2), (1, 0, 4, 1)]  # example, n, m, type
     *edges, types = torch.tensor(listed).T
@@ -105,7 +105,7 @@ def test_edges_are_the_sum_of_the_embeddings_of_their_types(intra_depth):
     torch.testing.assert_close(embedding(torch.stack(edges), types, (2, 3, 5)), expected)
 
 
-def test_gradcheck_of_edges_of_which_some_are_doubled():
+def test_gradcheck_with_duplicate_edges():
     embedding = EdgeEmbedding(3, 2, dtype=torch.float64)
     edges, types = torch.tensor([[0, 0, 0], [1, 1, 0], [0, 0, 1]]), torch.tensor([2, 0, 2])
 
@@ -119,7 +119,7 @@ EDGES, TYPES = torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.
 WRONG_EDGES = {
     "edges of two rows": ((EDGES[:2], TYPES, (1, 2, 2)), r"edges must be \(3, edges\) of int64.*\(2, 2\)"),
     "edges of floats": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must be.*got torch.float32"),
-    "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one an edge"),
+    "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one per edge"),
     "a number for a size": ((EDGES, TYPES, 5), r"size must be \(b, n, m\), got 5"),
     "a negative size": ((EDGES, TYPES, (1, -2, 2)), r"size\[1\] must be a whole number of at least 1, got -2"),
     "a list for edges": (([[0], [0], [0]], TYPES, (1, 2, 2)), "edges must be a tensor, got list"),
@@ -131,7 +131,7 @@ WRONG_EDGES = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG_EDGES.values(), ids=WRONG_EDGES.keys())
-def test_wrong_edges_are_named(arguments, message):
+def test_rejects_invalid_edges(arguments, message):
     with pytest.raises(ValueError, match=message):
         EdgeEmbedding(3, 4)(*arguments)
 
@@ -156,17 +156,17 @@ def test_wrong_edges_are_named(arguments, message):
     ],
     ids=lambda option: option if isinstance(option, str) else "",
 )
-def test_wrong_arguments_are_named(make, message):
+def test_rejects_invalid_constructor_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_edges_go_on_the_meta_device():
+def test_edge_embedding_runs_on_the_meta_device():
     embedding = EdgeEmbedding(3, 4, device="meta")
     assert embedding(EDGES.to("meta"), TYPES.to("meta"), (2, 3, 5)).shape == (2, 3, 5, 4)
 
 
-def test_a_parametrized_table_is_not_resized():
+def test_resize_rejects_parametrized_tables():
     embedding = RelativeEmbedding((5,), 4)
     torch.nn.utils.parametrize.register_parametrization(embedding, "table", torch.nn.Identity())
     with pytest.raises(ValueError, match="table must not be parametrized when it is resized"):

@@ -1,4 +1,4 @@
-"""float16: where the plain formula overflows, and that the layer does not."""
+"""float16: the layer is finite where the plain formula overflows."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ def image(scale, *shape):
     return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def as_peers_do(layer, x):
-    """The layer as implementations before this one run it: a 3-d convolution over (v, H, W), then einsum, as cast."""
+def conv3d_reference(layer, x):
+    """The layer as in other implementations: a 3-d convolution over (v, H, W), then einsum, in autocast's dtype."""
     (b, _, height, width), h, k = x.shape, layer.heads, layer.query_depth
     queries = layer.query_projection(x).reshape(b, h, k, height * width)
     values = layer.value_projection(x).reshape(b, 1, layer.value_depth, height, width)
@@ -24,16 +24,16 @@ def as_peers_do(layer, x):
     return torch.einsum("bhkn,bkvn->bhvn", queries, lambdas).reshape(b, -1, height, width)
 
 
-def test_the_plain_formula_gives_nan_under_float16_autocast_and_the_layer_does_not():
-    # Sums over 529 embeddings from N(0, 1), times a query, pass 65504; the next batch norm makes inf - inf = NaN of it.
+def test_layer_is_finite_in_float16_where_the_plain_formula_is_nan():
+    # Sums over 529 embeddings from N(0, 1), times a query, exceed 65504; the next batch norm computes inf - inf = NaN.
     torch.manual_seed(0)
     layer = LambdaLayer2d(16, content=False, batch_norm=False)
     norm, x = nn.BatchNorm2d(16), image(100, 1, 16, 24, 24)
     with torch.autocast("cpu", torch.float16):
-        assert norm(as_peers_do(layer, x)).isnan().any()
+        assert norm(conv3d_reference(layer, x)).isnan().any()
         output = norm(layer(x))
     assert output.isfinite().all()
-    torch.testing.assert_close(output, norm(as_peers_do(layer, x)), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(output, norm(conv3d_reference(layer, x)), rtol=0.02, atol=0.02)
     output.square().mean().backward()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
@@ -41,7 +41,7 @@ def test_the_plain_formula_gives_nan_under_float16_autocast_and_the_layer_does_n
 @pytest.mark.parametrize("scale", [1, 100])
 @pytest.mark.parametrize("size", [(7, 9), (32, 32), (128, 128)], ids=str)
 @pytest.mark.parametrize("batch_norm", [True, False], ids=["norm", "no norm"])
-def test_outputs_and_gradients_are_finite_under_float16_autocast_up_to_128x128(size, scale, batch_norm):
+def test_float16_autocast_is_finite_up_to_128x128(size, scale, batch_norm):
     torch.manual_seed(0)
     layer = LambdaLayer2d(16, batch_norm=batch_norm)
     x = image(scale, 1, 16, *size).requires_grad_()
@@ -60,7 +60,7 @@ VARIANTS = {
     "multi-head": (LambdaLayer2d, {"multi_head": True}, (24, 24)),
     "intra-depth": (LambdaLayer2d, {"intra_depth": 2}, (24, 24)),
     "l2 keys": (LambdaLayer2d, {"normalize_keys": "l2"}, (24, 24)),
-    "keys as given": (LambdaLayer2d, {"normalize_keys": None}, (24, 24)),
+    "unnormalized keys": (LambdaLayer2d, {"normalize_keys": None}, (24, 24)),
     "softmax on queries": (LambdaLayer2d, {"normalize_queries": "softmax"}, (24, 24)),
     "volume": (LambdaLayer3d, {"scope": (3, 23, 23)}, (3, 12, 12)),
 }

@@ -16,7 +16,7 @@ LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
 
 
 def by_definition(layer, x, mask=None):
-    """The layer's output from its parameters and the specification alone, before any pooling."""
+    """The layer's output, before pooling, from its parameters by `ops.definition`."""
     (b, _, *grid), h, k, u, v = x.shape, layer.heads, layer.query_depth, layer.intra_depth, layer.value_depth
     n = x[0, 0].numel()
     lead = (h,) if layer.multi_head else ()
@@ -53,7 +53,7 @@ def by_definition(layer, x, mask=None):
 
 OPTIONS = {
     "default": {},
-    "wider out": {"dim_out": 12, "heads": 3},
+    "dim_out": {"dim_out": 12, "heads": 3},
     "intra-depth": {"intra_depth": 2},
     "content only": {"position": False},
     "position only": {"content": False},
@@ -65,14 +65,14 @@ OPTIONS = {
     "causal": {"causal": True},
     "causal, dilated, intra-depth": {"causal": True, "dilation": 2, "intra_depth": 2},
     "l2 keys": {"normalize_keys": "l2"},
-    "keys as given": {"normalize_keys": None},
+    "unnormalized keys": {"normalize_keys": None},
     "softmax on keys and queries": {"normalize_queries": "softmax"},
     "l2 keys, no batch norm, causal": {"normalize_keys": "l2", "batch_norm": False, "causal": True},
     "multi-head": {"multi_head": True},
     "multi-head, intra-depth, causal": {"multi_head": True, "intra_depth": 2, "causal": True},
     "multi-head, position only": {"multi_head": True, "content": False},
-    "free embeddings": {"embedding": DenseEmbedding(30, 30, 4, dtype=torch.float64)},
-    "free embeddings, multi-head, causal": {
+    "dense embeddings": {"embedding": DenseEmbedding(30, 30, 4, dtype=torch.float64)},
+    "dense embeddings, multi-head, causal": {
         "embedding": DenseEmbedding(30, 30, 4, heads=2, dtype=torch.float64), "multi_head": True, "causal": True,
     },
 }  # fmt: skip
@@ -115,7 +115,7 @@ def test_sequences_and_volumes_equal_the_definition(dimensions, option, size):
 @pytest.mark.parametrize(
     ("dimensions", "size", "expected"), [(1, (9,), (5,)), (3, (3, 4, 5), (2, 2, 3))], ids=["1d", "3d"]
 )
-def test_stride_in_other_dimensions_averages_over_the_positions_that_exist(dimensions, size, expected):
+def test_stride_in_1d_and_3d_averages_without_padding(dimensions, size, expected):
     layer, x = make_layer(dimensions=dimensions, stride=2), image(2, 8, *size)
     before = by_definition(layer, x)
     result = layer(x)
@@ -125,7 +125,7 @@ def test_stride_in_other_dimensions_averages_over_the_positions_that_exist(dimen
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (2, 8, 8), (3, 2, 5)], ids=str)
-def test_a_strided_volume_may_be_smaller_than_the_pooling_window(size):
+def test_strided_volume_may_be_smaller_than_the_pooling_window(size):
     layer, x = make_layer(dimensions=3, scope=3, stride=3), image(2, 8, *size)
     before, result = by_definition(layer, x), layer(x)
     assert result.shape[2:] == tuple(-(-side // 3) for side in size)
@@ -135,7 +135,7 @@ def test_a_strided_volume_may_be_smaller_than_the_pooling_window(size):
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_forward_mode_goes_through_a_layer(dimensions, training):
+def test_forward_mode_equals_finite_differences(dimensions, training):
     layer = make_layer(dimensions=dimensions, scope=3).train(training)
     x, tangent = image(2, 8, *(3, 4, 2)[:dimensions]), image(3, 8, *(3, 4, 2)[:dimensions])[:2]
     parameters = dict(layer.named_parameters())
@@ -155,17 +155,17 @@ def test_every_example_has_its_own_mask(option):
     x, mask = image(3, 8, 5, 6), torch.zeros(3, 5, 6, dtype=torch.bool)
     for example, (height, width) in enumerate(((5, 6), (3, 4), (2, 6))):
         mask[example, :height, :width] = True
-    together = layer(x, mask)
+    batched = layer(x, mask)
     for i in range(3):
-        torch.testing.assert_close(together[i : i + 1], layer(x[i : i + 1], mask[i : i + 1]), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(batched[i : i + 1], layer(x[i : i + 1], mask[i : i + 1]), rtol=1e-12, atol=1e-12)
     if "stride" not in option:
         expected = by_definition(layer, x, mask).masked_fill(~mask.unsqueeze(1), 0)
-        torch.testing.assert_close(together, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(batched, expected, rtol=1e-12, atol=1e-12)
         ones = torch.ones(3, 5, 6, dtype=torch.bool)
         torch.testing.assert_close(layer(x, ones), layer(x), rtol=1e-12, atol=1e-12)
 
 
-def test_channels_last_volumes_keep_their_layout():
+def test_channels_last_3d_is_preserved():
     layer, x = make_layer(dimensions=3, scope=3), image(2, 8, 3, 4, 5)
     result = layer(x.contiguous(memory_format=torch.channels_last_3d))
     assert result.is_contiguous(memory_format=torch.channels_last_3d)
@@ -179,7 +179,7 @@ MASKED = {
     "stride 3": (2, {"stride": 3}, (8, 7), (5, 4)),
     "intra-depth, multi-head": (2, {"intra_depth": 2, "multi_head": True}, (6, 7), (3, 7)),
     "l2": (2, {"normalize_keys": "l2"}, (6, 7), (6, 3)),
-    "free embeddings, one row": (2, {"embedding": DenseEmbedding(8, 8, 4, dtype=torch.float64)}, (1, 8), (1, 5)),
+    "dense embeddings, one row": (2, {"embedding": DenseEmbedding(8, 8, 4, dtype=torch.float64)}, (1, 8), (1, 5)),
     "no batch norm": (2, {"batch_norm": False}, (6, 7), (4, 5)),
     "1d causal": (1, {"causal": True}, (9,), (5,)),
     "3d": (3, {"scope": 3}, (3, 4, 5), (2, 3, 5)),
@@ -187,11 +187,11 @@ MASKED = {
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize(("dimensions", "option", "size", "real"), MASKED.values(), ids=MASKED.keys())
-def test_padding_changes_nothing_in_the_real_part(dimensions, option, size, real, training):
+@pytest.mark.parametrize(("dimensions", "option", "size", "valid"), MASKED.values(), ids=MASKED.keys())
+def test_outputs_at_valid_positions_are_independent_of_padding(dimensions, option, size, valid, training):
     layer = make_layer(dimensions=dimensions, **option).train(training)
-    small, padded = image(2, 8, *real), torch.full((2, 8, *size), torch.nan, dtype=torch.float64)
-    inside = tuple(slice(side) for side in real)
+    small, padded = image(2, 8, *valid), torch.full((2, 8, *size), torch.nan, dtype=torch.float64)
+    inside = tuple(slice(side) for side in valid)
     padded[(..., *inside)] = small
     mask = torch.zeros(2, *size, dtype=torch.bool)
     mask[(slice(None), *inside)] = True
@@ -242,21 +242,21 @@ def test_gradcheck(option, batch, training, memory_format):
 @pytest.mark.parametrize(
     ("size", "stride", "expected"), [((7, 9), 2, (4, 5)), ((8, 6), 2, (4, 3)), ((7, 7), 3, (3, 3))]
 )
-def test_stride_gives_the_size_of_the_convolution_it_replaces(size, stride, expected):
+def test_stride_gives_the_output_size_of_a_convolution(size, stride, expected):
     layer = make_layer(stride=stride)
     x = image(2, 8, *size)
     convolution = torch.nn.Conv2d(8, 8, 3, stride=stride, padding=1, dtype=torch.float64)
     assert layer(x).shape[2:] == convolution(x).shape[2:] == expected
 
 
-def test_stride_is_an_average_over_the_positions_that_exist():
+def test_stride_averages_without_padding():
     layer, x = make_layer(stride=2), image(2, 8, 5, 5)
     before = by_definition(layer, x)
     torch.testing.assert_close(layer(x)[:, :, 0, 0], before[:, :, :2, :2].mean(dim=(2, 3)))
     torch.testing.assert_close(layer(x)[:, :, 1, 1], before[:, :, 1:4, 1:4].mean(dim=(2, 3)))
 
 
-def test_channels_last_goes_in_and_comes_out():
+def test_channels_last_is_preserved():
     layer, x = make_layer(), image(2, 8, 5, 6)
     result = layer(x.contiguous(memory_format=torch.channels_last))
     assert result.is_contiguous(memory_format=torch.channels_last)
@@ -287,18 +287,18 @@ def test_autocast_is_finite_forward_and_backward(scale, dtype):
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-def test_parameters_start_as_the_paper_says():
+def test_initialization_follows_the_paper():
     torch.manual_seed(0)
     layer = LambdaLayer2d(256)
-    spread = {name: parameter.std().item() for name, parameter in layer.named_parameters() if parameter.ndim > 1}
-    assert spread["query_projection.weight"] == pytest.approx((16 * 256) ** -0.5, rel=0.05)
-    assert spread["key_projection.weight"] == pytest.approx(256**-0.5, rel=0.05)
-    assert spread["value_projection.weight"] == pytest.approx(256**-0.5, rel=0.05)
-    assert spread["embedding.table"] == pytest.approx(1, rel=0.05)
+    std = {name: parameter.std().item() for name, parameter in layer.named_parameters() if parameter.ndim > 1}
+    assert std["query_projection.weight"] == pytest.approx((16 * 256) ** -0.5, rel=0.05)
+    assert std["key_projection.weight"] == pytest.approx(256**-0.5, rel=0.05)
+    assert std["value_projection.weight"] == pytest.approx(256**-0.5, rel=0.05)
+    assert std["embedding.table"] == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize("u", [1, 4])
-def test_parameters_are_as_many_as_the_formula_says(u):
+def test_parameter_count_equals_the_documented_formula(u):
     d, h, k, r = 64, 4, 16, 7
     v = d // h
     layer = LambdaLayer2d(d, heads=h, query_depth=k, intra_depth=u, scope=r)
@@ -318,25 +318,25 @@ def test_runs_on_the_meta_device(dimensions, option):
 WRONG = {
     "dim_out not divisible by heads": ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
     "an even scope": ({"scope": 4}, "scope must be odd and positive.*got 4"),
-    "global without a grid": ({"scope": None}, "grid must be given"),
-    "a grid beside a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
-    "nothing to compute": ({"content": False, "position": False}, "content and position are both False"),
+    "global without a grid": ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
+    "a grid with a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
+    "nothing to compute": ({"content": False, "position": False}, "content and position must not both be False"),
     "no heads": ({"heads": 0}, "heads must be a whole number of at least 1, got 0"),
     "no stride": ({"stride": 0}, "stride must be a whole number of at least 1, got 0"),
     "a pair for a stride": ({"stride": (2, 2)}, r"stride must be a whole number.*got \(2, 2\)"),
-    "a text for a scope": ({"scope": "5"}, "scope must be odd and positive.*got '5'"),
+    "a string for a scope": ({"scope": "5"}, "scope must be odd and positive.*got '5'"),
     "a float for a scope": ({"scope": 5.0}, "scope must be odd and positive.*got 5.0"),
     "one side for a grid": ({"scope": None, "grid": 7}, "grid must be 2 positive sides.*got 7"),
-    "a text for a flag": ({"content": "False"}, "content must be True or False, got 'False'"),
+    "a string for a flag": ({"content": "False"}, "content must be True or False, got 'False'"),
     "a number for causal": ({"causal": 1}, "causal must be True or False, got 1"),
     "a normalization of keys": ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
     "a normalization of queries": ({"normalize_queries": "l2"}, "normalize_queries must be 'softmax' or None"),
     "a tensor for an embedding": ({"embedding": torch.zeros(5, 5, 16)}, "embedding must be a module, got Tensor"),
-    "an embedding beside no position": (
+    "an embedding with position=False": (
         {"embedding": RelativeEmbedding((5, 5), 16), "position": False}, "embedding must be None when position is False"
     ),
-    "an embedding beside a grid": (
-        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None beside an embedding"
+    "an embedding with a grid": (
+        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None if embedding is given, got"
     ),
     "an embedding of another depth": (
         {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.*= \(16, 1, None\), got \(8, 1, None\)"
@@ -344,14 +344,14 @@ WRONG = {
     "an embedding of other dimensions": (
         {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must be relative in 2 dimension\(s\), got 1"
     ),
-    "embeddings of heads in a layer that shares": (
+    "multi-head embeddings in a layer with shared lambdas": (
         {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.*= \(16, 1, None\), got \(16, 1, 4\)"
     ),
     "edges for embeddings": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not need edges"),
     "a stride that looks ahead": ({"stride": 2, "causal": True}, "stride must be 1 when causal is True.*got 2"),
     "True for a scope": ({"scope": True}, "scope must be odd and positive.*got True"),
     "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of"),
-    "free embeddings dilated": (
+    "dense embeddings dilated": (
         {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless embedding is relative, got 2"
     ),
     "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of"),
@@ -359,7 +359,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("option", "message"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_arguments_are_named_with_what_was_expected_and_what_came(option, message):
+def test_rejects_invalid_constructor_arguments(option, message):
     with pytest.raises(ValueError, match=message):
         LambdaLayer2d(8, **({"scope": 5} | option))
 
@@ -377,33 +377,33 @@ def test_wrong_arguments_are_named_with_what_was_expected_and_what_came(option, 
     ],
     ids=["rank", "channels", "dtype", "integers"],
 )
-def test_wrong_inputs_are_named(x, message):
+def test_rejects_invalid_inputs(x, message):
     with pytest.raises(ValueError, match=message):
         make_layer(torch.float32)(x)
 
 
 @pytest.mark.parametrize("mask", [torch.ones(1, 5, 5), torch.ones(1, 5, 4, dtype=torch.bool)], ids=["dtype", "shape"])
-def test_a_wrong_mask_is_named(mask):
-    with pytest.raises(ValueError, match=r"mask must be bool, \(1, 5, 5\), True for real positions; got"):
+def test_rejects_masks_of_wrong_dtype_or_shape(mask):
+    with pytest.raises(ValueError, match=r"mask must be bool, \(1, 5, 5\), True for valid positions; got"):
         make_layer(torch.float32)(torch.zeros(1, 8, 5, 5), mask)
 
 
-def test_layers_that_share_a_table_add_up_its_gradients():
+def test_gradients_of_a_shared_table_add_up():
     shared = RelativeEmbedding((5, 5), 4, dtype=torch.float64)
     layers = [make_layer(embedding=shared) for _ in range(2)]
     x = image(2, 8, 5, 6)
     (layers[0](x).square().sum() + layers[1](2 * x).square().sum()).backward()
-    together = shared.table.grad.clone()
+    batched = shared.table.grad.clone()
     assert len(list(torch.nn.ModuleList(layers).parameters())) == 2 * len(list(layers[0].parameters())) - 1
     alone = []
     for layer, factor in zip(layers, (1, 2), strict=True):
         shared.table.grad = None
         layer(factor * x).square().sum().backward()
         alone.append(shared.table.grad)
-    torch.testing.assert_close(together, sum(alone))
+    torch.testing.assert_close(batched, sum(alone))
 
 
-def test_building_or_resetting_a_layer_leaves_the_table_it_was_given():
+def test_reset_parameters_keeps_a_shared_table():
     shared = RelativeEmbedding((5, 5), 4)
     before = shared.table.detach().clone()
     make_layer(torch.float32, embedding=shared).reset_parameters()
@@ -415,46 +415,46 @@ def test_building_or_resetting_a_layer_leaves_the_table_it_was_given():
     height=st.integers(1, 7), width=st.integers(1, 7), beyond=st.integers(0, 3), causal=st.booleans(),
     dimensions=st.integers(1, 2),
 )  # fmt: skip
-def test_a_scope_over_the_map_equals_the_global_scope(height, width, beyond, causal, dimensions):
+def test_scope_larger_than_the_map_equals_global_scope(height, width, beyond, causal, dimensions):
     grid = (height, width)[:dimensions]
-    globally = make_layer(scope=None, grid=grid, causal=causal, dimensions=dimensions)
+    global_layer = make_layer(scope=None, grid=grid, causal=causal, dimensions=dimensions)
     scope = tuple(2 * (side + beyond) - 1 for side in grid)
-    local = make_layer(scope=scope, causal=causal, dimensions=dimensions)
-    state = globally.state_dict()
+    local_layer = make_layer(scope=scope, causal=causal, dimensions=dimensions)
+    state = global_layer.state_dict()
     state["embedding.table"] = torch.nn.functional.pad(
         state["embedding.table"], (0, 0, *(beyond,) * (2 * dimensions)), value=7.0
     )
-    local.load_state_dict(state)
+    local_layer.load_state_dict(state)
     x = image(2, 8, *grid)
-    torch.testing.assert_close(local(x), globally(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(local_layer(x), global_layer(x), rtol=1e-12, atol=1e-12)
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 1000), now=st.integers(0, 28), option=st.sampled_from([{}, {"normalize_keys": "l2"}]))
-def test_causal_layers_give_the_same_bits_whatever_the_future(seed, now, option):
+@given(seed=st.integers(0, 1000), last=st.integers(0, 28), option=st.sampled_from([{}, {"normalize_keys": "l2"}]))
+def test_causal_layer_is_bit_identical_for_any_future(seed, last, option):
     layer = make_layer(torch.float32, causal=True, **option).eval()
     x = image(1, 8, 5, 6, dtype=torch.float32)
     changed = x.flatten(2).clone()
-    changed[:, :, now + 1 :] = 100 * torch.randn(1, 8, 29 - now, generator=torch.Generator().manual_seed(seed))
-    one, other = (layer(y).flatten(2)[:, :, : now + 1] for y in (x, changed.view_as(x)))
+    changed[:, :, last + 1 :] = 100 * torch.randn(1, 8, 29 - last, generator=torch.Generator().manual_seed(seed))
+    one, other = (layer(y).flatten(2)[:, :, : last + 1] for y in (x, changed.view_as(x)))
     assert torch.equal(one, other)
 
 
 @settings(max_examples=15, deadline=None)
 @given(shift=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), seed=st.integers(0, 100))
-def test_shifting_the_map_shifts_the_position_output_inside(shift, seed):
+def test_position_term_is_translation_equivariant(shift, seed):
     layer = make_layer(content=False).eval()
     full = torch.randn(1, 8, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     one, other = full[:, :, 3:17, 3:17], full[:, :, 3 + shift[0] : 17 + shift[0], 3 + shift[1] : 17 + shift[1]]
     one, other = layer(one), layer(other)
-    # a scope of 5 hears 2 to each side; the parts that both maps hold whole
+    # compare positions whose context, 2 to each side, is inside both maps
     rows, columns = (slice(2 + max(s, 0), 12 + min(s, 0)) for s in shift)
     moved_rows, moved_columns = (slice(2 + max(-s, 0), 12 + min(-s, 0)) for s in shift)
     torch.testing.assert_close(one[..., rows, columns], other[..., moved_rows, moved_columns], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("option", [{}, {"causal": True}, {"multi_head": True}], ids=str)
-def test_two_runs_give_the_same_bits_forward_and_backward(option):
+def test_forward_and_backward_are_deterministic(option):
     def run():
         layer = make_layer(torch.float32, dim=32, **option)
         output = layer(image(4, 32, 14, 13, dtype=torch.float32))
@@ -482,22 +482,22 @@ def test_gradgradcheck(option, masked, batch):
     assert gradgradcheck(lambda x: layer(x, mask if masked else None), x, fast_mode=True)
 
 
-def test_per_sample_gradients_come_from_vmap():
+def test_vmap_gives_per_sample_gradients():
     layer, x = make_layer().eval(), image(3, 8, 4, 5)
     parameters = dict(layer.named_parameters())
 
     def loss(parameters, x):
         return torch.func.functional_call(layer, parameters, (x[None],)).square().sum()
 
-    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    batched = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
     for i, name in itertools.product(range(3), parameters):
-        torch.testing.assert_close(together[name][i], torch.func.grad(loss)(parameters, x[i])[name])
+        torch.testing.assert_close(batched[name][i], torch.func.grad(loss)(parameters, x[i])[name])
 
 
 @pytest.mark.parametrize("option", [{}, {"multi_head": True, "causal": True}], ids=str)
-def test_pickle_deepcopy_and_state_dict_give_the_same_output(option):
+def test_pickle_deepcopy_and_state_dict_preserve_the_output(option):
     layer, x = make_layer(**option), image(2, 8, 5, 6)
-    layer(x)  # statistics of the norms move
+    layer(x)  # updates the running statistics
     layer.eval()
     loaded = make_layer(**option)
     loaded.reset_parameters()
@@ -507,7 +507,7 @@ def test_pickle_deepcopy_and_state_dict_give_the_same_output(option):
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_the_printed_layer_names_what_differs_from_the_default(dimensions):
+def test_repr_shows_options_that_differ_from_the_defaults(dimensions):
     text = repr(make_layer(dimensions=dimensions, causal=True, normalize_keys=None))
     assert f"LambdaLayer{dimensions}d" in text
     assert "normalize_keys=None, causal=True" in text

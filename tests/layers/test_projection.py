@@ -1,4 +1,4 @@
-"""Queries, keys and values from one product, against projection and norm called one after the other."""
+"""Merged query, key and value projections, against separate calls of projection and norm."""
 
 import copy
 
@@ -20,7 +20,7 @@ def random(*shape):
 
 
 def make_pairs(dimensions=2, dim=6, training=False):
-    """Queries with a norm, values with a norm, keys without: norms in the middle of their lives."""
+    """Projections with norm (queries, values) and without (keys); the norms have nontrivial statistics."""
     torch.manual_seed(0)
     pairs = []
     for channels, normalized in ((4, True), (3, True), (5, False)):
@@ -34,7 +34,7 @@ def make_pairs(dimensions=2, dim=6, training=False):
     return pairs
 
 
-def one_after_the_other(x, pairs):
+def separate_calls(x, pairs):
     maps = [projection(x) if norm is None else norm(projection(x)) for projection, norm in pairs]
     return [y.flatten(2).mT for y in maps]
 
@@ -51,13 +51,13 @@ def parameters_of(pairs):
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("batch", [1, 2, 40])
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_rows_and_gradients_are_those_of_projection_and_norm(dimensions, batch, training):
+def test_rows_and_gradients_equal_projection_and_norm(dimensions, batch, training):
     pairs = make_pairs(dimensions, training=training)
     others = copy.deepcopy(pairs)
     x = random(batch, 6, *SIZES[dimensions]).requires_grad_()
-    outputs, expected = project(x, pairs, tokens=False), one_after_the_other(x, others)
+    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, others)
     assert_all_close(outputs, expected)
-    # laid out as maps: PyTorch's batch norm, which is the reference here, is wrong for others at batch 1
+    # in the layout of maps, because PyTorch's batch norm, the reference, is wrong for other strides at batch 1
     weights = [random(*y.mT.shape).mT for y in expected]
     assert_all_close(
         torch.autograd.grad(outputs, [x, *parameters_of(pairs)], weights),
@@ -69,7 +69,7 @@ def test_rows_and_gradients_are_those_of_projection_and_norm(dimensions, batch, 
             torch.testing.assert_close(norm.running_var, other.running_var)
 
 
-def test_a_folded_norm_is_never_stale():
+def test_folded_norm_follows_changes_of_the_norm():
     pairs, x = make_pairs(), random(2, 6, 3, 4)
     for change in (
         lambda norm: norm.running_mean.add_(1),
@@ -79,7 +79,7 @@ def test_a_folded_norm_is_never_stale():
         lambda norm: norm.load_state_dict({name: x + 1 for name, x in norm.state_dict().items()}),
     ):
         change(pairs[0][1])
-        assert_all_close(project(x, pairs, tokens=False), one_after_the_other(x, pairs))
+        assert_all_close(project(x, pairs, tokens=False), separate_calls(x, pairs))
 
 
 def forward_hook(module):
@@ -106,41 +106,41 @@ def parametrization(module):
         nn.utils.parametrize.register_parametrization(module, "weight", nn.Softplus())
 
 
-@pytest.mark.parametrize("place", [(0, 0), (1, 1), (2, 0)], ids=["projection", "norm", "projection without norm"])
+@pytest.mark.parametrize("index", [(0, 0), (1, 1), (2, 0)], ids=["projection", "norm", "projection without norm"])
 @pytest.mark.parametrize(
-    "added", [forward_hook, forward_pre_hook, backward_hook, own_forward, parametrization], ids=lambda f: f.__name__
+    "modify", [forward_hook, forward_pre_hook, backward_hook, own_forward, parametrization], ids=lambda f: f.__name__
 )
-def test_what_is_added_to_a_projection_or_a_norm_is_honoured(added, place):
+def test_respects_hooks_and_parametrizations(modify, index):
     pairs, x = make_pairs(), random(2, 6, 3, 4).requires_grad_()
-    before = one_after_the_other(x, pairs)
+    before = separate_calls(x, pairs)
     weights = [random(*y.shape) for y in before]
     (gradient_before,) = torch.autograd.grad(before, x, weights)
-    added(pairs[place[0]][place[1]])
-    outputs, expected = project(x, pairs, tokens=False), one_after_the_other(x, pairs)
+    modify(pairs[index[0]][index[1]])
+    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, pairs)
     assert_all_close(outputs, expected)
     (gradient,), (other,) = (torch.autograd.grad(y, x, weights) for y in (outputs, expected))
     torch.testing.assert_close(gradient, other)
     changed = [not torch.allclose(one, two) for one, two in zip(expected, before, strict=True)]
-    assert any(changed) or not torch.allclose(other, gradient_before) or added is parametrization
+    assert any(changed) or not torch.allclose(other, gradient_before) or modify is parametrization
 
 
 PROJECTIONS = {
     "a bias": lambda: nn.Conv2d(6, 3, 1),
     "size 3": lambda: nn.Conv2d(6, 3, 3, padding=1, bias=False),
     "groups": lambda: nn.Conv2d(6, 3, 1, groups=3, bias=False),
-    "a class of its own": lambda: nn.Sequential(nn.Conv2d(6, 3, 1), nn.ReLU()),
+    "another module": lambda: nn.Sequential(nn.Conv2d(6, 3, 1), nn.ReLU()),
 }
 
 
 @pytest.mark.parametrize("make", PROJECTIONS.values(), ids=PROJECTIONS.keys())
-def test_a_projection_that_is_no_plain_product_is_called(make):
+def test_calls_projections_that_are_not_matrix_products(make):
     pairs, x = make_pairs(), random(2, 6, 3, 4)
     pairs[1] = (make().double(), pairs[1][1])
-    assert_all_close(project(x, pairs, tokens=False), one_after_the_other(x, pairs))
+    assert_all_close(project(x, pairs, tokens=False), separate_calls(x, pairs))
 
 
 class MapNorm(nn.Module):
-    """A norm of somebody's own, for maps (b, c, height, width) alone, as frozen batch norms are."""
+    """A custom norm that supports only maps (b, c, height, width), as frozen batch norms do."""
 
     def __init__(self):
         super().__init__()
@@ -163,11 +163,11 @@ OTHER_NORMS = {
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("make", OTHER_NORMS.values(), ids=OTHER_NORMS.keys())
-def test_another_norm_is_called_with_what_it_expects(make, training):
+def test_other_norms_are_called_with_maps(make, training):
     pairs, x = make_pairs(training=training), random(2, 6, 3, 4).requires_grad_()
     pairs[1] = (pairs[1][0], make().train(training))
     others = copy.deepcopy(pairs)
-    outputs, expected = project(x, pairs, tokens=False), one_after_the_other(x, others)
+    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, others)
     assert_all_close(outputs, expected)
     weights = [random(*y.shape) for y in expected]
     assert_all_close(torch.autograd.grad(outputs, x, weights), torch.autograd.grad(expected, x, weights))
@@ -176,7 +176,7 @@ def test_another_norm_is_called_with_what_it_expects(make, training):
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_channels_last_and_contiguous_maps_give_equal_rows_and_gradients_in_their_layout(batch, training):
+def test_rows_and_gradients_are_equal_in_channels_last(batch, training):
     gradients, rows = [], []
     for layout in torch.contiguous_format, torch.channels_last:
         pairs = make_pairs(training=training)

@@ -21,7 +21,7 @@ def tokens(*shape, dtype=torch.float64):
 
 
 def by_definition(layer, x, context, mask, embeddings):
-    """The layer's output from its parameters and the specification alone."""
+    """The layer's output from its parameters, by `ops.definition`."""
     (b, n, _), m = x.shape, context.shape[1]
     h, k, u, v = layer.heads, layer.query_depth, layer.intra_depth, layer.value_depth
     lead = (h,) if layer.multi_head else ()
@@ -57,7 +57,7 @@ def dense(**options):
     return DenseEmbedding(N + 2, M + 2, 4, dtype=torch.float64, **options)
 
 
-# the layer's options, whether there is a context of another size, the shape of the mask
+# the layer's options, whether there is a separate context, the shape of the mask
 CASES = {
     "content only": ({}, False, None),
     "relative": ({"position": True, "embedding": relative(5)}, False, None),
@@ -69,22 +69,22 @@ CASES = {
         False,
         None,
     ),
-    "relative to another context": ({"position": True, "embedding": relative(7)}, True, None),
-    "free": ({"position": True, "embedding": dense()}, False, None),
-    "free, another context": ({"position": True, "embedding": dense()}, True, None),
-    "free, another context, padding": ({"position": True, "embedding": dense()}, True, (B, 1, M)),
-    "free, another context, mask per example": ({"position": True, "embedding": dense()}, True, (B, N, M)),
-    "free, causal, intra-depth": (
+    "relative, other context": ({"position": True, "embedding": relative(7)}, True, None),
+    "dense": ({"position": True, "embedding": dense()}, False, None),
+    "dense, other context": ({"position": True, "embedding": dense()}, True, None),
+    "dense, other context, padding": ({"position": True, "embedding": dense()}, True, (B, 1, M)),
+    "dense, other context, mask per example": ({"position": True, "embedding": dense()}, True, (B, N, M)),
+    "dense, causal, intra-depth": (
         {"position": True, "embedding": dense(intra_depth=2), "intra_depth": 2, "causal": True},
         False,
         None,
     ),
-    "free, multi-head, another context": (
+    "dense, multi-head, other context": (
         {"position": True, "embedding": dense(heads=2), "multi_head": True},
         True,
         (1, M),
     ),
-    "another context, l2 keys, softmax queries": (
+    "other context, l2 keys, softmax queries": (
         {"normalize_keys": "l2", "normalize_queries": "softmax"},
         True,
         None,
@@ -94,7 +94,7 @@ CASES = {
         True,
         None,
     ),
-    "wider out": ({"dim_out": 12, "heads": 3}, False, None),
+    "dim_out": ({"dim_out": 12, "heads": 3}, False, None),
 }
 cases = pytest.mark.parametrize(("option", "other", "mask_shape"), CASES.values(), ids=CASES.keys())
 
@@ -128,12 +128,12 @@ def test_equals_the_definition(option, other, mask_shape):
 def test_gradcheck(option, other, mask_shape, batch):
     layer, x, context, mask = inputs_of(option, other, mask_shape)
     mask = mask if mask is None or mask.ndim == 2 else mask[:batch]
-    given = [y[:batch].requires_grad_() for y in (x, context) if y is not None]
-    assert gradcheck(lambda *y: layer(*y, mask=mask), given, fast_mode=True)
-    assert gradgradcheck(lambda *y: layer(*y, mask=mask), given, fast_mode=True)
+    inputs = [y[:batch].requires_grad_() for y in (x, context) if y is not None]
+    assert gradcheck(lambda *y: layer(*y, mask=mask), inputs, fast_mode=True)
+    assert gradgradcheck(lambda *y: layer(*y, mask=mask), inputs, fast_mode=True)
 
 
-def test_on_a_sequence_it_equals_the_one_dimensional_layer():
+def test_token_layer_equals_lambda_layer_1d_on_sequences():
     table = relative(5)
     sequence = LambdaLayer1d(DIM, query_depth=4, heads=2, embedding=table, causal=True, dtype=torch.float64)
     layer = make_layer(position=True, embedding=table, causal=True)
@@ -146,23 +146,23 @@ def test_on_a_sequence_it_equals_the_one_dimensional_layer():
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_padding_of_a_context_changes_nothing(training):
+def test_outputs_are_independent_of_context_padding(training):
     layer = make_layer(position=True, embedding=dense(), dim_context=CONTEXT).train(training)
     x, context = tokens(B, N, DIM), tokens(B, M, CONTEXT)
     mask = torch.ones(B, 1, M, dtype=torch.bool)
     mask[:, :, -3:] = False
-    spoiled = context.masked_fill(~mask.transpose(1, 2), torch.nan)
+    corrupted = context.masked_fill(~mask.transpose(1, 2), torch.nan)
     expected = copy.deepcopy(layer)(x, context[:, :-3])
-    torch.testing.assert_close(layer(x, spoiled, mask=mask), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(layer(x, corrupted, mask=mask), expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_padding_of_the_tokens_themselves_changes_nothing_forward_or_backward(training):
+def test_outputs_and_gradients_are_independent_of_token_padding(training):
     layer = make_layer(position=True, embedding=dense()).train(training)
     x, mask = tokens(B, N, DIM), torch.ones(B, 1, N, dtype=torch.bool)
     mask[:, :, -2:] = False
-    spoiled, other = x.masked_fill(~mask.transpose(1, 2), torch.nan), copy.deepcopy(layer)
-    expected, result = other(x[:, :-2]), layer(spoiled, mask=mask)
+    corrupted, other = x.masked_fill(~mask.transpose(1, 2), torch.nan), copy.deepcopy(layer)
+    expected, result = other(x[:, :-2]), layer(corrupted, mask=mask)
     torch.testing.assert_close(result[:, :-2], expected, rtol=1e-11, atol=1e-11)
     assert not result[:, -2:].any()
     expected.square().sum().backward()
@@ -171,7 +171,7 @@ def test_padding_of_the_tokens_themselves_changes_nothing_forward_or_backward(tr
         torch.testing.assert_close(one.grad, two.grad, rtol=1e-9, atol=1e-9)
 
 
-def test_a_multi_head_graph_layer_takes_edges_of_its_heads():
+def test_multi_head_edge_embeddings_equal_the_definition():
     torch.manual_seed(0)
     layer = make_layer(position=True, multi_head=True).eval()
     edge_embedding = EdgeEmbedding(3, 4, heads=2, dtype=torch.float64)
@@ -183,29 +183,29 @@ def test_a_multi_head_graph_layer_takes_edges_of_its_heads():
     torch.testing.assert_close(layer(x, embeddings=embeddings), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_embeddings_per_example_are_taken_at_the_call():
+def test_forward_accepts_embeddings_per_example():
     layer = make_layer(position=True).eval()
     x, embeddings = tokens(B, N, DIM), tokens(B, N, N, 4)
     expected = by_definition(layer, x, x, None, embeddings)
     torch.testing.assert_close(layer(x, embeddings=embeddings), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_graph_whose_nodes_are_renumbered_gives_renumbered_outputs():
+def test_graph_layer_is_permutation_equivariant():
     torch.manual_seed(0)
     layer, edge_embedding = make_layer(position=True).eval(), EdgeEmbedding(3, 4, dtype=torch.float64)
     x = tokens(1, N, DIM)
     pairs, types = torch.randint(N, (2, 11)), torch.randint(3, (11,))
     order = torch.randperm(N)
-    place = order.argsort()
+    inverse = order.argsort()
 
     def output(x, pairs):
         edges = torch.cat([torch.zeros(1, 11, dtype=torch.int64), pairs])
         return layer(x, embeddings=edge_embedding(edges, types, (1, N, N)))
 
-    torch.testing.assert_close(output(x[:, order], place[pairs]), output(x, pairs)[:, order], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(output(x[:, order], inverse[pairs]), output(x, pairs)[:, order], rtol=1e-11, atol=1e-11)
 
 
-class Nothing(torch.nn.Module):
+class ReturnsNone(torch.nn.Module):
     def forward(self, positions, context_positions):
         return None
 
@@ -214,7 +214,7 @@ WRONG = {
     "a layer without embeddings": ({"position": True}, {}, "embeddings must be given.*unless position is False"),
     "embeddings without position": ({}, {"embeddings": tokens(N, N, 4)}, "embeddings must be None in a layer with"),
     "an embedding that returns nothing": (
-        {"position": True, "embedding": Nothing()}, {}, "embedding must return a tensor, got NoneType"
+        {"position": True, "embedding": ReturnsNone()}, {}, "embedding must return a tensor, got NoneType"
     ),
     "a mask of numbers": ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
     "a list for a mask": ({}, {"mask": [True]}, "mask must be a tensor, got list"),
@@ -232,20 +232,20 @@ WRONG = {
         {"dim_context": CONTEXT}, {"context": tokens(B, M, CONTEXT).float()}, "context must have the dtype"
     ),
     "causal over another context": (
-        {"dim_context": CONTEXT, "causal": True}, {"context": tokens(B, M, CONTEXT)}, "causal needs as many context"
+        {"dim_context": CONTEXT, "causal": True}, {"context": tokens(B, M, CONTEXT)}, "causal must have as many context"
     ),
     "a mask of another size": (
         {}, {"mask": torch.ones(N, M, dtype=torch.bool)}, r"mask must be bool, \(n, m\) = \(6, 6\)"
     ),
     "more positions than embeddings": (
         {"position": True, "embedding": DenseEmbedding(4, 4, 4, dtype=torch.float64)}, {},
-        "a DenseEmbedding of 4 x 4 positions cannot serve 6 x 6",
+        "positions must be at most 4 x 4 for this DenseEmbedding, got 6 x 6",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("option", "call", "message"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_calls_are_named(option, call, message):
+def test_rejects_invalid_forward_arguments(option, call, message):
     layer = make_layer(**option)
     with pytest.raises(ValueError, match=message):
         layer(tokens(B, N, DIM), **call)
@@ -264,11 +264,11 @@ def test_wrong_calls_are_named(option, call, message):
     ],
     ids=["dim_context", "text", "no position", "2d"],
 )
-def test_wrong_arguments_are_named(option, message):
+def test_rejects_invalid_constructor_arguments(option, message):
     with pytest.raises(ValueError, match=message):
         make_layer(**option)
 
 
-def test_tokens_of_the_wrong_shape_are_named():
+def test_rejects_tokens_of_wrong_shape():
     with pytest.raises(ValueError, match=r"x must be \(b, positions, channels = 8\), got shape \(2, 8, 6\)"):
         make_layer()(tokens(B, DIM, N))

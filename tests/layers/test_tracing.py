@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 
 MAPS, SEQUENCE, VOLUME, TOKENS = (2, 8, 6, 5), (2, 8, 6), (2, 8, 3, 4, 2), (2, 6, 8)
 LAYERS = {
-    "as it is": (LambdaLayer2d, {}, MAPS),
+    "default": (LambdaLayer2d, {}, MAPS),
     "one example": (LambdaLayer2d, {}, (1, *MAPS[1:])),
     "a small scope": (LambdaLayer2d, {"scope": 3}, MAPS),
     "strided": (LambdaLayer2d, {"stride": 2}, MAPS),
@@ -23,23 +23,23 @@ LAYERS = {
     "intra-depth": (LambdaLayer2d, {"intra_depth": 2}, MAPS),
     "multi-head": (LambdaLayer2d, {"multi_head": True}, MAPS),
     "causal": (LambdaLayer2d, {"causal": True}, MAPS),
-    "content alone": (LambdaLayer2d, {"position": False}, MAPS),
-    "position alone": (LambdaLayer2d, {"content": False}, MAPS),
+    "content only": (LambdaLayer2d, {"position": False}, MAPS),
+    "position only": (LambdaLayer2d, {"content": False}, MAPS),
     "L2 keys": (LambdaLayer2d, {"normalize_keys": "l2", "normalize_queries": "softmax"}, MAPS),
     "without norms": (LambdaLayer2d, {"batch_norm": False}, MAPS),
     "a global scope": (LambdaLayer2d, {"scope": None, "grid": (6, 5)}, MAPS),
     "a sequence": (LambdaLayer1d, {"scope": 5}, SEQUENCE),
     "a volume": (LambdaLayer3d, {"scope": 3}, VOLUME),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 16)}, TOKENS),
-    "free embeddings": (LambdaLayer, {"embedding": DenseEmbedding(6, 6, 16)}, TOKENS),
+    "dense embeddings": (LambdaLayer, {"embedding": DenseEmbedding(6, 6, 16)}, TOKENS),
 } | {f"mixer {name}": (mixer, {}, (2, 32, 6, 5)) for name, mixer in MIXERS.items()}
 layers = pytest.mark.parametrize(("layer", "options", "shape"), LAYERS.values(), ids=LAYERS.keys())
-# these two are made of PyTorch's own modules, which torch.fx and torch.jit.script know
-OWN = {name: case for name, case in LAYERS.items() if name not in ("mixer convolution", "mixer channel_attention")}
-own_layers = pytest.mark.parametrize(("layer", "options", "shape"), OWN.values(), ids=OWN.keys())
+# these two consist of PyTorch's modules, which torch.fx traces and torch.jit.script compiles
+LEAVES = {name: case for name, case in LAYERS.items() if name not in ("mixer convolution", "mixer channel_attention")}
+leaf_layers = pytest.mark.parametrize(("layer", "options", "shape"), LEAVES.values(), ids=LEAVES.keys())
 
 
-def made(layer, options, shape):
+def make(layer, options, shape):
     torch.manual_seed(0)
     return layer(shape[-1 if layer is LambdaLayer else 1], **options), torch.randn(shape, requires_grad=True)
 
@@ -52,68 +52,68 @@ def gradients(function, x, parameters):
 
 @layers
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-def test_a_trace_gives_the_outputs_and_gradients_of_the_layer(layer, options, shape, training):
-    layer, x = made(layer, options, shape)
+def test_trace_gives_the_outputs_and_gradients_of_the_layer(layer, options, shape, training):
+    layer, x = make(layer, options, shape)
     layer.train(training)
     traced = torch.jit.trace(layer, x)
     parameters = list(layer.parameters())
     expected, expected_gradients = gradients(layer, x, parameters)
-    output, came = gradients(traced, x, parameters)
+    output, actual_gradients = gradients(traced, x, parameters)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
-    for one, other in zip(came, expected_gradients, strict=True):
+    for one, other in zip(actual_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
 
 
-def test_a_trace_is_saved_and_serves_any_batch(tmp_path):
-    layer, x = made(LambdaLayer2d, {"stride": 2}, MAPS)
+def test_saved_trace_runs_any_batch(tmp_path):
+    layer, x = make(LambdaLayer2d, {"stride": 2}, MAPS)
     layer.eval()
     torch.jit.trace(layer, x).save(tmp_path / "layer.pt")
-    again = torch.jit.load(tmp_path / "layer.pt")
-    more = torch.randn(5, *MAPS[1:])
-    torch.testing.assert_close(again(more), layer(more))
+    loaded = torch.jit.load(tmp_path / "layer.pt")
+    larger = torch.randn(5, *MAPS[1:])
+    torch.testing.assert_close(loaded(larger), layer(larger))
 
 
 @pytest.mark.parametrize("size", [(5, 6), (6, 6), (12, 10)], ids=str)
-def test_a_trace_refuses_other_sizes_than_its_own(size):
-    layer, x = made(LambdaLayer2d, {}, MAPS)
+def test_trace_rejects_other_sizes(size):
+    layer, x = make(LambdaLayer2d, {}, MAPS)
     traced = torch.jit.trace(layer.eval(), x)
     with pytest.raises(RuntimeError, match="must match"):
         traced(torch.randn(2, 8, *size))
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-def test_tracing_a_layer_warns_of_nothing(training):
-    layer, x = made(LambdaLayer2d, {"stride": 2}, MAPS)
+def test_tracing_a_layer_does_not_warn(training):
+    layer, x = make(LambdaLayer2d, {"stride": 2}, MAPS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", torch.jit.TracerWarning)
         torch.jit.trace(layer.train(training), x)
-    ours = [warning for warning in caught if "lambdanets" in warning.filename]
-    assert not ours
+    warned = [warning for warning in caught if "lambdanets" in warning.filename]
+    assert not warned
 
 
-@own_layers
-def test_scripting_is_refused_in_a_sentence_that_names_torch_export(layer, options, shape):
-    layer, _ = made(layer, options, shape)
+@leaf_layers
+def test_scripting_raises_and_suggests_torch_export(layer, options, shape):
+    layer, _ = make(layer, options, shape)
     message = rf"^{type(layer).__name__} cannot be compiled by torch.jit.script, .* use torch.export.export\(model, "
     with pytest.raises(NotImplementedError, match=message):
         torch.jit.script(nn.Sequential(nn.ReLU(), layer))
 
 
-@own_layers
-def test_a_layer_is_one_node_to_torch_fx(layer, options, shape):
-    layer, x = made(layer, options, shape)
+@leaf_layers
+def test_torch_fx_sees_a_layer_as_one_node(layer, options, shape):
+    layer, x = make(layer, options, shape)
     network = nn.Sequential(nn.Tanh(), nn.Sequential(layer, nn.Tanh()))
     graph = fx.symbolic_trace(network)
     assert [node.target for node in graph.graph.nodes if node.op == "call_module"] == ["0", "1.0", "1.1"]
     parameters = list(layer.parameters())
     expected, expected_gradients = gradients(network, x, parameters)
-    output, came = gradients(graph, x, parameters)
+    output, actual_gradients = gradients(graph, x, parameters)
     assert torch.equal(output, expected)
-    assert all(torch.equal(one, other) for one, other in zip(came, expected_gradients, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(actual_gradients, expected_gradients, strict=True))
 
 
 class Padded(nn.Module):
-    """Passes a mask, a context and edges on to layers."""
+    """Passes a mask, a context and edges to layers."""
 
     def __init__(self):
         super().__init__()
@@ -134,6 +134,6 @@ def test_masks_contexts_and_edges_go_through_torch_fx():
     assert torch.equal(fx.symbolic_trace(network)(*inputs), network(*inputs))
 
 
-def test_a_layer_alone_has_no_graph_and_says_so():
+def test_tracing_a_single_layer_by_fx_raises():
     with pytest.raises(NotImplementedError, match=r"LambdaLayer2d is a single node to torch\.fx: trace the"):
         fx.symbolic_trace(LambdaLayer2d(8))

@@ -14,7 +14,7 @@ def flops(table, row):
     return count_flops(build.create(), build.image_size)
 
 
-# An independent recount of the printed architectures.
+# Independent counts of the paper's architectures.
 EXACT = {
     ("3", "conv (He et al. 2016, author run)"): 25_557_032,
     ("3", "conv + channel attention (Hu et al. 2018c, author run)"): 28_088_024,
@@ -45,14 +45,14 @@ def test_parameters_are_exact(row, count):
     assert count_parameters(build_of(*row).create()) == count
 
 
-def test_parameters_that_act_on_small_maps_leave_out_offsets_that_no_map_has():
+def test_parameters_in_use_exclude_offsets_beyond_the_maps():
     model = build_of("8", "k=32,h=8,u=1").create()
     assert count_parameters_in_use(model, 224) == 15_741_400
     assert count_parameters_in_use(model, 448) == count_parameters(model)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "seresnet50", "mobilenetv2_100", "efficientnet_b0"])
-def test_flops_of_convolutions_and_linear_layers_are_those_that_pytorch_counts(name):
+def test_flops_of_convolutions_and_linear_layers_match_pytorch(name):
     with torch.device("meta"):
         model = timm.create_model(name).eval()
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -60,7 +60,7 @@ def test_flops_of_convolutions_and_linear_layers_are_those_that_pytorch_counts(n
     assert count_flops(model, 160) == counter.get_total_flops()
 
 
-def test_flops_of_a_global_lambda_layer_are_those_it_runs_and_an_application_more_unless_told():
+def test_flops_count_separate_applications_unless_applied_together():
     with torch.device("meta"):
         layer = LambdaLayer2d(64, query_depth=8, heads=2, scope=31, algorithm="lambda_order").eval()
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 1, bias=False), layer)
@@ -71,26 +71,26 @@ def test_flops_of_a_global_lambda_layer_are_those_it_runs_and_an_application_mor
     assert count_flops(model, 16) == counter.get_total_flops() + applied
 
 
-def test_a_scope_counts_up_to_the_side_of_the_map_and_not_the_border():
+def test_flops_count_the_scope_up_to_the_side_of_the_map():
     def position(scope, side):
         with torch.device("meta"):
             layer = LambdaLayer2d(16, query_depth=4, heads=2, content=False, scope=scope)
         queries_and_values = 2 * side**2 * 16 * (8 + 8)
         applied = 2 * side**2 * 2 * 4 * 8
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 1, bias=False, device="meta"), layer)
-        entry = 2 * side**2 * 3 * 16
-        return (count_flops(model, side) - queries_and_values - applied - entry) / (2 * side**2 * 4 * 8)
+        stem = 2 * side**2 * 3 * 16
+        return (count_flops(model, side) - queries_and_values - applied - stem) / (2 * side**2 * 4 * 8)
 
     assert position(5, 10) == 25
     assert position(23, 10) == 100
 
 
-def test_a_strided_lambda_layer_counts_at_the_incoming_resolution():
-    def of_stride(stride):
+def test_strided_lambda_layer_counts_at_the_input_resolution():
+    def flops_of_stride(stride):
         layer = LambdaLayer2d(3, heads=1, scope=5, stride=stride, device="meta")
         return count_flops(torch.nn.Sequential(layer), 12)
 
-    assert of_stride(2) == of_stride(1)
+    assert flops_of_stride(2) == flops_of_stride(1)
 
 
 @pytest.mark.parametrize(
@@ -106,16 +106,16 @@ def test_a_strided_lambda_layer_counts_at_the_incoming_resolution():
         ("17", "MobileNet-v2 with 2 lightweight lambda blocks", 0.5636),
     ],
 )
-def test_flops_of_whole_networks_are_those_added_up_by_hand(table, row, billions):
+def test_flops_of_networks_match_manual_counts(table, row, billions):
     assert flops(table, row) / 1e9 == pytest.approx(billions, abs=6e-5)
 
 
-def test_a_model_with_memory_is_refused():
+def test_count_flops_rejects_models_not_on_meta():
     with pytest.raises(ValueError, match="model must be built on the meta device, got a parameter on cpu"):
         count_flops(create_model("lambda_resnet20_small"), 32)
 
 
-def test_every_row_with_a_model_is_a_row_of_the_paper():
+def test_every_row_with_a_model_is_in_the_paper():
     known = {(figure.table, figure.row) for figure in printed()}
     assert {(table, row) for table, rows in ROWS.items() for row in rows} <= known
 

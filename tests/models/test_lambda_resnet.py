@@ -12,7 +12,7 @@ def parameters_of(name, **overrides):
         return sum(parameter.numel() for parameter in create_model(name, **overrides).parameters())
 
 
-# Printed in millions; the paper's Tables 8, 12, 13 and 15, without the rows that no reading reproduces.
+# Millions of parameters in the paper's Tables 8, 12, 13 and 15, without rows that could not be reproduced.
 TABLE_8 = {
     (4, 4, 1): 14.7, (8, 4, 1): 14.8, (16, 4, 1): 15.0, (32, 4, 1): 15.4, (8, 8, 1): 14.7, (16, 8, 1): 15.1,
     (8, 8, 4): 15.3, (8, 8, 8): 16.0, (16, 4, 4): 16.0,
@@ -28,46 +28,46 @@ TABLES_13_AND_15 = {
 EXACT = {"lambda_resnet101": 36_866_920, "lambda_resnet152": 51_404_696, "resnet50_lambda": 14_995_592}
 
 
-@pytest.mark.parametrize(("hyper", "millions"), TABLE_8.items(), ids=str)
-def test_table_8_comes_out(hyper, millions):
-    k, h, u = hyper
+@pytest.mark.parametrize(("hyperparameters", "millions"), TABLE_8.items(), ids=str)
+def test_parameter_counts_match_table_8(hyperparameters, millions):
+    k, h, u = hyperparameters
     count = parameters_of("resnet50_lambda", query_depth=k, heads=h, intra_depth=u)
     assert round(count / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize(("pattern", "millions"), TABLE_12.items())
-def test_table_12_comes_out(pattern, millions):
+def test_parameter_counts_match_table_12(pattern, millions):
     assert round(parameters_of("resnet50_lambda", pattern=pattern) / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize(("name", "millions"), TABLES_13_AND_15.items())
-def test_tables_13_and_15_come_out(name, millions):
+def test_parameter_counts_match_tables_13_and_15(name, millions):
     assert round(parameters_of(name) / 1e6, 0 if isinstance(millions, int) else 1) == millions
 
 
 @pytest.mark.parametrize(("name", "count"), EXACT.items())
-def test_exact_counts(name, count):
+def test_parameter_counts_are_exact(name, count):
     assert parameters_of(name) == count
 
 
-def test_a_pattern_without_lambda_layers_is_resnet_50_to_the_last_parameter():
+def test_pattern_cccc_has_as_many_parameters_as_resnet50():
     assert parameters_of("resnet50_lambda", pattern="CCCC") == parameters_of("resnet50") == 25_557_032
 
 
 @pytest.mark.parametrize("depth", LAMBDA_RESNETS)
 def test_lambda_layers_and_squeeze_excitation_are_where_table_19_says(depth):
-    layers, in_c4 = LAMBDA_RESNETS[depth]
+    layers, c4_blocks = LAMBDA_RESNETS[depth]
     with torch.device("meta"):
         model = create_model(f"lambda_resnet{depth}")
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     assert tuple(len(stage) for stage in stages) == layers
     found = [[i for i, block in enumerate(stage, 1) if isinstance(block.conv2, LambdaLayer2d)] for stage in stages]
-    assert found == [[], [], list(in_c4), list(range(1, layers[3] + 1))]
+    assert found == [[], [], list(c4_blocks), list(range(1, layers[3] + 1))]
     assert all(block.se is not None for stage in stages[:2] for block in stage)
     assert all(block.se is None for stage in stages[2:] for block in stage)
 
 
-def test_a_strided_block_runs_its_lambda_layer_at_the_incoming_resolution():
+def test_strided_blocks_run_lambda_layers_at_the_input_resolution():
     with torch.device("meta"):
         model = create_model("resnet50_lambda")
     assert [stage[0].conv2.stride for stage in (model.layer1, model.layer2, model.layer3, model.layer4)] == [1, 2, 2, 2]
@@ -81,7 +81,7 @@ def test_features_only_gives_five_stages_at_their_reductions():
     assert [tuple(f.shape[2:]) for f in features] == [(32, 48), (16, 24), (8, 12), (4, 6), (2, 3)]
 
 
-def test_the_small_member_keeps_the_resolution_of_small_images():
+def test_small_model_keeps_the_resolution_of_small_images():
     model = create_model("lambda_resnet20_small", in_chans=1, features_only=True)
     features = model(torch.randn(2, 1, 28, 28))
     assert model.feature_info.reduction() == [1, 1, 2, 4, 8]
@@ -93,7 +93,7 @@ def test_output_stride_keeps_the_last_stages_large():
     assert [f.shape[2] for f in model(torch.randn(1, 3, 64, 64))] == [4, 4]
 
 
-def test_the_classifier_can_be_reset():
+def test_classifier_can_be_reset():
     model = create_model("lambda_resnet20_small", num_classes=10)
     model.reset_classifier(7)
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 7)
@@ -113,7 +113,7 @@ def test_gradient_checkpointing_changes_no_gradient():
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_drop_path_drops_whole_blocks_in_training_alone():
+def test_drop_path_drops_blocks_only_in_training():
     torch.manual_seed(0)
     model = create_model("lambda_resnet20_small", drop_path_rate=0.9)
     block = model.layer4[-1]
@@ -127,19 +127,19 @@ def test_drop_path_drops_whole_blocks_in_training_alone():
 
 
 @pytest.mark.parametrize("name", ["lambda_resnet20_small", "lambda_resnet50", "resnet50_lambda"])
-def test_the_last_norm_of_every_block_starts_at_zero(name):
+def test_last_norm_of_every_block_is_zero_initialized(name):
     model = create_model(name)
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     assert all(not block.bn3.weight.any() for stage in stages for block in stage)
 
 
-def test_surgery_leaves_the_layers_own_initialisation():
+def test_surgery_keeps_the_layers_initialization():
     torch.manual_seed(0)
     layer = create_model("lambda_resnet50").layer4[1].conv2
     assert layer.query_projection.weight.std().item() == pytest.approx((16 * 512) ** -0.5, rel=0.05)
 
 
-def test_embedding_tables_are_left_undecayed():
+def test_embedding_tables_have_no_weight_decay():
     model = create_model("lambda_resnet20_small")
     assert model.no_weight_decay() == {"layer3.1.conv2.embedding.table", "layer4.0.conv2.embedding.table"}
 
@@ -147,9 +147,9 @@ def test_embedding_tables_are_left_undecayed():
 def test_weights_survive_saving_and_loading_through_timm(tmp_path):
     model = create_model("lambda_resnet20_small", num_classes=5).eval()
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     x = torch.randn(1, 3, 32, 32)
-    assert torch.equal(again(x), model(x))
+    assert torch.equal(loaded(x), model(x))
 
 
 def test_every_model_is_listed_and_known_to_timm():
@@ -159,26 +159,26 @@ def test_every_model_is_listed_and_known_to_timm():
 
 
 @pytest.mark.parametrize("pattern", ["LLL", "LLLLL", "LXLL", ""])
-def test_a_wrong_pattern_is_named(pattern):
+def test_rejects_invalid_patterns(pattern):
     with pytest.raises(ValueError, match="pattern must be four letters, C or L"):
         create_model("resnet50_lambda", pattern=pattern)
 
 
-def test_an_unknown_model_is_refused_with_the_nearest_names():
+def test_unknown_model_error_suggests_nearest_names():
     with pytest.raises(ValueError, match="no model named 'lambda_resnet500'; the nearest are lambda_resnet50"):
         create_model("lambda_resnet500")
 
 
-def test_an_unknown_argument_is_named():
+def test_rejects_unknown_model_argument():
     with pytest.raises(ValueError, match="lambda_resnet50 takes no argument 'scopes'"):
         create_model("lambda_resnet50", scopes=7)
 
 
-def test_shared_embeddings_are_one_table_for_each_resolution():
+def test_shared_embeddings_are_one_table_per_resolution():
     model = create_model("resnet50_lambda", share_embeddings=True)
-    apart = sum(p.numel() for p in create_model("resnet50_lambda").parameters())
+    unshared = sum(p.numel() for p in create_model("resnet50_lambda").parameters())
     # 16 layers: 4 at 56x56 (the first of c3 among them), then 4, 6 and 2
-    assert sum(p.numel() for p in model.parameters()) == apart - 12 * 23 * 23 * 16
+    assert sum(p.numel() for p in model.parameters()) == unshared - 12 * 23 * 23 * 16
     assert model.layer1[0].conv2.embedding is model.layer2[0].conv2.embedding
     assert model.layer2[1].conv2.embedding is model.layer3[0].conv2.embedding
     assert model.layer2[1].conv2.embedding is not model.layer2[0].conv2.embedding
@@ -188,9 +188,9 @@ def test_shared_embeddings_survive_saving_and_loading(tmp_path):
     arguments = {"share_embeddings": True, "lambda_blocks": ((), (), (1, 2), (1,)), "num_classes": 5}
     model = create_model("lambda_resnet20_small", **arguments).eval()
     torch.save({"state_dict": model.state_dict()}, tmp_path / "weights.pt")
-    again = create_model("lambda_resnet20_small", tmp_path / "weights.pt", **arguments).eval()
+    loaded = create_model("lambda_resnet20_small", tmp_path / "weights.pt", **arguments).eval()
     x = torch.randn(1, 3, 32, 32)
-    assert torch.equal(again(x), model(x))
+    assert torch.equal(loaded(x), model(x))
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,6 @@ def test_options_reach_every_lambda_layer(options, attribute):
     assert all(getattr(layer, attribute[0]) == attribute[1] for layer in layers)
 
 
-def test_batch_norm_of_queries_and_values_can_be_left_out():
+def test_batch_norm_can_be_disabled():
     model = create_model("lambda_resnet20_small", batch_norm=False)
     assert isinstance(model.layer4[0].conv2.query_norm, torch.nn.Identity)

@@ -29,7 +29,7 @@ def images(sizes=SIZES, dtype=torch.float32):
 
 
 def target(size, boxes):
-    """Rectangles as objects, alternately of class 1 and 2."""
+    """A target of rectangles with alternating classes 1 and 2."""
     masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
     for mask, (x, y, right, bottom) in zip(masks, boxes, strict=True):
         mask[y:bottom, x:right] = 1
@@ -46,7 +46,7 @@ TARGETS = [
 
 @pytest.fixture(scope="module")
 def trained():
-    """A small one in float64 that finds things: with statistics of random images, and objectness spread out."""
+    """A small float64 model with detections: batch norm statistics of random images, and random objectness."""
     model = small(box_score_thresh=0.0, box_detections_per_img=20).double()
     as_trained(model.backbone)
     torch.manual_seed(2)
@@ -56,50 +56,50 @@ def trained():
 
 
 @pytest.mark.parametrize("box", [(5.0, 5.0, 5.0, 20.0), (20.0, 20.0, 5.0, 5.0), (0.0, 0.0, 9.0, float("nan"))])
-def test_boxes_without_an_area_are_refused_in_training(box):
+def test_rejects_boxes_without_area_in_training(box):
     targets = [TARGETS[0], TARGETS[1] | {"boxes": torch.tensor([box])}]
     with pytest.raises(InputError, match=r"x1 below x2 and y1 below y2, got \[.*\] of image 1"):
         small().train()(images(SIZES[:2]), targets)
 
 
-def test_a_network_that_takes_its_own_size_alone_is_refused_also_where_padding_may_show():
+def test_rejects_fixed_size_networks_without_hide_padding():
     with pytest.raises(InputError, match=r"vit_tiny_patch16_224 cannot take images of 64 x 192, as batches may have"):
         small("vit_tiny_patch16_224", levels=(0,), hide_padding=False)
 
 
-def test_what_is_found_in_an_image_does_not_depend_on_what_else_is_in_its_batch(trained):
+def test_detections_are_independent_of_the_rest_of_the_batch(trained):
     with torch.no_grad():
-        together = trained(images(dtype=torch.float64))
-        for image, found in zip(images(dtype=torch.float64), together, strict=True):
-            (alone,) = trained([image])
+        batched = trained(images(dtype=torch.float64))
+        for image, found in zip(images(dtype=torch.float64), batched, strict=True):
+            (single,) = trained([image])
             assert len(found["boxes"]) == 20
-            assert torch.equal(alone["labels"], found["labels"])
+            assert torch.equal(single["labels"], found["labels"])
             for name in ("boxes", "scores", "masks"):
-                torch.testing.assert_close(alone[name], found[name], rtol=1e-9, atol=1e-9)
+                torch.testing.assert_close(single[name], found[name], rtol=1e-9, atol=1e-9)
 
 
-def test_without_hiding_it_does(trained):
+def test_detections_depend_on_the_batch_without_hide_padding(trained):
     model = small(hide_padding=False, box_score_thresh=0.0, box_detections_per_img=20).double()
     model.load_state_dict(trained.state_dict())
     with torch.no_grad():
-        together = model.eval()(images(dtype=torch.float64))
-        (alone,) = model([images(dtype=torch.float64)[1]])
+        batched = model.eval()(images(dtype=torch.float64))
+        (single,) = model([images(dtype=torch.float64)[1]])
     assert (
-        alone["boxes"].shape != together[1]["boxes"].shape or (alone["boxes"] - together[1]["boxes"]).abs().max() > 1e-3
+        single["boxes"].shape != batched[1]["boxes"].shape or (single["boxes"] - batched[1]["boxes"]).abs().max() > 1e-3
     )
 
 
-def test_masks_are_as_large_as_the_image_came_and_boxes_within_it(trained):
+def test_masks_have_the_image_size_and_boxes_lie_within(trained):
     with torch.no_grad():
         found = trained(images(dtype=torch.float64))
-    for (height, width), one in zip(SIZES, found, strict=True):
-        assert one["masks"].shape == (20, 1, height, width)
-        assert (one["boxes"] >= 0).all()
-        assert (one["boxes"] <= torch.tensor([width, height, width, height]) * (1 + 1e-5)).all()
+    for (height, width), detections in zip(SIZES, found, strict=True):
+        assert detections["masks"].shape == (20, 1, height, width)
+        assert (detections["boxes"] >= 0).all()
+        assert (detections["boxes"] <= torch.tensor([width, height, width, height]) * (1 + 1e-5)).all()
 
 
 @pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1), (2, 300)])
-def test_an_image_of_any_shape_is_taken(size, trained):
+def test_accepts_images_of_any_shape(size, trained):
     with torch.no_grad():
         (found,) = trained([torch.rand(3, *size, dtype=torch.float64)])
     assert found["masks"].shape[-2:] == size
@@ -116,7 +116,7 @@ def test_every_parameter_has_a_gradient_of_the_losses():
     assert without == set()
 
 
-def test_a_batch_without_any_object_can_be_learned_from():
+def test_losses_are_finite_for_a_batch_without_objects():
     model = small().train()
     losses = model(images(SIZES[:2]), [target(size, []) for size in SIZES[:2]])
     total = sum(losses.values())
@@ -134,19 +134,19 @@ def test_autocast_to_bfloat16_is_finite():
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_under_autocast_boxes_are_those_of_float32_but_for_what_the_network_rounds():
+def test_boxes_are_float32_under_autocast():
     model = small(image_size=1024, box_score_thresh=0.0).eval()
     for layer in (model.rpn.head.bbox_pred, model.roi_heads.box_predictor.bbox_pred):
-        nn.init.zeros_(layer.weight)  # nothing is left of boxes but the anchors, and of anchors the arithmetic
+        nn.init.zeros_(layer.weight)  # boxes then equal the anchors
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         (found,) = model([torch.rand(3, 64, 1024)])
     assert found["boxes"].dtype == found["masks"].dtype == torch.float32
     inside = found["boxes"][(found["boxes"] < 1024) & (found["boxes"] > 512)]
     assert len(inside)
-    assert (inside % 4).any()  # bfloat16 has every fourth number there
+    assert (inside % 4).any()  # bfloat16 represents only multiples of 4 there
 
 
-def test_an_anchor_in_the_padding_is_nothing_to_learn_from():
+def test_anchors_in_padding_are_ignored_in_training():
     model = small().train()
     batch, targets = model.transform(images(), TARGETS)
     maps = list(model.backbone(batch.tensors, batch.image_sizes).values())
@@ -161,15 +161,15 @@ def test_an_anchor_in_the_padding_is_nothing_to_learn_from():
         assert padded.any() == (batch.image_sizes[number] != tuple(batch.tensors.shape[-2:]))
 
 
-def test_targets_are_not_changed():
+def test_targets_are_not_modified():
     model = small().train()
     before = [{name: tensor.clone() for name, tensor in each.items()} for each in TARGETS]
     model(images(), TARGETS)
-    for one, other in zip(before, TARGETS, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    for copy, target in zip(before, TARGETS, strict=True):
+        assert all(torch.equal(copy[name], target[name]) for name in copy)
 
 
-def test_an_anchor_in_the_padding_is_no_object():
+def test_anchors_in_padding_have_low_objectness():
     model = small().eval()
     batch, _ = model.transform(images([(64, 96), (20, 96)]))
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_an_anchor_in_the_padding_is_no_object():
         assert (level[1, :, :end] > -100).all()
 
 
-def test_levels_have_the_strides_of_their_maps_whatever_image_comes_first():
+def test_pyramid_strides_do_not_depend_on_the_first_image():
     model = small("lambda_resnet50")
     assert model.backbone.strides == (4, 8, 16, 32, 64)
     with torch.no_grad():
@@ -201,40 +201,40 @@ def test_levels_have_the_strides_of_their_maps_whatever_image_comes_first():
         ({"levels": (2, 9)}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(2, 9\)"),
         ({"levels": (-1, 2)}, "levels must be between 0 and 4"),
         ({"levels": ()}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(\)"),
-        ({"anchor_scale": 0.01}, "anchor_scale must give anchors of a pixel or more at stride 1, got 0.01"),
-        ({"anchor_scale": float("nan")}, "anchor_scale must give anchors of a pixel or more at stride 1, got nan"),
+        ({"anchor_scale": 0.01}, "anchor_scale must give anchors of at least one pixel at stride 1, got 0.01"),
+        ({"anchor_scale": float("nan")}, "anchor_scale must give anchors of at least one pixel at stride 1, got nan"),
         ({"backbone": "vit_tiny_patch16_224", "levels": (0,)}, "padding cannot be hidden"),
-        ({"backbone": "skresnet18"}, "padding cannot be hidden in skresnet18: its maps differ"),
+        ({"backbone": "skresnet18"}, "padding cannot be hidden in skresnet18: its maps depend"),
         ({"backbone": "lambda_resnet51"}, "there is no model named 'lambda_resnet51'"),
     ],
 )
-def test_what_cannot_be_built_is_refused(options, sentence):
+def test_rejects_invalid_arguments(options, sentence):
     with pytest.raises(InputError, match=sentence):
         small(**options)
 
 
 @pytest.mark.parametrize("backbone", ["ese_vovnet19b_dw", "legacy_seresnet18", "densenet121"])
-def test_padding_is_hidden_in_networks_of_timm_or_they_are_refused(backbone):
+def test_padding_can_be_hidden_in_networks_of_timm(backbone):
     assert small(backbone).backbone.strides == (4, 8, 16, 32, 64)
 
 
-def test_training_without_targets_is_refused():
+def test_rejects_training_without_targets():
     with pytest.raises(InputError, match="targets must be given in training"):
         small().train()(images())
 
 
-def test_masks_above_a_threshold_are_those_whose_probability_is(trained):
+def test_mask_threshold_equals_thresholded_probabilities(trained):
     model = small(box_score_thresh=0.0, box_detections_per_img=20, mask_threshold=0.3).double()
     model.load_state_dict(trained.state_dict())
     with torch.no_grad():
-        found, probable = model.eval()(images(dtype=torch.float64)), trained(images(dtype=torch.float64))
-    for one, other in zip(found, probable, strict=True):
-        assert one["masks"].dtype == torch.bool
-        assert torch.equal(one["masks"], other["masks"] > 0.3)
-    assert any(one["masks"].any() for one in found)
+        found, probabilities = model.eval()(images(dtype=torch.float64)), trained(images(dtype=torch.float64))
+    for detections, other in zip(found, probabilities, strict=True):
+        assert detections["masks"].dtype == torch.bool
+        assert torch.equal(detections["masks"], other["masks"] > 0.3)
+    assert any(detections["masks"].any() for detections in found)
 
 
-def test_an_image_in_which_nothing_is_found_has_no_masks():
+def test_image_without_detections_has_no_masks():
     model = small(box_score_thresh=1.1, mask_threshold=0.5).eval()
     (found,) = model(images(SIZES[:1]))
     assert found["masks"].shape == (0, 1, *SIZES[0])

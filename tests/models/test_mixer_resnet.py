@@ -13,34 +13,34 @@ def parameters_of(name, **options):
         return sum(parameter.numel() for parameter in create_model(name, **options).parameters())
 
 
-def same(one, other):
+def have_same_shapes(one, other):
     return one.keys() == other.keys() and all(one[name].shape == other[name].shape for name in one)
 
 
-def test_with_convolutions_it_is_torchvisions_resnet_50_to_the_last_parameter():
+def test_convolution_network_has_the_parameters_of_resnet50():
     assert parameters_of("resnet50_mixer", mixer="convolution") == 25_557_032
 
 
-def test_with_channel_attention_it_is_timms_seresnet50():
+def test_channel_attention_network_is_timms_seresnet50():
     with torch.device("meta"):
-        ours = create_model("resnet50_mixer", mixer="channel_attention").state_dict()
-        assert same(ours, timm.create_model("seresnet50").state_dict())
+        state = create_model("resnet50_mixer", mixer="channel_attention").state_dict()
+        assert have_same_shapes(state, timm.create_model("seresnet50").state_dict())
 
 
 @pytest.mark.parametrize("pattern", ["LLLL", "CCLL"])
-def test_with_lambda_layers_it_is_resnet50_lambda(pattern):
+def test_lambda_mixer_network_is_resnet50_lambda(pattern):
     with torch.device("meta"):
-        ours = create_model("resnet50_mixer", mixer="lambda", pattern=pattern, query_depth=8).state_dict()
-        assert same(ours, create_model("resnet50_lambda", pattern=pattern, query_depth=8).state_dict())
+        state = create_model("resnet50_mixer", mixer="lambda", pattern=pattern, query_depth=8).state_dict()
+        assert have_same_shapes(state, create_model("resnet50_lambda", pattern=pattern, query_depth=8).state_dict())
 
 
-def test_the_small_one_with_lambda_layers_is_lambda_resnet20_small():
-    ours = create_model("resnet20_mixer_small", mixer="lambda")
-    assert same(ours.state_dict(), create_model("lambda_resnet20_small").state_dict())
+def test_small_mixer_lambda_is_lambda_resnet20_small():
+    model = create_model("resnet20_mixer_small", mixer="lambda")
+    assert have_same_shapes(model.state_dict(), create_model("lambda_resnet20_small").state_dict())
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_every_mixer_makes_a_network_that_learns_from_images_of_any_size(mixer):
+def test_every_mixer_network_has_gradients_for_any_image_size(mixer):
     model = create_model("resnet20_mixer_small", mixer=mixer, pattern="CLLL", num_classes=5)
     output = model(torch.randn(2, 3, 20, 13))
     assert output.shape == (2, 5)
@@ -57,37 +57,37 @@ def test_mixers_are_where_the_pattern_says():
     assert model.layer3[0].conv2.stride == 2
 
 
-def test_channel_attention_excites_the_blocks_of_the_pattern_alone():
+def test_channel_attention_is_only_in_the_blocks_of_the_pattern():
     with torch.device("meta"):
         model = create_model("resnet50_mixer", mixer="channel_attention", pattern="CCCL", squeeze_ratio=4)
     assert all(block.se is None for block in model.layer3)
     assert all(block.se.fc1.out_channels == 512 for block in model.layer4)
 
 
-def test_options_of_a_mixer_stand_beside_it_or_in_a_dict():
+def test_mixer_options_are_keywords_or_a_dict():
     with torch.device("meta"):
         one = create_model("resnet50_mixer", mixer="local_attention", pattern="CCCL", scope=5)
         other = create_model(
             "resnet50_mixer", mixer="local_attention", pattern="CCCL", mixer_options={"scope": 5}, num_classes=7
         )
     layers = [[module for module in model.modules() if isinstance(module, LocalAttention)] for model in (one, other)]
-    assert [[layer.scope for layer in some] for some in layers] == [[5] * 3] * 2
+    assert [[layer.scope for layer in model_layers] for model_layers in layers] == [[5] * 3] * 2
     assert other.num_classes == 7
 
 
-def test_dilation_in_place_of_stride_leaves_mixers_undilated():
+def test_output_stride_does_not_dilate_mixers():
     with torch.device("meta"):
         model = create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL", output_stride=16)
         assert model.forward_features(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 2048, 4, 4)
 
 
-def test_timm_finds_it_and_takes_features_from_it():
+def test_timm_creates_a_mixer_network_with_features_only():
     model = timm.create_model("resnet20_mixer_small", mixer="double_attention", features_only=True)
     shapes = [tuple(features.shape[1:]) for features in model(torch.randn(1, 3, 32, 32))]
     assert shapes[-1] == (512, 4, 4)
 
 
-def test_a_lambda_network_takes_what_lambda_resnets_take():
+def test_mixer_lambda_accepts_lambda_resnet_arguments():
     with torch.device("meta"):
         model = create_model("resnet50_mixer", mixer="lambda", share_embeddings=True, scope=7)
     layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
@@ -105,10 +105,10 @@ def test_a_lambda_network_takes_what_lambda_resnets_take():
         ({"mixer": "local_attention", "mixer_options": 3}, "mixer_options must be a dict of options, got 3"),
         ({"mixer": "local_attention", "mixer_options": {"scope": 3}, "scope": 3}, "mixer_options must not repeat"),
         ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
-        ({"mixer": "global_attention", "heads": 7}, "heads must divide dim_out, which is 64; got 7"),
+        ({"mixer": "global_attention", "heads": 7}, "heads must divide dim_out = 64, got 7"),
     ],
 )
-def test_what_does_not_fit_is_named(options, message):
+def test_rejects_invalid_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         create_model("resnet50_mixer", **options)
 
@@ -116,11 +116,11 @@ def test_what_does_not_fit_is_named(options, message):
 @pytest.mark.parametrize(
     ("name", "lambda_name"), [("resnet50_mixer", "resnet50_lambda"), ("resnet20_mixer_small", "lambda_resnet20_small")]
 )
-def test_without_arguments_the_mixer_is_the_lambda_layer(name, lambda_name):
+def test_default_mixer_is_the_lambda_layer(name, lambda_name):
     with torch.device("meta"):
-        assert same(timm.create_model(name).state_dict(), create_model(lambda_name).state_dict())
+        assert have_same_shapes(timm.create_model(name).state_dict(), create_model(lambda_name).state_dict())
 
 
-def test_it_is_timms_resnet():
+def test_mixer_resnet_is_a_timm_resnet():
     assert isinstance(create_model("resnet20_mixer_small", mixer="convolution"), timm.models.resnet.ResNet)
     assert issubclass(MixerResNet, timm.models.resnet.ResNet)

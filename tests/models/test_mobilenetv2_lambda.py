@@ -10,18 +10,18 @@ def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_table_17_comes_out():
+def test_parameter_counts_match_table_17():
     assert round(count(create_model("mobilenetv2_lambda")) / 1e6, 2) == 3.21
 
 
-def test_without_lambda_blocks_it_is_timms_mobilenetv2_key_by_key():
+def test_model_without_lambda_blocks_is_timms_mobilenetv2():
     plain, ours = timm.create_model("mobilenetv2_100").eval(), LambdaMobileNetV2(lambda_blocks=()).eval()
     ours.load_state_dict(plain.state_dict())
     x = torch.randn(1, 3, 64, 64)
     assert torch.equal(ours(x), plain(x))
 
 
-def test_the_10th_and_the_16th_block_hold_lambda_layers_of_8_queries_a_head():
+def test_blocks_10_and_16_have_lambda_layers_with_8_queries_per_head():
     model = create_model("mobilenetv2_lambda")
     found = {name: m for name, m in model.named_modules() if isinstance(m, LambdaLayer2d)}
     assert list(found) == ["blocks.3.3.mixer", "blocks.5.2.mixer"]
@@ -31,7 +31,7 @@ def test_the_10th_and_the_16th_block_hold_lambda_layers_of_8_queries_a_head():
     ]
 
 
-def test_a_lambda_block_starts_as_the_identity():
+def test_lambda_block_is_initialized_as_identity():
     torch.manual_seed(0)
     block = LightweightLambdaBlock(8, query_depth=4, heads=2, scope=5)
     x = torch.randn(2, 8, 5, 6)
@@ -60,15 +60,15 @@ def test_drop_path_reaches_the_lambda_blocks():
 def test_weights_survive_saving_and_loading_through_timm(tmp_path):
     model = create_model("mobilenetv2_lambda", num_classes=5).eval()
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     x = torch.randn(1, 3, 32, 32)
-    assert torch.equal(again(x), model(x))
+    assert torch.equal(loaded(x), model(x))
 
 
 @pytest.mark.parametrize(
     ("blocks", "message"),
-    [((18,), "numbers from 1 to 17, got"), ((0,), "numbers from 1 to 17"), ((4,), "which block 4 does not")],
+    [((18,), "numbers from 1 to 17, got"), ((0,), "numbers from 1 to 17"), ((4,), "unlike block 4")],
 )
-def test_a_block_that_cannot_be_one_is_named(blocks, message):
+def test_rejects_blocks_that_cannot_be_lambda_blocks(blocks, message):
     with pytest.raises(ValueError, match=message):
         create_model("mobilenetv2_lambda", lambda_blocks=blocks)

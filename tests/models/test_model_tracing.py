@@ -24,9 +24,9 @@ MODELS = {
 models = pytest.mark.parametrize(("name", "options"), MODELS.items(), ids=MODELS)
 
 
-def made(name, options):
+def make(name, options):
     torch.manual_seed(0)
-    # float64, because batch norms over two examples at a single position amplify rounding
+    # float64, because batch norm over two examples at a single position amplifies rounding errors
     model = timm.create_model(name, num_classes=5, **options).double()
     return model, torch.randn(2, 3, 32, 32, dtype=torch.float64)
 
@@ -38,39 +38,39 @@ def gradients(model, x):
 
 def assert_same(model, other, x):
     expected, expected_gradients = gradients(model, x)
-    output, came = gradients(other, x)
+    output, actual_gradients = gradients(other, x)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
-    # rounding in the largest gradients reaches the smallest ones, by how much depends on the processor
+    # rounding errors of the largest gradients affect the smallest ones, depending on the CPU
     largest = max(float(gradient.abs().max()) for gradient in expected_gradients)
-    for one, another in zip(came, expected_gradients, strict=True):
+    for one, another in zip(actual_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(one, another, rtol=1e-6, atol=1e-6 + 1e-16 * largest)
 
 
 @models
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
 def test_torch_fx_traces_a_model_with_the_same_outputs_and_gradients(name, options, training):
-    model, x = made(name, options)
+    model, x = make(name, options)
     assert_same(model.train(training), fx.symbolic_trace(model), x)
 
 
 @models
 def test_torchvision_extracts_features_by_the_name_of_a_layer(name, options):
-    model, x = made(name, options)
+    model, x = make(name, options)
     model.eval()
     layers = [key for key, module in model.named_modules() if isinstance(module, Layer) and "embedding" not in key]
     _, nodes = get_graph_node_names(model)
     assert layers
     assert set(layers) <= set(nodes)
-    seen = {}
+    captured = {}
     for key in layers:
-        model.get_submodule(key).register_forward_hook(lambda _, __, output, key=key: seen.update({key: output}))
+        model.get_submodule(key).register_forward_hook(lambda _, __, output, key=key: captured.update({key: output}))
     extracted = create_feature_extractor(model, layers)(x)
     model(x)
-    assert all(torch.equal(extracted[key], seen[key]) for key in layers)
+    assert all(torch.equal(extracted[key], captured[key]) for key in layers)
 
 
 @pytest.mark.parametrize("library", [timm, torchvision.models], ids=["timm", "torchvision"])
-def test_features_come_from_a_network_after_surgery(library):
+def test_feature_extraction_works_after_surgery(library):
     model = library.resnet18() if library is torchvision.models else timm.create_model("resnet18")
     make_layer = lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0], scope=3)  # noqa: E731
     replace_convolutions(model, make_layer, "layer4.*.conv2")
@@ -79,9 +79,9 @@ def test_features_come_from_a_network_after_surgery(library):
     assert create_feature_extractor(model, ["layer4.1.conv2"])(x)["layer4.1.conv2"].shape == (1, 512, 1, 1)
 
 
-def test_timm_does_not_trace_into_the_layers_and_extracts_features_by_fx():
+def test_timm_extracts_features_by_fx_with_layers_as_leaves():
     assert Layer in get_notrace_modules()
-    model, x = made("lambda_resnet20_small", {"features_only": True, "feature_cls": "fx"})
+    model, x = make("lambda_resnet20_small", {"features_only": True, "feature_cls": "fx"})
     torch.manual_seed(0)
     other = timm.create_model("lambda_resnet20_small", num_classes=5, features_only=True).double()
     for one, another in zip(model.eval()(x), other.eval()(x), strict=True):
@@ -90,15 +90,15 @@ def test_timm_does_not_trace_into_the_layers_and_extracts_features_by_fx():
 
 @models
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-def test_a_trace_of_a_model_has_the_same_outputs_and_gradients(name, options, training):
-    model, x = made(name, options)
+def test_traced_model_has_the_same_outputs_and_gradients(name, options, training):
+    model, x = make(name, options)
     traced = torch.jit.trace(model.train(training), x, check_trace=False)
     assert_same(model, traced, x)
 
 
 @models
-def test_tensorboard_draws_the_graph(name, options, tmp_path):
-    model, x = made(name, options)
+def test_tensorboard_adds_the_graph(name, options, tmp_path):
+    model, x = make(name, options)
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_graph(model.eval(), x)
     events = EventAccumulator(str(tmp_path)).Reload()

@@ -8,7 +8,7 @@ from lambdanets.errors import InputError
 from lambdanets.models.padding import Padding
 from lambdanets.models.padding_check import as_trained
 
-# with squeeze-and-excitation and pooled shortcuts, lambda layers that stride, max pooling, depthwise convolutions
+# squeeze-and-excitation, pooled shortcuts, strided lambda layers, max pooling, depthwise convolutions
 NETWORKS = {
     "resnetrs50": {},
     "lambda_resnet50": {"scope": 7},
@@ -23,14 +23,14 @@ SIZES = [(37, 70), (64, 33), (50, 5)]
 def network(request):
     torch.manual_seed(0)
     network = as_trained(create_model(request.param, features_only=True, **NETWORKS[request.param]))
-    return network, hidden(network)
+    return network, attach_padding(network)
 
 
 def padded(images, batch, value=7.0):
-    """Images in a batch with garbage beyond their ends."""
+    """A batch of images, padded with a value."""
     maps = torch.full((len(images), 3, *batch), value, dtype=images[0].dtype)
-    for one, image in zip(maps, images, strict=True):
-        one[:, : image.shape[1], : image.shape[2]] = image
+    for target, image in zip(maps, images, strict=True):
+        target[:, : image.shape[1], : image.shape[2]] = image
     return maps
 
 
@@ -39,88 +39,88 @@ def images(sizes=SIZES):
     return [torch.randn(3, *size, generator=generator, dtype=torch.float64) for size in sizes]
 
 
-def hidden(network):
+def attach_padding(network):
     padding = Padding()
-    padding.hide_in(network)
+    padding.attach(network)
     return padding
 
 
-def real(maps, batch, size):
-    """The part of maps that is of an image of some size."""
+def valid_part(maps, batch, size):
+    """The part of maps that belongs to an image of a size."""
     strides = [side // small for side, small in zip(batch, maps.shape[-2:], strict=True)]
     return maps[..., : -(-size[0] // strides[0]), : -(-size[1] // strides[1])]
 
 
-def assert_same(one, other):
-    assert one.shape == other.shape
-    assert (one - other).abs().max() <= 1e-10 * other.abs().max()
+def assert_same(actual, expected):
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= 1e-10 * expected.abs().max()
 
 
-def test_maps_of_an_image_in_a_batch_are_those_of_the_image_without_any_padding(network):
+def test_maps_in_a_padded_batch_equal_those_of_single_images(network):
     network, padding = network
-    padding.begins_at(SIZES, (96, 96))
-    together = network(padded(images(), (96, 96)))
+    padding.set_sizes(SIZES, (96, 96))
+    batched = network(padded(images(), (96, 96)))
     for number, image in enumerate(images()):
-        padding.begins_at(None, SIZES[number])
-        for alone, maps in zip(network(image[None]), together, strict=True):
-            assert_same(real(maps, (96, 96), SIZES[number])[number], alone[0])
+        padding.set_sizes(None, SIZES[number])
+        for single, maps in zip(network(image[None]), batched, strict=True):
+            assert_same(valid_part(maps, (96, 96), SIZES[number])[number], single[0])
 
 
-def test_gradients_do_not_depend_on_how_far_and_with_what_images_are_padded(network):
+def test_gradients_are_independent_of_padding(network):
     network, padding = network
     gradients = []
     for side, value in ((96, 7.0), (128, -3.0)):
-        padding.begins_at(SIZES, (side, side))
+        padding.set_sizes(SIZES, (side, side))
         inputs = padded(images(), (side, side), value).requires_grad_()
         maps = network(inputs)[-1]
-        loss = sum(real(one, (side, side), size).square().sum() for one, size in zip(maps, SIZES, strict=True))
+        loss = sum(valid_part(x, (side, side), size).square().sum() for x, size in zip(maps, SIZES, strict=True))
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         found = torch.autograd.grad(loss, [inputs, *parameters], allow_unused=True)
         assert not found[0][0, :, SIZES[0][0] :].any()
         gradients.append([found[0][..., :64, :70], *found[1:]])
-    for one, other in zip(*gradients, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert (one - other).abs().max() <= 1e-9 * other.abs().max()
+    for first, other in zip(*gradients, strict=True):
+        assert (first is None) == (other is None)
+        if first is not None:
+            assert (first - other).abs().max() <= 1e-9 * other.abs().max()
 
 
-def test_in_training_statistics_are_those_of_the_real_positions():
+def test_batch_norm_statistics_count_only_valid_positions():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)).double().train()
-    padding = hidden(network)
-    padding.begins_at(SIZES, (96, 96))
+    padding = attach_padding(network)
+    padding.set_sizes(SIZES, (96, 96))
     maps = network(padded(images(), (96, 96)))
-    padding.begins_at(None, (96, 96))
+    padding.set_sizes(None, (96, 96))
     rows = torch.cat([network[0](image[None])[0].flatten(1) for image in images()], 1)
     torch.testing.assert_close(network[1].running_mean, 0.1 * rows.mean(1))
     torch.testing.assert_close(network[1].running_var, 0.9 + 0.1 * rows.var(1))
-    normalized = torch.cat([real(one, (96, 96), size).flatten(1) for one, size in zip(maps, SIZES, strict=True)], 1)
+    normalized = torch.cat([valid_part(x, (96, 96), size).flatten(1) for x, size in zip(maps, SIZES, strict=True)], 1)
     torch.testing.assert_close(normalized.mean(1), torch.zeros(4, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["lambda_resnet20_small", "resnetrs50"])
-def test_a_step_of_training_does_not_depend_on_how_far_images_are_padded(name):
-    ends = []
+def test_training_step_is_independent_of_the_amount_of_padding(name):
+    states = []
     for side in (96, 128):
         torch.manual_seed(0)
         network = as_trained(create_model(name, features_only=True)).train()
-        padding = hidden(network)
-        padding.begins_at(SIZES, (side, side))
+        padding = attach_padding(network)
+        padding.set_sizes(SIZES, (side, side))
         maps = network(padded(images(), (side, side)))[-1]
-        sum(real(one, (side, side), size).square().sum() for one, size in zip(maps, SIZES, strict=True)).backward()
-        ends.append(dict(network.named_buffers()) | {n: p.grad for n, p in network.named_parameters()})
-    for key, one in ends[0].items():
-        if one is not None and one.is_floating_point():
-            torch.testing.assert_close(one, ends[1][key], rtol=1e-6, atol=1e-9, msg=key)
+        sum(valid_part(x, (side, side), size).square().sum() for x, size in zip(maps, SIZES, strict=True)).backward()
+        states.append(dict(network.named_buffers()) | {n: p.grad for n, p in network.named_parameters()})
+    for key, tensor in states[0].items():
+        if tensor is not None and tensor.is_floating_point():
+            torch.testing.assert_close(tensor, states[1][key], rtol=1e-6, atol=1e-9, msg=key)
 
 
-def test_an_average_pool_that_counts_its_own_padding_goes_on_to_do_so():
+def test_average_pool_with_count_include_pad_is_preserved():
     pool = nn.AvgPool2d(3, 2, 1)
-    padding = hidden(pool)
-    padding.begins_at(SIZES, (96, 96))
-    together = pool(padded(images(), (96, 96)))
+    padding = attach_padding(pool)
+    padding.set_sizes(SIZES, (96, 96))
+    batched = pool(padded(images(), (96, 96)))
     for number, image in enumerate(images()):
-        assert_same(real(together, (96, 96), SIZES[number])[number], nn.functional.avg_pool2d(image, 3, 2, 1))
+        assert_same(valid_part(batched, (96, 96), SIZES[number])[number], nn.functional.avg_pool2d(image, 3, 2, 1))
 
 
 def test_gradient_checkpointing_recomputes_with_the_same_mask():
@@ -129,16 +129,16 @@ def test_gradient_checkpointing_recomputes_with_the_same_mask():
         torch.manual_seed(0)
         network = as_trained(create_model("lambda_resnet50", scope=5, features_only=True))
         network.set_grad_checkpointing(checkpointing)
-        padding = hidden(network)
-        padding.begins_at(SIZES, (96, 96))
+        padding = attach_padding(network)
+        padding.set_sizes(SIZES, (96, 96))
         network(padded(images(), (96, 96)))[-1].sum().backward()
         gradients.append(network.conv1[0].weight.grad)
     assert torch.equal(*gradients)
 
 
-def test_lambda_layers_get_the_mask_and_convolutions_of_theirs_no_hook():
+def test_lambda_layers_get_a_mask_hook_and_their_projections_none():
     network = create_model("lambda_resnet50", features_only=True)
-    hidden(network)
+    attach_padding(network)
     layers = [module for module in network.modules() if isinstance(module, LambdaLayer2d)]
     assert len(layers) == 4
     for layer in layers:
@@ -154,45 +154,45 @@ def test_lambda_layers_get_the_mask_and_convolutions_of_theirs_no_hook():
         ("resnet18", {"norm_layer": "groupnorm"}, "GroupNorm"),
     ],
 )
-def test_a_network_that_mixes_positions_otherwise_is_refused_by_name(name, options, layer):
+def test_rejects_networks_with_unsupported_layers(name, options, layer):
     network = timm.create_model(name, **options)
-    with pytest.raises(InputError, match=r"padding cannot be hidden in [\w.]+, a \w+; choose"):
-        Padding().hide_in(network)
+    with pytest.raises(InputError, match=r"padding cannot be hidden in [\w.]+, a \w+; use"):
+        Padding().attach(network)
 
 
-def test_images_without_padding_are_computed_as_they_are():
+def test_images_without_padding_are_unchanged():
     network = nn.Conv2d(3, 4, 3, padding=1)
-    padding = hidden(network)
+    padding = attach_padding(network)
     maps = torch.randn(2, 3, 8, 8)
     expected = network(maps)
-    padding.begins_at([(8, 8), (8, 8)], (8, 8))
+    padding.set_sizes([(8, 8), (8, 8)], (8, 8))
     assert padding.mask(maps) is None
     assert torch.equal(network(maps), expected)
 
 
-def test_another_number_of_images_than_of_sizes_is_refused():
+def test_rejects_a_batch_that_differs_from_the_sizes():
     padding = Padding()
-    padding.begins_at([(4, 4), (8, 8)], (8, 8))
-    with pytest.raises(InputError, match="maps of 2 images, whose sizes were given, got 3"):
+    padding.set_sizes([(4, 4), (8, 8)], (8, 8))
+    with pytest.raises(InputError, match="maps must be of 2 images, as given to set_sizes, got 3"):
         padding.mask(torch.zeros(3, 1, 8, 8))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_batch_norm_over_real_positions_has_the_gradients_of_plain_rows_in_the_memory_format_that_came(layout):
+def test_masked_batch_norm_equals_batch_norm_of_valid_positions(layout):
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(6).double()
     norm.weight.data.uniform_(0.5, 2)
     sizes = [(7, 9), (12, 5), (12, 12)]
     maps = torch.randn(3, 6, 12, 12, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
     gradient = torch.randn_like(maps)
-    rows = torch.cat([one[:, :height, :width].flatten(1).T for one, (height, width) in zip(maps, sizes, strict=True)])
-    gradients = torch.cat([real(one, (12, 12), size).flatten(1).T for one, size in zip(gradient, sizes, strict=True)])
+    rows = torch.cat([x[:, :height, :width].flatten(1).T for x, (height, width) in zip(maps, sizes, strict=True)])
+    gradients = torch.cat([valid_part(x, (12, 12), size).flatten(1).T for x, size in zip(gradient, sizes, strict=True)])
     inputs = [maps, norm.weight, norm.bias]
     expected = torch.autograd.grad(nn.functional.batch_norm(rows, None, None, *inputs[1:], True), inputs, gradients)
-    padding = hidden(norm)
-    padding.begins_at(sizes, (12, 12))
+    padding = attach_padding(norm)
+    padding.set_sizes(sizes, (12, 12))
     output = norm(maps)
     assert output.is_contiguous(memory_format=layout)
     assert not output[0, :, 7:].any()
-    for one, other in zip(torch.autograd.grad(output, inputs, gradient), expected, strict=True):
-        assert_same(one, other)
+    for actual, reference in zip(torch.autograd.grad(output, inputs, gradient), expected, strict=True):
+        assert_same(actual, reference)

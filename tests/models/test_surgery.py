@@ -13,7 +13,7 @@ def lambda_layer(convolution):
     return LambdaLayer2d(convolution.in_channels, convolution.out_channels, stride=convolution.stride[0], scope=5)
 
 
-def test_a_torchvision_resnet_takes_lambda_layers_and_keeps_its_output_shape():
+def test_replacing_in_a_torchvision_resnet_keeps_its_output_shape():
     model = torchvision.models.resnet18(num_classes=3)
     names = replace_convolutions(
         model, lambda_layer, lambda name, conv: name.startswith("layer4") and name.endswith("conv2")
@@ -22,7 +22,7 @@ def test_a_torchvision_resnet_takes_lambda_layers_and_keeps_its_output_shape():
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
 
 
-def test_a_strided_convolution_is_replaced_with_the_same_output_size():
+def test_replacing_strided_convolutions_keeps_the_output_size():
     model = timm.create_model("mobilenetv2_100", num_classes=3)
     dense = {name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)}
     before = model.forward_features(torch.randn(2, 3, 64, 64)).shape
@@ -30,29 +30,29 @@ def test_a_strided_convolution_is_replaced_with_the_same_output_size():
     assert model.forward_features(torch.randn(2, 3, 64, 64)).shape == before
 
 
-def test_a_convolution_inside_a_sequence_is_found_by_its_name():
+def test_replaces_a_convolution_in_a_nested_sequential_by_name():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)))
     assert replace_convolutions(model, lambda_layer, ["1.1"]) == ["1.1"]
     assert isinstance(model[1][1], LambdaLayer2d)
     assert isinstance(model[0], nn.Conv2d)
 
 
-def test_the_new_layer_takes_over_the_training_mode():
+def test_new_layers_take_over_the_training_mode():
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)).eval()
     replace_convolutions(model, lambda_layer, ["0"])
     assert not model[0].training
     assert not model[0].query_norm.training
 
 
-def test_a_name_that_is_no_convolution_is_refused_and_nothing_is_changed():
+def test_rejects_names_that_are_not_convolutions():
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
     with pytest.raises(ValueError, match="where must name Conv2d modules of Sequential, got '1'"):
         replace_convolutions(model, lambda_layer, ["0", "1"])
     assert isinstance(model[0], nn.Conv2d)
 
 
-def test_choosing_nothing_is_refused():
-    with pytest.raises(ValueError, match="where chose none of the 1 convolutions"):
+def test_rejects_an_empty_selection():
+    with pytest.raises(ValueError, match="where must select some of the 1 convolutions of Sequential"):
         replace_convolutions(nn.Sequential(nn.Conv2d(8, 8, 3)), lambda_layer, lambda name, conv: False)
 
 
@@ -82,7 +82,7 @@ BLOCKS = {
 blocks = pytest.mark.parametrize(("library", "network", "two", "block", "another"), BLOCKS.values(), ids=BLOCKS.keys())
 
 
-def on_meta(library, name):
+def create_on_meta(library, name):
     with torch.device("meta"):
         return timm.create_model(name) if library is timm else getattr(torchvision.models, name)()
 
@@ -99,52 +99,52 @@ def meta_layer(convolution):
 
 
 @blocks
-def test_two_lambda_layers_in_one_block_are_refused_and_nothing_is_changed(library, network, two, block, another):
-    model = on_meta(library, network)
+def test_rejects_two_lambda_layers_in_one_block(library, network, two, block, another):
+    model = create_on_meta(library, network)
     before = dict(model.named_modules())
-    message = rf"where leaves block {block} with more than one lambda layer, at {two[0]}, {two[1]};.*Appendix B"
+    message = rf"where must select at most one lambda layer per block, got {two[0]}, {two[1]} in {block};.*Appendix B"
     with pytest.raises(InputError, match=message):
         replace_convolutions(model, meta_layer, [*two, another])
     assert dict(model.named_modules()) == before
 
 
 @blocks
-def test_one_lambda_layer_a_block_is_taken_and_a_second_refused_later(library, network, two, block, another):
-    model = on_meta(library, network)
+def test_rejects_adding_a_second_lambda_layer_to_a_block(library, network, two, block, another):
+    model = create_on_meta(library, network)
     assert set(replace_convolutions(model, meta_layer, [two[0], another])) == {two[0], another}
-    with pytest.raises(InputError, match=f"where leaves block {block} with more than one"):
+    with pytest.raises(InputError, match=f"where must select at most one lambda layer per block, got .* in {block}"):
         replace_convolutions(model, meta_layer, [two[1]])
     assert isinstance(model.get_submodule(two[1]), nn.Conv2d)
 
 
 @blocks
-def test_several_lambda_layers_a_block_are_taken_when_allowed(library, network, two, block, another):
-    model = on_meta(library, network)
+def test_allow_several_per_block_accepts_two_lambda_layers(library, network, two, block, another):
+    model = create_on_meta(library, network)
     replace_convolutions(model, meta_layer, two, allow_several_per_block=True)
     assert all(isinstance(model.get_submodule(name), LambdaLayer2d) for name in two)
 
 
-def test_every_block_of_a_resnet_may_hold_one():
-    model = on_meta(timm, "resnet50")
+def test_one_lambda_layer_per_resnet_block_is_accepted():
+    model = create_on_meta(timm, "resnet50")
     names = replace_convolutions(model, meta_layer, lambda name, conv: name.endswith("conv2"))
     assert len(names) == 16
 
 
 @pytest.mark.parametrize("library", [timm, torchvision], ids=["timm", "torchvision"])
-def test_a_plain_sequence_has_no_blocks(library):
-    model = on_meta(library, "vgg11")
+def test_plain_sequentials_have_no_blocks(library):
+    model = create_on_meta(library, "vgg11")
     names = replace_convolutions(model, meta_layer, lambda name, conv: name.startswith("features"))
     assert len(names) == 8
 
 
-def test_other_layers_than_lambda_layers_may_come_several_a_block():
-    model = on_meta(torchvision, "resnet18")
+def test_several_other_layers_per_block_are_accepted():
+    model = create_on_meta(torchvision, "resnet18")
     replace_convolutions(model, lambda conv: nn.Identity(), ["layer1.0.conv1", "layer1.0.conv2"])
     assert isinstance(model.layer1[0].conv1, nn.Identity)
 
 
-def test_a_lambda_layer_inside_another_module_counts():
-    model = on_meta(torchvision, "resnet18")
+def test_nested_lambda_layers_count_in_a_block():
+    model = create_on_meta(torchvision, "resnet18")
     with pytest.raises(InputError, match=r"layer1.0 \(BasicBlock\)"):
         replace_convolutions(
             model, lambda conv: nn.Sequential(meta_layer(conv), nn.ReLU()), ["layer1.0.conv1", "layer1.0.conv2"]
@@ -175,7 +175,7 @@ MISTAKES = {
         lambda conv: nn.AvgPool2d(2),
         "got AvgPool2d with 256 channels in, 256 out, stride 2",
     ),
-    "no maps": (lambda conv: nn.Flatten(), r"layer with maps \(b, channels, height, width\) out, got shape \(2, "),
+    "no maps": (lambda conv: nn.Flatten(), r"layer that outputs \(b, channels, height, width\), got shape \(2, "),
     "tokens": (lambda conv: LambdaLayer(256, 512), "a layer on maps .*, got LambdaLayer$"),
     "a sequence": (lambda conv: LambdaLayer1d(256, 512), "a layer on maps .*, got LambdaLayer1d"),
     "no module": (lambda conv: 3, "make_layer must return a module, got int"),
@@ -188,8 +188,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("make_layer", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_layer_that_does_not_fit_is_refused_and_nothing_is_changed(make_layer, message):
-    model = on_meta(torchvision, "resnet18")
+def test_rejects_layers_with_other_channels_or_stride(make_layer, message):
+    model = create_on_meta(torchvision, "resnet18")
     before = dict(model.named_modules())
     with pytest.raises(InputError, match=message):
         replace_convolutions(model, make_layer, ["layer4.0.conv1"])
@@ -197,19 +197,19 @@ def test_a_layer_that_does_not_fit_is_refused_and_nothing_is_changed(make_layer,
 
 
 class FixedSize(nn.Module):
-    """For maps of 7x7 alone."""
+    """Supports only 7x7 maps."""
 
     def forward(self, x):
         return x * torch.ones(7, 7)
 
 
-def test_a_module_for_a_fixed_size_is_taken_as_it_is():
-    model = on_meta(torchvision, "resnet18")
+def test_accepts_modules_for_a_fixed_size():
+    model = create_on_meta(torchvision, "resnet18")
     replace_convolutions(model, lambda conv: FixedSize(), ["layer4.1.conv1"])
     assert isinstance(model.layer4[1].conv1, FixedSize)
 
 
-def test_trying_a_layer_leaves_its_statistics_and_the_random_numbers():
+def test_checking_a_layer_changes_no_statistics_or_random_state():
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
     torch.manual_seed(0)
     norm, expected = nn.BatchNorm2d(8), torch.rand(3)
@@ -219,8 +219,8 @@ def test_trying_a_layer_leaves_its_statistics_and_the_random_numbers():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_patterns_choose_as_a_shell_does():
-    model = on_meta(torchvision, "resnet18")
+def test_where_accepts_shell_style_patterns():
+    model = create_on_meta(torchvision, "resnet18")
     assert replace_convolutions(model, meta_layer, "layer[34].*.conv2") == [
         "layer3.0.conv2", "layer3.1.conv2", "layer4.0.conv2", "layer4.1.conv2",
     ]  # fmt: skip
@@ -233,12 +233,12 @@ def test_patterns_choose_as_a_shell_does():
     [
         (["layer4.0.conv9"], "got 'layer4.0.conv9'; the nearest are layer4.0.conv"),
         ("layer9.*.conv2", "got 'layer9.*.conv2'; the nearest are layer"),
-        ([3], "where must hold names, got 3"),
+        ([3], "where must contain names, got 3"),
         (3, "where must be a function of .*, or names; got 3"),
         (nn.ReLU(), "or names; got a ReLU"),
     ],
     ids=str,
 )
-def test_what_names_no_convolution_is_refused_with_near_names(where, message):
+def test_rejects_unmatched_names_with_suggestions(where, message):
     with pytest.raises(InputError, match=message.replace("*", r"\*") if "layer9" in message else message):
-        replace_convolutions(on_meta(torchvision, "resnet18"), meta_layer, where)
+        replace_convolutions(create_on_meta(torchvision, "resnet18"), meta_layer, where)

@@ -1,4 +1,4 @@
-"""What timm expects of a model: on meta where shapes are enough, on small members otherwise.
+"""timm's requirements on models: on meta if shapes suffice, otherwise on small models.
 
 experiments/timm_tests.py runs timm's own tests for every name.
 """
@@ -15,9 +15,9 @@ from timm.models import FeatureInfo, group_parameters
 from lambdanets import create_model, list_models
 
 SMALL = ("lambda_resnet20_small", "resnet20_mixer_small", "mobilenetv2_lambda")
-# one of each family at its full width, and the small ones
+# one model per family at full width, and the small ones
 MEMBERS = (*SMALL, "lambda_resnet50", "resnet50_lambda", "resnetrs50_plain")
-# what is deeper differs in the number of blocks alone
+# deeper models differ only in the number of blocks
 SHALLOW = [name for name in list_models() if not re.search("152|[234][0-9]0", name)]
 shallow = pytest.mark.parametrize("name", SHALLOW)
 every_model = pytest.mark.parametrize("name", list_models())
@@ -25,7 +25,7 @@ members = pytest.mark.parametrize("name", MEMBERS)
 small = pytest.mark.parametrize("name", SMALL)
 
 
-def on_meta(name, **options):
+def create_on_meta(name, **options):
     return timm.create_model(name, device="meta", dtype=torch.float32, **options)
 
 
@@ -35,7 +35,7 @@ def images(size=32, count=2):
 
 @shallow
 def test_features_and_head_have_the_shapes_of_the_default_cfg(name):
-    model = on_meta(name).eval()
+    model = create_on_meta(name).eval()
     cfg = model.default_cfg
     assert cfg["architecture"] == name
     x = torch.empty(1, *cfg["input_size"], device="meta")
@@ -49,7 +49,7 @@ def test_features_and_head_have_the_shapes_of_the_default_cfg(name):
 
 
 @members
-def test_every_tensor_is_made_on_the_device_and_in_the_dtype_asked_for(name):
+def test_every_tensor_has_the_requested_device_and_dtype(name):
     model = timm.create_model(name, device="meta", dtype=torch.float64)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     assert not [key for key, tensor in tensors if tensor.device.type != "meta"]
@@ -57,13 +57,13 @@ def test_every_tensor_is_made_on_the_device_and_in_the_dtype_asked_for(name):
 
 
 @members
-def test_the_classifier_and_the_pooling_can_be_removed(name):
+def test_classifier_and_pooling_can_be_removed(name):
     x = torch.empty(2, 3, 32, 32, device="meta")
-    model = on_meta(name).eval()
+    model = create_on_meta(name).eval()
     side = 32 // model.feature_info[-1]["reduction"]
     pooled, maps = (2, model.head_hidden_size), (2, model.num_features, side, side)
-    assert on_meta(name, num_classes=0).eval()(x).shape == pooled
-    assert on_meta(name, num_classes=0, global_pool="").eval()(x).shape == maps
+    assert create_on_meta(name, num_classes=0).eval()(x).shape == pooled
+    assert create_on_meta(name, num_classes=0, global_pool="").eval()(x).shape == maps
     model.reset_classifier(0)
     assert model.num_classes == 0
     assert model(x).shape == pooled
@@ -75,7 +75,7 @@ def test_the_classifier_and_the_pooling_can_be_removed(name):
 
 @members
 def test_parameters_fall_into_groups_without_overlap(name):
-    model = on_meta(name)
+    model = create_on_meta(name)
     groups = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
     names = {key for key, _ in model.named_parameters()}
     assert set(groups) == names
@@ -85,15 +85,15 @@ def test_parameters_fall_into_groups_without_overlap(name):
 
 
 @members
-def test_an_unknown_argument_raises_a_type_error(name):
+def test_unknown_argument_raises_type_error(name):
     with pytest.raises(TypeError, match="not_an_argument"):
-        on_meta(name, not_an_argument=1)
+        create_on_meta(name, not_an_argument=1)
 
 
 @members
-@pytest.mark.parametrize("how", [None, "getter"], ids=["as usual", "getter"])
-def test_features_have_the_channels_and_strides_they_announce(name, how):
-    model = on_meta(name, features_only=True, feature_cls=how).eval()
+@pytest.mark.parametrize("feature_cls", [None, "getter"], ids=["as usual", "getter"])
+def test_features_match_feature_info(name, feature_cls):
+    model = create_on_meta(name, features_only=True, feature_cls=feature_cls).eval()
     info = model.feature_info
     assert len(info.channels()) == len(info.reduction()) == 5
     outputs = model(torch.empty(1, 3, 64, 96, device="meta"))
@@ -103,11 +103,11 @@ def test_features_have_the_channels_and_strides_they_announce(name, how):
 
 @members
 def test_features_can_be_chosen(name):
-    model = on_meta(name, features_only=True, out_indices=(1, 3)).eval()
-    every = on_meta(name, features_only=True).feature_info
-    assert model.feature_info.channels() == [every.channels()[i] for i in (1, 3)]
+    model = create_on_meta(name, features_only=True, out_indices=(1, 3)).eval()
+    full = create_on_meta(name, features_only=True).feature_info
+    assert model.feature_info.channels() == [full.channels()[i] for i in (1, 3)]
     outputs = model(torch.empty(1, 3, 64, 64, device="meta"))
-    assert [x.shape[2] for x in outputs] == [64 // every.reduction()[i] for i in (1, 3)]
+    assert [x.shape[2] for x in outputs] == [64 // full.reduction()[i] for i in (1, 3)]
 
 
 @small
@@ -128,7 +128,7 @@ def test_checkpointing_changes_no_output(name):
 
 
 @small
-def test_intermediates_end_in_what_forward_features_gives(name):
+def test_last_intermediate_equals_forward_features(name):
     model = timm.create_model(name).eval()
     info = FeatureInfo(model.feature_info, len(model.feature_info))
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_intermediates_end_in_what_forward_features_gives(name):
 
 @small
 @pytest.mark.parametrize("index", [0, 2, 4])
-def test_pruning_to_an_intermediate_keeps_its_values_and_no_other_parameter(name, index):
+def test_pruning_keeps_intermediates_and_drops_unused_parameters(name, index):
     model = timm.create_model(name).eval()
     with torch.no_grad():
         (expected,) = model.forward_intermediates(images(), indices=[index], intermediates_only=True)
@@ -155,7 +155,7 @@ def test_pruning_to_an_intermediate_keeps_its_values_and_no_other_parameter(name
 
 
 @small
-def test_a_model_goes_to_bfloat16_after_a_forward_pass(name):
+def test_model_converts_to_bfloat16_after_a_forward_pass(name):
     model = timm.create_model(name).eval()
     with torch.no_grad():
         model(images())
@@ -165,32 +165,32 @@ def test_a_model_goes_to_bfloat16_after_a_forward_pass(name):
 @pytest.mark.parametrize(
     "name", ["lambda_resnet20_small", "resnet20_mixer_small", "resnet50_lambda", "resnetrs50_plain"]
 )
-def test_a_folder_keeps_its_architecture_and_number_of_classes(name, tmp_path):
+def test_saved_folder_restores_architecture_and_number_of_classes(name, tmp_path):
     options = {"pattern": "CCCL"} if name in ("resnet50_lambda", "resnet20_mixer_small") else {}
     model = create_model(name, num_classes=5, **options).eval()
     timm.models.save_for_hf(model, tmp_path, model_args=options)
     for create in (create_model, timm.create_model):
-        again = create(f"local-dir:{tmp_path}", pretrained=True).eval()
-        assert again.num_classes == 5
-        assert type(again) is type(model)
-        assert torch.equal(again(images()), model(images()))
+        loaded = create(f"local-dir:{tmp_path}", pretrained=True).eval()
+        assert loaded.num_classes == 5
+        assert type(loaded) is type(model)
+        assert torch.equal(loaded(images()), model(images()))
     assert create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=3).num_classes == 3
 
 
-def test_without_a_number_of_classes_there_are_1000():
+def test_default_number_of_classes_is_1000():
     assert create_model("lambda_resnet20_small").num_classes == 1000
 
 
 @every_model
-def test_pretrained_without_weights_says_what_there_is(name):
+def test_pretrained_without_published_weights_raises(name):
     message = (
-        f"pretrained must be a path to weights for {name}, which has none of its own, got True; models of this "
+        f"pretrained must be a path for {name}, which has no published weights, got True; models of this "
         "package with weights: none yet; to load your own: pretrained=PATH, checkpoint_path=PATH, or the name "
         "'local-dir:FOLDER' or 'hf-hub:USER/NAME' with pretrained=True"
     )
-    with pytest.raises(ValueError, match="pretrained must be") as refused:
+    with pytest.raises(ValueError, match="pretrained must be") as error:
         create_model(name, pretrained=True)
-    assert str(refused.value) == message
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,6 @@ def test_pretrained_without_weights_says_what_there_is(name):
         ("local-dir:/no/such/folder", {"pretrained": True}, "^local-dir:/no/such/folder cannot be built: "),
     ],
 )
-def test_a_wrong_argument_of_a_model_is_named_with_the_right_one(name, options, message):
+def test_unknown_model_argument_suggests_the_nearest_one(name, options, message):
     with pytest.raises(ValueError, match=message):
         create_model(name, **options)

@@ -44,7 +44,7 @@ def test_linear_attention_equals_attention_with_a_product_kernel(multi_head, cau
     heads, n, k, v = 3, 7, 4, 5
     lead = (B, heads) if multi_head else (B,)
     queries, keys, values = random(B, heads, n, k), random(*lead, n, k), random(*lead, n, v)
-    # the usual form: an attention map of phi(q) phi(k)^T, rows normalized to sum 1
+    # standard form: an attention map phi(q) phi(k)^T with rows normalized to sum 1
     attention = (F.elu(queries) + 1) @ (F.elu(keys if multi_head else keys[:, None]) + 1).mT
     attention = attention.tril() if causal else attention
     attention = attention / attention.sum(dim=-1, keepdim=True)
@@ -65,7 +65,7 @@ def test_efficient_attention_is_a_content_layer_with_softmax_queries():
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_lambdas_of_one_position_each_are_applied_to_their_own_query():
+def test_apply_lambdas_accepts_one_lambda_per_position():
     queries, keys, values, embeddings = random(B, 2, 5, K), random(B, 7, K), random(B, 7, 3), random(5, 7, K)
     lambdas = torch.einsum("bmk,bmv->bkv", keys.softmax(dim=1), values).unsqueeze(1)
     lambdas = lambdas + torch.einsum("nmk,bmv->bnkv", embeddings, values)
@@ -86,6 +86,6 @@ def test_lambdas_of_one_position_each_are_applied_to_their_own_query():
     ],
     ids=["channel", "spatial", "lambdas", "queries"],
 )
-def test_what_does_not_fit_is_named(call, message):
+def test_rejects_invalid_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export of the public operations, whole and with sizes that change."""
+"""torch.compile of the public operations, fullgraph and with dynamic sizes."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_content_and_dense_position_compile_once_for_all_sizes(option):
     def function(queries, keys, values):
         n = queries.shape[2]
         options = dict(option)
-        embeddings = (queries[0, 0, :, None] * keys[0, None]).contiguous()  # (n, m, k), of this size
+        embeddings = (queries[0, 0, :, None] * keys[0, None]).contiguous()  # (n, m, k)
         if "mask" in options:
             options["mask"] = torch.ones(n, n, dtype=torch.bool).triu(-2)
         if "multi_head" in options:

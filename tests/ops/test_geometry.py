@@ -13,13 +13,13 @@ def random(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
 
 
-def pair_by_pair(table, grid, dilation, context_grid):
-    """E (S_1..S_D, k, u, C_1..C_D), one pair at a time."""
+def reference_embeddings(table, grid, dilation, context_grid):
+    """E (S_1..S_D, k, u, C_1..C_D) by a loop over pairs."""
     dimensions = len(grid)
     result = torch.zeros(*grid, *context_grid, *table.shape[dimensions:], dtype=table.dtype)
     for n in itertools.product(*map(range, grid)):
         for m in itertools.product(*map(range, context_grid)):
-            steps = [divmod(there - here, dilation) for here, there in zip(n, m, strict=True)]
+            steps = [divmod(context - query, dilation) for query, context in zip(n, m, strict=True)]
             index = [step + side // 2 for (step, _), side in zip(steps, table.shape, strict=False)]
             inside = all(0 <= i < side for i, side in zip(index, table.shape, strict=False))
             if inside and all(rest == 0 for _, rest in steps):
@@ -44,18 +44,18 @@ pairs = pytest.mark.parametrize(("grid", "context_grid", "sides"), PAIRS.values(
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pairs
-def test_embeddings_of_pairs_are_those_of_a_plain_loop(grid, context_grid, sides, dilation):
+def test_embeddings_of_pairs_equal_a_plain_loop(grid, context_grid, sides, dilation):
     table = random(*sides, 2, 3)
     result = embeddings_of_pairs(table, grid, dilation, context_grid)
     assert result.shape == (*grid, 2, 3, *context_grid)
-    assert torch.equal(result, pair_by_pair(table, grid, dilation, context_grid))
+    assert torch.equal(result, reference_embeddings(table, grid, dilation, context_grid))
 
 
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_embeddings_of_pairs_need_no_cropped_table(dilation):
+def test_embeddings_of_pairs_accept_uncropped_tables(dilation):
     table = random(9, 5, 2, 1)
     result = embeddings_of_pairs(table, (3, 4), dilation)
-    assert torch.equal(result, pair_by_pair(table, (3, 4), dilation, (3, 4)))
+    assert torch.equal(result, reference_embeddings(table, (3, 4), dilation, (3, 4)))
 
 
 @pytest.mark.parametrize("dilation", [1, 2])
@@ -71,7 +71,7 @@ RESIZES = {
     "1d down": ((9,), (5,)),
     "2d up": ((3, 5), (7, 7)),
     "2d up and down": ((7, 5), (5, 9)),
-    "2d one axis alone": ((7, 5), (7, 9)),
+    "2d only one axis": ((7, 5), (7, 9)),
     "3d up and down": ((3, 5, 7), (5, 3, 9)),
 }
 resizes = pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.keys())
@@ -79,7 +79,7 @@ resizes = pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.
 
 @pytest.mark.parametrize("channels", [(3,), (2, 3)], ids=["k", "k u"])
 @resizes
-def test_centre_and_corners_stay(old, new, channels):
+def test_resizing_keeps_center_and_corners(old, new, channels):
     table = random(*old, *channels)
     resized = resize_table(table, new, keep_sum=False)
     assert resized.shape == (*new, *channels)
@@ -89,7 +89,7 @@ def test_centre_and_corners_stay(old, new, channels):
 
 
 @resizes
-def test_a_table_linear_in_the_offset_stays_that_line(old, new):
+def test_resizing_preserves_linear_tables(old, new):
     def plane(sides):
         axes = [torch.linspace(-1, 1, side, dtype=torch.float64) for side in sides]
         return sum((i + 1) * axis for i, axis in enumerate(torch.meshgrid(*axes, indexing="ij"))).unsqueeze(-1)
@@ -98,7 +98,7 @@ def test_a_table_linear_in_the_offset_stays_that_line(old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), [((5,), (9,)), ((3, 5), (7, 9)), ((3, 5, 3), (5, 5, 7))], ids=str)
-def test_keep_sum_keeps_the_sum_with_the_ends_counted_half(old, new):
+def test_keep_sum_preserves_the_trapezoidal_sum(old, new):
     def total(table):
         for side in table.shape[:-1]:
             weights = torch.ones(side, dtype=table.dtype)
@@ -110,7 +110,7 @@ def test_keep_sum_keeps_the_sum_with_the_ends_counted_half(old, new):
     torch.testing.assert_close(total(resize_table(table, new)), total(table))
 
 
-def test_the_scale_is_that_of_the_denser_offsets():
+def test_keep_sum_scales_by_the_density_of_offsets():
     table = random(5, 9, 2)
     factor = math.prod([4 / 8, 8 / 2])
     torch.testing.assert_close(resize_table(table, (9, 3)), factor * resize_table(table, (9, 3), keep_sum=False))
@@ -128,7 +128,7 @@ def test_outputs_keep_their_scale_at_twice_the_resolution():
 
 
 @pytest.mark.parametrize("keep_sum", [True, False])
-def test_an_axis_of_one_entry_keeps_the_centre(keep_sum):
+def test_resizing_from_or_to_one_entry_keeps_the_center(keep_sum):
     table = random(5, 1, 3)
     shrunk = resize_table(table, (1, 1), keep_sum=keep_sum)
     assert torch.equal(shrunk, table[2:3])
@@ -140,14 +140,14 @@ def test_an_axis_of_one_entry_keeps_the_centre(keep_sum):
     assert not both[:, [0, 2]].any()
 
 
-def test_growing_from_one_entry_changes_no_output():
+def test_resizing_from_one_entry_changes_no_output():
     queries, values, table = random(2, 2, 12, 3), random(2, 12, 4), random(1, 3, 3)
     expected = position_interaction(queries, table, values, (3, 4))
     torch.testing.assert_close(position_interaction(queries, resize_table(table, (5, 3)), values, (3, 4)), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_the_same_sides_give_a_copy_of_the_same_values(dtype):
+def test_resizing_to_the_same_sides_copies(dtype):
     table = random(5, 7, 3).to(dtype)
     resized = resize_table(table, [5, 7])
     assert torch.equal(resized, table)
@@ -170,7 +170,7 @@ def test_gradcheck_of_resizing(old, new):
 WRONG = {
     "an even side": ({"sides": (5, 6)}, r"sides must be 1, 2 or 3 whole numbers, odd and positive, got \(5, 6\)"),
     "a negative side": ({"sides": (5, -1)}, "sides must be .* odd and positive"),
-    "a broken side": ({"sides": (5, 7.0)}, r"sides must be 1, 2 or 3 whole numbers.*got \(5, 7.0\)"),
+    "a float side": ({"sides": (5, 7.0)}, r"sides must be 1, 2 or 3 whole numbers.*got \(5, 7.0\)"),
     "a boolean side": ({"sides": (5, True)}, "sides must be 1, 2 or 3 whole numbers"),
     "a number for sides": ({"sides": 5}, "sides must be 1, 2 or 3 whole numbers.*got 5"),
     "no sides": ({"sides": ()}, "sides must be 1, 2 or 3 whole numbers"),
@@ -181,12 +181,12 @@ WRONG = {
     ),
     "fewer sides than the table": ({"sides": (3,), "shape": (5, 7, 4, 2)}, "table must have 1 sides, as sides has"),
     "an even table": ({"shape": (5, 8, 4)}, r"table must have odd sides.*got \(5, 8, 4\)"),
-    "whole numbers for a table": ({"dtype": torch.int64}, "table must be float16, .*got torch.int64"),
+    "an integer table": ({"dtype": torch.int64}, "table must be float16, .*got torch.int64"),
 }
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_be_resized_is_named(changes, message):
+def test_resize_table_rejects_invalid_arguments(changes, message):
     arguments = {"shape": (5, 7, 4), "dtype": torch.float32, "sides": (3, 3)} | changes
     with pytest.raises(ValueError, match=message):
         resize_table(torch.zeros(arguments["shape"], dtype=arguments["dtype"]), arguments["sides"])

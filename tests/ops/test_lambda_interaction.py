@@ -10,7 +10,7 @@ from lambdanets.ops import content_lambda, definition, lambda_interaction
 
 N, M, K, V, HEADS = 5, 7, 4, 3, 2
 
-# What differs from content and position with shared embeddings, one lambda for all heads and no mask.
+# Differences from the default: content and position, shared embeddings, one lambda for all heads, no mask.
 VARIANTS = {
     "content and position": {},
     "content only": {"embeddings": None},
@@ -19,10 +19,10 @@ VARIANTS = {
     "intra-depth": {"u": 2},
     "intra-depth, per example": {"u": 3, "embeddings": "per example"},
     "l2 keys": {"normalize_keys": "l2"},
-    "keys as given": {"normalize_keys": None},
+    "unnormalized keys": {"normalize_keys": None},
     "mask": {"mask": "n m"},
     "mask, l2 keys, intra-depth": {"mask": "n m", "normalize_keys": "l2", "u": 2},
-    "mask, keys as given": {"mask": "n m", "normalize_keys": None},
+    "mask, unnormalized keys": {"mask": "n m", "normalize_keys": None},
     "mask per example": {"mask": "b n m"},
     "mask per example, embeddings per example": {"mask": "b n m", "embeddings": "per example"},
     "mask, embeddings per example": {"mask": "n m", "embeddings": "per example"},
@@ -39,7 +39,7 @@ VARIANTS = {
     "causal": {"causal": True},
     "causal, intra-depth": {"causal": True, "u": 2},
     "causal, l2 keys": {"causal": True, "normalize_keys": "l2", "u": 2},
-    "causal, keys as given": {"causal": True, "normalize_keys": None},
+    "causal, unnormalized keys": {"causal": True, "normalize_keys": None},
     "causal, padding": {"causal": True, "mask": "b 1 m"},
     "causal, padding, l2 keys": {"causal": True, "mask": "b 1 m", "normalize_keys": "l2"},
     "causal, mask": {"causal": True, "mask": "b n m"},
@@ -86,29 +86,29 @@ def by_definition(inputs, options):
     return definition.lambda_interaction(*inputs, **options)
 
 
-def of_tensors(inputs, options):
-    """The operation as a function of those inputs that are there, and these."""
-    places = [i for i, x in enumerate(inputs) if x is not None]
+def as_function(inputs, options):
+    """The operation as a function of the inputs that are not None, and these inputs."""
+    indices = [i for i, x in enumerate(inputs) if x is not None]
 
     def function(*tensors):
         arguments = [None] * 4
-        for place, tensor in zip(places, tensors, strict=True):
-            arguments[place] = tensor
+        for i, tensor in zip(indices, tensors, strict=True):
+            arguments[i] = tensor
         return lambda_interaction(*arguments, **options)
 
-    return function, [inputs[i] for i in places]
+    return function, [inputs[i] for i in indices]
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the size of the largest tensor that any operation returns."""
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that an operation returns."""
 
-    numbers = 0
+    elements = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, torch.Tensor):
-                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
         return result
 
 
@@ -133,11 +133,11 @@ def test_error_is_at_most_twice_that_of_the_plain_formula(variant, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @variants
-def test_gradients_err_at_most_twice_as_much_as_those_of_the_plain_formula(variant, dtype):
+def test_gradient_error_is_at_most_twice_that_of_the_plain_formula(variant, dtype):
     low, options = problem(variant, n=40, m=43, dtype=dtype)
     if options.get("causal") and options.get("normalize_keys") == "l2":
-        # Where a context is one small key the gradient of k / |k| is the difference of two terms of size 1 / |k|. The
-        # plain formula takes it pair by pair, running sums after adding up: so here no key is small.
+        # For a context of one small key the gradient of k / |k| is a difference of two terms of size 1 / |k|. The
+        # plain formula subtracts them per pair, prefix sums after accumulation, so use no small keys here.
         low[1].copy_(torch.where(low[1] < 0, low[1] - 1, low[1] + 1))
     weights = torch.randn(2, HEADS, 40, V, generator=torch.Generator().manual_seed(0))
 
@@ -156,23 +156,23 @@ def test_gradients_err_at_most_twice_as_much_as_those_of_the_plain_formula(varia
 @pytest.mark.parametrize("batch", [1, 2])
 @variants
 def test_gradcheck(variant, batch):
-    function, given_tensors = of_tensors(*problem(variant, batch=batch))
-    for tensor in given_tensors:
+    function, tensors = as_function(*problem(variant, batch=batch))
+    for tensor in tensors:
         tensor.requires_grad_()
-    assert gradcheck(function, given_tensors, fast_mode=True)
-    assert gradgradcheck(function, given_tensors, fast_mode=True)
+    assert gradcheck(function, tensors, fast_mode=True)
+    assert gradgradcheck(function, tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("variant", [{"causal": True}, {"causal": True, "normalize_keys": "l2"}], ids=str)
 def test_gradcheck_over_several_chunks_and_groups(variant):
-    function, given_tensors = of_tensors(*problem(variant | {"embeddings": None}, batch=1, n=1100))
-    for tensor in given_tensors:
+    function, tensors = as_function(*problem(variant | {"embeddings": None}, batch=1, n=1100))
+    for tensor in tensors:
         tensor.requires_grad_()
-    assert gradcheck(function, given_tensors, fast_mode=True)
+    assert gradcheck(function, tensors, fast_mode=True)
 
 
-def test_a_loop_over_positions_gives_the_same():
-    # Eqs. 1 and 2 once more, with no einsum at all
+def test_equals_a_loop_over_positions():
+    # Eqs. 1 and 2 without einsum
     (queries, keys, values, embeddings), _ = problem({})
     result = lambda_interaction(queries, keys, values, embeddings)
     for b in range(2):
@@ -183,7 +183,7 @@ def test_a_loop_over_positions_gives_the_same():
                 torch.testing.assert_close(result[b, h, n], lambda_n.T @ queries[b, h, n], rtol=1e-12, atol=1e-12)
 
 
-def test_a_loop_over_each_querys_own_context_gives_the_same():
+def test_masked_context_equals_a_loop_over_positions():
     (queries, keys, values, embeddings), options = problem({"mask": "b n m"})
     result = lambda_interaction(queries, keys, values, embeddings, **options)
     for b in range(2):
@@ -200,12 +200,12 @@ seeds = st.integers(0, 10_000)
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=seeds, how=st.sampled_from(["softmax", "l2", None]))
-def test_content_does_not_depend_on_the_order_of_the_context(seed, how):
+@given(seed=seeds, normalize_keys=st.sampled_from(["softmax", "l2", None]))
+def test_content_does_not_depend_on_the_order_of_the_context(seed, normalize_keys):
     (queries, keys, values, _), _ = problem({})
     order = torch.randperm(M, generator=torch.Generator().manual_seed(seed))
-    shuffled = lambda_interaction(queries, keys[:, order], values[:, order], None, normalize_keys=how)
-    expected = lambda_interaction(queries, keys, values, None, normalize_keys=how)
+    shuffled = lambda_interaction(queries, keys[:, order], values[:, order], None, normalize_keys=normalize_keys)
+    expected = lambda_interaction(queries, keys, values, None, normalize_keys=normalize_keys)
     torch.testing.assert_close(shuffled, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -214,22 +214,24 @@ def test_content_does_not_depend_on_the_order_of_the_context(seed, how):
     seed=seeds,
     n=st.integers(2, 70),
     scale=st.sampled_from([1.0, 1e3, 1e6]),
-    how=st.sampled_from(["softmax", "l2", None]),
+    normalize_keys=st.sampled_from(["softmax", "l2", None]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.float16]),
 )
-def test_causal_outputs_have_the_same_bits_whatever_the_future(seed, n, scale, how, dtype):
+def test_causal_outputs_are_bit_identical_for_any_future(seed, n, scale, normalize_keys, dtype):
     inputs, _ = problem({"causal": True}, n=n, dtype=dtype)
-    now = seed % (n - 1)
+    last = seed % (n - 1)
     other = [x.clone() for x in inputs]
     noise = torch.Generator().manual_seed(seed)
     for tensor, axis in ((other[0], 2), (other[1], 1), (other[2], 1)):
-        later = tensor.narrow(axis, now + 1, n - now - 1)
-        later.copy_(scale * torch.randn(later.shape, generator=noise).clamp(-0.06, 0.06))
-    one, two = (lambda_interaction(*x, causal=True, normalize_keys=how)[:, :, : now + 1] for x in (inputs, other))
+        future = tensor.narrow(axis, last + 1, n - last - 1)
+        future.copy_(scale * torch.randn(future.shape, generator=noise).clamp(-0.06, 0.06))
+    one, two = (
+        lambda_interaction(*x, causal=True, normalize_keys=normalize_keys)[:, :, : last + 1] for x in (inputs, other)
+    )
     assert torch.equal(one, two)
 
 
-def test_causal_content_is_exact_where_no_single_exponential_spans_keys():
+def test_causal_content_is_exact_for_keys_of_very_different_scale():
     # exp(k - max over all m) would be 0 / 0 for the first half
     (queries, keys, values, _), _ = problem({"causal": True}, n=64, dtype=torch.float32)
     keys = keys + torch.linspace(-2000, 2000, 64)[None, :, None]
@@ -245,25 +247,25 @@ def test_causal_content_over_2000_positions_equals_the_definition():
     )
 
 
-def test_causal_content_stores_nothing_for_all_pairs():
+def test_causal_content_stores_no_tensor_of_all_pairs():
     n = 1 << 14
     queries, keys, values = torch.randn(1, 1, n, 2), torch.randn(1, n, 2), torch.randn(1, n, 2)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         result = lambda_interaction(queries, keys, values, None, causal=True)
-    assert largest.numbers < n * 100  # all pairs would be n * 16384
+    assert largest.elements < n * 100  # all pairs would be n * 16384
     last = lambda_interaction(queries[:, :, -1:], keys, values, None)
     torch.testing.assert_close(result[:, :, -1:], last, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("embeddings", ["shared", "per example", None])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_lies_in_the_padding_does_not_matter(embeddings, causal):
+def test_outputs_are_independent_of_padding(embeddings, causal):
     (queries, keys, values, e), _ = problem({"embeddings": embeddings, "causal": causal})
     padding = torch.zeros(2, 1, keys.shape[1], dtype=torch.bool)
     padding[:, :, -2:] = True
     one = lambda_interaction(queries, keys, values, e, mask=~padding, causal=causal)
-    spoiled = [x.masked_fill(padding.squeeze(1)[..., None], torch.nan) for x in (keys, values)]
-    assert torch.equal(lambda_interaction(queries, *spoiled, e, mask=~padding, causal=causal), one)
+    corrupted = [x.masked_fill(padding.squeeze(1)[..., None], torch.nan) for x in (keys, values)]
+    assert torch.equal(lambda_interaction(queries, *corrupted, e, mask=~padding, causal=causal), one)
     if not causal:
         short = None if e is None else e[..., :-2, :]
         torch.testing.assert_close(lambda_interaction(queries, keys[:, :-2], values[:, :-2], short), one)
@@ -272,7 +274,7 @@ def test_what_lies_in_the_padding_does_not_matter(embeddings, causal):
 @pytest.mark.parametrize("how", ["softmax", "l2", None])
 @pytest.mark.parametrize("embeddings", ["shared", "per example"])
 @pytest.mark.parametrize("shape", [(N, M), (2, N, M)], ids=str)
-def test_what_no_query_hears_does_not_matter_forward_or_backward(shape, embeddings, how):
+def test_positions_masked_for_all_queries_have_no_effect(shape, embeddings, normalize_keys):
     inputs, _ = problem({"embeddings": embeddings})
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) > 0.3
     mask[..., 2] = False
@@ -281,34 +283,34 @@ def test_what_no_query_hears_does_not_matter_forward_or_backward(shape, embeddin
         queries, keys, values, e = (x.clone() for x in inputs)
         keys[:, 2], values[:, 2] = content, content
         tensors = [x.requires_grad_() for x in (queries, keys, values, e)]
-        output = lambda_interaction(*tensors, mask=mask, normalize_keys=how)
+        output = lambda_interaction(*tensors, mask=mask, normalize_keys=normalize_keys)
         results.append((output, *torch.autograd.grad(output.sum(), tensors)))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("how", ["softmax", "l2", None])
 @pytest.mark.parametrize("shape", [(N, M), (2, 1, M)], ids=str)
-def test_an_empty_context_gives_zero_and_finite_gradients(how, shape):
+def test_empty_context_gives_zero_and_finite_gradients(normalize_keys, shape):
     inputs, _ = problem({})
     inputs = [x.requires_grad_() for x in inputs]
-    output = lambda_interaction(*inputs, mask=torch.zeros(shape, dtype=torch.bool), normalize_keys=how)
+    output = lambda_interaction(*inputs, mask=torch.zeros(shape, dtype=torch.bool), normalize_keys=normalize_keys)
     assert torch.equal(output, torch.zeros_like(output))
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.sum(), inputs))
 
 
 @settings(max_examples=40, deadline=None)
 @given(name=st.sampled_from(sorted(VARIANTS)), n=st.integers(1, 40), batch=st.integers(1, 4))
-def test_a_batch_equals_its_examples_one_at_a_time(name, n, batch):
+def test_batch_equals_single_examples(name, n, batch):
     variant = VARIANTS[name]
     inputs, options = problem(variant, n=n, batch=batch)
     per_example = variant.get("embeddings") == "per example"
-    together = lambda_interaction(*inputs, **options)
+    batched = lambda_interaction(*inputs, **options)
     for i in range(batch):
         own = [x if x is None or (place == 3 and not per_example) else x[i : i + 1] for place, x in enumerate(inputs)]
         mask = options.get("mask")
-        its_mask = {"mask": mask[i : i + 1]} if mask is not None and mask.ndim == 3 else {}
-        alone = lambda_interaction(*own, **(options | its_mask))
-        torch.testing.assert_close(alone, together[i : i + 1], rtol=1e-12, atol=1e-12)
+        example_mask = {"mask": mask[i : i + 1]} if mask is not None and mask.ndim == 3 else {}
+        alone = lambda_interaction(*own, **(options | example_mask))
+        torch.testing.assert_close(alone, batched[i : i + 1], rtol=1e-12, atol=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -317,7 +319,7 @@ def test_a_batch_equals_its_examples_one_at_a_time(name, n, batch):
     n=st.integers(1, 40),
     rows=st.sampled_from(["1 m", "n m", "b 1 m", "b n m"]),
 )
-def test_a_mask_of_ones_changes_nothing_in_any_variant(name, n, rows):
+def test_all_true_mask_equals_no_mask(name, n, rows):
     inputs, options = problem(VARIANTS[name], n=n)
     m = n if options.get("causal") else M
     mask = torch.ones([{"b": 2, "n": n, "m": m, "1": 1}[letter] for letter in rows.split()], dtype=torch.bool)
@@ -326,9 +328,9 @@ def test_a_mask_of_ones_changes_nothing_in_any_variant(name, n, rows):
 
 
 @variants
-def test_two_runs_give_the_same_bits_forward_and_backward(variant):
+def test_forward_and_backward_are_deterministic(variant):
     def run():
-        function, tensors = of_tensors(*problem(variant, n=40, dtype=torch.float32))
+        function, tensors = as_function(*problem(variant, n=40, dtype=torch.float32))
         tensors = [x.requires_grad_() for x in tensors]
         output = function(*tensors)
         return [output, *torch.autograd.grad(output.square().sum(), tensors)]
@@ -345,11 +347,11 @@ def test_multi_head_of_equal_heads_is_multi_query():
 
 
 @variants
-def test_per_sample_gradients_come_from_vmap(variant):
+def test_vmap_gives_per_sample_gradients(variant):
     if variant.get("mask") in ("b n m", "b 1 m"):
         variant = variant | {"mask": variant["mask"][2:]}
     inputs, options = problem(variant)
-    function, tensors = of_tensors(inputs, options)
+    function, tensors = as_function(inputs, options)
     shared_embeddings = inputs[3] is not None and variant.get("embeddings", "shared") == "shared"
     axes = [0] * len(tensors)
     if shared_embeddings:
@@ -359,19 +361,19 @@ def test_per_sample_gradients_come_from_vmap(variant):
         batched = [x if axis is None else x.unsqueeze(0) for x, axis in zip(tensors, axes, strict=True)]
         return function(*batched).square().sum()
 
-    together = torch.func.vmap(torch.func.grad(loss), tuple(axes))(*tensors)
+    batched = torch.func.vmap(torch.func.grad(loss), tuple(axes))(*tensors)
     for i in range(2):
         own = [x if axis is None else x[i] for x, axis in zip(tensors, axes, strict=True)]
-        torch.testing.assert_close(together[i], torch.func.grad(loss)(*own), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(batched[i], torch.func.grad(loss)(*own), rtol=1e-11, atol=1e-11)
 
 
 @variants
 def test_forward_mode_agrees_with_backward_mode(variant):
-    function, tensors = of_tensors(*problem(variant))
+    function, tensors = as_function(*problem(variant))
     tangents = [torch.randn_like(x) for x in tensors]
     _, forward = torch.func.jvp(function, tuple(tensors), tuple(tangents))
-    _, pull = torch.func.vjp(function, *tensors)
-    backward = sum((g * t).sum() for g, t in zip(pull(forward), tangents, strict=True))
+    _, vjp = torch.func.vjp(function, *tensors)
+    backward = sum((g * t).sum() for g, t in zip(vjp(forward), tangents, strict=True))
     torch.testing.assert_close(forward.square().sum(), backward)
 
 
@@ -384,7 +386,7 @@ def test_content_lambda_is_the_weighted_sum_of_values():
     torch.testing.assert_close(content_lambda(ones, values, normalize_keys="l2")[0, 0], values[0].sum(dim=0) / M**0.5)
 
 
-def test_content_lambda_leaves_out_what_the_mask_leaves_out():
+def test_content_lambda_ignores_masked_positions():
     (_, keys, values, _), _ = problem({})
     mask = torch.tensor([True] * 4 + [False] * 3)
     expected = content_lambda(keys[:, :4], values[:, :4])
@@ -414,13 +416,13 @@ WRONG = {
     "values without heads": ({}, {"multi_head": True, "values": 1}, "values must have the heads of queries, 2, got"),
     "a mask of numbers": ({}, {"mask": torch.ones(N, M)}, "mask must be bool.*got torch.float32"),
     "a mask of another size": ({}, {"mask": torch.ones(M, N, dtype=BOOL)}, r"mask must be bool, \(n, m\) = \(5, 7\)"),
-    "a mask of one row a batch": ({}, {"mask": torch.ones(2, M, dtype=BOOL)}, r"mask must be.*got .*\(2, 7\)"),
+    "a mask of one row per example": ({}, {"mask": torch.ones(2, M, dtype=BOOL)}, r"mask must be.*got .*\(2, 7\)"),
     "causal over a context": (
         {},
         {"causal": True},
-        "causal needs as many context positions as queries, n = 5; got m = 7",
+        "causal must have as many context positions as queries, n = 5, got m = 7",
     ),
-    "a text for a flag": ({}, {"causal": "False"}, "causal must be True or False, got 'False'"),
+    "a string for a flag": ({}, {"causal": "False"}, "causal must be True or False, got 'False'"),
     "a number for a flag": ({}, {"multi_head": 0}, "multi_head must be True or False, got 0"),
     "a list for a mask": ({}, {"mask": [[True]]}, "mask must be a tensor, got list"),
     "a normalization": ({}, {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
@@ -428,7 +430,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("shapes", "options", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_does_not_fit_is_named(shapes, options, message):
+def test_rejects_invalid_arguments(shapes, options, message):
     tensors = {name: torch.zeros(shape) for name, shape in (SHAPES | shapes).items()}
     options = dict(options)
     if options.pop("values", None):
@@ -437,8 +439,8 @@ def test_what_does_not_fit_is_named(shapes, options, message):
         lambda_interaction(**tensors, **options)
 
 
-def test_neither_keys_nor_embeddings_is_refused():
-    with pytest.raises(ValueError, match="keys and embeddings are both None"):
+def test_rejects_neither_keys_nor_embeddings():
+    with pytest.raises(ValueError, match="keys and embeddings must not both be None"):
         lambda_interaction(torch.zeros(1, 1, N, K), None, torch.zeros(1, M, V), None)
 
 
@@ -453,6 +455,6 @@ def test_neither_keys_nor_embeddings_is_refused():
         ((2, M, K), (2, M, V), {"mask": torch.ones(M)}, r"mask must be bool, \(m,\) = \(7,\)"),
     ],
 )
-def test_content_lambda_names_what_does_not_fit(keys, values, options, message):
+def test_content_lambda_rejects_invalid_arguments(keys, values, options, message):
     with pytest.raises(ValueError, match=message):
         content_lambda(torch.zeros(keys), torch.zeros(values), **options)

@@ -10,9 +10,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import lambdanets as ln
 from lambdanets.ops import definition, position_interaction
-from ops.position.interactions import serving
+from ops.position.interactions import supporting
 
-algorithms = pytest.mark.parametrize("algorithm", serving(4, 4))
+algorithms = pytest.mark.parametrize("algorithm", supporting(4, 4))
 
 # grid, sides of the table, u, dilation, causal
 CASES = {
@@ -33,7 +33,7 @@ CASES = {
 
 algorithms_and_cases = pytest.mark.parametrize(
     ("algorithm", "grid", "sides", "u", "dilation", "causal"),
-    [pytest.param(name, *case, id=f"{id}-{name}") for id, case in CASES.items() for name in serving(*case[0])],
+    [pytest.param(name, *case, id=f"{id}-{name}") for id, case in CASES.items() for name in supporting(*case[0])],
 )
 
 
@@ -57,8 +57,8 @@ def test_local_form_equals_the_masked_global_einsum(algorithm):
     grid, sides = (5, 6), (3, 5)
     queries, table, values = make_inputs(grid, (9, 11), 0)  # every offset of the grid
     rows, columns = (axis.flatten() for axis in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
-    near = [(axis[None] - axis[:, None]).abs() <= side // 2 for axis, side in zip((rows, columns), sides, strict=True)]
-    embeddings = definition.relative_embeddings(table, grid) * (near[0] & near[1]).unsqueeze(-1)
+    mask = [(axis[None] - axis[:, None]).abs() <= side // 2 for axis, side in zip((rows, columns), sides, strict=True)]
+    embeddings = definition.relative_embeddings(table, grid) * (mask[0] & mask[1]).unsqueeze(-1)
     expected = torch.einsum("bhnk,nmk,bmv->bhnv", queries, embeddings, values)
     result = position_interaction(queries, table[3:6, 3:8], values, grid, algorithm=algorithm)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
@@ -79,7 +79,7 @@ def test_error_is_at_most_twice_that_of_the_plain_formula(grid, sides, u, dtype,
 @algorithms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("grid", "sides"), [((5, 6), (5, 7)), ((14, 13), (7, 7)), ((14, 14), (23, 23))], ids=str)
-def test_gradients_err_at_most_twice_as_much_as_those_of_the_plain_formula(grid, sides, dtype, algorithm):
+def test_gradient_error_is_at_most_twice_that_of_the_plain_formula(grid, sides, dtype, algorithm):
     low, plain, exact = plain_and_exact_gradients(grid, sides, dtype)
     fast = gradients(lambda *x: position_interaction(*x, algorithm=algorithm), low, grid)
     for one, other, truth in zip(fast, plain, exact, strict=True):
@@ -93,7 +93,7 @@ def gradients(function, inputs, grid):
     return torch.autograd.grad(output, inputs, weights.to(output.dtype))
 
 
-@functools.cache  # the same for all algorithms, and slow
+@functools.cache  # shared by all algorithms, because it is slow
 def plain_and_exact_gradients(grid, sides, dtype):
     low = make_inputs(grid, sides, 0, k=8, v=8, dtype=dtype)
     exact = gradients(definition.position_interaction, [x.double() for x in low], grid)
@@ -115,34 +115,34 @@ def test_first_and_second_derivatives(grid, sides, u, dilation, causal, batch, a
 
 
 @algorithms
-def test_a_2x2_case_computed_by_hand(algorithm):
-    # One query depth, one value channel, one head; values 1 2 / 3 4, table rows y, columns x around the centre.
+def test_matches_a_2x2_example_computed_by_hand(algorithm):
+    # One query depth, one value channel, one head; values 1 2 / 3 4; table indexed by offsets (y, x).
     table = torch.tensor([[0.0, 1.0, 0.0], [10.0, 100.0, 1000.0], [0.0, 10000.0, 0.0]]).unsqueeze(-1)
     values = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1)
     queries = torch.tensor([1.0, 1.0, 2.0, -1.0]).view(1, 1, 4, 1)
     # top left: itself 100*1, right 1000*2, below 10000*3; and so on
     by_hand = [32100.0, 40210.0, 2 * (300 + 4000 + 1), -(400 + 30 + 2)]
     result = position_interaction(queries, table, values, (2, 2), algorithm=algorithm)
-    # those that transform are exact to rounding of the largest number
+    # algorithms with Fourier transforms round relative to the largest number
     assert result.flatten().tolist() == pytest.approx(by_hand, abs=1e-3)
 
 
 @algorithms
 @pytest.mark.parametrize("shift", [(1, 0), (0, 2), (2, 1)])
-def test_shifting_the_input_shifts_the_output(shift, algorithm):
+def test_position_interaction_is_translation_equivariant(shift, algorithm):
     grid, sides = (9, 10), (5, 3)
     queries, table, values = make_inputs(grid, sides, 0)
-    # Only the inner part is filled, so that what leaves at one side does not come back at the other.
+    # Only the interior is nonzero, so that nothing wraps around.
     inside = torch.zeros(grid, dtype=torch.float64)
     inside[2:5, 2:6] = 1
     values = values * inside.flatten()[None, :, None]
 
-    def moved(x, axis):
+    def shifted(x, axis):
         return x.unflatten(axis, grid).roll(shift, (axis, axis + 1)).flatten(axis, axis + 1)
 
     before = position_interaction(queries, table, values, grid, algorithm=algorithm)
-    after = position_interaction(moved(queries, 2), table, moved(values, 1), grid, algorithm=algorithm)
-    torch.testing.assert_close(after, moved(before, 2), rtol=1e-12, atol=1e-12)
+    after = position_interaction(shifted(queries, 2), table, shifted(values, 1), grid, algorithm=algorithm)
+    torch.testing.assert_close(after, shifted(before, 2), rtol=1e-12, atol=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -155,9 +155,8 @@ def test_shifting_the_input_shifts_the_output(shift, algorithm):
 )
 def test_the_algorithms_agree(grid, half, u, dilation, causal):
     inputs = make_inputs(grid, (2 * half + 1,) * len(grid), u, k=3, v=2)
-    first, *others = (
-        position_interaction(*inputs, grid, dilation=dilation, causal=causal, algorithm=name) for name in serving(*grid)
-    )
+    options = {"dilation": dilation, "causal": causal}
+    first, *others = (position_interaction(*inputs, grid, **options, algorithm=name) for name in supporting(*grid))
     assert len(others) >= 2
     for other in others:
         torch.testing.assert_close(first, other, rtol=1e-11, atol=1e-11)
@@ -172,25 +171,25 @@ def test_causal_outputs_do_not_depend_on_later_positions(algorithm):
     one, other = (
         position_interaction(queries, table, v, grid, causal=True, algorithm=algorithm) for v in (values, changed)
     )
-    # a Fourier transform looks at all of a row, and what it takes off again leaves the rounding of the largest value
+    # Fourier transforms depend on whole rows: future values cancel up to rounding
     leak = 1e-14 * 1e6 if algorithm in ("mixed", "fourier") else 0
     torch.testing.assert_close(one[:, :, :11], other[:, :, :11], rtol=0, atol=100 * leak)
     assert (one[:, :, 11:] - other[:, :, 11:]).abs().max() > 1e5
 
 
 @algorithms
-def test_a_batch_equals_its_examples_one_at_a_time(algorithm):
+def test_batch_equals_single_examples(algorithm):
     queries, table, values = make_inputs((5, 4), (3, 3), 0)
-    together = position_interaction(queries, table, values, (5, 4), algorithm=algorithm)
+    batched = position_interaction(queries, table, values, (5, 4), algorithm=algorithm)
     alone = [
         position_interaction(q[None], table, v[None], (5, 4), algorithm=algorithm)
         for q, v in zip(queries, values, strict=True)
     ]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(batched, torch.cat(alone), rtol=1e-12, atol=1e-12)
 
 
 @algorithms
-def test_two_runs_give_the_same_bits_forward_and_backward(algorithm):
+def test_forward_and_backward_are_deterministic(algorithm):
     def run():
         inputs = [x.requires_grad_() for x in make_inputs((8, 9), (7, 7), 0, k=8, v=8, dtype=torch.float32)]
         output = position_interaction(*inputs, (8, 9), algorithm=algorithm)
@@ -201,7 +200,7 @@ def test_two_runs_give_the_same_bits_forward_and_backward(algorithm):
 
 
 @algorithms
-def test_any_strides_are_taken(algorithm):
+def test_accepts_any_strides(algorithm):
     queries, table, values = make_inputs((4, 6), (5, 5), 0)
     strided = (
         queries.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0),
@@ -212,8 +211,8 @@ def test_any_strides_are_taken(algorithm):
     torch.testing.assert_close(position_interaction(*strided, (4, 6), algorithm=algorithm), expected)
 
 
-def test_float16_sums_beyond_its_range_stay_finite_inside():
-    # 529 products of 16 * 16 * 16 leave float16; the output, scaled down by the queries, does not
+def test_intermediate_sums_may_exceed_float16():
+    # a sum of 529 products of 16 * 16 * 16 exceeds float16; the output, scaled down by the queries, does not
     queries = torch.full((1, 1, 529, 1), 2.0**-10, dtype=torch.float16)
     table = torch.full((45, 45, 1), 16.0, dtype=torch.float16)
     values = torch.full((1, 529, 1), 256.0, dtype=torch.float16)
@@ -238,12 +237,15 @@ WRONG = {
     "queries of rank 3": ({"queries": (2, 12, 4)}, r"queries must be \(b, h, n, k\)"),
     "values of rank 2": ({"values": (2, 12)}, r"values must be \(b, n, v\)"),
     "values of another batch": ({"values": (3, 12, 5)}, r"values must start with \(b, n\) = \(2, 12\)"),
-    "a grid that does not match n": ({"grid": (3, 5)}, r"grid must have n = 12 positions.*\(3, 5\) = 15"),
+    "a grid that does not match n": (
+        {"grid": (3, 5)},
+        r"grid must have the n = 12 positions of queries.*\(3, 5\) = 15",
+    ),
     "a grid of four sides": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 sides"),
     "a number for a grid": ({"grid": 12}, "grid must be a sequence of 1, 2 or 3 sides, got 12"),
-    "a broken grid": ({"grid": (3.0, 4)}, r"grid\[0\] must be a whole number of at least 1, got 3.0"),
-    "a text for a grid": ({"grid": "34"}, "grid must be a sequence of 1, 2 or 3 sides, got '34'"),
-    "a text for a flag": ({"causal": "no"}, "causal must be True or False, got 'no'"),
+    "a float in a grid": ({"grid": (3.0, 4)}, r"grid\[0\] must be a whole number of at least 1, got 3.0"),
+    "a string for a grid": ({"grid": "34"}, "grid must be a sequence of 1, 2 or 3 sides, got '34'"),
+    "a string for a flag": ({"causal": "no"}, "causal must be True or False, got 'no'"),
     "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of auto"),
     "a pair for a dilation": ({"dilation": (1, 2)}, "dilation must be a whole number of at least 1"),
     "an even table": ({"table": (4, 3, 4)}, "table must have odd sides"),
@@ -255,35 +257,35 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_does_not_fit_is_named_with_what_was_expected_and_what_came(changes, message):
+def test_rejects_invalid_arguments(changes, message):
     arguments = {"queries": (2, 3, 12, 4), "table": (3, 3, 4), "values": (2, 12, 5), "grid": (3, 4)} | changes
     tensors = {name: torch.zeros(arguments.pop(name)) for name in ("queries", "table", "values")}
     with pytest.raises(ValueError, match=message):
         ln.plan(**tensors, **arguments)
 
 
-def test_mixed_dtypes_outside_autocast_are_refused():
+def test_rejects_mixed_dtypes_outside_autocast():
     queries, table, values = make_inputs((3, 4), (3, 3), 0)
     with pytest.raises(ValueError, match=r"table must have the dtype of queries, torch.float64.*torch.float32"):
         position_interaction(queries, table.float(), values, (3, 4))
 
 
-def test_integers_are_refused():
+def test_rejects_integer_tensors():
     queries, table, values = make_inputs((3, 4), (3, 3), 0)
     with pytest.raises(ValueError, match=r"values must be float16.*got torch.int64"):
         ln.plan(queries, table, values.long(), (3, 4))
 
 
 @algorithms
-def test_per_sample_gradients_come_from_vmap(algorithm):
+def test_vmap_gives_per_sample_gradients(algorithm):
     queries, table, values = make_inputs((3, 4), (3, 5), 0)
 
     def loss(table, q, v):
         return position_interaction(q[None], table, v[None], (3, 4), algorithm=algorithm).square().sum()
 
-    together = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(table, queries, values)
+    batched = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(table, queries, values)
     alone = [torch.func.grad(loss)(table, q, v) for q, v in zip(queries, values, strict=True)]
-    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(batched, torch.stack(alone), rtol=1e-12, atol=1e-12)
 
 
 @algorithms
@@ -295,8 +297,8 @@ def test_forward_mode_agrees_with_backward_mode(algorithm):
         return position_interaction(*x, (3, 4), algorithm=algorithm)
 
     _, forward = torch.func.jvp(function, tuple(inputs), tuple(tangents))
-    _, pull = torch.func.vjp(function, *inputs)
-    backward = sum((g * t).sum() for g, t in zip(pull(forward), tangents, strict=True))
+    _, vjp = torch.func.vjp(function, *inputs)
+    backward = sum((g * t).sum() for g, t in zip(vjp(forward), tangents, strict=True))
     torch.testing.assert_close(forward.square().sum(), backward)
 
 
@@ -314,7 +316,7 @@ def test_hessian_by_forward_over_backward_equals_backward_twice(algorithm):
 
 
 @algorithms
-def test_compiles_whole_and_gives_the_same_gradients(algorithm):
+def test_compiles_fullgraph_with_the_same_gradients(algorithm):
     torch.compiler.reset()
     inputs = [x.requires_grad_() for x in make_inputs((3, 4), (3, 5), 2)]
 
@@ -328,7 +330,7 @@ def test_compiles_whole_and_gives_the_same_gradients(algorithm):
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_a_backward_pass_inside_autocast_has_the_bits_of_one_outside(kind):
+def test_backward_inside_autocast_is_bit_identical_to_backward_outside(kind):
     generator = torch.Generator().manual_seed(0)
     shapes = (2, 4, 12, 3), (3, 5, 3), (2, 12, 5), (2, 3, 5)
     drawn = [100 * torch.randn(shape, generator=generator) for shape in shapes]
@@ -338,10 +340,10 @@ def test_a_backward_pass_inside_autocast_has_the_bits_of_one_outside(kind):
         with torch.autocast("cpu", kind):
             output = position_interaction(*inputs[:3], (3, 4), content=inputs[3])
         with torch.autocast("cpu", kind, enabled=inside):
-            of_output = (output.detach() / 3).requires_grad_()
-            gradients = torch.autograd.grad(output, inputs, of_output, create_graph=True)
+            grad_output = (output.detach() / 3).requires_grad_()
+            gradients = torch.autograd.grad(output, inputs, grad_output, create_graph=True)
             directions = [x.detach() / 7 for x in gradients]
-            second = torch.autograd.grad(gradients, [of_output, *inputs], directions)
+            second = torch.autograd.grad(gradients, [grad_output, *inputs], directions)
         results.append([output, *gradients, *second])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
@@ -356,13 +358,13 @@ def test_a_backward_pass_inside_autocast_has_the_bits_of_one_outside(kind):
         (4, 3, 5, 0, "u of values"),
     ],
 )
-def test_a_depth_of_zero_is_refused_by_name(heads, depth, value_depth, intra_depth, named):
+def test_rejects_depths_of_zero(heads, depth, value_depth, intra_depth, named):
     shapes = (2, heads, 12, depth), (3, 5, depth, intra_depth), (2, 12, value_depth, intra_depth)
     for function in position_interaction, ln.plan:
         with pytest.raises(ValueError, match=f"^{named} must be a whole number of at least 1, got 0$"):
             function(*(torch.zeros(shape) for shape in shapes), (3, 4))
 
 
-def test_a_grid_without_positions_is_refused_by_name():
+def test_rejects_empty_grid():
     with pytest.raises(ValueError, match=r"^grid\[1\] must be a whole number of at least 1, got 0$"):
         position_interaction(torch.zeros(2, 4, 0, 3), torch.zeros(3, 5, 3), torch.zeros(2, 0, 5), (3, 0))

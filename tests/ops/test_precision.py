@@ -5,7 +5,7 @@ from lambdanets.ops.precision import without_tf32_convolutions
 CUDNN = torch.backends.cudnn.conv
 
 
-def test_convolutions_on_a_gpu_take_float32_as_such():
+def test_gpu_convolutions_do_not_use_tf32():
     before = CUDNN.fp32_precision
     with without_tf32_convolutions(torch.device("cuda")):
         assert CUDNN.fp32_precision == "ieee"
@@ -14,7 +14,7 @@ def test_convolutions_on_a_gpu_take_float32_as_such():
         assert CUDNN.fp32_precision == before
 
 
-def test_the_last_of_overlapping_contexts_puts_the_setting_back():
+def test_last_of_overlapping_contexts_restores_the_setting():
     before = CUDNN.fp32_precision
     first, second = (without_tf32_convolutions(torch.device("cuda")) for _ in range(2))
     first.__enter__()

@@ -93,7 +93,7 @@ def test_over_gpus_every_norm_is_synchronized_and_no_activation_is_lost(name):
 
 def test_a_norm_that_hides_padding_does_so_when_synchronized():
     body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    Padding().hide_in(body)
+    Padding().attach(body)
     before = [dict(body[1]._forward_pre_hooks), dict(body[1]._forward_hooks)]
     model = synchronized(body, replace(DIGITS, sync_batch_norm=True), 2)
     assert isinstance(model[1], nn.SyncBatchNorm)

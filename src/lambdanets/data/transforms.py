@@ -24,7 +24,7 @@ class Preprocessing:
     RANGES: ClassVar[dict[str, Range]] = {
         "image_size": Range(8, 10_000),
         "std": Range(above=0),
-        "crop_pct": Range(above=0, most=1),
+        "crop_pct": Range(above=0, maximum=1),
     }
     ALIASES: ClassVar[dict[str, str]] = {"eval_crop": "crop_pct"}
 

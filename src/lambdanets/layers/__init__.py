@@ -1,4 +1,4 @@
-"""nn.Modules: on grids channels first like torch.nn.Conv*d, on tokens channels last like torch.nn.Linear."""
+"""Lambda layers as nn.Modules: on grids channels first like torch.nn.Conv*d, on tokens channels last like Linear."""
 
 from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.decoding import DecodingState, decode_step, start_decoding

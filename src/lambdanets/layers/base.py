@@ -1,4 +1,4 @@
-"""What every lambda layer has: projections, their normalization, content and position put together."""
+"""The base class of lambda layers: projections, normalization, content and position terms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +16,9 @@ from lambdanets.ops.precision import autocast_dtype, wide
 
 
 class LambdaBase(Layer):
-    """Base of the lambda layers: checks sizes, holds projections and norms, calls the operations on what they give.
+    """Base of the lambda layers: argument checks, projections and norms, and the calls of the operations.
 
-    projection(channels in, channels out) makes a projection without bias, norm(channels) a batch norm.
+    projection(in_channels, out_channels) makes a projection without bias, norm(channels) a batch norm.
     Without multi_head the heads share one lambda: keys (k, u) and values (v, u) are projected once; with it, h times.
     """
 
@@ -27,7 +27,7 @@ class LambdaBase(Layer):
     key_projection: Projection | None
     value_projection: Projection
     _owns_embedding = False
-    _tokens = False  # takes tokens (b, n, d), not maps
+    _tokens = False  # whether inputs are tokens (b, n, d), not maps
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LambdaBase(Layer):
         if dim_out % heads:
             raise ValueError(f"dim_out must be divisible by heads = {heads}, got {dim_out}")
         if not (content or position):
-            raise ValueError("content and position are both False: a lambda layer needs at least one of them")
+            raise ValueError("content and position must not both be False")
         check_normalization(normalize_keys)
         if normalize_queries not in ("softmax", None):
             raise ValueError(f"normalize_queries must be 'softmax' or None, got {normalize_queries!r}")
@@ -80,39 +80,37 @@ class LambdaBase(Layer):
         self.value_norm = norm(lambdas * self.value_depth * intra_depth) if batch_norm else nn.Identity()
 
     def reset_parameters(self) -> None:
-        """Draw projections and a table of the layer's own afresh (Sec. F.2); the norms start as the identity.
+        """Re-initialize the projections, the norms, and the layer's own embedding table (Sec. F.2).
 
-        A module of embeddings that was given to the layer stays as it is: other layers may share it.
+        An embedding module that was passed to the constructor is unchanged: other layers may share it.
         """
-        spreads = {
+        stds = {
             self.query_projection: (self.query_depth * self.dim) ** -0.5,
             self.key_projection: self.dim_context**-0.5,
             self.value_projection: self.dim_context**-0.5,
         }
-        for projection, spread in spreads.items():
+        for projection, std in stds.items():
             if projection is not None:
-                nn.init.normal_(projection.weight, std=spread)
+                nn.init.normal_(projection.weight, std=std)
         for module in (self.query_norm, self.value_norm, self.embedding if self._owns_embedding else None):
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
 
-    def _projected(
-        self, x: Tensor, context: Tensor | None, real: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Queries (b, h, n, k), keys and values (b, [h,] m, depth[, u]) of x and a context, None for x itself.
+    def _project(self, x: Tensor, context: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Queries (b, h, n, k) of x, keys and values (b, [h,] m, depth[, u]) of the context; None for x itself.
 
-        real: (b, m), the positions of the context that are not padding.
+        valid: (b, m), True for positions of the context that are not padding.
         """
-        of_queries = (self.query_projection, self.query_norm)
-        of_context: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
+        query_modules = (self.query_projection, self.query_norm)
+        context_modules: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
         if self.key_projection is not None:
-            of_context.append((self.key_projection, None))
+            context_modules.append((self.key_projection, None))
         if context is None:
-            queries, values, *keys = project(x, [of_queries, *of_context], tokens=self._tokens, real=real)
+            queries, values, *keys = project(x, [query_modules, *context_modules], tokens=self._tokens, valid=valid)
         else:
-            (queries,) = project(x, [of_queries], tokens=self._tokens)
-            values, *keys = project(context, of_context, tokens=self._tokens, real=real)
+            (queries,) = project(x, [query_modules], tokens=self._tokens)
+            values, *keys = project(context, context_modules, tokens=self._tokens, valid=valid)
         return (
             self._as_queries(queries),
             self._as_context(keys[0], self.query_depth) if keys else None,
@@ -146,12 +144,12 @@ class LambdaBase(Layer):
         dilation: int = 1,
         algorithm: str = "auto",
     ) -> Tensor:
-        """Content and position (b, h, n, v), from embeddings of pairs or from a relative table on a grid.
+        """Content plus position term (b, h, n, v), with pairwise embeddings or a relative table on a grid.
 
-        Beside a table the mask is one of padding, (b, 1, m).
+        With a table the mask must be a padding mask, (b, 1, m).
         """
         output: Tensor | None = None
-        real = None if mask is None else mask[:, 0]
+        valid = None if mask is None else mask[:, 0]
         shared = keys is not None and table is not None and not (self.multi_head or self.causal)
         if (keys is not None and not shared) or embeddings is not None:
             output = lambda_interaction(
@@ -165,12 +163,12 @@ class LambdaBase(Layer):
                 causal=self.causal,
             )
         if table is not None:
-            if mask is not None:  # (b, 1, m) beside values (b, [h,] m, v[, u])
-                outside = ~mask if self.multi_head else ~mask[:, 0]
-                values = values.masked_fill(outside[(..., *(None,) * (values.ndim - outside.ndim))], 0)
+            if mask is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
+                padding = ~mask if self.multi_head else ~mask[:, 0]
+                values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
             options: dict[str, Any] = {"dilation": dilation, "causal": self.causal, "algorithm": algorithm}
             if shared and keys is not None:
-                options["content"] = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=real)
+                options["content"] = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=valid)
             if self.multi_head:
                 terms = [
                     position_interaction(queries[:, i : i + 1], table[i], values[:, i], grid, **options)
@@ -184,29 +182,29 @@ class LambdaBase(Layer):
         return output
 
     def _check_embedding(self, embedding: Any, dimensions: int) -> None:
-        """Raise ValueError unless the module of embeddings fits the layer, as far as it tells."""
+        """Raise ValueError if the attributes of an embedding module contradict the layer's."""
         if not isinstance(embedding, nn.Module):
             raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
         if not self.position:
             raise ValueError("embedding must be None when position is False")
         if isinstance(embedding, EdgeEmbedding):
-            raise ValueError("embedding must not need edges: give EdgeEmbedding's output to LambdaLayer's call")
+            raise ValueError("embedding must not need edges; pass EdgeEmbedding's output to LambdaLayer.forward")
         if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != dimensions:
             raise ValueError(
-                f"embedding must be relative in {dimensions} dimension(s), got {embedding.dimensions}: "
-                "LambdaLayer1d, 2d and 3d are for that many, or give embedding.of_pairs(grid) to LambdaLayer's call"
+                f"embedding must be relative in {dimensions} dimension(s), got {embedding.dimensions}; use "
+                "LambdaLayer1d, 2d or 3d, or pass embedding.of_pairs(grid) to LambdaLayer.forward"
             )
         if isinstance(embedding, EmbeddingTable):
             expected = (self.query_depth, self.intra_depth, self.heads if self.multi_head else None)
-            came = (embedding.query_depth, embedding.intra_depth, embedding.heads)
-            if came != expected:
+            actual = (embedding.query_depth, embedding.intra_depth, embedding.heads)
+            if actual != expected:
                 raise ValueError(
                     "embedding must have the layer's (query_depth, intra_depth, heads of a multi-head layer) = "
-                    f"{expected}, got {came}"
+                    f"{expected}, got {actual}"
                 )
 
     def _embeddings_of(self, positions: int, context_positions: int) -> Tensor:
-        """What a module that is not relative gives for all pairs."""
+        """The embeddings of all pairs from a module that is not relative."""
         assert self.embedding is not None
         embeddings = self.embedding(positions, context_positions)
         if not isinstance(embeddings, Tensor):
@@ -221,5 +219,5 @@ class LambdaBase(Layer):
     def extra_repr(self) -> str:
         shown = {"query_depth": self.query_depth, "heads": self.heads, "intra_depth": self.intra_depth}
         others = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
-        shown |= {name: getattr(self, name) for name, usual in others.items() if getattr(self, name) != usual}
+        shown |= {name: getattr(self, name) for name, default in others.items() if getattr(self, name) != default}
         return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in shown.items())])

@@ -1,4 +1,4 @@
-"""Keeps batch norm's incoming gradient in a layout that its CPU kernel reads correctly."""
+"""Makes the incoming gradient of batch norm contiguous, to work around a bug of PyTorch's CPU kernel."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ class _ContiguousGradient(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        # by way of one axis, because a size-1 batch with channels-last-like strides can pass for contiguous
-        return gradient.contiguous().flatten().view(gradient.shape)
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        # flattened, because a batch of 1 with channels-last-like strides may count as contiguous
+        return grad_output.contiguous().flatten().view(grad_output.shape)
 
 
 class _ForwardModeContiguousGradient(_ContiguousGradient):
-    """The same, with a derivative in forward mode, which torch.compile cannot trace."""
+    """With forward-mode AD, which torch.compile cannot trace."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
@@ -32,12 +32,12 @@ class _ForwardModeContiguousGradient(_ContiguousGradient):
 
 
 def contiguous_gradient(x: Tensor) -> Tensor:
-    """x, with a gradient that arrives contiguous.
+    """The identity, whose incoming gradient is made contiguous.
 
-    PyTorch's batch norm on CPU returns a wrong gradient, silently, at batch 1 when the incoming one has strides like
-    (C, 1, W C, C); the reshapes between an image and a sequence of positions produce just that.
+    PyTorch's batch norm on CPU silently returns a wrong gradient at batch 1 if the incoming gradient has strides like
+    (C, 1, W C, C), which result from reshapes between an image and a sequence of positions.
     """
-    if torch.jit.is_tracing():  # the trace cannot hold a Function; these operations return the same gradient
+    if torch.jit.is_tracing():  # a trace cannot contain a Function; these operations return the same gradient
         return x.flatten().view(x.shape)
     if not torch.is_grad_enabled():
         return x

@@ -1,4 +1,4 @@
-"""Causal layers one position at a time, as when generating: the same outputs as over the whole sequence."""
+"""Step-by-step decoding with causal layers, equal to a forward pass over the whole sequence."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ from lambdanets.ops.precision import compute_and_result_dtype, wide, without_aut
 
 @dataclass(frozen=True)
 class DecodingState:
-    """What a causal layer remembers of the positions so far; a state can be gone on from more than once.
+    """The decoding state of a causal layer. Immutable, so that several continuations can start from one state.
 
-    position: how many there were. grid: that they fill in row-major order, None for a sequence of any length.
-    content: running sums, of one size. values (b, lambdas, w, v, u): of the last positions, as many as the embeddings
-    reach back to.
+    position: the number of positions so far. grid: filled in row-major order; None for a sequence of any length.
+    content: running sums, of fixed size. values (b, lambdas, w, v, u): of the last w positions within reach of the
+    embeddings.
     """
 
     position: int
@@ -34,9 +34,9 @@ def start_decoding(
 ) -> DecodingState:
     """The state before the first position.
 
-    layer: causal, in eval mode if it has batch norm. grid: the (height, width) or (depth, height, width)
-    to be filled in row-major order; None for sequences. Takes b k u v numbers for the content, whatever comes, and
-    b u v for each position that the embeddings reach back to. Raises ValueError naming what does not fit.
+    layer: causal, in eval mode if it has batch norm. grid: the (height, width) or (depth, height, width) to be filled
+    in row-major order; None for sequences. Memory: b k u v elements for the content, and b u v for each position that
+    the embeddings reach back to. Raises ValueError naming the invalid argument.
     """
     if not isinstance(layer, GridLambdaLayer | LambdaLayer):
         raise ValueError(f"layer must be a lambda layer, got {type(layer).__name__}")
@@ -46,7 +46,7 @@ def start_decoding(
     if layer.dim_context != layer.dim:
         raise ValueError(f"layer must be its own context to be decoded, got dim_context = {layer.dim_context}")
     if layer.position and layer.embedding is None:
-        raise ValueError("layer must have a module of embeddings to be decoded, got one that is given them at the call")
+        raise ValueError("layer must have an embedding module to be decoded, got embedding=None")
     _check_eval(layer)
     dimensions = _dimensions(layer)
     if dimensions == 1 and grid is not None:
@@ -70,11 +70,11 @@ def start_decoding(
 def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
     """The layer's output at the next position, and the state after it.
 
-    x (b, dim) -> (b, dim_out): to rounding what the layer gives at that position over the whole sequence. No gradient.
-    In float32 or wider inside; the result has the dtype of the layer's, under autocast too.
+    x (b, dim) -> (b, dim_out): equal, up to rounding, to the layer's output at that position over the whole sequence,
+    with its dtype, under autocast too. Computed in float32 or wider, without gradients.
     Cost: the projections, b (u + h) k v multiply-adds for the content, and b w h (k + v) u for the w positions that the
-    embeddings reach back to: the scope's half in 1-D, its rows in 2-D, all positions where they are not relative.
-    Raises ValueError naming what does not fit.
+    embeddings reach back to: half of the scope in 1-D, its rows in 2-D, all positions if they are not relative.
+    Raises ValueError naming the invalid argument.
     """
     check_tensors(x=x)
     batch = state.values.shape[0]
@@ -83,7 +83,7 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     layer._check_dtype("x", x)
     _check_eval(layer)
     if state.grid is not None and state.position >= torch.Size(state.grid).numel():
-        raise ValueError(f"state must have positions left: grid {state.grid} is full")
+        raise ValueError(f"state must have positions left, got a full grid of {state.grid}")
     lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     queries = _project(layer, x, layer.query_projection, layer.query_norm)
     queries = layer._as_queries(queries.unsqueeze(1)).reshape(batch, lambdas, -1, k)  # (b, l, h / l, k)
@@ -91,16 +91,16 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     keys = None
     if layer.key_projection is not None:
         keys = _project(layer, x, layer.key_projection, nn.Identity()).reshape(batch * lambdas, k, u)
-    returned = compute_and_result_dtype(queries=queries, keys=keys, values=values)[1]
+    result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)[1]
     with without_autocast(x.device):
         output, state = _step(layer, queries, keys, values, state)
-    return output.reshape(batch, layer.dim_out).to(returned), state
+    return output.reshape(batch, layer.dim_out).to(result_dtype), state
 
 
 def _step(
     layer: GridLambdaLayer | LambdaLayer, queries: Tensor, keys: Tensor | None, values: Tensor, state: DecodingState
 ) -> tuple[Tensor, DecodingState]:
-    """queries (b, l, h / l, k), keys (b l, k, u), values (b, l, v, u) for l lambdas -> (b, l, h / l, v)."""
+    """queries (b, l, h / l, k), keys (b l, k, u), values (b, l, v, u) -> (b, l, h / l, v), with l = 1 or h lambdas."""
     dtype = state.values.dtype
     queries, values = queries.to(dtype), values.to(dtype)
     output = queries.new_zeros(*queries.shape[:3], values.shape[2])
@@ -124,7 +124,9 @@ def _step(
 def _check_eval(layer: LambdaBase) -> None:
     norms = [norm for norm in (layer.query_norm, layer.value_norm) if not isinstance(norm, nn.Identity)]
     if any(norm.training for norm in norms):
-        raise ValueError("layer must be in eval mode to be decoded: batch norm in training mode looks at all positions")
+        raise ValueError(
+            "layer must be in eval mode to be decoded; batch norm in training mode depends on all positions"
+        )
 
 
 def _dimensions(layer: GridLambdaLayer | LambdaLayer) -> int:
@@ -141,25 +143,25 @@ def _project(layer: GridLambdaLayer | LambdaLayer, x: Tensor, projection: Projec
     return norm(projected[(..., *(None,) * _dimensions(layer))]).flatten(1)
 
 
-def _grid_so_far(state: DecodingState) -> tuple[int, ...]:
+def _current_grid(state: DecodingState) -> tuple[int, ...]:
     return (state.position + 1,) if state.grid is None else state.grid
 
 
 def _reach(layer: GridLambdaLayer | LambdaLayer, state: DecodingState) -> int:
-    """How many positions, the next one among them, it can hear."""
+    """The number of positions within reach of the embeddings, the next one included."""
     if not isinstance(layer.embedding, RelativeEmbedding):
         return state.position + 1
-    return min(causal_reach(layer.embedding.scope, _grid_so_far(state), _dilation(layer)), state.position + 1)
+    return min(causal_reach(layer.embedding.scope, _current_grid(state), _dilation(layer)), state.position + 1)
 
 
 def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, count: int) -> Tensor:
-    """e (lambdas, w, k, u) of the next position with the last w."""
+    """Embeddings (lambdas, w, k, u) of the next position and the last w positions."""
     embedding = layer.embedding
     assert embedding is not None
     if isinstance(embedding, RelativeEmbedding):
         tables = embedding.table if layer.multi_head else embedding.table.unsqueeze(0)
         tables = tables.unsqueeze(-1) if layer.intra_depth == 1 else tables
-        grid, dilation = _grid_so_far(state), _dilation(layer)
+        grid, dilation = _current_grid(state), _dilation(layer)
         rows = [embeddings_of_position(table, grid, dilation, state.position, count) for table in tables]
         return torch.stack(rows)
     pairs = layer._embeddings_of(state.position + 1, state.position + 1)

@@ -1,4 +1,4 @@
-"""Embeddings of pairs of positions as modules, so that layers can be given one, or share one."""
+"""Position embeddings as modules, which layers take as an argument and may share."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from lambdanets.ops.geometry import check_resize, embeddings_of_pairs, resize_ta
 
 
 class EmbeddingTable(Layer):
-    """A parameter `table` of embeddings, drawn from N(0, 1) (Sec. F.2): ([h,] *sides, k[, u])."""
+    """Base of the embedding modules: a parameter `table` ([h,] *sides, k[, u]), initialized from N(0, 1) (Sec. F.2)."""
 
     def __init__(
         self, sides: tuple[int, ...], query_depth: int, intra_depth: int, heads: int | None, **factory: Any
@@ -33,13 +33,13 @@ class EmbeddingTable(Layer):
 
 
 class RelativeEmbedding(EmbeddingTable):
-    """One embedding per relative offset: the table R (r_1..r_D, k[, u]) of Sec. 3.3, drawn from N(0, 1) (Sec. F.2).
+    """One embedding per relative offset: the table R (r_1..r_D, k[, u]) of Sec. 3.3, initialized from N(0, 1) (F.2).
 
-    e[n,m] = R[centre + (m - n) / dilation]. The same table serves any grid; see `lambdanets.position_interaction`.
+    e[n,m] = R[center + (m - n) / dilation]. The same table serves any grid; see `lambdanets.position_interaction`.
 
     Args:
         scope: the odd sides r_1..r_D, D of 1, 2 or 3.
-        query_depth, intra_depth: k and u. heads: for a multi-head layer, a table for each head, (h, r_1..r_D, k[, u]).
+        query_depth, intra_depth: k and u. heads: for a multi-head layer, one table per head, (h, r_1..r_D, k[, u]).
     """
 
     def __init__(
@@ -69,14 +69,13 @@ class RelativeEmbedding(EmbeddingTable):
         return self.table
 
     def resize(self, scope: tuple[int, ...], keep_sum: bool = True) -> None:
-        """Interpolate the table to another scope in place, to go on at another resolution; see `resize_table`.
+        """Interpolate the table to another scope in place, for another resolution; see `resize_table`.
 
-        The parameter is a new one, with the dtype, device and requires_grad of the old: an optimizer made before still
-        holds the old one and must be made anew. Raises ValueError unless scope has D odd sides, or where the table is
-        parametrized.
+        Replaces the parameter by a new one with the same dtype, device and requires_grad, so optimizers must be created
+        again. Raises ValueError unless scope has D odd sides, or if the table is parametrized.
         """
         if is_parametrized(self, "table"):
-            raise ValueError("table must not be parametrized when it is resized: remove the parametrization first")
+            raise ValueError("table must not be parametrized when it is resized; remove the parametrization first")
         tables = self.table.detach() if self.heads is not None else self.table.detach().unsqueeze(0)
         check_resize(tables[0], scope, "scope")
         if len(scope) != self.dimensions:
@@ -90,7 +89,7 @@ class RelativeEmbedding(EmbeddingTable):
     ) -> Tensor:
         """E ([h,] n, m, k[, u]) for all pairs of a grid with itself, or with a context grid of the same origin.
 
-        Takes the memory of E, n m k u numbers. Raises ValueError unless the grids have D positive sides.
+        Memory: n m k u elements. Raises ValueError unless the grids have D positive sides.
         """
         for name, sides in {"grid": grid, "context_grid": grid if context_grid is None else context_grid}.items():
             if not isinstance(sides, tuple) or len(sides) != self.dimensions:
@@ -113,9 +112,9 @@ class RelativeEmbedding(EmbeddingTable):
 
 
 class DenseEmbedding(EmbeddingTable):
-    """A free embedding for every pair of positions: E (n, m, k[, u]), drawn from N(0, 1).
+    """A learned embedding for every pair of positions: E (n, m, k[, u]), initialized from N(0, 1).
 
-    Serves up to n query and m context positions. Needs n m k u parameters, h times as many with `heads` (multi-head).
+    For up to n query and m context positions. n m k u parameters, h times as many with `heads` (multi-head).
     """
 
     def __init__(
@@ -135,22 +134,22 @@ class DenseEmbedding(EmbeddingTable):
         self.positions, self.context_positions = sides
 
     def forward(self, positions: int, context_positions: int) -> Tensor:
-        """E ([h,] n, m, k[, u]) of the first n and m positions, a view. Raises ValueError beyond its own n and m."""
+        """E ([h,] n, m, k[, u]) of the first n and m positions, a view. Raises ValueError if the table is smaller."""
         check_sizes(positions=positions, context_positions=context_positions)
         if positions > self.positions or context_positions > self.context_positions:
             raise ValueError(
-                f"a DenseEmbedding of {self.positions} x {self.context_positions} positions "
-                f"cannot serve {positions} x {context_positions}"
+                f"positions must be at most {self.positions} x {self.context_positions} for this DenseEmbedding, "
+                f"got {positions} x {context_positions}"
             )
         first = 0 if self.heads is None else 1
         return self.table.narrow(first, 0, positions).narrow(first + 1, 0, context_positions)
 
 
 class EdgeEmbedding(EmbeddingTable):
-    """Embeddings for graphs whose edges differ by example (A.2): an embedding a type of edge, 0 where there is none.
+    """Embeddings for graphs whose edges differ by example (A.2): one embedding per edge type, 0 without an edge.
 
-    e[b,n,m] = sum over the edges (b, n, m) of T[type], with the table T (types, k[, u]) drawn from N(0, 1),
-    or one for each head of a multi-head layer, (h, types, k[, u]).
+    e[b,n,m] = sum over the edges (b, n, m) of T[type], with a table T (types, k[, u]) initialized from N(0, 1), or one
+    per head of a multi-head layer, (h, types, k[, u]).
     """
 
     def __init__(
@@ -169,10 +168,10 @@ class EdgeEmbedding(EmbeddingTable):
     def forward(self, edges: Tensor, types: Tensor, size: tuple[int, int, int]) -> Tensor:
         """E (b, [h,] n, m, k[, u]) from a list of edges.
 
-        edges: (3, edges) int64, rows example, query node, context node: node n hears node m. Several edges between two
-        nodes add up; for edges in both directions list both. types: (edges,) int64, each below the number of types.
-        size: (b, n, m), nodes counted to the largest graph. Cost: b n m k u numbers.
-        Raises ValueError naming the argument that does not fit.
+        edges: (3, edges) int64, rows example, query node n, context node m. Several edges between two nodes add up; for
+        edges in both directions list both. types: (edges,) int64, from 0 to edge_types - 1.
+        size: (b, n, m), with the number of nodes of the largest graph. Memory: b n m k u elements.
+        Raises ValueError naming the invalid argument.
         """
         if isinstance(edges, fx.Proxy):
             return self.fx_call(edges, types, size)
@@ -181,14 +180,14 @@ class EdgeEmbedding(EmbeddingTable):
             raise ValueError(f"edges must be (3, edges) of int64, got {edges.dtype} of shape {tuple(edges.shape)}")
         if types.dtype != torch.int64 or types.shape != edges.shape[1:]:
             raise ValueError(
-                f"types must be ({edges.shape[1]},) of int64, one an edge; got {types.dtype} of shape "
+                f"types must be ({edges.shape[1]},) of int64, one per edge; got {types.dtype} of shape "
                 f"{tuple(types.shape)}"
             )
         if not isinstance(size, tuple) or len(size) != 3:
             raise ValueError(f"size must be (b, n, m), got {size!r}")
         check_sizes(**{f"size[{axis}]": side for axis, side in enumerate(size)})
         table = self.table.unsqueeze(0) if self.heads is None else self.table  # (h or 1, types, k[, u])
-        # what edges hold is looked at where it can be
+        # tensor values cannot be checked while compiling or on the meta device
         if not torch.compiler.is_compiling() and edges.device.type != "meta":
             limits = torch.tensor(size, device=edges.device)[:, None]
             if ((edges < 0) | (edges >= limits)).any():

@@ -18,7 +18,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class GridLambdaLayer(LambdaBase):
-    """Base of LambdaLayer1d, 2d and 3d, which differ in `dimensions` alone. LambdaLayer2d documents the arguments."""
+    """Base of LambdaLayer1d, 2d and 3d, which differ only in `dimensions`. LambdaLayer2d documents the arguments."""
 
     dimensions: int
 
@@ -73,11 +73,11 @@ class GridLambdaLayer(LambdaBase):
         if embedding is not None:
             self._check_embedding(embedding, self.dimensions)
             if grid is not None:
-                raise ValueError(f"grid must be None beside an embedding, which has its own extent; got {grid}")
+                raise ValueError(f"grid must be None if embedding is given, got {grid}")
             if dilation != 1 and not isinstance(embedding, RelativeEmbedding):
                 raise ValueError(f"dilation must be 1 unless embedding is relative, got {dilation}")
         elif position:
-            sides = _sides_of_table(self.dimensions, scope, grid)
+            sides = _table_sides(self.dimensions, scope, grid)
             self._owns_embedding = True
             embedding = RelativeEmbedding(
                 sides, query_depth, intra_depth, heads=heads if multi_head else None, **factory
@@ -86,12 +86,11 @@ class GridLambdaLayer(LambdaBase):
         self.reset_parameters()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(b, dim, S_1..S_D) -> (b, dim_out, ceil(S_1 / stride)..): D is 1, 2 or 3, any sides at every call.
+        """(b, dim, S_1..S_D) -> (b, dim_out, ceil(S_1 / stride)..), D of 1, 2 or 3; any sides at every call.
 
-        mask: (b, S_1..S_D) bool, True for real positions, False for padding. Padding then changes nothing in the real
-        part, whatever it holds, statistics of batch norm in training included (those make torch.compile break its
-        graph, because the number of real positions is data); the output is 0 where the mask, taken at the stride, is
-        False.
+        mask: (b, S_1..S_D) bool, True for valid positions, False for padding. Outputs at valid positions and batch norm
+        statistics are then independent of the padding; the output is 0 where the strided mask is False. In training,
+        the data-dependent number of valid positions causes a graph break in torch.compile.
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, mask)
@@ -102,15 +101,15 @@ class GridLambdaLayer(LambdaBase):
         self._check_dtype("x", x)
         grid = shape_of(x)[2:]
         if torch.jit.is_tracing():
-            x = x.expand(-1, -1, *grid)  # the trace is for this grid alone, and this raises for others
+            x = x.expand(-1, -1, *grid)  # the trace is for this grid only, and raises for others
         if mask is not None:
             if mask.dtype != torch.bool or tuple(mask.shape) != (x.shape[0], *grid):
                 raise ValueError(
-                    f"mask must be bool, {(x.shape[0], *grid)}, True for real positions; "
+                    f"mask must be bool, {(x.shape[0], *grid)}, True for valid positions; "
                     f"got {mask.dtype} of shape {tuple(mask.shape)}"
                 )
             x = x.masked_fill(~mask.unsqueeze(1), 0)
-        queries, keys, values = self._projected(x, None, None if mask is None else mask.flatten(1))
+        queries, keys, values = self._project(x, None, None if mask is None else mask.flatten(1))
         relative = isinstance(self.embedding, RelativeEmbedding)
         positions = queries.shape[2]
         output = self._interact(
@@ -124,7 +123,7 @@ class GridLambdaLayer(LambdaBase):
             dilation=self.dilation,
             algorithm=self.algorithm,
         )
-        # rows (b, n, h v) are maps with the channels last; their gradient is brought into that layout once
+        # rows (b, n, h v) are channels-last maps; the gradient is converted to that layout once
         output = contiguous_gradient(output.transpose(1, 2).flatten(2)).mT.unflatten(2, grid)
         if mask is not None:
             output = output.masked_fill(~mask.unsqueeze(1), 0)
@@ -133,14 +132,14 @@ class GridLambdaLayer(LambdaBase):
         return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
-        """Average over the positions that exist, and are real, of 2 s - 1 around every s-th position."""
+        """Average pooling with windows of 2 s - 1 and stride s over the valid positions of the map."""
         pooled = average_pool(output, self.stride)
         if mask is None:
             return pooled
-        share = average_pool(mask.unsqueeze(1).to(output.dtype), self.stride)
-        # contiguous, so that torch.compile does not tell even sizes from odd ones
-        kept = mask[(slice(None), *(slice(None, None, self.stride),) * self.dimensions)].contiguous().unsqueeze(1)
-        return (pooled / share.clamp(min=torch.finfo(share.dtype).tiny)).masked_fill(~kept, 0)
+        valid_fraction = average_pool(mask.unsqueeze(1).to(output.dtype), self.stride)
+        # contiguous, so that torch.compile does not specialize on even and odd sizes
+        strided = mask[(slice(None), *(slice(None, None, self.stride),) * self.dimensions)].contiguous().unsqueeze(1)
+        return (pooled / valid_fraction.clamp(min=torch.finfo(output.dtype).tiny)).masked_fill(~strided, 0)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, stride={self.stride}, dilation={self.dilation}, algorithm={self.algorithm!r}"
@@ -149,9 +148,9 @@ class GridLambdaLayer(LambdaBase):
 class LambdaLayer1d(GridLambdaLayer):
     """Lambda layer on sequences (b, dim, length); arguments as LambdaLayer2d with one side for scope and grid.
 
-    With causal=True outputs depend on no later position and can be computed one by one, see
-    `lambdanets.start_decoding`. In training, batch norm's statistics still run over all positions: where that matters,
-    as in language models, use batch_norm=False. Tokens with channels last are LambdaLayer's, which is causal as well.
+    With causal=True outputs do not depend on later positions, and can be decoded step by step, see
+    `lambdanets.start_decoding`. In training, batch norm still computes its statistics over all positions: use
+    batch_norm=False where that matters, as in language models. For channels-last tokens see LambdaLayer.
     """
 
     dimensions = 1
@@ -162,37 +161,36 @@ class LambdaLayer2d(GridLambdaLayer):
 
     y[n,h] = (sum_m kbar[m] v[m]^T + sum_m e[n,m] v[m]^T)^T q[n,h], with the h outputs of a position concatenated.
     Queries, keys and values are 1x1 projections without bias; batch norm on queries and values; kbar is the softmax of
-    the keys over the context; one table of relative embeddings e[n,m] = R[m - n] shared by the heads.
+    the keys over the context; one table of relative embeddings e[n,m] = R[m - n], shared by the heads.
 
-    Input (b, dim, H, W), any H and W at every call, contiguous or channels_last, which the output keeps; output
-    (b, dim_out, H', W') with H' = ceil(H / stride). float64, float32, bfloat16, float16; autocast; the sums of the
-    operation are kept in float32 or wider. `forward` also takes a mask of padded positions.
+    Input (b, dim, H, W), any H and W at every call; output (b, dim_out, H', W') with H' = ceil(H / stride), in the
+    memory format of the input. float64, float32, bfloat16, float16; autocast; accumulates in float32 or wider.
+    `forward` also takes a padding mask.
 
     Args:
         dim, dim_out: channels in and out; dim_out defaults to dim and must be divisible by heads.
         query_depth: k, depth of queries and keys. heads: h, queries that share a lambda; the value depth is
             dim_out / heads. intra_depth: u, an extra dimension summed over in the lambdas (C.4).
-        scope: odd side, or (height, width), of the positions that interact by position; None for all of them, which
-            needs `grid`, the largest (height, width) the table of embeddings is to cover. Larger maps than that count
-            as having no embedding beyond it. `layer.embedding.resize` interpolates the table.
-        stride: average pooling after the layer, 3x3 for stride 2, as the paper downsamples (F.2).
-        dilation: positions between neighbours of the scope.
-        content, position: keep the content term, the position term.
+        scope: odd side, or (height, width), of the local context of the position term; None for a global context, which
+            needs `grid`, the largest (height, width) that the embedding table covers. On larger maps, offsets beyond it
+            have no embedding. `layer.embedding.resize` interpolates the table.
+        stride: average pooling after the layer, 3x3 for stride 2, as in the paper (F.2).
+        dilation: spacing of the scope, in positions.
+        content, position: whether to use the content term and the position term.
         normalize_keys: over the context (Table 11): "softmax", "l2" or None. normalize_queries: "softmax", over the
             query depth, or None. batch_norm: normalize queries and values.
-        embedding: in place of a table of the layer's own (scope is then the module's): a RelativeEmbedding, which
-            several layers may share, or any module that returns E (n, m, k[, u]) when called with n and m, such as a
-            DenseEmbedding.
-        multi_head: a lambda, keys, values and embeddings for each head (C.3); the default shares them.
-        causal: only positions that do not come after the query in row-major order; the query's own counts. Needs
-            stride 1. In training batch norm's statistics run over all positions all the same.
+        embedding: replaces the layer's own table (and scope): a RelativeEmbedding, which several layers may share, or
+            any module that returns E (n, m, k[, u]) when called with n and m, such as a DenseEmbedding.
+        multi_head: separate lambdas, keys, values and embeddings per head (C.3); by default heads share them.
+        causal: only context positions up to and including the query in row-major order. Needs stride 1. In training
+            batch norm still computes its statistics over all positions.
         algorithm: of the position term, see `lambdanets.position_interaction`.
 
     Parameters: d h k + d k u + d v u + r r k u + 2 h k + 2 v u; with multi_head k u, v u and r r k u count h times.
     Cost per image: projections plus n k v u (1 + min(n, r r)) + 2 h n k v multiply-adds.
-    Initialised as Sec. F.2 says: keys and values N(0, 1/sqrt(d)), queries N(0, 1/sqrt(k d)), embeddings N(0, 1).
-    Appendix B: start the last norm of each residual block at zero, and never put two lambda layers into one block.
-    Raises ValueError naming the argument that does not fit.
+    Initialization (Sec. F.2): keys and values N(0, 1/sqrt(d)), queries N(0, 1/sqrt(k d)), embeddings N(0, 1).
+    Appendix B: zero-initialize the last norm of each residual block, and use at most one lambda layer per block.
+    Raises ValueError naming the invalid argument.
     """
 
     dimensions = 2
@@ -204,16 +202,16 @@ class LambdaLayer3d(GridLambdaLayer):
     dimensions = 3
 
 
-def _sides_of_table(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
+def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
     names = ("(length,)", "(height, width)", "(depth, height, width)")[dimensions - 1]
     if scope is None:
         if grid is None:
-            raise ValueError(f"grid must be given as {names} when scope is None, to size the embeddings; got None")
+            raise ValueError(f"grid must be {names} if scope is None, got None")
         if not _are_sides(grid, dimensions):
             raise ValueError(f"grid must be {dimensions} positive sides, {names}, got {grid!r}")
         return tuple(2 * side - 1 for side in grid)
     if grid is not None:
-        raise ValueError(f"grid must be None unless scope is None (a scope of {scope} serves any grid), got {grid}")
+        raise ValueError(f"grid must be None unless scope is None, got {grid} with a scope of {scope}")
     sides = (scope,) * dimensions if isinstance(scope, int) and not isinstance(scope, bool) else scope
     if not _are_sides(sides, dimensions) or any(side % 2 == 0 for side in sides):
         raise ValueError(f"scope must be odd and positive, one side or {names}, got {scope!r}")
@@ -221,5 +219,5 @@ def _sides_of_table(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
 
 
 def _are_sides(sides: Any, count: int) -> bool:
-    whole = isinstance(sides, tuple) and all(isinstance(s, int) and not isinstance(s, bool) for s in sides)
-    return whole and len(sides) == count and min(sides) >= 1
+    ints = isinstance(sides, tuple) and all(isinstance(s, int) and not isinstance(s, bool) for s in sides)
+    return ints and len(sides) == count and min(sides) >= 1

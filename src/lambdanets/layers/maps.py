@@ -1,4 +1,4 @@
-"""What layers on grids (b, channels, S_1..S_D) share: the pooling of strided layers, and the memory format."""
+"""Functions on maps (b, channels, S_1..S_D): the pooling of strided layers, and the memory format."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def average_pool(maps: Tensor, stride: int) -> Tensor:
-    """Average over the positions that exist of 2 s - 1 around every s-th one: sides S become ceil(S / s) (F.2)."""
+    """Average pooling with windows of 2 s - 1 and stride s, padding not counted: sides S become ceil(S / s) (F.2)."""
     window: dict[str, Any] = {
         "kernel_size": 2 * stride - 1,
         "stride": stride,
@@ -17,7 +17,7 @@ def average_pool(maps: Tensor, stride: int) -> Tensor:
     }
     if maps.ndim < 5:
         return (F.avg_pool1d if maps.ndim == 3 else F.avg_pool2d)(maps, **window)
-    # avg_pool3d refuses sides below the window: so slices first, then along the depth
+    # avg_pool3d raises for sides smaller than the window, so pool slices first, then along the depth
     slices = F.avg_pool2d(maps.flatten(1, 2), **window).unflatten(1, maps.shape[1:3])
     columns = slices.movedim(2, -1)
     pooled = F.avg_pool1d(columns.flatten(1, -2), **window).unflatten(1, columns.shape[1:-1]).movedim(-1, 2)
@@ -25,9 +25,9 @@ def average_pool(maps: Tensor, stride: int) -> Tensor:
 
 
 def memory_format(x: Tensor) -> torch.memory_format | None:
-    """channels_last or its 3-D form where x has it and is not contiguous in the usual order as well."""
+    """channels_last or channels_last_3d if x has that format and is not contiguous; else None."""
     if x.ndim in (4, 5) and not x.is_contiguous():
-        last = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-        if x.is_contiguous(memory_format=last):
-            return last
+        channels_last = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+        if x.is_contiguous(memory_format=channels_last):
+            return channels_last
     return None

@@ -1,4 +1,4 @@
-"""What all layers share: errors for wrong arguments; how torch.fx, torch.jit.trace and torch.jit.script see them."""
+"""Base class of all layers: errors for unknown arguments; torch.fx, torch.jit.trace and torch.jit.script."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from lambdanets.errors import did_you_mean
 
-# Names that other packages and torch.nn give to arguments of the layers here.
+# Names in other packages and torch.nn of the arguments of these layers.
 SYNONYMS = {
     "num_heads": "heads", "n_heads": "heads", "nhead": "heads", "n_head": "heads", "head": "heads",
     "dim_k": "query_depth", "qk_dim": "query_depth", "dim_qk": "query_depth", "dim_key": "query_depth",
@@ -26,10 +26,10 @@ SYNONYMS = {
 
 
 class Layer(nn.Module):
-    """Base of the layers. A wrong argument of a constructor raises TypeError with the class and the nearest argument.
+    """Base of the layers. An unknown constructor argument raises TypeError with the class and the nearest argument.
 
-    torch.fx sees a layer as one call, whatever the tracer: `forward` returns `fx_call` where x is a proxy.
-    torch.jit.trace records plain operations with the sizes of its example. torch.jit.script is refused.
+    torch.fx sees a layer as one node, with any tracer: `forward` returns `fx_call` if x is a proxy. torch.jit.trace
+    records standard operations with the sizes of its example. torch.jit.script raises NotImplementedError.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -38,7 +38,7 @@ class Layer(nn.Module):
             type.__setattr__(cls, "__init__", _with_named_errors(vars(cls)["__init__"]))
 
     def fx_call(self, x: fx.Proxy, *inputs: Any, **named: Any) -> Any:
-        """The call of this layer as one node in the graph of the torch.fx tracer that x comes from."""
+        """Add a call of this layer as one node to the graph of the torch.fx tracer of x."""
         tracer: Any = x.tracer
         name = tracer.path_of_module(self)
         if not name:
@@ -49,7 +49,7 @@ class Layer(nn.Module):
         return tracer.create_proxy("call_module", name, (x, *inputs), named)
 
     def _slow_forward(self, *inputs: Any, **named: Any) -> Any:
-        """What nn.Module calls under torch.jit.trace: forward, without warnings that sizes become constants."""
+        """Called by nn.Module under torch.jit.trace: forward, without warnings that sizes become constants."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets\.")
             return super()._slow_forward(*inputs, **named)
@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
 
 def _with_named_errors(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor, whose TypeErrors about arguments name the class that was called and its nearest argument."""
+    """Wrap a constructor so that TypeErrors about its arguments name the class and the nearest argument."""
     signature = inspect.signature(init)
     parameters = list(signature.parameters.values())[1:]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -80,8 +80,8 @@ def _with_named_errors(init: Callable[..., None]) -> Callable[..., None]:
             signature.bind(self, *args, **kwargs)
         except TypeError as error:
             if len(args) > len(positional):
-                taken = f"{len(positional)} positional arguments, {', '.join(positional)}"
-                raise TypeError(f"{caller} takes at most {taken}, got {len(args)}; name the others") from None
+                accepted = f"{len(positional)} positional arguments, {', '.join(positional)}"
+                raise TypeError(f"{caller} takes at most {accepted}, got {len(args)}; use keywords") from None
             raise TypeError(f"{caller}: {error}") from None
         init(self, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The lambda layer on sets of tokens: any context, any mask, any embeddings."""
+"""The lambda layer on tokens, with arbitrary contexts, masks and embeddings."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ class LambdaLayer(LambdaBase):
     """Lambda layer (Bello, ICLR 2021, Eqs. 1 and 2) on tokens (b, n, dim), with their own or another context.
 
     y[n,h] = (sum_m kbar[n,m] v[m]^T + sum_m e[n,m] v[m]^T)^T q[n,h]: queries from x, keys and values from the context.
-    What n and m are, the embeddings e[n,m] decide: relative offsets, free pairs, edges of graphs (A.2).
+    The embeddings e[n,m] can be relative, learned per pair, or depend on the edges of a graph (A.2).
 
     Args:
         dim, dim_out: channels in and out; dim_out defaults to dim and must be divisible by heads.
-        dim_context: channels of the context where it is another set; defaults to dim.
+        dim_context: channels of the context; defaults to dim.
         embedding: a 1-D RelativeEmbedding, or any module that returns E (n, m, k[, u]) when called with n and m, such
-            as a DenseEmbedding. Embeddings that differ by call, as those of graphs, are given to `forward`.
+            as a DenseEmbedding. Embeddings that differ between calls, such as those of graphs, are passed to `forward`.
         query_depth, heads, intra_depth, content, position, normalize_keys, normalize_queries, batch_norm, multi_head,
             causal: as for LambdaLayer2d.
 
-    Any dtype and autocast as LambdaLayer2d, sums in float32 or wider. Cost per example with shared embeddings:
-    projections and (m + n m) k v u + 2 h n k v multiply-adds; see `lambdanets.lambda_interaction` for others.
-    Initialised as LambdaLayer2d. Raises ValueError naming the argument that does not fit.
+    Dtypes, autocast, accumulation and initialization as LambdaLayer2d. Cost per example with shared embeddings:
+    projections and (m + n m) k v u + 2 h n k v multiply-adds; see `lambdanets.lambda_interaction` for other cases.
+    Raises ValueError naming the invalid argument.
     """
 
     _tokens = True
@@ -87,9 +87,9 @@ class LambdaLayer(LambdaBase):
         """(b, n, dim), context (b, m, dim_context) or None for x itself -> (b, n, dim_out).
 
         mask: bool, True where query and context position interact: (n, m), (b, n, m), or (b, 1, m) for padded
-            contexts. Padding then changes nothing, whatever it holds; where x is its own context, outputs there are 0.
-            In training batch norm counts all positions, except those that a mask (b, 1, m) leaves out.
-        embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), with heads first under multi_head, in place of the module's.
+            contexts. Outputs do not depend on padding; if x is its own context, outputs at padding are 0. In training
+            batch norm counts all positions, except those excluded by a mask (b, 1, m).
+        embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), with heads before n if multi_head; replaces the module's.
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, context, mask=mask, embeddings=embeddings)
@@ -105,18 +105,18 @@ class LambdaLayer(LambdaBase):
         if embeddings is not None and not self.position:
             raise ValueError("embeddings must be None in a layer with position=False")
         source = x if context is None else context
-        real = None
+        valid = None
         if mask is not None:
             check_mask(mask, x.shape[0], x.shape[1], source.shape[1])
             if mask.shape == (x.shape[0], 1, source.shape[1]):
-                real = mask[:, 0]
-                source = source.masked_fill(~real.unsqueeze(-1), 0)
+                valid = mask[:, 0]
+                source = source.masked_fill(~valid.unsqueeze(-1), 0)
                 x = source if context is None else x
-        queries, keys, values = self._projected(x, None if context is None else source, real)
+        queries, keys, values = self._project(x, None if context is None else source, valid)
         positions, table = shape_of(x)[1], None
         if self.position and embeddings is None:
-            own = context is None and (mask is None or real is not None)
-            table, embeddings = self._embeddings(positions, shape_of(source)[1], own)
+            is_self = context is None and (mask is None or valid is not None)
+            table, embeddings = self._embeddings(positions, shape_of(source)[1], is_self)
         output = self._interact(
             queries,
             keys,
@@ -127,18 +127,18 @@ class LambdaLayer(LambdaBase):
             grid=(positions,),
         )
         output = output.transpose(1, 2).flatten(2)  # (b, n, h v)
-        return output if real is None or context is not None else output.masked_fill(~real.unsqueeze(-1), 0)
+        return output if valid is None or context is not None else output.masked_fill(~valid.unsqueeze(-1), 0)
 
-    def _embeddings(self, positions: int, context_positions: int, own: bool) -> tuple[Tensor | None, Tensor | None]:
-        """The table of relative embeddings where x is its own context, or E ([h,] n, m, k[, u])."""
+    def _embeddings(self, positions: int, context_positions: int, is_self: bool) -> tuple[Tensor | None, Tensor | None]:
+        """The relative table if x is its own context, else E ([h,] n, m, k[, u])."""
         if self.embedding is None:
             raise ValueError(
-                "embeddings must be given, as a module to the layer or a tensor to the call, "
+                "embeddings must be given, as a module to the constructor or a tensor to forward, "
                 "unless position is False; got None"
             )
         if not isinstance(self.embedding, RelativeEmbedding):
             return None, self._embeddings_of(positions, context_positions)
-        if own:
+        if is_self:
             return self.embedding(), None
         return None, self.embedding.of_pairs((positions,), (context_positions,))
 

@@ -1,4 +1,4 @@
-"""Models: surgery on networks, and the paper's families as lines of a table. Importing registers them with timm."""
+"""The paper's model families and module surgery. Importing registers the models with timm."""
 
 from timm.models import register_notrace_module
 
@@ -8,5 +8,5 @@ from lambdanets.models.surgery import replace_convolutions
 
 __all__ = ["create_model", "list_models", "replace_convolutions"]
 
-# to torch.fx, as timm uses it, a layer is one call
+# timm's torch.fx tracing treats a layer as a leaf module
 register_notrace_module(Layer)

@@ -1,4 +1,4 @@
-"""Models by name."""
+"""Create models by name."""
 
 import inspect
 import re
@@ -19,7 +19,7 @@ from lambdanets.models.weights import load_weights
 
 
 def list_models() -> list[str]:
-    """Names of the models of this package, sorted; timm.list_models has them too, among its own."""
+    """Sorted names of the models of this package, which timm.list_models includes too."""
     singles = (lambda_resnet.resnet50_lambda, mobilenetv2_lambda.mobilenetv2_lambda)
     others = (*singles, *mixer_resnet.MODELS, *plain_resnetrs.MODELS)
     return sorted([*lambda_resnet.FAMILY, *(model.__name__ for model in others)])
@@ -28,15 +28,15 @@ def list_models() -> list[str]:
 def create_model(
     name: str, pretrained: str | Path | bool | None = None, num_classes: int | None = None, **overrides: Any
 ) -> nn.Module:
-    """A model of this package, or any of timm's, by name.
+    """Create a model of this package or of timm by name.
 
     name: also "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model saved by timm.models.save_for_hf or push_to_hf_hub.
     pretrained: None for random initialization; a path to weights in a .safetensors file or a checkpoint of this
-        package; True for the weights of a folder or hub, or those timm has. This package has published none yet.
-    num_classes: None for what a folder or hub says, otherwise 1000; 0 for no classifier.
-    overrides: what the model's constructor takes, such as scope=7, drop_path_rate=0.1, in_chans=1, features_only=True.
+        package; True for the weights of the folder or hub, or of timm. This package has no published weights yet.
+    num_classes: None for that of the folder or hub, otherwise 1000; 0 for no classifier.
+    overrides: constructor arguments of the model: scope=7, drop_path_rate=0.1, in_chans=1, features_only=True, ..
 
-    Raises ValueError naming the nearest names for an unknown one, a wrong override, or weights that do not fit.
+    Raises ValueError for an unknown name, with the nearest ones, an invalid override, or weights of another model.
     """
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
         raise InputError(unknown_model(name))
@@ -44,30 +44,30 @@ def create_model(
         _check_has_weights(name.split(".")[0])
     checkpoint = overrides.get("checkpoint_path")
     if checkpoint and not Path(checkpoint).is_file():
-        raise InputError(f"checkpoint_path must be a checkpoint file, got '{checkpoint}', which is none")
+        raise InputError(f"checkpoint_path must be an existing file, got '{checkpoint}'")
     if "normalize_keys" in overrides and overrides["normalize_keys"] is None:
         overrides["normalize_keys"] = "none"  # timm drops options that are None
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*pickle protocol.*please file an issue.*")
             model = timm.create_model(name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
-    except Exception as error:  # timm's constructors and loaders check little, and raise whatever comes of it
+    except Exception as error:  # timm's constructors and loaders raise any exception
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown:
-            close = did_you_mean(unknown[1], _arguments_of(name), SYNONYMS)
+            close = did_you_mean(unknown[1], _constructor_arguments(name), SYNONYMS)
             raise InputError(f"{name} takes no argument {unknown[1]!r}{close}") from error
         reason = one_line(error)
-        if "weights_only" in reason:  # torch and timm advise to load such a file without it, which runs its code
-            reason = "checkpoint_path must be a checkpoint of tensors alone; this one is damaged or holds code"
-        given = f" with {overrides}" if overrides else ""
-        raise InputError(f"{name} cannot be built{given}: {reason}") from error
+        if "weights_only" in reason:  # torch and timm suggest to disable it, which would run code
+            reason = "checkpoint_path must contain only tensors; the file is corrupt or contains code"
+        arguments = f" with {overrides}" if overrides else ""
+        raise InputError(f"{name} cannot be built{arguments}: {reason}") from error
     if pretrained is not None and not isinstance(pretrained, bool):
         load_weights(model, pretrained)
     return model
 
 
-def _arguments_of(name: str) -> list[str]:
-    """What the constructors of a model of this package take."""
+def _constructor_arguments(name: str) -> list[str]:
+    """Names of the constructor arguments of a model of this package."""
     if name not in list_models():
         return []
     classes: tuple[type, ...] = (lambda_resnet.LambdaResNet, ResNet)
@@ -79,18 +79,18 @@ def _arguments_of(name: str) -> list[str]:
 
 
 def _check_has_weights(name: str) -> None:
-    """Raise ValueError, saying which models have weights and how to load one's own, unless the model has some."""
+    """Raise ValueError unless the model has pretrained weights, with the models that have and how to load a file."""
     available = [model for model in list_models() if is_model_pretrained(model)]
     if name not in available:
         raise InputError(
-            f"pretrained must be a path to weights for {name}, which has none of its own, got True; models of this "
+            f"pretrained must be a path for {name}, which has no published weights, got True; models of this "
             f"package with weights: {', '.join(available) or 'none yet'}; to load your own: pretrained=PATH, "
             "checkpoint_path=PATH, or the name 'local-dir:FOLDER' or 'hf-hub:USER/NAME' with pretrained=True"
         )
 
 
 def unknown_model(name: str) -> str:
-    """A sentence that names the models nearest to an unknown name, this package's before timm's."""
+    """An error message with the models nearest to an unknown name, of this package first, then of timm."""
     ours = list_models()
     close = nearest(name, ours, 3) or nearest(name, timm.list_models(), 3)
     return f"there is no model named {name!r}{close or '; this package has ' + ', '.join(ours)}"

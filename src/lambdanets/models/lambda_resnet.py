@@ -26,7 +26,7 @@ from lambdanets.models.resnet import (
     every_block,
 )
 
-# Blocks of c2..c5, and the blocks of c4, counted from 1, that hold a lambda layer: Table 19. All of c5 do.
+# Numbers of blocks in c2..c5, and the blocks of c4 with a lambda layer, counted from 1 (Table 19). All of c5 have one.
 LAMBDA_RESNETS = {
     50: ((3, 4, 6, 3), (3,)),
     101: ((3, 4, 23, 3), (6, 12, 18)),
@@ -39,18 +39,18 @@ LAMBDA_RESNETS = {
 
 
 class LambdaResNet(SurgicalResNet):
-    """timm's ResNet with lambda layers in chosen blocks; keeps timm's features_only, reset_classifier, checkpointing.
+    """timm's ResNet with lambda layers in chosen blocks; supports features_only, reset_classifier and checkpointing.
 
-    lambda_blocks: for c2..c5 the blocks, counted from 1, whose 3x3 convolution becomes a lambda layer. In a block that
-        strides, the layer runs at the incoming resolution and an average pool follows.
-    squeeze_excite: the stages that keep their squeeze-and-excitation (where `block_args` adds it at all). By the
-        printed parameter counts those are c2 and c3, convolution blocks of c4 included in the exception.
+    lambda_blocks: for c2..c5 the blocks, counted from 1, whose 3x3 convolution becomes a lambda layer. In a strided
+        block the layer runs at the input resolution, followed by average pooling.
+    squeeze_excite: the stages that keep their squeeze-and-excitation, if `block_args` adds it. By the paper's
+        parameter counts these are c2 and c3; c4 has none, not even in its convolution blocks.
     small_images: a stride-1 3x3 stem without pooling, as usual for images of 32 pixels.
     query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
         multi_head, algorithm: of each `LambdaLayer2d`; scope defaults to 23, or 7 with an intra-depth above 1 (F.2).
-        normalize_keys may also be the word "none", because timm.create_model drops options that are None.
+        normalize_keys may also be "none", because timm.create_model drops options that are None.
     share_embeddings: one table for all layers that run at the same resolution (Sec. 3.2, Table 4).
-    resnet: what timm's ResNet takes.
+    resnet: arguments of timm's ResNet.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LambdaResNet(SurgicalResNet):
         super().__init__(small_images=small_images, **resnet)
         if scope is None:
             scope = 23 if intra_depth == 1 else 7
-        resolutions: dict[nn.Conv2d, int] = {}  # the stride before each convolution that may be replaced
+        resolutions: dict[nn.Conv2d, int] = {}  # the cumulative stride before each 3x3 convolution
         stride = 1
         for name, stage in zip(STAGES, self.stages(), strict=True):
             for block in stage:
@@ -97,7 +97,7 @@ class LambdaResNet(SurgicalResNet):
                 intra_depth=intra_depth,
                 scope=scope,
                 embedding=shared.get(resolutions[conv]),
-                # timm trades stride for dilation when asked for output_stride; a lambda layer's scope needs no dilation
+                # timm replaces stride by dilation for output_stride; a lambda layer does not need the dilation
                 stride=conv.stride[0],
                 content=content,
                 position=position,
@@ -122,8 +122,8 @@ _RESNET_RS = RESNET_RS | {"block_args": {"attn_layer": partial(get_attn("se"), r
 def _family() -> dict[str, dict[str, Any]]:
     """Constructor arguments of each LambdaResNet, by name."""
     family: dict[str, dict[str, Any]] = {}
-    for depth, (layers, in_c4) in LAMBDA_RESNETS.items():
-        for name, c4 in ((f"lambda_resnet{depth}", in_c4), (f"lambda_resnet{depth}_c4", every_block(layers[2]))):
+    for depth, (layers, c4_blocks) in LAMBDA_RESNETS.items():
+        for name, c4 in ((f"lambda_resnet{depth}", c4_blocks), (f"lambda_resnet{depth}_c4", every_block(layers[2]))):
             family[name] = _RESNET_RS | {"layers": layers, "lambda_blocks": ((), (), c4, every_block(layers[3]))}
     family["lambda_resnet20_small"] = SMALL_RESNET_20 | {"lambda_blocks": SMALL_BLOCKS, "scope": 15}
     return family

@@ -1,8 +1,8 @@
 """Mask R-CNN (He et al. 2017) on a feature pyramid (Lin et al. 2017) over a backbone of this package or of timm.
 
-torchvision's, but for four things: images may be as small and as narrow as they come, what padding holds changes
-nothing (`padding.py`), the levels of the pyramid are known by their strides and not guessed from the first batch, and
-boxes are float32 under autocast too: bfloat16 has every fourth pixel beyond 512.
+torchvision's, with four changes: images may have any size and shape, outputs do not depend on padding (`padding.py`),
+pyramid levels are defined by their strides instead of inferred from the first batch, and boxes are float32 under
+autocast too, because bfloat16 resolves only every fourth pixel beyond 512.
 """
 
 import math
@@ -29,16 +29,15 @@ from lambdanets.models.padding import Padding
 from lambdanets.models.padding_check import check_padding, check_sizes
 
 Target = dict[str, Tensor]
-_IN_PADDING = -100.0  # objectness, whose probability of 4e-44 no real anchor has
-_LEAST_OBJECTNESS = 1e-30
+_PADDING_LOGIT = -100.0  # objectness of anchors in padding: a probability of 4e-44
+_MIN_OBJECTNESS = 1e-30
 
 
 class PyramidBackbone(nn.Module):
-    """A feature pyramid over a network's maps: images (b, c, H, W) to maps by name, "0" the finest, "pool" the last.
+    """A feature pyramid on a network's maps: images (b, c, H, W) to maps by name, "0" the finest, "pool" the last.
 
-    strides: of each map, the last included, powers of two. sizes: height and width of each image in the batch, which is
-    padded beyond; where they are given, and hide_padding is True, maps at real positions depend on no padding, and end
-    as maps of the image alone do.
+    strides: of all maps, powers of two. sizes: height and width of each image in the padded batch; if given, and
+    hide_padding is True, maps at valid positions do not depend on padding, and equal those of each image alone.
     """
 
     def __init__(self, network: nn.Module, channels: int, *, hide_padding: bool = True) -> None:
@@ -53,21 +52,21 @@ class PyramidBackbone(nn.Module):
         self.strides = (*strides, 2 * strides[-1])
         self.padding = Padding()
         if hide_padding:
-            self.padding.hide_in(self)
+            self.padding.attach(self)
 
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> dict[str, Tensor]:
-        self.padding.begins_at(sizes, (images.shape[-2], images.shape[-1]))
+        self.padding.set_sizes(sizes, (images.shape[-2], images.shape[-1]))
         maps = self.network(images)
-        levels = self.pyramid(OrderedDict((str(level), each) for level, each in enumerate(maps)))
-        return OrderedDict((name, self.padding.extended(each)) for name, each in levels.items())
+        levels = self.pyramid(OrderedDict((str(level), x) for level, x in enumerate(maps)))
+        return OrderedDict((name, self.padding.replicate_border(x)) for name, x in levels.items())
 
 
 class MaskRCNN(TorchvisionMaskRCNN):
-    """Boxes, classes, scores and masks of the objects in images of any size, each (3, H, W) in [0, 1].
+    """Detects objects in images of any size, each (3, H, W) in [0, 1].
 
-    In training it takes targets too, a dictionary for each image: boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64
-    from 1, masks (n, H, W) uint8; n may be 0; and gives the losses by name. Else it gives for each image boxes, labels,
-    scores and masks (n, 1, H, W), probabilities or bool, at the size that the image came in.
+    In training it also takes one target dictionary per image: boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1,
+    masks (n, H, W) uint8; n may be 0; and returns the losses by name. In evaluation it returns for each image boxes,
+    labels, scores and masks (n, 1, H, W), probabilities or bool, at the image's original size.
     """
 
     def forward(
@@ -81,9 +80,9 @@ class MaskRCNN(TorchvisionMaskRCNN):
         batch, targets = self.transform(images, targets)
         maps = self.backbone(batch.tensors, batch.image_sizes)
         proposals, losses = self.rpn(batch, maps, targets)
-        detections, more = self.roi_heads(maps, proposals, batch.image_sizes, targets)
+        detections, roi_losses = self.roi_heads(maps, proposals, batch.image_sizes, targets)
         if self.training:
-            return losses | more
+            return losses | roi_losses
         return self.transform.postprocess(detections, batch.image_sizes, sizes)
 
 
@@ -97,9 +96,9 @@ def _check_boxes(boxes: Tensor, number: int) -> None:
 
 
 class FitImages(GeneralizedRCNNTransform):
-    """torchvision's normalization and batching; a resized image keeps a row and a column at least.
+    """torchvision's normalization and batching, for images of any shape: sides are resized to at least 1.
 
-    mask_threshold: masks are bool, True above it; if None float32 as they come. Either way they are made one by one.
+    mask_threshold: return bool masks, True above it; if None, float32 probabilities. Masks are pasted one by one.
     """
 
     mask_threshold: float | None = None
@@ -114,11 +113,11 @@ class FitImages(GeneralizedRCNNTransform):
             found["boxes"] = resize_boxes(found["boxes"], list(shape), list(size))
             small, dtype = found["masks"], None if self.mask_threshold is None else torch.bool
             found["masks"] = small.new_empty(len(small), 1, *size, dtype=dtype)
-            for into, mask, box in zip(found["masks"], small, found["boxes"], strict=True):
-                into.copy_(self._pasted(mask, box, size))
+            for out, mask, box in zip(found["masks"], small, found["boxes"], strict=True):
+                out.copy_(self._paste(mask, box, size))
         return result
 
-    def _pasted(self, mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
+    def _paste(self, mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
         pasted = paste_masks_in_image(mask[None], box[None], size)[0]
         return pasted if self.mask_threshold is None else pasted > self.mask_threshold
 
@@ -140,15 +139,15 @@ class FitImages(GeneralizedRCNNTransform):
 
 
 class _Anchors(AnchorGenerator):
-    """torchvision's, in float32 at least; its own have the type of the maps."""
+    """torchvision's, in float32 or wider, instead of the dtype of the maps."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        like = [torch.empty((), dtype=_precise(each.dtype), device=each.device).expand(each.shape) for each in maps]
+        like = [torch.empty((), dtype=_at_least_float32(x.dtype), device=x.device).expand(x.shape) for x in maps]
         return super().forward(images, like)
 
 
 class _Proposals(RegionProposalNetwork):
-    """torchvision's, that learns nothing from anchors in the padding: those whose middle lies beyond the image."""
+    """torchvision's, ignoring anchors in the padding, with centers beyond the image, in training."""
 
     def forward(
         self, images: ImageList, features: dict[str, Tensor], targets: list[Target] | None = None
@@ -160,14 +159,14 @@ class _Proposals(RegionProposalNetwork):
         self, anchors: list[Tensor], targets: list[Target]
     ) -> tuple[list[Tensor], list[Tensor]]:
         labels, boxes = super().assign_targets_to_anchors(anchors, targets)
-        for label, each, (height, width) in zip(labels, anchors, self._sizes, strict=True):
-            middles = (each[:, :2] + each[:, 2:]) / 2
-            label[(middles >= middles.new_tensor([width, height])).any(1)] = -1.0
+        for label, anchor, (height, width) in zip(labels, anchors, self._sizes, strict=True):
+            centers = (anchor[:, :2] + anchor[:, 2:]) / 2
+            label[(centers >= centers.new_tensor([width, height])).any(1)] = -1.0
         return labels, boxes
 
 
 class _RPNHead(RPNHead):
-    """torchvision's, to which an anchor in the padding is no object."""
+    """torchvision's, with a low objectness for anchors in the padding."""
 
     def __init__(self, channels: int, anchors: int, padding: Padding) -> None:
         super().__init__(channels, anchors)
@@ -175,30 +174,30 @@ class _RPNHead(RPNHead):
 
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         logits, offsets = super().forward(maps)
-        return [self._padding.without(each, _IN_PADDING) for each in logits], offsets
+        return [self._padding.fill_padding(x, _PADDING_LOGIT) for x in logits], offsets
 
 
-def _precise(dtype: torch.dtype) -> torch.dtype:
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
 def _in_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
-    """A forward hook: what boxes and masks are computed from leaves autocast."""
+    """A forward hook that casts outputs to float32 or wider, before boxes and masks are computed from them."""
     if isinstance(outputs, Tensor):
-        return outputs.to(_precise(outputs.dtype))
-    return type(outputs)(_in_float32(head, inputs, each) for each in outputs)
+        return outputs.to(_at_least_float32(outputs.dtype))
+    return type(outputs)(_in_float32(head, inputs, output) for output in outputs)
 
 
 def _pool(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
     pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], side, sampling_ratio=2)
-    # else guessed from the first images that come, wrongly for small ones
+    # otherwise inferred from the first images, wrongly for small ones
     pool.scales = [1 / stride for stride in strides]
     pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
     return pool
 
 
 def _network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -> Any:
-    """A network that gives those of its maps."""
+    """A backbone that returns the maps of these levels."""
     try:
         if not levels or min(levels) < 0:
             raise IndexError
@@ -207,8 +206,8 @@ def _network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -> Any
         if not isinstance(error.__cause__ or error, IndexError):
             raise
         with torch.device("meta"):
-            whole: Any = create_model(name, features_only=True, **options)
-        last = len(whole.feature_info.channels()) - 1
+            network: Any = create_model(name, features_only=True, **options)
+        last = len(network.feature_info.channels()) - 1
         raise InputError(f"levels must be between 0 and {last}, the maps of {name}, got {levels}") from error
 
 
@@ -232,41 +231,40 @@ def mask_rcnn(
 ) -> MaskRCNN:
     """Build a Mask R-CNN.
 
-    backbone: a network of this package or of timm that gives maps, with backbone_options. num_classes: of objects,
-        beside the background, which is class 0.
-    image_size: the side that images are resized to, the longer one of an image; or the shorter one and the most for the
-        longer one.
-    levels: which of the network's maps the pyramid takes, numbered from 0. pyramid_channels: of each level.
-    box_layers: 3x3 convolutions, and width of the fully connected layer behind them. mask_layers: 3x3 convolutions.
-    anchor_scale: side of a level's anchors in its strides; aspect_ratios: height over width.
+    backbone: a network of this package or of timm with features_only, and backbone_options. num_classes: of objects,
+        without the background, which is class 0.
+    image_size: the longer side after resizing; or the shorter side, and the maximum of the longer one.
+    levels: indices of the network's maps for the pyramid, from 0. pyramid_channels: of each level.
+    box_layers: number of 3x3 convolutions, and width of the fully connected layer. mask_layers: 3x3 convolutions.
+    anchor_scale: side of a level's anchors in units of its stride; aspect_ratios: height / width.
     image_mean, image_std: of images in [0, 1].
-    hide_padding: so that an image's maps, and what is found in it, do not depend on what else is in its batch.
-    mask_threshold: to give masks as bool, a byte a pixel, True above it; at 12 megapixels 100 masks take 1.2 GB so, and
-        4.8 GB as probabilities.
-    options: what torchvision's MaskRCNN takes, such as box_detections_per_img.
+    hide_padding: make the maps and detections of an image independent of the other images in its batch.
+    mask_threshold: return bool masks, True above it, with one byte per pixel; 100 masks of 12 megapixels then take
+        1.2 GB, instead of 4.8 GB as probabilities.
+    options: arguments of torchvision's MaskRCNN, such as box_detections_per_img.
 
-    Batch norm in the pyramid and in both heads. Raises ValueError for a network that gives no maps, for strides that
-    are no consecutive powers of two, and for a network of timm in which padding cannot be hidden or, with hide_padding
-    False, that cannot take images of every multiple of its largest stride, which batches are padded to.
+    Batch norm in the pyramid and in both heads. Raises ValueError for a network without feature maps, for strides that
+    are not consecutive powers of two, and for a network of timm in which padding cannot be hidden or, with hide_padding
+    False, that does not take images of all multiples of its largest stride, to which batches are padded.
     """
     if num_classes < 1:
         raise InputError(f"num_classes must be at least 1, got {num_classes}")
     network = _network(backbone, tuple(levels), backbone_options or {})
     body = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
-    if backbone not in list_models() and not any(each.is_meta for each in body.parameters()):
+    if backbone not in list_models() and not any(parameter.is_meta for parameter in body.parameters()):
         (check_padding if hide_padding else check_sizes)(body, body.strides[-1], backbone)
     strides = body.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
     if not 0.5 / strides[0] < anchor_scale < math.inf:
         raise InputError(
-            f"anchor_scale must give anchors of a pixel or more at stride {strides[0]}, got {anchor_scale}"
+            f"anchor_scale must give anchors of at least one pixel at stride {strides[0]}, got {anchor_scale}"
         )
     sides = [round(anchor_scale * stride) for stride in strides]
     anchors = _Anchors(tuple((side,) for side in sides), (tuple(aspect_ratios),) * len(strides))
     head = _RPNHead(pyramid_channels, len(aspect_ratios), body.padding)
     if hide_padding:
-        body.padding.hide_in(head)
+        body.padding.attach(head)
     shortest, longest = (image_size, image_size) if isinstance(image_size, int) else image_size
     box_pool, mask_pool = _pool(strides[:-1], 7), _pool(strides[:-1], 14)
     convolutions, width = box_layers
@@ -274,7 +272,7 @@ def mask_rcnn(
         body,
         rpn_anchor_generator=anchors,
         rpn_head=head,
-        rpn_score_thresh=options.pop("rpn_score_thresh", _LEAST_OBJECTNESS),
+        rpn_score_thresh=options.pop("rpn_score_thresh", _MIN_OBJECTNESS),
         box_roi_pool=box_pool,
         box_head=FastRCNNConvFCHead(
             (pyramid_channels, 7, 7), [pyramid_channels] * convolutions, [width], norm_layer=nn.BatchNorm2d
@@ -285,10 +283,10 @@ def mask_rcnn(
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
         **options,
     )
-    model.rpn.__class__ = _Proposals  # torchvision builds its own, with all of its options
+    model.rpn.__class__ = _Proposals  # torchvision constructs the base class, with all of its options
     for part in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):
         part.register_forward_hook(_in_float32)
-    # sides of every map are then those of the batch divided by its stride
+    # then the sides of every map are those of the batch divided by its stride
     model.transform = FitImages(shortest, longest, list(image_mean), list(image_std), size_divisible=strides[-1])
     model.transform.mask_threshold = mask_threshold
     return model

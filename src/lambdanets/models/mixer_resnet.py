@@ -1,4 +1,4 @@
-"""The networks of Tables 3 and 4: a ResNet whose 3x3 convolutions give way to any mixer of `layers.baselines`."""
+"""The networks of Tables 3 and 4: ResNets whose 3x3 convolutions are replaced by a mixer of `layers.baselines`."""
 
 import inspect
 from typing import Any
@@ -27,13 +27,13 @@ from lambdanets.models.resnet import (
 class MixerResNet(SurgicalResNet):
     """timm's ResNet with a mixer in chosen blocks.
 
-    mixer: a name in `lambdanets.layers.baselines.MIXERS`. "convolution" leaves the network as it is;
-        "channel_attention" keeps the 3x3 convolution and excites the block's output, before the residual sum, as
-        timm's seresnet50 does.
-    mixer_blocks: for c2..c5 the blocks, counted from 1, that get it. In a block that strides, the layer runs at the
-        incoming resolution and an average pool follows.
-    mixer_options: of each mixer.
-    Raises TypeError where an option is not the mixer's, ValueError where one does not fit its channels.
+    mixer: a name in `lambdanets.layers.baselines.MIXERS`. "convolution" does not change the network;
+        "channel_attention" keeps the 3x3 convolution and adds squeeze-and-excitation before the residual sum, as timm's
+        seresnet50 does.
+    mixer_blocks: for c2..c5 the blocks, counted from 1, that get it. In a strided block the layer runs at the input
+        resolution, followed by average pooling.
+    mixer_options: options of the mixer.
+    Raises TypeError for an unknown option, ValueError for an invalid one.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MixerResNet(SurgicalResNet):
         elif mixer != "convolution":
 
             def make_layer(conv: nn.Conv2d) -> nn.Module:
-                # timm trades stride for dilation when asked for output_stride; mixers need no dilation
+                # timm replaces stride by dilation for output_stride; mixers do not need the dilation
                 factory = {"device": conv.weight.device, "dtype": conv.weight.dtype}
                 return MIXERS[mixer](conv.in_channels, conv.out_channels, stride=conv.stride[0], **options, **factory)
 
@@ -85,9 +85,9 @@ def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
     """Vanilla ResNet-50 with a mixer in the stages marked L in `pattern` (c2 to c5), by default in all (Tables 3, 4).
 
     mixer: a name in `lambdanets.layers.baselines.MIXERS`; "lambda", the default, makes `resnet50_lambda`.
-    mixer_options: of the mixer; they may also stand beside it, as in create_model("resnet50_mixer",
-        mixer="local_attention", scope=5). overrides: what timm's ResNet takes.
-    Raises TypeError naming an unknown argument, ValueError one that does not fit.
+    mixer_options: options of the mixer, which may also be keyword arguments, as in create_model("resnet50_mixer",
+        mixer="local_attention", scope=5). overrides: arguments of timm's ResNet.
+    Raises TypeError for an unknown argument, ValueError for an invalid one.
     """
     pattern = overrides.pop("pattern", "LLLL")
     return _build("resnet50_mixer", pretrained, blocks_of_pattern(pattern, RESNET_50["layers"]), RESNET_50, overrides)
@@ -95,7 +95,7 @@ def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
 
 @register_model
 def resnet20_mixer_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
-    """`lambda_resnet20_small` with a mixer in the place of its lambda layers, or in the stages marked L in `pattern`.
+    """`lambda_resnet20_small` with a mixer instead of its lambda layers, or in the stages marked L in `pattern`.
 
     Arguments as `resnet50_mixer`; mixer="lambda", the default, makes `lambda_resnet20_small`.
     """
@@ -120,12 +120,12 @@ def _build(
     options = overrides.pop("mixer_options", None) or {}
     if not isinstance(options, dict):
         raise InputError(f"mixer_options must be a dict of options, got {options!r}")
-    twice = sorted(options.keys() & overrides.keys())
-    if twice:
-        raise InputError(f"mixer_options must not repeat what stands beside it: {', '.join(twice)}")
+    duplicates = sorted(options.keys() & overrides.keys())
+    if duplicates:
+        raise InputError(f"mixer_options must not repeat keyword arguments, got {', '.join(duplicates)} twice")
     if mixer == "lambda":
-        given = arguments | {"lambda_blocks": blocks} | options | overrides
-        return build_model_with_cfg(LambdaResNet, name, pretrained, **given)
-    flat = {option: overrides.pop(option) for option in options_of(mixer) if option in overrides}
-    given = arguments | {"mixer": mixer, "mixer_blocks": blocks, "mixer_options": options | flat} | overrides
-    return build_model_with_cfg(MixerResNet, name, pretrained, **given)
+        arguments = arguments | {"lambda_blocks": blocks} | options | overrides
+        return build_model_with_cfg(LambdaResNet, name, pretrained, **arguments)
+    options = options | {option: overrides.pop(option) for option in options_of(mixer) if option in overrides}
+    arguments = arguments | {"mixer": mixer, "mixer_blocks": blocks, "mixer_options": options} | overrides
+    return build_model_with_cfg(MixerResNet, name, pretrained, **arguments)

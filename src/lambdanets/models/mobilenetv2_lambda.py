@@ -1,4 +1,4 @@
-"""MobileNet-v2 with lightweight lambda blocks (Sec. 5.2, Table 17): on timm's EfficientNet."""
+"""MobileNet-v2 with lightweight lambda blocks (Sec. 5.2, Table 17), based on timm's EfficientNet."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d
 
-# Stages of MobileNet-v2 (Sandler et al. 2018, Table 2) in timm's words.
+# Stages of MobileNet-v2 (Sandler et al. 2018, Table 2) in timm's notation.
 _STAGES = [
     ["ds_r1_k3_s1_c16"],
     ["ir_r2_k3_s2_e6_c24"],
@@ -29,10 +29,10 @@ LAMBDA_BLOCKS = (10, 16)
 
 
 class LightweightLambdaBlock(nn.Module):
-    """x + norm(W2 relu6(norm(lambda(relu6(norm(W1 x)))))), all of C channels: in place of an inverted residual.
+    """x + norm(W2 norm(lambda(relu6(norm(W1 x))))), all with C channels; replaces an inverted residual block.
 
-    The norm after the lambda layer takes no activation, as after the depthwise convolution of a linear bottleneck: the
-    printed counts leave that open. The last norm starts at zero (Appendix B).
+    There is no activation after the norm of the lambda layer; the paper does not specify it. The last norm is
+    zero-initialized (Appendix B).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LightweightLambdaBlock(nn.Module):
         nn.init.zeros_(self.bn3.weight)
 
     def feature_info(self, location: str) -> dict[str, Any]:
-        """What timm asks of a block: where its features are taken, and how many channels they have."""
+        """Required by timm: the module whose output is the feature, and its number of channels."""
         module = "conv_pwl" if location == "expansion" else ""
         return {"module": module, "num_chs": self.conv_pwl.in_channels}
 
@@ -71,12 +71,12 @@ class LightweightLambdaBlock(nn.Module):
 
 
 class LambdaMobileNetV2(EfficientNet):
-    """timm's MobileNet-v2 with lambda blocks at chosen places.
+    """timm's MobileNet-v2 with chosen blocks replaced by lambda blocks.
 
-    lambda_blocks: the inverted residuals replaced, counted from 1 over the 17; each must keep its size and channels.
-    query_depth, heads, scope: of each `LambdaLayer2d`. The paper's text says "k = 32": the printed counts come out with
-        32 query channels in all, 8 for each of 4 heads.
-    efficientnet: what timm's EfficientNet takes.
+    lambda_blocks: the replaced inverted residuals, from 1 to 17; their stride must be 1 and their channels constant.
+    query_depth, heads, scope: of each `LambdaLayer2d`. The paper's "k = 32" matches its parameter counts as 32 query
+        channels in total, 8 for each of 4 heads.
+    efficientnet: arguments of timm's EfficientNet.
     """
 
     blocks: nn.Sequential
@@ -93,15 +93,15 @@ class LambdaMobileNetV2(EfficientNet):
         arguments = {"block_args": decode_arch_def(_STAGES), "stem_size": 32, "num_features": 1280}
         super().__init__(**arguments | {"act_layer": partial(nn.ReLU6)} | efficientnet)
         stages: Any = self.blocks
-        places = [(stage, i) for stage in stages for i in range(len(stage))]
+        slots = [(stage, i) for stage in stages for i in range(len(stage))]
         for number in lambda_blocks:
-            if not 1 <= number <= len(places):
-                raise InputError(f"lambda_blocks must be numbers from 1 to {len(places)}, got {tuple(lambda_blocks)}")
-            stage, i = places[number - 1]
+            if not 1 <= number <= len(slots):
+                raise InputError(f"lambda_blocks must be numbers from 1 to {len(slots)}, got {tuple(lambda_blocks)}")
+            stage, i = slots[number - 1]
             replaced = stage[i]
             if not replaced.has_skip:
                 raise InputError(
-                    f"lambda_blocks must be blocks that keep size and channels, which block {number} does not; "
+                    f"lambda_blocks must be blocks with stride 1 and constant channels, unlike block {number}; "
                     f"got {tuple(lambda_blocks)}"
                 )
             stage[i] = LightweightLambdaBlock(
@@ -115,7 +115,7 @@ class LambdaMobileNetV2(EfficientNet):
             )
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that timm's optimizers leave undecayed: the tables of embeddings."""
+        """Names of the parameters that timm's optimizers exclude from weight decay: the embedding tables."""
         return {name for name, _ in self.named_parameters() if name.endswith(".embedding.table")}
 
 

@@ -1,7 +1,6 @@
-"""Whether a network hides its padding indeed, by comparing an image padded a little and much, or takes it at least.
+"""Empirical checks that the features of a network do not depend on padding, and that it takes padded batches.
 
-`padding.py` knows layers, not what a network computes between them: one that takes a mean over positions by itself
-would pass there.
+`padding.py` checks layer types, not operations between layers: a mean over positions in `forward` would pass there.
 """
 
 import copy
@@ -12,39 +11,39 @@ from torch import Tensor, nn
 from lambdanets.errors import InputError, one_line
 
 _SIDE = 64  # of an image
-_TOLERANCE = 1e-8  # of the largest number in a map; float64 rounds to less than 1e-12 of it
+_TOLERANCE = 1e-8  # relative to the maximum of a map; rounding in float64 is below 1e-12
 
 
 def check_padding(pyramid: nn.Module, stride: int, name: str) -> None:
-    """Raise InputError if maps of an image depend on how far it is padded, always to a multiple of the stride.
+    """Raise InputError if the maps of an image depend on the amount of padding, which is to multiples of the stride.
 
-    pyramid: takes images (b, 3, H, W) and their sizes, and gives maps by name; what is tried is a copy in float64, with
-    weights as after some training. name: of the network, for the error.
+    pyramid: takes images (b, 3, H, W) and their sizes, and returns maps by name; checked on a float64 copy with
+    weights as after training. name: of the network, for the error.
     """
-    near, size = max(_SIDE, stride), (_SIDE * 5 // 8, _SIDE * 7 // 8)
+    small, size = max(_SIDE, stride), (_SIDE * 5 // 8, _SIDE * 7 // 8)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        tried = as_trained(copy.deepcopy(pyramid))
-        images = torch.rand(1, 3, 2 * near, 2 * near, dtype=torch.float64)
-        much = tried(images, [size])
-        little = tried(images[:, :, :near, :near], [size])
-    for level, maps in little.items():
-        height, width = (-(-side * maps.shape[2] // near) for side in size)
-        if not _same(much[level][:, :, :height, :width], maps[:, :, :height, :width]):
+        network = as_trained(copy.deepcopy(pyramid))
+        images = torch.rand(1, 3, 2 * small, 2 * small, dtype=torch.float64)
+        large_maps = network(images, [size])
+        small_maps = network(images[:, :, :small, :small], [size])
+    for level, maps in small_maps.items():
+        height, width = (-(-side * maps.shape[2] // small) for side in size)
+        if not _all_close(large_maps[level][:, :, :height, :width], maps[:, :, :height, :width]):
             raise InputError(
-                f"padding cannot be hidden in {name}: its maps differ where an image is padded; choose another "
+                f"padding cannot be hidden in {name}: its maps depend on padding; choose another "
                 "network, or hide_padding=False"
             )
 
 
 def check_sizes(pyramid: nn.Module, stride: int, name: str) -> None:
-    """Raise InputError if a network cannot take images whose sides are any multiples of the stride, as batches have."""
+    """Raise InputError if a network does not take images with sides that are multiples of the stride."""
     height, width = max(_SIDE, stride), 3 * max(_SIDE, stride)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        tried = copy.deepcopy(pyramid).eval()
+        network = copy.deepcopy(pyramid).eval()
         try:
-            tried(torch.rand(1, 3, height, width), [(height, width)])
-        except Exception as error:  # whatever a network raises at a size it cannot take
+            network(torch.rand(1, 3, height, width), [(height, width)])
+        except Exception as error:  # networks raise any exception for an unsupported size
             raise InputError(
                 f"{name} cannot take images of {height} x {width}, as batches may have: "
                 f"{one_line(error)}; choose another network"
@@ -52,10 +51,10 @@ def check_sizes(pyramid: nn.Module, stride: int, name: str) -> None:
 
 
 def as_trained(network: nn.Module) -> nn.Module:
-    """The same network in float64 and evaluation, as after some training.
+    """Convert a network in place to float64 and eval mode, with weights as after training, and return it.
 
-    Norms get random scales and biases, and the statistics of random images: at the start residual branches are 0 and
-    statistics all alike. Other weights that are 0 throughout become random too.
+    Norms get random affine parameters, and the statistics of random images, because at initialization residual branches
+    are 0 and statistics constant. All-zero weights are randomized too.
     """
     network = network.double().train()
     norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
@@ -76,5 +75,5 @@ def as_trained(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= _TOLERANCE * other.abs().max())
+def _all_close(maps: Tensor, expected: Tensor) -> bool:
+    return bool((maps - expected).abs().max() <= _TOLERANCE * expected.abs().max())

@@ -34,7 +34,7 @@ def _register(depth: int) -> Callable[..., nn.Module]:
         return build_model_with_cfg(ResNet, name, pretrained, **arguments | overrides)
 
     create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"ResNet-RS-{depth} without squeeze-and-excitation; overrides are those of timm's ResNet."
+    create.__doc__ = f"ResNet-RS-{depth} without squeeze-and-excitation; overrides are arguments of timm's ResNet."
     return register_model(create)
 
 

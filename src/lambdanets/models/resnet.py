@@ -1,4 +1,4 @@
-"""timm's ResNet, made ready for surgery: what LambdaResNets and the networks of the rivals share.
+"""timm's ResNet with replaceable 3x3 convolutions: the base of LambdaResNets and of the baseline networks.
 
 Stages are called c2, c3, c4 and c5 as in the paper; in timm's ResNet they are layer1 to layer4.
 """
@@ -18,11 +18,11 @@ Blocks = Sequence[Sequence[int]]  # for c2..c5, the blocks of the stage, counted
 
 
 class SurgicalResNet(ResNet):
-    """timm's ResNet, whose 3x3 convolutions subclasses replace once it is built; keeps timm's features_only,
+    """timm's ResNet, whose 3x3 convolutions subclasses replace after construction; supports features_only,
     reset_classifier and gradient checkpointing.
 
     small_images: a stride-1 3x3 stem without pooling, as usual for images of 32 pixels.
-    resnet: what timm's ResNet takes.
+    resnet: arguments of timm's ResNet.
     """
 
     conv1: nn.Module
@@ -31,35 +31,35 @@ class SurgicalResNet(ResNet):
     def __init__(self, *, small_images: bool = False, **resnet: Any) -> None:
         super().__init__(**resnet)
         if small_images:
-            self._take_small_images()
+            self._replace_stem()
 
     def stages(self) -> list[Any]:
         """c2 to c5, each a sequence of blocks."""
         return [self.layer1, self.layer2, self.layer3, self.layer4]
 
     def replace(self, blocks: Blocks, make_layer: Callable[[nn.Conv2d], nn.Module]) -> None:
-        """Put make_layer(convolution) in the place of the 3x3 convolutions of the blocks."""
-        chosen = [f"layer{stage}.{block - 1}.conv2" for stage, some in enumerate(blocks, 1) for block in some]
+        """Replace the 3x3 convolutions of the blocks by make_layer(convolution)."""
+        chosen = [f"layer{stage}.{block - 1}.conv2" for stage, numbers in enumerate(blocks, 1) for block in numbers]
         if chosen:
             replace_convolutions(self, make_layer, chosen)
 
-    def _take_small_images(self) -> None:
+    def _replace_stem(self) -> None:
         first = next(module for module in self.conv1.modules() if isinstance(module, nn.Conv2d))
         factory: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
         self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
-        # the stem halved once and the pool once
+        # without the strides of stem and pooling, 2 each
         self.feature_info = [info | {"reduction": max(info["reduction"] // 4, 1)} for info in self.feature_info]
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that timm's optimizers leave undecayed: the tables of embeddings."""
+        """Names of the parameters that timm's optimizers exclude from weight decay: the embedding tables."""
         return {name for name, _ in self.named_parameters() if name.endswith("table")}
 
 
 RESNET_50: dict[str, Any] = {"block": Bottleneck, "layers": (3, 4, 6, 3)}
 
-# ResNet-RS without squeeze-and-excitation, for any number of layers
+# ResNet-RS without squeeze-and-excitation, of any depth
 RESNET_RS: dict[str, Any] = {
     "block": Bottleneck,
     "stem_width": 32,
@@ -68,7 +68,7 @@ RESNET_RS: dict[str, Any] = {
     "avg_down": True,
 }
 
-# Ours, for images of about 32 pixels: a quarter of the width, c2 at the full resolution, no squeeze-and-excitation.
+# For images of about 32 pixels: a quarter of the width, c2 at full resolution, no squeeze-and-excitation.
 SMALL_RESNET_20: dict[str, Any] = {
     "block": Bottleneck,
     "layers": (1, 2, 2, 1),
@@ -87,9 +87,9 @@ def every_block(blocks: int) -> tuple[int, ...]:
 
 
 def blocks_of_pattern(pattern: str, layers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The blocks of c2 to c5 that a pattern like "CCLL" means: every one of the stages marked L.
+    """The blocks of c2 to c5 for a pattern like "CCLL": all blocks of the stages marked L.
 
-    Raises ValueError unless the pattern is four letters out of C and L.
+    Raises ValueError unless the pattern consists of four letters C or L.
     """
     letters = pattern.upper().replace("-", "") if isinstance(pattern, str) else ""
     if len(letters) != 4 or set(letters) - {"C", "L"}:
@@ -98,7 +98,7 @@ def blocks_of_pattern(pattern: str, layers: Sequence[int]) -> tuple[tuple[int, .
 
 
 def default_cfg(**changes: Any) -> dict[str, Any]:
-    """What timm keeps beside a model: how to feed it, and the names of its first and last layers."""
+    """timm's default_cfg of a model: preprocessing, and the names of its first and last layers."""
     return {
         "input_size": (3, 224, 224),
         "pool_size": (7, 7),

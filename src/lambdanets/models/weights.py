@@ -1,4 +1,4 @@
-"""Weights from files: read without running code, and told apart from what is no checkpoint."""
+"""Load weights from files without running code from them."""
 
 import warnings
 from collections.abc import Iterable
@@ -13,18 +13,18 @@ from lambdanets.errors import InputError
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load a model's weights from a .safetensors file or a checkpoint, all of them or none.
+    """Load a model's weights from a .safetensors file or a checkpoint, strictly.
 
-    Raises ValueError when the file is no checkpoint, when weights are NaN or inf, or when names or shapes differ: the
-    message lists what only the file has, what only the model has, and what differs in shape.
+    Raises ValueError if the file is not a checkpoint, if weights are NaN or inf, or if names or shapes differ; the
+    message lists unexpected names, missing names and different shapes. The model is then unchanged.
     """
     load_tensors(model, read_weights(path)[0], str(path))
 
 
 def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Load named tensors, all of them or none; source names them in the error that says what does not fit.
+    """Load named tensors, strictly; source: their origin, for errors.
 
-    NaN and inf are refused, except where a tensor of the new model is not finite either, such as a mask of -inf.
+    NaN and inf raise an error, unless the tensor of the new model is non-finite too, such as a mask of -inf.
     """
     ours = model.state_dict()
     only_file, only_model = sorted(weights.keys() - ours.keys()), sorted(ours.keys() - weights.keys())
@@ -47,10 +47,10 @@ def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> N
 
 
 def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and what else the file says: safetensors metadata, or the rest of a checkpoint.
+    """Tensors by name, and other content: safetensors metadata, or the rest of a checkpoint.
 
-    A checkpoint of a training run has its model's weights under "state_dict" with the prefix "model.". Nothing in
-    the file is run: pickles are read by torch.load with weights_only.
+    A checkpoint of a training run has its model's weights under "state_dict" with the prefix "model.". Pickles are read
+    by torch.load with weights_only=True, so that no code from the file runs.
     """
     path = Path(path)
     if not path.is_file():
@@ -62,9 +62,9 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is no safetensors file that can be read: {error}") from error
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch asks for a report of the pickles it does not read
+        with warnings.catch_warnings(action="ignore"):  # torch warns about pickles that it cannot read
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can make the reader raise nearly anything
+    except Exception as error:  # a corrupt file may raise any exception
         raise InputError(
             f"{path} is no checkpoint: it is damaged, of another kind, or holds code, which is never run"
         ) from error

@@ -1,4 +1,4 @@
-"""The mathematics: tensors in, tensors out, no parameters. Knows only torch, `errors` and `files`."""
+"""Functional operations on tensors, without parameters. Depends only on torch, `errors` and `files`."""
 
 from lambdanets.ops.content import content_lambda
 from lambdanets.ops.geometry import resize_table

@@ -1,6 +1,6 @@
-"""Other mechanisms written as lambdas (Appendix D.3, D.4): what restrictions make of a lambda layer.
+"""Other attention mechanisms written as lambdas (Appendix D.3, D.4).
 
-For study and for tests: a diagonal lambda is written out as a matrix, which costs k times the product it stands for.
+For study and for tests: diagonal lambdas are materialized as matrices, at k times the cost of an elementwise product.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from lambdanets.ops.interaction import lambda_interaction
 def apply_lambdas(queries: Tensor, lambdas: Tensor) -> Tensor:
     """y[b,h,n,:] = lambda^T q[b,h,n] (Eq. 2): queries (b, h, n, k), lambdas (b, k, v) for all n, or (b, n, k, v).
 
-    Returns (b, h, n, v). Cost: b h n k v multiply-adds. Raises ValueError where the shapes do not fit.
+    Returns (b, h, n, v). Cost: b h n k v multiply-adds. Raises ValueError for other shapes.
     """
     shape = (queries.shape[0], *queries.shape[2:]) if queries.ndim == 4 else ()
     if queries.ndim != 4 or lambdas.ndim not in (3, 4) or lambdas.shape[:-1] not in (shape, shape[:1] + shape[2:]):
@@ -29,7 +29,7 @@ def apply_lambdas(queries: Tensor, lambdas: Tensor) -> Tensor:
 def channel_attention_lambda(weights: Tensor) -> Tensor:
     """lambda = diag(w_1 .. w_k), shared by all positions: y[n,k] = w_k q[n,k], as squeeze-and-excitation (D.4).
 
-    weights (b, k), of each channel. Returns (b, k, k). Raises ValueError unless weights has two dimensions.
+    weights (b, k): one per channel. Returns (b, k, k). Raises ValueError unless weights has two dimensions.
     """
     if weights.ndim != 2:
         raise ValueError(f"weights must be (b, k), got shape {tuple(weights.shape)}")
@@ -39,7 +39,7 @@ def channel_attention_lambda(weights: Tensor) -> Tensor:
 def spatial_attention_lambdas(weights: Tensor, query_depth: int) -> Tensor:
     """lambda_n = w_n I: y[n,k] = w_n q[n,k], spatial attention (D.4).
 
-    weights (b, n), of each position. Returns (b, n, k, k). Raises ValueError unless weights has two dimensions.
+    weights (b, n): one per position. Returns (b, n, k, k). Raises ValueError unless weights has two dimensions.
     """
     if weights.ndim != 2:
         raise ValueError(f"weights must be (b, n), got shape {tuple(weights.shape)}")
@@ -63,22 +63,22 @@ def linear_attention(
 ) -> Tensor:
     """y_n = (sum_m phi(k_m) v_m^T)^T phi(q_n) / (sum_m phi(k_m))^T phi(q_n): a content-only lambda (D.3, Eqs. 3, 4).
 
-    The divisor is what the same lambda gives for a value that is 1 everywhere. With phi a softmax, over m for keys and
-    over k for queries, no divisor is needed: that is a lambda layer with normalize_queries="softmax", position=False.
+    The denominator is the same lambda applied to a value of ones. If phi is a softmax (over m for keys, over k for
+    queries) no denominator is needed: that is a lambda layer with normalize_queries="softmax", position=False.
 
-    queries (b, h, n, k); keys (b, m, k), values (b, m, v), or with heads before m under multi_head, as usual for
-    attention. feature: phi, to be positive: where every phi(q_n) phi(k_m) is 0 the result is NaN. causal: m <= n.
+    queries (b, h, n, k); keys (b, m, k), values (b, m, v), or with heads before m if multi_head, as usual for
+    attention. feature: phi, must be positive: where every phi(q_n) phi(k_m) is 0 the result is NaN. causal: m <= n.
     Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds.
     Raises ValueError as `lambda_interaction`.
     """
-    values_and_one = F.pad(values, (0, 1), value=1.0)
-    both = lambda_interaction(
+    values_and_ones = F.pad(values, (0, 1), value=1.0)
+    output = lambda_interaction(
         feature(queries),
         feature(keys),
-        values_and_one,
+        values_and_ones,
         None,
         normalize_keys=None,
         causal=causal,
         multi_head=multi_head,
     )
-    return both[..., :-1] / both[..., -1:]
+    return output[..., :-1] / output[..., -1:]

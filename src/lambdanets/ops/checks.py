@@ -1,4 +1,4 @@
-"""Checks of arguments that say which, what was expected and what came."""
+"""Argument checks; errors name the argument, the expected value and the actual one."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import torch
 
 
 def check_tensors(**tensors: Any) -> None:
-    """Raise ValueError unless each is a tensor, all of them on one device; None among them is passed over."""
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    for name, tensor in given.items():
+    """Raise ValueError unless all are tensors on one device; None is skipped."""
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in present.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    first_name, first = next(iter(given.items()))
-    for name, tensor in given.items():
+    first_name, first = next(iter(present.items()))
+    for name, tensor in present.items():
         if tensor.device != first.device:
             raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {tensor.device}")
 

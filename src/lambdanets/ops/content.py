@@ -1,4 +1,4 @@
-"""The content term: what the context says, by its keys."""
+"""Content term: keys normalized over the context, times values."""
 
 import torch
 from torch import Tensor
@@ -13,14 +13,14 @@ NORMALIZATIONS = ("softmax", "l2", None)
 def content_lambda(
     keys: Tensor, values: Tensor, *, normalize_keys: str | None = "softmax", mask: Tensor | None = None
 ) -> Tensor:
-    """lambda_c = sum_m kbar[m] v[m]^T, summed over u where there is one (Eq. 1, first term).
+    """lambda_c = sum_m kbar[m] v[m]^T, summed over u if present (Eq. 1, first term).
 
     keys: (b, m, k[, u]) as projected. values: (b, m, v[, u]).
-    normalize_keys: kbar over the context positions m (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, as given.
-    mask: (m,) or (b, m) bool, True for the positions that count, as in a padded batch; a context with none gives 0.
+    normalize_keys: over the context positions m (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, unnormalized.
+    mask: (m,) or (b, m) bool, True for valid positions, False for padding; an empty context gives 0.
 
     Returns (b, k, v) in the dtype of the inputs (float32 under float16 autocast). Keys are normalized in float32 or
-    wider. Cost: b m k v u multiply-adds. Raises ValueError naming the argument that does not fit.
+    wider. Cost: b m k v u multiply-adds. Raises ValueError naming the invalid argument.
     """
     check_tensors(keys=keys, values=values, mask=mask)
     if keys.ndim not in (3, 4) or keys.ndim != values.ndim or keys.shape[:2] != values.shape[:2]:
@@ -39,12 +39,12 @@ def content_lambda(
                 f"got {mask.dtype} of shape {tuple(mask.shape)}"
             )
         mask = mask.expand(batch, context)
-    compute, returned = compute_and_result_dtype(keys=keys, values=values)
-    keys, values = keys.to(compute), values.to(compute)
+    dtype, result_dtype = compute_and_result_dtype(keys=keys, values=values)
+    keys, values = keys.to(dtype), values.to(dtype)
     if keys.ndim == 3:
         keys, values = keys.unsqueeze(-1), values.unsqueeze(-1)
     with without_autocast(keys.device):
-        return _lambda_of_context(keys, values, normalize_keys, mask).to(returned)
+        return _shared_lambda(keys, values, normalize_keys, mask).to(result_dtype)
 
 
 def content_interaction(
@@ -58,17 +58,17 @@ def content_interaction(
 ) -> Tensor:
     """y[b,h,n,:] = (sum_m kbar[b,n,m] v[b,m]^T)^T q[b,h,n], keys normalized over each query's own context (C.2).
 
-    queries (b, h, n, k), keys (b, m, k, u), values (b, m, v, u), all checked and of one dtype; mask (n, m), (b, n, m)
-    or with one row for all queries, (1, m) or (b, 1, m). Returns (b, h, n, v).
+    queries (b, h, n, k), keys (b, m, k, u), values (b, m, v, u) of one dtype; mask (n, m), (b, n, m)
+    or, shared by all queries, (1, m) or (b, 1, m). Returns (b, h, n, v).
     """
     if mask is not None and mask.shape[-2] != 1:
         if causal:
             mask = mask.tril()
-        return _own_contexts(queries, keys, values, normalize_keys, mask if mask.ndim == 3 else mask.unsqueeze(0))
+        return _interact_masked(queries, keys, values, normalize_keys, mask if mask.ndim == 3 else mask.unsqueeze(0))
     shared = None if mask is None else mask.squeeze(-2).expand(keys.shape[0], -1)
     if causal:
         return causal_content(queries, keys, values, normalize_keys, shared)
-    content = _lambda_of_context(keys, values, normalize_keys, shared)
+    content = _shared_lambda(keys, values, normalize_keys, shared)
     return queries @ content.unsqueeze(1)
 
 
@@ -78,39 +78,39 @@ def check_normalization(normalize_keys: str | None) -> None:
         raise ValueError(f"normalize_keys must be 'softmax', 'l2' or None, got {normalize_keys!r}")
 
 
-def _lambda_of_context(keys: Tensor, values: Tensor, how: str | None, mask: Tensor | None) -> Tensor:
+def _shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor | None) -> Tensor:
     """(b, k, v) from keys (b, m, k, u), values (b, m, v, u), mask (b, m): one context for all queries."""
     allowed = None
     if mask is not None:
         allowed = mask[..., None, None]
         values = values.masked_fill(~allowed, 0)
-    normalized = _normalized(keys, allowed, how)
+    normalized = _normalized(keys, allowed, normalize_keys)
     return torch.einsum("bmku,bmvu->bkv", normalized.to(values.dtype), values)
 
 
-def _normalized(keys: Tensor, allowed: Tensor | None, how: str | None) -> Tensor:
-    """kbar: keys (.., m, k, u) normalized, in float32 or wider, over the m that are allowed; 0 at the others."""
-    if how is None:
+def _normalized(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) -> Tensor:
+    """kbar: keys (.., m, k, u) normalized in float32 or wider over the allowed m; 0 at the others."""
+    if normalize_keys is None:
         return keys if allowed is None else keys.masked_fill(~allowed, 0)
     keys = keys.to(wide(keys.dtype))
-    if how == "softmax":
+    if normalize_keys == "softmax":
         if allowed is None:
             return keys.softmax(dim=-3)
-        # The least finite number, not -inf: a context with nothing in it must not become 0 / 0.
+        # The lowest finite number, not -inf: an empty context must not become 0 / 0.
         return keys.masked_fill(~allowed, torch.finfo(keys.dtype).min).softmax(dim=-3).masked_fill(~allowed, 0)
     keys = keys if allowed is None else keys.masked_fill(~allowed, 0)
     return keys / root_or_one(keys.square().sum(dim=-3, keepdim=True))
 
 
-def _own_contexts(queries: Tensor, keys: Tensor, values: Tensor, how: str | None, mask: Tensor) -> Tensor:
-    """Each query with the context its row of the mask (b or 1, n, m) allows.
+def _interact_masked(queries: Tensor, keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor) -> Tensor:
+    """A context per query, by a mask (b or 1, n, m).
 
-    Queries meet keys first, so that no lambda is formed: b n m h (k + v) u multiply-adds. Normalized keys take
-    b n m k u numbers, because what normalizes them differs by query.
+    Contracts queries with keys first, so that no lambda is formed: b n m h (k + v) u multiply-adds. Normalized keys
+    take b n m k u elements, because each query normalizes them over its own context.
     """
-    if how is None:
+    if normalize_keys is None:
         logits = torch.einsum("bhnk,bmku->bhnmu", queries, keys).masked_fill(~mask[:, None, ..., None], 0)
     else:
-        weights = _normalized(keys.unsqueeze(1), mask[..., None, None], how)
+        weights = _normalized(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
         logits = torch.einsum("bhnk,bnmku->bhnmu", queries, weights.to(queries.dtype))
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)

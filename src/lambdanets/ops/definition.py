@@ -1,10 +1,10 @@
-"""The lambda layer's operation straight from the paper: the specification that every fast path is tested against.
+"""Reference implementation of the lambda layer's operation from the paper, which every fast path is tested against.
 
-Slow, any floating dtype, nothing clever. Letters as in the paper (Bello, ICLR 2021):
+Slow, for any floating dtype. Letters as in the paper (Bello, ICLR 2021):
 b batch, h heads, n query positions, m context positions, k query depth, v value depth, u intra-depth,
 r scope, E embeddings of pairs (n, m), R relative embedding table.
 
-The pseudo-code of Figs. 3 and 8 has slips in its einsum strings; the ones below follow Eqs. 1 and 2.
+The pseudo-code of Figs. 3 and 8 has typos in its einsum strings; the ones below follow Eqs. 1 and 2.
 """
 
 import itertools
@@ -27,21 +27,21 @@ def lambda_interaction(
     """y[b,h,n,:] = lambda[b,n]^T q[b,h,n] with lambda[b,n] = sum_m (kbar[b,n,m] + e[n,m]) v[b,m]^T  (Eqs. 1, 2).
 
     queries (b, h, n, k); keys (b, m, k[, u]) as projected, or None for position only; values (b, m, v[, u]);
-    embeddings (n, m, k[, u]), (b, n, m, k[, u]) per example, or None for content only. The trailing u is there when
+    embeddings (n, m, k[, u]), (b, n, m, k[, u]) per example, or None for content only. The trailing u is present if
     values have it, and is summed over (Sec. C.4).
     mask (n, m) or (b, n, m), True where n and m interact: the sums, and the normalization of the keys to kbar, go over
     each query's own context (Sec. C.2). An empty context gives 0.
-    multi_head: a lambda per head (Sec. C.3), keys (b, h, m, k[, u]), values (b, h, m, v[, u]), embeddings
+    multi_head: one lambda per head (Sec. C.3), keys (b, h, m, k[, u]), values (b, h, m, v[, u]), embeddings
     (h, n, m, k[, u]) or (b, h, n, m, k[, u]). Returns (b, h, n, v).
     """
     if multi_head:
-        of_head = {} if embeddings is None else dict(enumerate(embeddings.movedim(-4 if values.ndim == 4 else -5, 0)))
+        per_head = {} if embeddings is None else dict(enumerate(embeddings.movedim(-4 if values.ndim == 4 else -5, 0)))
         heads = [
             lambda_interaction(
                 queries[:, h : h + 1],
                 None if keys is None else keys[:, h],
                 values[:, h],
-                of_head.get(h),
+                per_head.get(h),
                 mask=mask,
                 normalize_keys=normalize_keys,
             )
@@ -66,12 +66,12 @@ def lambda_interaction(
     return output
 
 
-def _normalize_over_own_context(keys: Tensor, allowed: Tensor, how: str | None) -> Tensor:
-    """kbar (b, n, m, k, u): keys (b, 1, m, k, u) normalized over the m that are allowed for n (Table 11)."""
-    if how == "softmax":
+def _normalize_over_own_context(keys: Tensor, allowed: Tensor, normalize_keys: str | None) -> Tensor:
+    """kbar (b, n, m, k, u): keys (b, 1, m, k, u) normalized over the m allowed for n (Table 11)."""
+    if normalize_keys == "softmax":
         return keys.masked_fill(~allowed, -torch.inf).softmax(dim=2).nan_to_num()
     keys = keys * allowed
-    if how is None:
+    if normalize_keys is None:
         return keys
     squares = keys.square().sum(dim=2, keepdim=True)
     return keys / torch.where(squares > 0, squares, 1).sqrt()
@@ -95,19 +95,19 @@ def position_interaction(
 
 
 def relative_embeddings(table: Tensor, grid: Sequence[int], *, dilation: int = 1, causal: bool = False) -> Tensor:
-    """E (n, m, k[, u]) from the table R (r_1..r_D, k[, u]): e[n,m] = R[centre + (m - n) / dilation] per axis.
+    """E (n, m, k[, u]) from the table R (r_1..r_D, k[, u]): e[n,m] = R[center + (m - n) / dilation] per axis.
 
-    Zero where the offset is outside the table or no multiple of the dilation, and, if causal, where m comes after n
-    in row-major order. One pair at a time.
+    Zero where the offset is outside the table or not a multiple of the dilation, and, if causal, where m comes after n
+    in row-major order.
     """
     dimensions = len(grid)
     positions = list(itertools.product(*(range(side) for side in grid)))
-    nothing = torch.zeros_like(table[(0,) * dimensions])
+    zeros = torch.zeros_like(table[(0,) * dimensions])
     pairs = []
-    for n, here in enumerate(positions):
-        for m, there in enumerate(positions):
-            entry = nothing
-            offsets = [t - h for t, h in zip(there, here, strict=True)]
+    for n, query in enumerate(positions):
+        for m, context in enumerate(positions):
+            entry = zeros
+            offsets = [c - q for c, q in zip(context, query, strict=True)]
             if all(offset % dilation == 0 for offset in offsets) and not (causal and m > n):
                 index = tuple(o // dilation + r // 2 for o, r in zip(offsets, table.shape[:dimensions], strict=True))
                 if all(0 <= i < r for i, r in zip(index, table.shape[:dimensions], strict=True)):

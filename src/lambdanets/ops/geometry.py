@@ -1,7 +1,7 @@
-"""Grids and relative offsets: from an embedding table to the offsets, and the pairs, that exist on a grid.
+"""Relative embedding tables on grids: crop, dilate, expand to pairs of positions, resize.
 
-A table R (r_1..r_D, k, u) has one row per relative offset m - n, its centre at offset 0. It serves every grid:
-offsets that the grid does not have are cropped, offsets that the table does not have count as zero.
+A table R (r_1..r_D, k, u) has one entry per relative offset m - n, offset 0 at its center. It serves every grid:
+offsets beyond the grid are cropped, offsets beyond the table are zero.
 """
 
 import math
@@ -18,12 +18,12 @@ _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
-    """The shape of a tensor as numbers: torch.jit.trace makes tensors of sizes, here they become constants."""
+    """The shape of a tensor as Python ints: torch.jit.trace turns sizes into tensors, here they become constants."""
     return tuple(map(int, x.shape)) if torch.jit.is_tracing() else tuple(x.shape)
 
 
 def reach(scope: int, side: int) -> int:
-    """How many positions a scope reaches to either side, no further than the side of the grid."""
+    """How many positions a scope reaches to either side, limited by the side of the grid."""
     return min(scope // 2, side - 1)
 
 
@@ -37,19 +37,20 @@ def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def split_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
-    """(b, n, ...) to (b d^D, n', ...): the positions with the same remainders are a grid of their own, of ceil(S / d).
+    """(b, n, ...) to (b d^D, n', ...): one grid of sides ceil(S / d) for each phase, the position modulo d.
 
-    Under a dilation d only they interact, as undilated neighbours. Zeros fill the grid up to multiples of d.
+    Under dilation d only positions of equal phase interact, as undilated neighbors. The grid is zero-padded to
+    multiples of d.
     """
     x = x.unflatten(1, tuple(grid))
-    behind = x.ndim - 1 - len(grid)
-    fill = [entry for side in reversed(grid) for entry in (0, -side % dilation)]
-    x = F.pad(x, [0, 0] * behind + fill)
+    trailing = x.ndim - 1 - len(grid)
+    padding = [entry for side in reversed(grid) for entry in (0, -side % dilation)]
+    x = F.pad(x, [0, 0] * trailing + padding)
     for axis in range(len(grid)):
         x = x.unflatten(1 + 2 * axis, (-1, dilation))
     phases = range(2, 2 + 2 * len(grid), 2)
     positions = range(1, 1 + 2 * len(grid), 2)
-    x = x.permute(0, *phases, *positions, *range(x.ndim - behind, x.ndim))
+    x = x.permute(0, *phases, *positions, *range(x.ndim - trailing, x.ndim))
     return x.flatten(0, len(grid)).flatten(1, len(grid))
 
 
@@ -58,15 +59,15 @@ def join_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
     dimensions = len(grid)
     sides = [-(-side // dilation) for side in grid]
     x = x.unflatten(1, sides).unflatten(0, (-1, *(dilation,) * dimensions))
-    pairs = [place for axis in range(dimensions) for place in (1 + dimensions + axis, 1 + axis)]
+    pairs = [dim for axis in range(dimensions) for dim in (1 + dimensions + axis, 1 + axis)]
     x = x.permute(0, *pairs, *range(1 + 2 * dimensions, x.ndim))
     for axis, side in enumerate(grid):
         x = x.flatten(1 + axis, 2 + axis).narrow(1 + axis, 0, side)
     return x.flatten(1, dimensions)
 
 
-def without_future(table: Tensor, dimensions: int) -> Tensor:
-    """The table with zeros at the offsets that come after 0 in row-major order; offset 0 itself stays."""
+def mask_future(table: Tensor, dimensions: int) -> Tensor:
+    """The table with zeros at offsets after 0 in row-major order."""
     sides = table.shape[:dimensions]
     order = torch.arange(math.prod(sides), device=table.device).reshape(sides)
     return table.masked_fill((order > math.prod(sides) // 2)[..., None, None], 0)
@@ -77,18 +78,18 @@ def embeddings_of_pairs(
 ) -> Tensor:
     """E (S_1..S_D, k, u, C_1..C_D), query position first, from a table R (r_1..r_D, k, u).
 
-    e[n,m] = R[centre + (m - n) / dilation], zero beyond the table and where the offset is no multiple of the dilation.
-    context_grid: the sides C of the grid of context positions, whose first position is that of the queries' grid;
-    None for the same grid. Cost: the memory of E; no arithmetic.
+    e[n,m] = R[center + (m - n) / dilation], zero beyond the table and where the offset is not a multiple of the
+    dilation. context_grid: the sides C of the context grid, which has the same origin as the queries' grid; None for
+    the same grid. Cost: the memory of E; no arithmetic.
 
-    Windows of the padded or cropped table: their gradient sums the pairs of an offset in a fixed order, where that of
-    an indexed gather may not.
+    Built from windows of the padded or cropped table: unlike an indexed gather, their gradient sums the pairs of an
+    offset in a fixed order.
     """
     dimensions = len(grid)
     for axis, (side, context) in enumerate(zip(grid, grid if context_grid is None else context_grid, strict=True)):
         farthest = table.shape[axis] // 2 * dilation
         if dilation > 1:
-            table = _spread(table, axis, dilation)
+            table = _insert_zeros(table, axis, dilation)
         # Offsets from -(S - 1) to C - 1; a negative padding crops.
         table = F.pad(table, _padding(table.ndim, axis, side - 1 - farthest, context - 1 - farthest))
         # Window i of length C starts at offset i - (S - 1): it belongs to query position S - 1 - i.
@@ -97,10 +98,10 @@ def embeddings_of_pairs(
 
 
 def windows(x: Tensor, axis: int, count: int, length: int, step: int = 1) -> Tensor:
-    """The windows of a length that start at 0, step, 2 step, .. along an axis, `count` of them, as a new last axis.
+    """`count` windows of a length along an axis, at starts 0, step, 2 step, .., as a new last axis.
 
-    x must be just as long as they need, (count - 1) step + length. A view, by unfold. torch.compile would make a graph
-    for every length of unfold; there x is repeated in rows, and reading them in longer rows moves each window on.
+    x must have exactly (count - 1) step + length entries along the axis. A view, by unfold. torch.compile would
+    recompile for every length of unfold; there x is repeated, and rows longer than x by step shift each window.
     """
     if not torch.compiler.is_compiling():
         return x.unfold(axis, length, step)
@@ -112,15 +113,16 @@ def windows(x: Tensor, axis: int, count: int, length: int, step: int = 1) -> Ten
 
 
 def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) -> Tensor:
-    """A table (r_1..r_D, k[, u]) interpolated linearly to other odd sides, D = len(sides), to go on at another size.
+    """Interpolate a table (r_1..r_D, k[, u]) linearly to other odd sides, D = len(sides), for another resolution.
 
-    The ends and the centre, offset 0, stay where they are. An axis that shrinks to one entry keeps its centre; one
-    that grows from one entry keeps it as the centre of zeros, as offsets beyond a table count as zero.
-    keep_sum: scale the entries by prod((r - 1) / (r' - 1)) over the axes where both exceed 1. Offsets lie that much
-        denser, and a lambda is a sum over positions: it keeps its scale. Otherwise the entries keep theirs.
+    The ends and the center, offset 0, keep their places. An axis that shrinks to one entry keeps its center; an axis
+    that grows from one entry is zero-padded, because offsets beyond a table are zero.
+    keep_sum: scale the entries by prod((r - 1) / (r' - 1)) over the axes where both exceed 1, the inverse of how much
+        denser the offsets are, so that lambdas, which are sums over positions, keep their scale. If False, the entries
+        keep theirs.
 
     Returns a new tensor (r'_1..r'_D, k[, u]) in the table's dtype, computed in float32 or wider; at the same sides a
-    copy. Differentiable. Cost: 2^D k u prod(r') multiply-adds. Raises ValueError naming the argument that does not fit.
+    copy. Differentiable. Cost: 2^D k u prod(r') multiply-adds. Raises ValueError naming the invalid argument.
     """
     check_tensors(table=table)
     check_flags(keep_sum=keep_sum)
@@ -147,25 +149,25 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
 
 def check_resize(table: Tensor, sides: Sequence[int], name: str = "sides") -> None:
     """Raise ValueError, naming the argument, unless the table (r_1..r_D, k[, u]) can be resized to the sides."""
-    whole = isinstance(sides, Sequence) and all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
-    if not whole or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
+    ints = isinstance(sides, Sequence) and all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    if not ints or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
         raise ValueError(f"{name} must be 1, 2 or 3 whole numbers, odd and positive, got {sides!r}")
     if table.ndim - len(sides) not in (1, 2):
         expected = f"{len(sides)} sides, as {name} has, and then (k,) or (k, u)"
         raise ValueError(f"table must have {expected}, got shape {tuple(table.shape)}")
     if any(side % 2 == 0 for side in table.shape[: len(sides)]):
-        raise ValueError(f"table must have odd sides, so that offset 0 is its centre, got {tuple(table.shape)}")
+        raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")
     if table.dtype not in FLOATING:
         raise ValueError(f"table must be float16, bfloat16, float32 or float64, got {table.dtype}")
 
 
-def _spread(table: Tensor, axis: int, dilation: int) -> Tensor:
-    """Zeros between the entries along an axis: offsets that are no multiple of the dilation."""
+def _insert_zeros(table: Tensor, axis: int, dilation: int) -> Tensor:
+    """Insert zeros between the entries along an axis, at offsets that are not multiples of the dilation."""
     table = table.unsqueeze(axis + 1)
     table = F.pad(table, _padding(table.ndim, axis + 1, 0, dilation - 1)).flatten(axis, axis + 1)
     return table.narrow(axis, 0, table.shape[axis] - dilation + 1)
 
 
 def _padding(rank: int, axis: int, before: int, after: int) -> list[int]:
-    """F.pad's argument, which counts axes from the last, for one axis."""
+    """The argument of F.pad, whose axes are counted from the last, to pad one axis."""
     return [0, 0] * (rank - 1 - axis) + [before, after]

@@ -1,4 +1,4 @@
-"""Content and position together, for embeddings and contexts of any structure."""
+"""Content and position terms for arbitrary embeddings and masks."""
 
 import torch
 from torch import Tensor
@@ -23,39 +23,39 @@ def lambda_interaction(
 
     queries: (b, h, n, k). keys: (b, m, k[, u]) as projected, not yet normalized over the context; None for position
     only. values: (b, m, v[, u]). embeddings: (n, m, k[, u]) shared by the batch, (b, n, m, k[, u]) per example, or
-    None for content only. The trailing u is there when values have it, and is summed over (C.4).
-    mask: bool, True where query and context position interact: (n, m) shared or (b, n, m) per example; n may be 1 where
-        all queries have one context, as in a padded batch, (b, 1, m). Sums and normalization go over each query's own
-        context (Fig. 6, with the keys normalized as its comment says); an empty context gives 0.
+    None for content only. The trailing u is present if values have it, and is summed over (C.4).
+    mask: bool, True where query and context position interact: (n, m) shared or (b, n, m) per example; (1, m) or
+        (b, 1, m) if all queries share one context, as in a padded batch. Sums and normalization are over each query's
+        own context (Fig. 6, with the keys normalized as its comment says); an empty context gives 0.
     causal: only context positions m <= n; needs as many context positions as queries.
-    multi_head: a lambda per head (C.3): keys (b, h, m, k[, u]), values (b, h, m, v[, u]), embeddings (h, n, m, k[, u])
-        or (b, h, n, m, k[, u]).
-    normalize_keys: kbar over the context (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, as given.
+    multi_head: one lambda per head (C.3): keys (b, h, m, k[, u]), values (b, h, m, v[, u]), embeddings
+        (h, n, m, k[, u]) or (b, h, n, m, k[, u]).
+    normalize_keys: over the context (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, unnormalized.
 
-    Returns (b, h, n, v) in the dtype of the inputs. Keys are normalized in float32 or wider; float16 computes in
+    Returns (b, h, n, v) in the dtype of the inputs. Keys are normalized in float32 or wider; float16 is computed in
     float32, and under float16 autocast the result is float32. Differentiable twice.
-    Cost in multiply-adds: content b (m + h n) k v u where queries share their context; causal, see
-    `lambdanets.ops.causal`, nothing of size n m stored; with a mask of several rows b n m h (k + v) u, storing
-    b n m k u numbers for normalized keys and b n m h u for keys as given. Position b n m k u v for shared embeddings;
-    b n m h (k + v) u for embeddings or masks per example, whose lambdas are never formed. With multi_head, h times
-    that for a head.
-    Raises ValueError naming the argument that does not fit.
+    Cost in multiply-adds. Content: b (m + h n) k v u if queries share their context; if causal, see
+    `lambdanets.ops.causal`, without tensors of size n m; with a mask of several rows b n m h (k + v) u, and a tensor
+    of b n m k u elements for normalized keys, b n m h u for unnormalized ones. Position: b n m k u v for shared
+    embeddings; b n m h (k + v) u for embeddings or masks per example, whose lambdas are never formed. multi_head: h
+    times the cost of one head.
+    Raises ValueError naming the invalid argument.
     """
     check_tensors(queries=queries, keys=keys, values=values, embeddings=embeddings, mask=mask)
     check_flags(multi_head=multi_head, causal=causal)
     check_normalization(normalize_keys)
     check_lambda_interaction(queries, keys, values, embeddings, mask, multi_head, causal)
-    compute, returned = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
-    queries, values = queries.to(compute), values.to(compute)
-    keys = None if keys is None else keys.to(compute)
-    embeddings = None if embeddings is None else embeddings.to(compute)
+    dtype, result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
+    queries, values = queries.to(dtype), values.to(dtype)
+    keys = None if keys is None else keys.to(dtype)
+    embeddings = None if embeddings is None else embeddings.to(dtype)
     if values.ndim == (4 if multi_head else 3):
         values = values.unsqueeze(-1)
         keys = None if keys is None else keys.unsqueeze(-1)
         embeddings = None if embeddings is None else embeddings.unsqueeze(-1)
     with without_autocast(queries.device):
         if not multi_head:
-            return _interaction(queries, keys, values, embeddings, mask, normalize_keys, causal).to(returned)
+            return _interaction(queries, keys, values, embeddings, mask, normalize_keys, causal).to(result_dtype)
         heads = [
             _interaction(
                 queries.narrow(1, head, 1),
@@ -68,7 +68,7 @@ def lambda_interaction(
             )
             for head in range(queries.shape[1])
         ]
-        return torch.cat(heads, dim=1).to(returned)
+        return torch.cat(heads, dim=1).to(result_dtype)
 
 
 def _interaction(
@@ -82,10 +82,10 @@ def _interaction(
 ) -> Tensor:
     """One lambda for all heads: keys (b, m, k, u), values (b, m, v, u), embeddings ([b, ]n, m, k, u)."""
     if mask is not None and mask.shape[-2] != 1:
-        # What no query hears must not enter as 0 times NaN; a mask of one row is taken care of below.
-        unheard = ~mask.any(dim=-2)[..., None, None]
-        values = values.masked_fill(unheard, 0)
-        keys = None if keys is None else keys.masked_fill(unheard, 0)
+        # NaN at positions masked for all queries must not enter as 0 * NaN; masks of one row are applied below.
+        unused = ~mask.any(dim=-2)[..., None, None]
+        values = values.masked_fill(unused, 0)
+        keys = None if keys is None else keys.masked_fill(unused, 0)
     output: Tensor | None = None
     if keys is not None:
         output = content_interaction(queries, keys, values, normalize_keys=normalize_keys, mask=mask, causal=causal)
@@ -124,7 +124,7 @@ def check_lambda_interaction(
     multi_head: bool = False,
     causal: bool = False,
 ) -> None:
-    """Raise ValueError, naming the argument, what was expected and what came, unless the shapes fit together."""
+    """Raise ValueError naming the argument, the expected and the actual shape, unless the shapes are consistent."""
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
     batch, heads, positions, depth = queries.shape
@@ -132,7 +132,7 @@ def check_lambda_interaction(
     if values.ndim not in (len(lead) + 2, len(lead) + 3):
         raise ValueError(f"values must be ({letters}, m, v) or ({letters}, m, v, u), got shape {tuple(values.shape)}")
     if keys is None and embeddings is None:
-        raise ValueError("keys and embeddings are both None: give keys for content, embeddings for position, or both")
+        raise ValueError("keys and embeddings must not both be None; pass keys for content, embeddings for position")
     if values.shape[0] != batch:
         raise ValueError(f"values must have the batch of queries, {batch}, got shape {tuple(values.shape)}")
     if multi_head and values.shape[1] != heads:
@@ -148,11 +148,11 @@ def check_lambda_interaction(
         if tuple(embeddings.shape) not in (shared, (batch, *shared)):
             h = "h, " if multi_head else ""
             raise ValueError(
-                f"embeddings must be ({h}n, m, k{u}) = {shared}, or that after the batch {batch}; "
+                f"embeddings must be ({h}n, m, k{u}) = {shared}, or the same with a leading batch of {batch}; "
                 f"got shape {tuple(embeddings.shape)}"
             )
     if causal and context != positions:
-        raise ValueError(f"causal needs as many context positions as queries, n = {positions}; got m = {context}")
+        raise ValueError(f"causal must have as many context positions as queries, n = {positions}, got m = {context}")
     check_mask(mask, batch, positions, context)
 
 

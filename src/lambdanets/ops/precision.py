@@ -1,4 +1,4 @@
-"""Which dtype an operation computes in, and which it returns."""
+"""Compute and result dtypes of operations."""
 
 import threading
 from collections.abc import Iterator
@@ -19,17 +19,17 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which autocast is off on the device; the meta device has none to turn off."""
+    """A context manager that disables autocast on the device; the meta device has no autocast."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def without_tf32_convolutions(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which cuDNN convolves float32 as such, and not in TF32, which is PyTorch's default on GPUs."""
+    """A context manager that disables TF32 in cuDNN's float32 convolutions, PyTorch's default on GPUs."""
     return _ieee_convolutions() if device.type == "cuda" else nullcontext()
 
 
 _ieee_lock = threading.Lock()
-_ieee_threads: list[str] = []  # what the first thread found, for the last one to put back
+_ieee_threads: list[str] = []  # the initial setting, once per thread inside; the last one restores it
 
 
 @contextmanager
@@ -42,29 +42,29 @@ def _ieee_convolutions() -> Iterator[None]:
         yield
     finally:
         with _ieee_lock:
-            before = _ieee_threads.pop()
+            initial = _ieee_threads.pop()
             if not _ieee_threads:
-                settings.fp32_precision = before
+                settings.fp32_precision = initial
 
 
 def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype to compute in and the dtype to return, for an operation's named inputs; None among them is passed over.
+    """The dtype to compute in and the dtype to return, for an operation's named inputs; None is skipped.
 
-    Outside autocast all must share one floating dtype, which is returned; float16 is computed in float32, because
-    sums over hundreds of positions leave its range. Under bfloat16 autocast everything is bfloat16; under float16
+    Outside autocast all must share one floating dtype, the result dtype; float16 is computed in float32, because
+    sums over hundreds of positions exceed its range. Under bfloat16 autocast everything is bfloat16; under float16
     autocast the operation computes in and returns float32, as softmax and the losses do.
     Raises ValueError, naming the argument, where dtypes differ or are not floating.
     """
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    first_name, first = next(iter(given.items()))
-    for name, tensor in given.items():
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    first_name, first = next(iter(present.items()))
+    for name, tensor in present.items():
         if tensor.dtype not in FLOATING:
             raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     autocast = autocast_dtype(first.device)
-    if autocast is not None and all(tensor.dtype != torch.float64 for tensor in given.values()):
+    if autocast is not None and all(tensor.dtype != torch.float64 for tensor in present.values()):
         dtype = torch.float32 if autocast == torch.float16 else autocast
         return dtype, dtype
-    for name, tensor in given.items():
+    for name, tensor in present.items():
         if tensor.dtype != first.dtype:
             raise ValueError(
                 f"{name} must have the dtype of {first_name}, {first.dtype}, outside autocast; got {tensor.dtype}"
@@ -73,7 +73,7 @@ def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, tor
 
 
 def output_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the position interaction of inputs of a dtype: float32 for float16, whose range its sums leave."""
+    """The output dtype of the position interaction by input dtype: float32 for float16, whose range sums exceed."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -83,5 +83,5 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def root_or_one(squares: Tensor) -> Tensor:
-    """The square root of a sum of squares, 1 where that is 0: dividing by it leaves zeros zero and gradients finite."""
+    """The square root of a sum of squares, 1 where that is 0: then division keeps zeros, and gradients are finite."""
     return torch.where(squares > 0, squares, 1).sqrt()

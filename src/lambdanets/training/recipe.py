@@ -46,12 +46,12 @@ class TrainingRecipe:
         "average_decay": "ema_decay",
     }
     RANGES: ClassVar[dict[str, Range]] = {
-        "batch_norm_momentum": Range(above=0, most=1),
+        "batch_norm_momentum": Range(above=0, maximum=1),
         "freeze_batch_norm": Range(0, below=1),
         "epochs": Range(1, 1_000_000),
         "batch_size": Range(1, 1_000_000),
         "learning_rate": Range(0, 1e30),
-        "decay": Range(above=0, most=1),
+        "decay": Range(above=0, maximum=1),
         "decay_epochs": Range(above=0),
         "momentum": Range(0, below=1),
         "weight_decay": Range(0, 1e30),
@@ -196,7 +196,7 @@ class Recipe(TrainingRecipe):
         "pseudo_ratio": Range(above=0),
         **dict.fromkeys(("drop_path", "dropout", "label_smoothing", "flip"), Range(0, 1)),
         "std": Range(above=0),
-        "crop_pct": Range(above=0, most=1),
+        "crop_pct": Range(above=0, maximum=1),
     }
 
     data: str = ""

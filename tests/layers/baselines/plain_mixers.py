@@ -1,4 +1,4 @@
-"""The rivals by their equations, in plain loops over positions, sharing no code with the layers but their weights."""
+"""Reference implementations of the baselines, as plain loops over positions with the layers' weights."""
 
 import math
 
@@ -14,11 +14,11 @@ def positions(x):
     return [(y, z) for y in range(x.shape[1]) for z in range(x.shape[2])]
 
 
-def by_example(mix):
-    def whole(layer, x):
+def per_example(mix):
+    def batched(layer, x):
         return torch.stack([mix(layer, example) for example in x])
 
-    return whole
+    return batched
 
 
 def softmax_attention(queries, logits, values):
@@ -38,13 +38,13 @@ def clipped(offset, table):
 
 def relative_heads(x, queries, keys, values, heads, row_table, column_table):
     """Multi-head attention with clipped relative positions; queries .. (H, W, h c), to (h v, H, W)."""
-    places = positions(x)
+    grid_positions = positions(x)
     output = []
-    parts = (torch.stack([t[place] for place in places]).chunk(heads, dim=1) for t in (queries, keys, values))
+    parts = (torch.stack([t[n] for n in grid_positions]).chunk(heads, dim=1) for t in (queries, keys, values))
     for q, k, v in zip(*parts, strict=True):
 
         def logits(n, m, q=q, k=k):
-            (n_y, n_x), (m_y, m_x) = places[n], places[m]
+            (n_y, n_x), (m_y, m_x) = grid_positions[n], grid_positions[m]
             key = k[m] + clipped(m_y - n_y, row_table) + clipped(m_x - n_x, column_table)
             return q[n] @ key / math.sqrt(len(key))
 
@@ -52,13 +52,13 @@ def relative_heads(x, queries, keys, values, heads, row_table, column_table):
     return torch.cat(output, dim=1).mT.reshape(-1, *x.shape[1:])
 
 
-@by_example
+@per_example
 def global_attention(layer, x):
     q, k, v = rows(layer.projection, x).chunk(3, dim=-1)
     return relative_heads(x, q, k, v, layer.heads, layer.rows.table, layer.columns.table)
 
 
-@by_example
+@per_example
 def axial_attention(layer, x):
     def in_columns(part, x):
         output = []
@@ -72,7 +72,7 @@ def axial_attention(layer, x):
     return in_columns(layer.along_width, in_columns(layer.along_height, x).mT).mT
 
 
-@by_example
+@per_example
 def augmented_attention(layer, x):
     projected = rows(layer.projection, x)
     q, k = projected[..., : layer.keys], projected[..., layer.keys : 2 * layer.keys]
@@ -89,56 +89,56 @@ def augmented_attention(layer, x):
     return torch.cat([convolved, projected])
 
 
-def near(place, x, scope):
-    """(index, position) of the neighbours on the map; None for those beyond it."""
+def neighbors(n, x, scope):
+    """Index (i, j) and positioposition of each neighbor; None beyond the map."""
     reach = scope // 2
     for i in range(scope):
         for j in range(scope):
-            y, z = place[0] + i - reach, place[1] + j - reach
+            y, z = n[0] + i - reach, n[1] + j - reach
             yield i, j, (y, z) if 0 <= y < x.shape[1] and 0 <= z < x.shape[2] else None
 
 
-@by_example
+@per_example
 def local_attention(layer, x):
     q, k, v = (part.unflatten(-1, (layer.heads, -1)) for part in rows(layer.projection, x).chunk(3, dim=-1))
     output = x.new_zeros(layer.dim_out, *x.shape[1:])
-    for place in positions(x):
-        of_heads = []
+    for n in positions(x):
+        head_outputs = []
         for head in range(layer.heads):
             total, weighted = 0, 0
-            for i, j, other in near(place, x, layer.scope):
-                if other is not None:
-                    key = k[other][head] + torch.cat([layer.row_table[head, i], layer.column_table[head, j]])
-                    weight = (q[place][head] @ key / math.sqrt(len(key))).exp()
-                    total, weighted = total + weight, weighted + weight * v[other][head]
-            of_heads.append(weighted / total)
-        output[(slice(None), *place)] = torch.cat(of_heads)
+            for i, j, m in neighbors(n, x, layer.scope):
+                if m is not None:
+                    key = k[m][head] + torch.cat([layer.row_table[head, i], layer.column_table[head, j]])
+                    weight = (q[n][head] @ key / math.sqrt(len(key))).exp()
+                    total, weighted = total + weight, weighted + weight * v[m][head]
+            head_outputs.append(weighted / total)
+        output[(slice(None), *n)] = torch.cat(head_outputs)
     return output
 
 
-@by_example
+@per_example
 def local_relation(layer, x):
     q, k = rows(layer.projection, x).chunk(2, dim=-1)
     values = x.movedim(0, -1) if layer.dim == layer.dim_out else rows(layer.value_projection, x)
     first, _, second = layer.geometry_prior
     groups, reach = q.shape[-1], max(layer.scope // 2, 1)
     output = x.new_zeros(layer.dim_out, *x.shape[1:])
-    for place in positions(x):
+    for n in positions(x):
         total, weighted = 0, 0
-        for i, j, other in near(place, x, layer.scope):
-            if other is not None:
+        for i, j, m in neighbors(n, x, layer.scope):
+            if m is not None:
                 offset = x.new_tensor([(i - layer.scope // 2) / reach, (j - layer.scope // 2) / reach])
                 prior = second.weight @ (first.weight @ offset + first.bias).clamp(min=0) + second.bias
-                weight = (prior - (q[place] - k[other]) ** 2).exp()
+                weight = (prior - (q[n] - k[m]) ** 2).exp()
                 total = total + weight
-                weighted = weighted + weight[:, None] * values[other].reshape(groups, -1)
-        output[(slice(None), *place)] = (weighted / total[:, None]).flatten()
+                weighted = weighted + weight[:, None] * values[m].reshape(groups, -1)
+        output[(slice(None), *n)] = (weighted / total[:, None]).flatten()
     return output
 
 
-def on_border(place, i, j, x, scope):
-    """The neighbour (i, j), or the nearest position of the map."""
-    y, z = place[0] + i - scope // 2, place[1] + j - scope // 2
+def clamped_neighbor(n, i, j, x, scope):
+    """The neighbor (i, j), clamped to the map."""
+    y, z = n[0] + i - scope // 2, n[1] + j - scope // 2
     return min(max(y, 0), x.shape[1] - 1), min(max(z, 0), x.shape[2] - 1)
 
 
@@ -147,50 +147,50 @@ def normalized(norm, x):
 
 
 def weighing(layer, x):
-    """gamma of one vector, its norms in eval mode."""
+    """gamma of one vector, with norms in eval mode."""
     first, _, inner, second, _, last = layer.weighing
     x = inner.weight[:, :, 0, 0] @ normalized(first, x).clamp(min=0)
     return last.weight[:, :, 0, 0] @ normalized(second, x).clamp(min=0) + last.bias
 
 
-@by_example
+@per_example
 def pairwise_attention(layer, x):
     q, k, v = rows(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
     height, width = x.shape[1:]
 
-    def place_of(y, z):
-        axis = [-1 + 2 * at / (side - 1) if side > 1 else -1 for at, side in ((y, height), (z, width))]
+    def encode(y, z):
+        axis = [-1 + 2 * index / (side - 1) if side > 1 else -1 for index, side in ((y, height), (z, width))]
         return layer.position.weight @ x.new_tensor(axis)
 
     output = x.new_zeros(layer.dim_out, height, width)
-    for place in positions(x):
+    for n in positions(x):
         total, weighted = 0, 0
         for i in range(layer.scope):
             for j in range(layer.scope):
-                other = on_border(place, i, j, x, layer.scope)
-                relation = torch.cat([q[place] - k[other], place_of(*place) - place_of(*other)])
+                m = clamped_neighbor(n, i, j, x, layer.scope)
+                relation = torch.cat([q[n] - k[m], encode(*n) - encode(*m)])
                 weight = weighing(layer, relation).exp()
                 total = total + weight
-                weighted = weighted + weight[:, None] * v[other].reshape(len(weight), -1)
-        output[(slice(None), *place)] = (weighted / total[:, None]).flatten()
+                weighted = weighted + weight[:, None] * v[m].reshape(len(weight), -1)
+        output[(slice(None), *n)] = (weighted / total[:, None]).flatten()
     return output
 
 
-@by_example
+@per_example
 def patchwise_attention(layer, x):
     q, k, v = rows(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
     output = x.new_zeros(layer.dim_out, *x.shape[1:])
-    for place in positions(x):
-        others = [on_border(place, i, j, x, layer.scope) for i in range(layer.scope) for j in range(layer.scope)]
-        # channels of the patch: of each channel its r r neighbours
-        patch = torch.stack([k[other] for other in others], dim=1).flatten()
-        weights = weighing(layer, torch.cat([q[place], patch])).reshape(layer.groups, len(others))
-        groups = torch.stack([v[other] for other in others]).unflatten(1, (layer.groups, -1))
-        output[(slice(None), *place)] = torch.einsum("gj,jgc->gc", weights, groups).flatten()
+    for n in positions(x):
+        neighbors = [clamped_neighbor(n, i, j, x, layer.scope) for i in range(layer.scope) for j in range(layer.scope)]
+        # channels of the patch: r r neighbors for each channel
+        patch = torch.stack([k[m] for m in neighbors], dim=1).flatten()
+        weights = weighing(layer, torch.cat([q[n], patch])).reshape(layer.groups, len(neighbors))
+        groups = torch.stack([v[m] for m in neighbors]).unflatten(1, (layer.groups, -1))
+        output[(slice(None), *n)] = torch.einsum("gj,jgc->gc", weights, groups).flatten()
     return output
 
 
-@by_example
+@per_example
 def double_attention(layer, x):
     features, keys, queries = rows(layer.projection, x).flatten(0, 1).chunk(3, dim=1)  # (n, depth)
     gathered = sum(torch.outer(a, b) for a, b in zip(features, keys.softmax(dim=0), strict=True))
@@ -198,7 +198,7 @@ def double_attention(layer, x):
     return (layer.output_projection.weight[:, :, 0, 0] @ distributed).unflatten(1, x.shape[1:])
 
 
-@by_example
+@per_example
 def efficient_attention(layer, x):
     output = []
     parts = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in rows(layer.projection, x).chunk(3, dim=-1))
@@ -210,15 +210,15 @@ def efficient_attention(layer, x):
 
 
 def performer_by(feature):
-    @by_example
+    @per_example
     def performer(layer, x):
         output = []
         parts = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in rows(layer.projection, x).chunk(3, dim=-1))
         for q, k, v in zip(*parts, strict=True):
-            asked, offered = feature(layer, q), feature(layer, k)
+            query_features, key_features = feature(layer, q), feature(layer, k)
             outputs = []
-            for a in asked:
-                weights = [a @ b for b in offered]
+            for a in query_features:
+                weights = [a @ b for b in key_features]
                 outputs.append(sum(w * value for w, value in zip(weights, v, strict=True)) / sum(weights))
             output.append(torch.stack(outputs))
         return torch.cat(output, dim=1).mT.unflatten(1, x.shape[1:])
@@ -235,7 +235,7 @@ def softmax_features(layer, x):
     return (x @ layer.weights.mT - (x * x).sum(1, keepdim=True) / 2).exp() / math.sqrt(len(layer.weights))
 
 
-@by_example
+@per_example
 def channel_attention(layer, x):
     convolution, excitation = layer
     z = torch.nn.functional.conv2d(x[None], convolution.weight, padding=1)[0]

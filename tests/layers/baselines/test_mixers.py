@@ -1,4 +1,4 @@
-"""What holds for every rival: its equation, gradients, sizes, layouts, precisions and errors."""
+"""Every baseline: reference equation, gradients, sizes, layouts, precisions and errors."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SCOPE = {name for name in MIXERS if "scope" in options_of(name)}
 
 
 def build(name, dim=16, dim_out=None, **options):
-    """A mixer in float64 whose norms and biases are not where they start."""
+    """A mixer in float64 with nontrivial norms."""
     torch.manual_seed(0)
     options = ({"heads": 2} if name in HEADS else {}) | options
     layer = MIXERS[name](dim, dim_out, **options, dtype=torch.float64)
@@ -32,7 +32,7 @@ def maps(*shape, dtype=torch.float64):
 
 @pytest.mark.parametrize("sides", [(5, 3), (1, 4), (9, 10)], ids=str)
 @pytest.mark.parametrize("name", PLAIN)
-def test_it_is_its_equation(name, sides):
+def test_equals_its_plain_equation(name, sides):
     layer = build(name, **({"scope": 3} if name in SCOPE else {})).eval()
     x = maps(1, 16, *sides)
     with torch.no_grad():
@@ -40,7 +40,7 @@ def test_it_is_its_equation(name, sides):
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if name != "channel_attention"])
-def test_it_is_its_equation_with_other_channels_out_in_a_batch(name):
+def test_equals_its_plain_equation_with_dim_out_and_batch(name):
     layer = build(name, 8, 24).eval()  # scopes of 7 are larger than the map
     x = maps(2, 8, 4, 3)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def test_it_is_its_equation_with_other_channels_out_in_a_batch(name):
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradcheck(name):
     options = {"scope": 3} if name in SCOPE else {}
     options |= {"share": 2} if "share" in options_of(name) else {}
     options |= {"max_distance": 1} if "max_distance" in options_of(name) else {}
@@ -64,36 +64,36 @@ def test_gradients_are_those_of_finite_differences(name):
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", MIXERS)
-def test_channels_last_changes_the_layout_alone(name, training):
+def test_channels_last_changes_only_the_layout(name, training):
     layer = build(name, stride=2).train(training)
     x = maps(2, 16, 9, 11)
     gradients, outputs = [], []
     for memory_format in (torch.contiguous_format, torch.channels_last):
-        given = x.clone(memory_format=memory_format).requires_grad_()
-        output = layer(given)
+        inputs = x.clone(memory_format=memory_format).requires_grad_()
+        output = layer(inputs)
         assert output.is_contiguous(memory_format=memory_format)
         (output * maps(*output.shape)).sum().backward()
         outputs.append(output)
-        gradients.append(given.grad)
+        gradients.append(inputs.grad)
     torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("name", MIXERS)
-def test_sides_are_divided_by_the_stride_and_rounded_up(name, stride):
+def test_output_sides_are_input_sides_divided_by_the_stride(name, stride):
     layer = build(name, stride=stride, dim_out=24)
     for height, width in ((7, 4), (1, 2), (13, 9)):
         assert layer(maps(2, 16, height, width)).shape == (2, 24, -(-height // stride), -(-width // stride))
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if name != "channel_attention"])
-def test_a_stride_averages_the_positions_that_exist_of_three_by_three(name):
+def test_stride_2_averages_3x3_windows_without_padding(name):
     options = {"scope": 3} if name in SCOPE else {}
-    strided, whole = build(name, stride=2, **options).eval(), build(name, **options).eval()
+    strided, unstrided = build(name, stride=2, **options).eval(), build(name, **options).eval()
     x = maps(1, 16, 5, 4)
     with torch.no_grad():
-        mixed, pooled = whole(x), strided(x)
+        mixed, pooled = unstrided(x), strided(x)
     for i in range(3):
         for j in range(2):
             window = mixed[:, :, max(2 * i - 1, 0) : 2 * i + 2, max(2 * j - 1, 0) : 2 * j + 2]
@@ -102,7 +102,7 @@ def test_a_stride_averages_the_positions_that_exist_of_three_by_three(name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", MIXERS)
-def test_outputs_and_gradients_are_finite_and_near_under_autocast(name, dtype):
+def test_outputs_and_gradients_are_accurate_under_autocast(name, dtype):
     layer = build(name, 32).float().eval()
     x = (10 * maps(2, 32, 12, 10, dtype=torch.float32)).requires_grad_()
     with torch.no_grad():
@@ -113,20 +113,20 @@ def test_outputs_and_gradients_are_finite_and_near_under_autocast(name, dtype):
     assert output.isfinite().all()
     assert x.grad.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
-    # queries ten times too long make softmax hard, and its rounding coarse
+    # large queries make the softmax sharp and its rounding errors large
     error = (output.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
     assert error < (0.3 if dtype == torch.bfloat16 else 0.05)
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_it_can_be_built_without_memory(name):
+def test_runs_on_the_meta_device(name):
     with torch.device("meta"):
         layer = MIXERS[name](64)
     assert layer(torch.empty(1, 64, 9, 9, device="meta")).shape == (1, 64, 9, 9)
 
 
 @pytest.mark.parametrize("name", [name for name in MIXERS if name not in {"convolution", "channel_attention"}])
-def test_a_wrong_input_is_named(name):
+def test_rejects_inputs_with_other_channels(name):
     with pytest.raises(ValueError, match=r"x must be \(b, dim = 16, height, width\), got shape \(2, 8, 4, 4\)"):
         build(name)(maps(2, 8, 4, 4))
 
@@ -134,12 +134,12 @@ def test_a_wrong_input_is_named(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("global_attention", {"heads": 5}, "heads must divide dim_out, which is 16; got 5"),
+        ("global_attention", {"heads": 5}, "heads must divide dim_out = 16, got 5"),
         ("axial_attention", {"heads": 0}, "heads must be a whole number of at least 1, got 0"),
         ("axial_attention", {"max_distance": 0}, "max_distance must be a whole number of at least 1, got 0"),
-        ("local_attention", {"heads": 16}, "heads must leave an even number of channels each"),
+        ("local_attention", {"heads": 16}, "heads must give an even number of channels each"),
         ("local_attention", {"scope": 4}, "scope must be odd, got 4"),
-        ("local_relation", {"share": 3}, "share must divide dim_out, which is 16; got 3"),
+        ("local_relation", {"share": 3}, "share must divide dim_out = 16, got 3"),
         ("pairwise_attention", {"scope": 2}, "scope must be odd, got 2"),
         ("patchwise_attention", {"share": 32}, "share must divide dim_out"),
         ("augmented_attention", {"key_ratio": 0}, "key_ratio must be above 0 and at most 1, got 0"),
@@ -150,18 +150,18 @@ def test_a_wrong_input_is_named(name):
         ("efficient_attention", {"stride": 0}, "stride must be a whole number of at least 1, got 0"),
     ],
 )
-def test_a_wrong_option_is_named(name, options, message):
+def test_rejects_invalid_options(name, options, message):
     with pytest.raises(ValueError, match=message):
         MIXERS[name](16, **options)
 
 
-def test_the_lambda_layer_is_among_them():
+def test_mixers_include_the_lambda_layer():
     assert MIXERS["lambda"] is LambdaLayer2d
     assert {"scope", "query_depth", "intra_depth"} <= set(options_of("lambda"))
 
 
 @pytest.mark.parametrize("name", ["global_attention", "axial_attention", "local_attention", "augmented_attention"])
-def test_attention_is_by_a_fused_kernel_that_keeps_no_pairs(name):
+def test_attention_uses_sdpas_fused_kernel(name):
     layer, x = MIXERS[name](16, heads=2), maps(1, 16, 24, 24, dtype=torch.float32).requires_grad_()
     with torch.profiler.profile() as profile:
         layer(x).sum().backward()
@@ -171,11 +171,11 @@ def test_attention_is_by_a_fused_kernel_that_keeps_no_pairs(name):
 
 
 @pytest.mark.parametrize("sides", [(3, 5), (12, 20)], ids=str)
-def test_offsets_beyond_the_tables_count_as_the_farthest(sides):
+def test_offsets_beyond_max_distance_are_clipped(sides):
     short, long = build("global_attention", max_distance=2), build("global_attention", max_distance=19)
     long.projection.weight.data = short.projection.weight.data
-    for ours, theirs in ((long.rows, short.rows), (long.columns, short.columns)):
-        ends = (theirs.table[:1].expand(17, -1), theirs.table, theirs.table[-1:].expand(17, -1))
-        ours.table.data = torch.cat(ends)
+    for long_table, short_table in ((long.rows, short.rows), (long.columns, short.columns)):
+        ends = (short_table.table[:1].expand(17, -1), short_table.table, short_table.table[-1:].expand(17, -1))
+        long_table.table.data = torch.cat(ends)
     x = maps(1, 16, *sides)
     torch.testing.assert_close(short(x), long(x))

@@ -1,4 +1,4 @@
-"""Random features: what they estimate, how they are drawn and kept."""
+"""Random features: convergence, sampling and state."""
 
 import math
 
@@ -13,7 +13,7 @@ def heads(*shape):
     return torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_softmax_features_come_closer_to_softmax_attention_the_more_there_are():
+def test_softmax_performer_converges_to_softmax_attention():
     queries, keys, values = heads(1, 2, 30, 8)
     queries, keys = queries / 2, keys / 2
     exact = (queries @ keys.mT / math.sqrt(8)).softmax(dim=-1) @ values
@@ -26,13 +26,13 @@ def test_softmax_features_come_closer_to_softmax_attention_the_more_there_are():
             layer.redraw_features()
             squares.append((layer.attend(queries, keys, values) - exact).square().mean())
         errors.append((torch.stack(squares).mean() / exact.square().mean()).sqrt().item())
-    # an estimate of r samples errs by r^-1/2: each step of 16 divides by about 4
+    # the error of r samples is about r^-1/2: 16 times as many divide it by about 4
     assert errors[1] < errors[0] / 2
     assert errors[2] < errors[1] / 2.5
     assert errors[2] < 0.05
 
 
-def test_exponentials_of_long_keys_and_queries_do_not_overflow():
+def test_softmax_features_do_not_overflow():
     queries, keys, values = (100 * heads(1, 2, 30, 8)).float()
     layer = SoftmaxPerformer(16, heads=2)
     inputs = [part.requires_grad_() for part in (queries, keys, values)]
@@ -42,7 +42,7 @@ def test_exponentials_of_long_keys_and_queries_do_not_overflow():
     assert all(part.grad.isfinite().all() for part in inputs)
 
 
-def test_directions_are_orthogonal_in_each_block_and_as_long_as_gaussian_vectors():
+def test_random_features_are_orthogonal_with_gaussian_norms():
     torch.manual_seed(0)
     rows = orthogonal_rows(2 * 32 + 5, 32)
     assert rows.shape == (69, 32)
@@ -54,7 +54,7 @@ def test_directions_are_orthogonal_in_each_block_and_as_long_as_gaussian_vectors
     assert lengths.var().item() == pytest.approx(64, rel=0.1)  # chi squared
 
 
-def test_features_are_kept_with_the_weights_until_they_are_drawn_again():
+def test_random_features_are_in_the_state_dict_until_redrawn():
     layer, other = ReluPerformer(32), ReluPerformer(32)
     assert not torch.equal(layer.weights, other.weights)
     other.load_state_dict(layer.state_dict())
@@ -67,5 +67,5 @@ def test_features_are_kept_with_the_weights_until_they_are_drawn_again():
 
 
 @pytest.mark.parametrize(("dim", "count"), [(8, 1), (64, 17), (512, 267)])
-def test_there_are_as_many_features_as_the_theorem_asks_for(dim, count):
+def test_number_of_random_features_follows_the_theorem(dim, count):
     assert len(SoftmaxPerformer(dim).weights) == count

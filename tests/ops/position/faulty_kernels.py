@@ -1,7 +1,7 @@
-"""The self-test of the fused kernels on one tiny problem in Triton's interpreter, with a fault put into a kernel.
+"""The self-test of the fused kernels on one tiny problem in Triton's interpreter, with a fault injected into a kernel.
 
-FAULT, then the arguments of the self-test. A process of its own, because TRITON_INTERPRET=1 must be set before Triton
-is imported, and because some faults end it.
+Arguments: FAULT, then those of the self-test. Run in a subprocess, because TRITON_INTERPRET=1 must be set before Triton
+is imported, and because some faults kill the process.
 """
 
 import os
@@ -19,19 +19,19 @@ from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, sel
 
 
 def multiply_bfloat16():
-    """Let the interpreter multiply bfloat16 as such: it takes the bits, which it holds as integers."""
+    """Patch tl.dot of the interpreter, which stores bfloat16 as integers, to multiply bfloat16 values."""
     create_dot = InterpreterBuilder.create_dot
 
-    def widened(x):
+    def to_float32(x):
         if x.dtype.scalar != tl.bfloat16:
             return x
         return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    InterpreterBuilder.create_dot = lambda self, a, b, *more: create_dot(self, widened(a), widened(b), *more)
+    InterpreterBuilder.create_dot = lambda self, a, b, *more: create_dot(self, to_float32(a), to_float32(b), *more)
 
 
 class Faulty:
-    """A kernel whose launches are handed to a fault."""
+    """A kernel whose launches are passed to a fault function."""
 
     def __init__(self, kernel, fault):
         self.kernel, self.fault = kernel, fault

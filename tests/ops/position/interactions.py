@@ -1,4 +1,4 @@
-"""Inputs, outputs and gradients of a position interaction; the algorithms that run on CPU."""
+"""Inputs, outputs and gradients of position interactions; the algorithms that run on CPU."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared,
 from lambdanets.ops.position.rates import Rates, built_in
 
 
-def serving(*grid: int) -> list[str]:
-    """The algorithms that serve a grid on CPU in float64, which fused kernels never do: test_fused_kernels has them."""
+def supporting(*grid: int) -> list[str]:
+    """The algorithms that support a grid on CPU in float64; for fused kernels see test_fused_kernels."""
     ones = (1,) * len(grid)
     problem = Problem(1, 1, grid, 1, 1, 1, ones, ones, False, torch.float64, "cpu")
     return [name for name, algorithm in ALGORITHMS.items() if algorithm.cost(problem, built_in("cpu", 1)) is not None]
 
 
 class Spy(Algorithm):
-    """Another algorithm, with at most `most` examples at once; it counts what is prepared and notes queries."""
+    """Wraps an algorithm with at most `max_batch` examples per call; counts `prepare` calls and records queries."""
 
-    def __init__(self, name: str, most: int = 1 << 30) -> None:
-        self.inner, self.most = ALGORITHMS[name], most
+    def __init__(self, name: str, max_batch: int = 1 << 30) -> None:
+        self.inner, self.max_batch = ALGORITHMS[name], max_batch
         self.prepared, self.queries = 0, list[Tensor]()
 
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
@@ -35,7 +35,7 @@ class Spy(Algorithm):
         return self.inner.compute_dtype(dtype, rates)
 
     def bind(self, problem: Problem, rates: Rates) -> Bound:
-        return BoundSpy(self, self.inner.bind(problem.with_batch(self.most), rates))
+        return BoundSpy(self, self.inner.bind(problem.with_batch(self.max_batch), rates))
 
 
 class BoundSpy(Bound):
@@ -68,7 +68,7 @@ def make_inputs(
     v: int = 5,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
-    """Queries, table and values; u of 0 stands for no intra-depth."""
+    """Queries, table and values; u = 0 for no axis u."""
     generator = torch.Generator().manual_seed(math.prod(grid) + sum(sides) + u)
     extra = (u,) if u else ()
     shapes = (batch, heads, math.prod(grid), k), (*sides, k, *extra), (batch, math.prod(grid), v, *extra)
@@ -76,11 +76,11 @@ def make_inputs(
 
 
 def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """function(*inputs) and its gradients for one and the same random gradient of the output."""
+    """function(*inputs) and its gradients for a fixed random grad_output."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     output = function(*inputs)
-    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return [output.detach(), *torch.autograd.grad(output, inputs, gradient.to(output.dtype))]
+    grad_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [output.detach(), *torch.autograd.grad(output, inputs, grad_output.to(output.dtype))]
 
 
 def run(inputs: Sequence[Tensor], grid: Sequence[int], **options: Any) -> list[Tensor]:

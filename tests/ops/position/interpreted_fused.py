@@ -1,7 +1,7 @@
-"""Runs the fused kernels in Triton's interpreter and prints as JSON what the tests look at.
+"""Runs the fused kernels in Triton's interpreter and prints results for the tests as JSON.
 
-A process of its own, because TRITON_INTERPRET=1 must be set before Triton is imported. Every input lies in a larger
-tensor full of NaN, and every new tensor is full of NaN until it is written.
+Run in a subprocess, because TRITON_INTERPRET=1 must be set before Triton is imported. Inputs are slices of larger
+tensors of NaN, and new tensors are filled with NaN.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lambdanets import LambdaLayer2d, position_interaction
 from lambdanets.ops.position.fused import launches, scaling
 from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far
-from lambdanets.ops.position.fused.self_test import CASES as OF_SELF_TEST
+from lambdanets.ops.position.fused.self_test import CASES as SELF_TEST_CASES
 from lambdanets.ops.position.fused.self_test import Case, make_example, run_kernel
-from lambdanets.ops.position.fused.tiles import K, most_values
+from lambdanets.ops.position.fused.tiles import K, max_values
 from lambdanets.ops.position.fused.verification import kernels_of
 
 CASES = {
@@ -32,7 +32,7 @@ CASES = {
     "several launches": (torch.float16, Case(1, 2, (3, 5), (3, 3), 24, 144, 2)),
     "one position": (torch.float16, Case(2, 4, (1, 1), (1, 1), 16, 16)),
     "ragged tiles in float32": (torch.float32, Case(3, 2, (6, 9), (5, 5), 16, 16)),
-    **{f"self-test {i}": ((torch.float16, torch.float32)[i % 2], case) for i, case in enumerate(OF_SELF_TEST)},
+    **{f"self-test {i}": ((torch.float16, torch.float32)[i % 2], case) for i, case in enumerate(SELF_TEST_CASES)},
 }
 
 
@@ -47,12 +47,12 @@ def far_apart(x: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(x.shape, strides).copy_(x)
 
 
-def errors(dtype: torch.dtype, case: Case, far: bool = False) -> dict[str, float]:
+def errors(dtype: torch.dtype, case: Case, spread: bool = False) -> dict[str, float]:
     """||result - exact|| / ||exact|| for both orders of the forward pass and the gradients."""
     example = make_example(case, dtype, "cpu")
-    if far:
-        queries, table, values, gradient = example.inputs
-        inputs = (far_apart(queries), table, far_apart(values), far_apart(gradient))
+    if spread:
+        queries, table, values, grad_output = example.inputs
+        inputs = (far_apart(queries), table, far_apart(values), far_apart(grad_output))
         example = replace(example, inputs=inputs, content=far_apart(example.content))
     found = {}
     for kernel in kernels_of(dtype):
@@ -63,7 +63,7 @@ def errors(dtype: torch.dtype, case: Case, far: bool = False) -> dict[str, float
 
 
 class Storages(TorchDispatchMode):
-    """The storages of all tensors of a size and dtype that operators return, and how often operators write to one."""
+    """Records the storages of tensors of a size and dtype that operators return, and counts in-place writes to them."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -86,16 +86,16 @@ class Storages(TorchDispatchMode):
 
 
 def storages_of_outputs(dtype: torch.dtype) -> dict[str, int]:
-    """How many tensors of the size of y a layer makes in the forward pass and, g among them, in the backward pass, and
-    how often operators write to one in place."""
+    """The number of tensors of the size of y in the forward pass of a layer and, with grad_output, in the backward
+    pass, and the number of in-place writes to them."""
     torch.manual_seed(0)
     layer = LambdaLayer2d(48, 96, scope=5, heads=4, query_depth=8, algorithm="fused").to(dtype)
     x = torch.randn(3, 48, 6, 7, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
     with Storages(3 * 96 * 6 * 7, dtype) as forward:
         y = layer(x)
-    gradient = torch.randn_like(y)
+    grad_output = torch.randn_like(y)
     with Storages(y.numel(), dtype) as backward:
-        torch.autograd.grad(y, [x, *layer.parameters()], gradient)
+        torch.autograd.grad(y, [x, *layer.parameters()], grad_output)
     return {
         "forward": len(forward.found),
         "backward": len(backward.found),
@@ -112,7 +112,7 @@ def offset_of_last(out_ptr, batch, heads, height, width, q_b_stride, q_h_stride,
 
 
 def offsets() -> list[tuple[int, int]]:
-    """Offsets of the last row of large outputs, as kernels compute them from the launchers' strides, and true ones."""
+    """Offsets of the last row of large outputs, computed by kernels from the launchers' strides, and expected ones."""
     found = []
     for side in (1024, 1056, 2048, 4096):
         for batch, heads, depth in ((1, 4, 64), (8, 4, 64), (256, 4, 128), (256, 16, 16)):
@@ -125,7 +125,7 @@ def offsets() -> list[tuple[int, int]]:
 
 
 def error_of_large_table_gradient() -> float:
-    """Of float16 queries and values under a float32 table, where the table's gradient leaves float16."""
+    """For float16 queries and values and a float32 table, with a table gradient beyond the range of float16."""
     generator = torch.Generator().manual_seed(0)
     queries, values = (torch.rand(shape, generator=generator).half() for shape in ((4, 2, 20, 16), (4, 20, 16)))
     table = torch.rand(3, 3, 16, generator=generator, requires_grad=True)
@@ -148,7 +148,7 @@ def random(*shape: int, magnitude: float = 1.0, dtype: torch.dtype = torch.float
 
 
 def scaling_errors() -> list[str]:
-    """Where a scaled operand or a bound on a sum leaves float16, and where scaling loses more than rounding."""
+    """Messages for scaled operands or bounds on sums beyond float16, and for errors of scaling beyond rounding."""
     found = []
     highest, eps = torch.finfo(torch.float16).max, torch.finfo(torch.float16).eps
     magnitudes = (1e-6, 1e-3, 1.0, 1e3, 1e4)
@@ -161,21 +161,21 @@ def scaling_errors() -> list[str]:
         if not (scaled.float() * scale - x.float()).abs().max() <= eps * x.abs().max():
             found.append(f"{name}: not restored")
 
-    for of_queries, of_table in itertools.product(magnitudes, magnitudes):
-        queries = random(2, 4, 9, K, magnitude=of_queries)
-        table = random(5, 5, K, 1, magnitude=of_table, dtype=torch.float32)
+    for query_magnitude, table_magnitude in itertools.product(magnitudes, magnitudes):
+        queries = random(2, 4, 9, K, magnitude=query_magnitude)
+        table = random(5, 5, K, 1, magnitude=table_magnitude, dtype=torch.float32)
         scaled = scaling.forward_operands(queries, table, None)
         factor = K * queries.abs().max().item()
-        check(f"forward {of_queries} {of_table}", scaled.table, scaled.scales[0], table, factor)
+        check(f"forward {query_magnitude} {table_magnitude}", scaled.table, scaled.scales[0], table, factor)
     queries, table, v = random(2, 4, 9, K), random(5, 5, K, 1, dtype=torch.float32), 48
-    for of_gradient, of_values in itertools.product((1e-12, 1e-6, 1.0, 1e6), magnitudes):
-        gradient = random(2, 4, 9, v, magnitude=of_gradient, dtype=torch.float32)
-        values = random(2, 9, v, 1, magnitude=of_values)
+    for grad_magnitude, value_magnitude in itertools.product((1e-12, 1e-6, 1.0, 1e6), magnitudes):
+        grad_output = random(2, 4, 9, v, magnitude=grad_magnitude, dtype=torch.float32)
+        values = random(2, 9, v, 1, magnitude=value_magnitude)
         content = random(2, K, v, dtype=torch.float32)
-        scaled = scaling.backward_operands(gradient, queries, table, values, content)
-        name, factor = f"backward {of_gradient} {of_values}", min(v, most_values(2)) * values.abs().max().item()
-        check(name, scaled.gradient, scaled.grad_table_scale[0], gradient, factor)
-        check(f"{name}, table", scaled.table_beside_queries, scaled.grad_values_scale[0] / scaled.grad_table_scale[0],
+        scaled = scaling.backward_operands(grad_output, queries, table, values, content)
+        name, factor = f"backward {grad_magnitude} {value_magnitude}", min(v, max_values(2)) * values.abs().max().item()
+        check(name, scaled.grad_output, scaled.grad_table_scale[0], grad_output, factor)
+        check(f"{name}, table", scaled.table_for_logits, scaled.grad_values_scale[0] / scaled.grad_table_scale[0],
               table, K * queries.abs().max().item())  # fmt: skip
         if not is_power_of_two(scaled.grad_queries_scales[:2]):
             found.append(f"{name}: scales of dq {scaled.grad_queries_scales[:2].tolist()}")
@@ -192,7 +192,7 @@ if __name__ == "__main__":
         "errors": {name: errors(*case) for name, case in CASES.items()},
         "storages": storages_of_outputs(torch.float32),
         "far apart": {
-            str(dtype): errors(dtype, Case(2, 4, (3, 4), (3, 3), 16, 16, content=True), far=True)
+            str(dtype): errors(dtype, Case(2, 4, (3, 4), (3, 3), 16, 16, content=True), spread=True)
             for dtype in (torch.float16, torch.float32)
         },
         "scaling": scaling_errors(),

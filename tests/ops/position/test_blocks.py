@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from lambdanets.ops.position.tiling import Axis, make_block, sum_of_block
+from lambdanets.ops.position.tiling import Axis, adjoint_of_block, make_block
 
 # sides of the table, and (tile, window, first) along each axis
 BLOCKS = {
@@ -23,24 +23,24 @@ def random(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
-def entry_by_entry(table, axes):
-    """E (T_1..T_D, k, w_1..w_D, u) from E[t, w] = R[first + w - t], zero outside of the table."""
+def reference_block(table, axes):
+    """E (T_1..T_D, k, w_1..w_D, u) with E[t, w] = R[first + w - t], zero outside of the table."""
     tile, window = [axis.tile for axis in axes], [axis.window for axis in axes]
     block = torch.zeros(*tile, *window, *table.shape[-2:], dtype=table.dtype)
     for t in itertools.product(*map(range, tile)):
         for w in itertools.product(*map(range, window)):
-            index = tuple(axis.first + there - here for axis, here, there in zip(axes, t, w, strict=True))
+            index = tuple(axis.first + j - i for axis, i, j in zip(axes, t, w, strict=True))
             if all(0 <= i < side for i, side in zip(index, table.shape, strict=False)):
                 block[(*t, *w)] = table[index]
     return block.movedim(-2, len(axes))
 
 
 @blocks
-def test_a_block_is_that_of_a_plain_loop(sides, axes):
+def test_make_block_equals_a_plain_loop(sides, axes):
     axes, table = [Axis(*axis) for axis in axes], random(*sides, 2, 3)
     block = make_block(table, axes)
     assert block.is_contiguous()
-    assert torch.equal(block, entry_by_entry(table, axes))
+    assert torch.equal(block, reference_block(table, axes))
 
 
 def test_entries_outside_of_the_table_are_zero():
@@ -49,19 +49,19 @@ def test_entries_outside_of_the_table_are_zero():
 
 
 @blocks
-def test_the_sum_of_a_block_is_the_adjoint_of_making_it(sides, axes):
+def test_adjoint_of_block_is_the_adjoint_of_make_block(sides, axes):
     axes, table = [Axis(*axis) for axis in axes], random(*sides, 2, 3)
     block = make_block(table, axes)
     gradient = random(*block.shape)
-    result = sum_of_block(gradient, axes, sides)
+    result = adjoint_of_block(gradient, axes, sides)
     assert result.shape == table.shape
     torch.testing.assert_close((result * table).sum(), (gradient * block).sum(), rtol=1e-12, atol=1e-12)
 
 
 @blocks
-def test_the_sum_of_a_block_of_ones_counts_the_pairs_of_each_offset(sides, axes):
+def test_adjoint_of_a_block_of_ones_counts_pairs_per_offset(sides, axes):
     axes = [Axis(*axis) for axis in axes]
-    result = sum_of_block(torch.ones_like(make_block(random(*sides, 1, 1), axes)), axes, sides)
+    result = adjoint_of_block(torch.ones_like(make_block(random(*sides, 1, 1), axes)), axes, sides)
     for index in itertools.product(*map(range, sides)):
         pairs = [
             sum(0 <= i - axis.first + t < axis.window for t in range(axis.tile))

@@ -1,18 +1,18 @@
-"""Error budgets at sizes in use: where the definition would be too large, the lambda order in its place."""
+"""Error budgets at realistic sizes, with the lambda order as reference, because the definition would be too slow."""
 
 import pytest
 import torch
-from interactions import make_inputs, run, serving, with_gradients
+from interactions import make_inputs, run, supporting, with_gradients
 
 from lambdanets.ops import definition
-from lambdanets.ops.geometry import crop_to_grid, embeddings_of_pairs, without_future
+from lambdanets.ops.geometry import crop_to_grid, embeddings_of_pairs, mask_future
 from ops.exactness import assert_as_exact_as_plain
 
 
 def in_lambda_order(queries, table, values, grid, causal):
-    """The plain formula: embeddings of pairs times values, then times queries."""
+    """The plain formula: pairwise embeddings times values, then times queries."""
     table = crop_to_grid(table, grid).unsqueeze(-1)
-    table = without_future(table, len(grid)) if causal else table
+    table = mask_future(table, len(grid)) if causal else table
     n, k = queries.shape[2:]
     embeddings = embeddings_of_pairs(table, grid, 1).reshape(n, k, n)
     lambdas = torch.einsum("nkm,bmv->bnkv", embeddings, values)
@@ -35,14 +35,14 @@ def test_float32_errors_are_at_most_twice_those_of_the_plain_formula(grid, sides
         with_gradients(lambda *x: in_lambda_order(*x, grid, causal), inputs)
         for inputs in ([x.double() for x in low], low)
     )
-    for name in serving(*grid):
+    for name in supporting(*grid):
         fast = run(low, grid, causal=causal, algorithm=name)
         for one, other, truth in zip(fast, plain, exact, strict=True):
             assert_as_exact_as_plain(one, other, truth)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_plain_formula_here_is_that_of_the_definition(causal):
+def test_lambda_order_reference_equals_the_definition(causal):
     inputs = make_inputs((5, 6), (5, 13))
     expected = definition.position_interaction(*inputs, (5, 6), causal=causal)
     torch.testing.assert_close(in_lambda_order(*inputs, (5, 6), causal), expected)

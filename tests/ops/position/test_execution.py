@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interactions import Spy, assert_all_close, make_inputs, run, serving, with_gradients
+from interactions import Spy, assert_all_close, make_inputs, run, supporting, with_gradients
 from torch import nn
 
 from lambdanets.ops import definition, position_interaction
@@ -16,7 +16,7 @@ from lambdanets.ops.position.rates import built_in
 from ops.exactness import assert_as_exact_as_plain
 
 GRID, SIDES = (6, 7), (5, 5)
-algorithms = pytest.mark.parametrize("algorithm", serving(*GRID))
+algorithms = pytest.mark.parametrize("algorithm", supporting(*GRID))
 
 
 class Position(nn.Module):
@@ -46,7 +46,7 @@ def by_data_in_place(layer):
     layer.table.data.add_(1)
 
 
-def by_other_data(layer):
+def by_replacing_data(layer):
     layer.table.data = layer.table.data.flip(0).contiguous()
 
 
@@ -59,13 +59,13 @@ def to_another_dtype_and_back(layer):
     layer.to(torch.bfloat16).to(torch.float64)
 
 
-CHANGES = [by_optimizer, by_state_dict, in_place, by_data_in_place, by_other_data,
+CHANGES = [by_optimizer, by_state_dict, in_place, by_data_in_place, by_replacing_data,
            by_a_pointer_past_the_version_counter, to_another_dtype_and_back]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @algorithms
-def test_what_is_kept_of_a_table_is_not_used_once_the_table_has_changed(change, algorithm):
+def test_prepared_table_is_not_used_after_the_table_changed(change, algorithm):
     queries, _, values = make_inputs(GRID, SIDES)
     layer = Position(algorithm)
     for mode in torch.no_grad, torch.inference_mode:
@@ -81,19 +81,19 @@ def test_what_is_kept_of_a_table_is_not_used_once_the_table_has_changed(change, 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @algorithms
-def test_training_goes_on_with_the_changed_table(change, algorithm):
+def test_training_uses_the_changed_table(change, algorithm):
     queries, _, values = (x.requires_grad_() for x in make_inputs(GRID, SIDES))
     layer = Position(algorithm)
     for _ in range(2):
         results = torch.autograd.grad(layer(queries, values).square().sum(), (queries, layer.table, values))
-        fresh = [x.detach().clone().requires_grad_() for x in (queries, layer.table, values)]
-        output = position_interaction(*fresh, GRID, algorithm="convolution" if algorithm != "convolution" else "mixed")
-        assert_all_close(results, torch.autograd.grad(output.square().sum(), fresh), 1e-10)
+        leaves = [x.detach().clone().requires_grad_() for x in (queries, layer.table, values)]
+        output = position_interaction(*leaves, GRID, algorithm="convolution" if algorithm != "convolution" else "mixed")
+        assert_all_close(results, torch.autograd.grad(output.square().sum(), leaves), 1e-10)
         change(layer)
 
 
 @algorithms
-def test_another_number_of_threads_does_not_meet_blocks_of_other_tiles(algorithm, monkeypatch):
+def test_changing_the_number_of_threads_does_not_reuse_prepared_tables(algorithm, monkeypatch):
     grid, sides = (14, 14), (7, 7)
     inputs = make_inputs(grid, sides, batch=8, k=8, v=8, dtype=torch.float32)
     results = []
@@ -103,18 +103,18 @@ def test_another_number_of_threads_does_not_meet_blocks_of_other_tiles(algorithm
     assert_all_close(*results, 1e-4)
 
 
-def test_what_is_made_shares_no_memory_with_the_table():
+def test_prepared_table_shares_no_memory_with_the_table():
     # with k = u = 1 the convolution's weights are laid out as the table is
     queries, table, values = make_inputs((4, 4), (5, 5), k=1)
     memory = table[..., 0].clone()
     position_interaction(queries, memory.unsqueeze(-1), values, (4, 4), algorithm="convolution")
     memory.copy_(memory.T.clone())
-    # at the same address, equal to the table before, in other strides
+    # at the same address and equal to the previous table, with other strides
     result = position_interaction(queries, memory.T.unsqueeze(-1), values, (4, 4), algorithm="convolution")
     torch.testing.assert_close(result, definition.position_interaction(queries, table, values, (4, 4)))
 
 
-def test_a_table_used_twice_is_prepared_once(monkeypatch):
+def test_table_is_prepared_once_for_several_calls(monkeypatch):
     spy = Spy("lambda_order")
     monkeypatch.setitem(ALGORITHMS, "lambda_order", spy)
     inputs = make_inputs(GRID, SIDES)
@@ -123,35 +123,35 @@ def test_a_table_used_twice_is_prepared_once(monkeypatch):
     assert spy.prepared == 1
 
 
-def test_kept_tables_stay_within_the_limit_and_the_oldest_goes_first(monkeypatch):
+def test_prepared_tables_are_evicted_in_lru_order_at_the_limit(monkeypatch):
     queries, table, values = make_inputs(GRID, SIDES)
     spy = Spy("lambda_order")
     monkeypatch.setitem(ALGORITHMS, "lambda_order", spy)
 
-    def prepared_anew(table):
+    def prepares(table):
         before = spy.prepared
         position_interaction(queries, table, values, GRID, algorithm="lambda_order")
         return spy.prepared > before
 
     tables = [table + i for i in range(12)]
-    assert prepared_anew(tables[0])
+    assert prepares(tables[0])
     size = prepared_tables.nbytes
     assert size > table.nbytes
-    monkeypatch.setattr(execution, "KEPT_BYTES", 5 * size)
+    monkeypatch.setattr(execution, "CACHE_BYTES", 5 * size)
     for other in tables[1:]:
-        assert prepared_anew(other)
+        assert prepares(other)
         assert prepared_tables.nbytes <= 5 * size
-    assert not any(prepared_anew(other) for other in tables[-5:])
-    assert prepared_anew(tables[-6])
-    monkeypatch.setattr(execution, "KEPT_BYTES", 3 * size)  # a single one may take a quarter
+    assert not any(prepares(other) for other in tables[-5:])
+    assert prepares(tables[-6])
+    monkeypatch.setattr(execution, "CACHE_BYTES", 3 * size)  # a single entry may take a quarter
     prepared_tables.clear()
-    assert prepared_anew(table)
+    assert prepares(table)
     assert prepared_tables.nbytes == 0
-    assert prepared_anew(table)
+    assert prepares(table)
 
 
 @algorithms
-def test_threads_at_once_give_what_one_gives(algorithm):
+def test_results_are_thread_safe(algorithm):
     inputs = [make_inputs(GRID, SIDES, batch=batch, heads=heads) for batch, heads in ((2, 1), (3, 2), (1, 3), (2, 4))]
     expected = [run(x, GRID, algorithm=algorithm) for x in inputs]
     failures = []
@@ -179,7 +179,7 @@ SHAPES = {"tiled": ((9, 24), (3, 3)), "whole": ((5, 6), (11, 11)), "sequence": (
 
 @pytest.mark.parametrize(("grid", "sides"), SHAPES.values(), ids=SHAPES.keys())
 @algorithms
-def test_a_second_call_leaves_the_results_of_the_first_alone(algorithm, grid, sides):
+def test_second_call_does_not_overwrite_results_of_the_first(algorithm, grid, sides):
     first, second = (make_inputs(grid, sides, batch=b) for b in (2, 1))
     for inputs in (first, [x + 1 for x in first], second):
         results = run(first, grid, algorithm=algorithm)
@@ -197,28 +197,28 @@ def test_results_share_no_memory_with_the_inputs(algorithm):
 
 
 @algorithms
-def test_what_inference_mode_made_serves_training(algorithm):
+def test_tables_prepared_in_inference_mode_work_in_training(algorithm):
     inputs = make_inputs((5, 6), (3, 5))
     expected = run([x.clone() for x in inputs], (5, 6), algorithm=algorithm)
     inputs = [x.clone().requires_grad_() for x in inputs]
     with torch.inference_mode():
         position_interaction(*inputs, (5, 6), algorithm=algorithm)
     output = position_interaction(*inputs, (5, 6), algorithm=algorithm)
-    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    gradients = torch.autograd.grad(output, inputs, gradient, create_graph=True)
+    grad_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients = torch.autograd.grad(output, inputs, grad_output, create_graph=True)
     assert_all_close([output, *gradients], expected)
     assert all(x.isfinite().all() for x in torch.autograd.grad(sum(g.square().sum() for g in gradients), inputs))
 
 
 @pytest.mark.parametrize("gain", [0.6, 4.0])
-@pytest.mark.parametrize("at_once", [1, 100], ids=["one by one", "together"])
+@pytest.mark.parametrize("at_once", [1, 100], ids=["one by one", "batched"])
 @algorithms
-def test_bfloat16_keeps_to_the_budget_with_slow_and_with_fast_products(monkeypatch, algorithm, at_once, gain):
+def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, at_once, gain):
     rates = replace(built_in("cpu", 1), bfloat16_gain=gain)
     monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device: rates)
-    spy = Spy(algorithm, most=at_once)
+    spy = Spy(algorithm, max_batch=at_once)
     monkeypatch.setitem(ALGORITHMS, algorithm, spy)
-    grid, sides, batch = (3, 4), (5, 7), 128  # few pairs of an offset and many examples, to see their sum
+    grid, sides, batch = (3, 4), (5, 7), 128  # few pairs per offset and many examples, to test the sum over examples
     inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
     results = run(inputs, grid, algorithm=algorithm)
     narrow = gain > 1 and spy.inner.keeps_bfloat16
@@ -234,17 +234,17 @@ def test_bfloat16_keeps_to_the_budget_with_slow_and_with_fast_products(monkeypat
 
 
 @algorithms
-def test_chunks_of_examples_give_what_the_whole_batch_gives(monkeypatch, algorithm):
+def test_split_batch_equals_the_full_batch(monkeypatch, algorithm):
     inputs = make_inputs(GRID, SIDES, batch=7)
-    whole = run(inputs, GRID, algorithm=algorithm)
-    spy = Spy(algorithm, most=3)
+    expected = run(inputs, GRID, algorithm=algorithm)
+    spy = Spy(algorithm, max_batch=3)
     monkeypatch.setitem(ALGORITHMS, algorithm, spy)
-    assert_all_close(run(inputs, GRID, algorithm=algorithm), whole)
+    assert_all_close(run(inputs, GRID, algorithm=algorithm), expected)
     assert [len(queries) for queries in spy.queries] == [3, 3, 1]
 
 
 @algorithms
-def test_an_empty_batch_gives_empty_outputs_and_a_table_gradient_of_zeros(algorithm):
+def test_empty_batch_gives_empty_outputs_and_zero_table_gradient(algorithm):
     inputs = make_inputs(GRID, SIDES, batch=0)
     output, grad_queries, grad_table, grad_values = run(inputs, GRID, algorithm=algorithm)
     assert output.shape == (0, 3, math.prod(GRID), 5)
@@ -262,7 +262,7 @@ SAVED = {
 
 @pytest.mark.parametrize(("grid", "sides", "u", "causal", "dilation"), SAVED.values(), ids=SAVED.keys())
 @algorithms
-def test_a_forward_pass_saves_nothing_but_its_inputs(algorithm, grid, sides, u, causal, dilation):
+def test_forward_saves_only_its_inputs(algorithm, grid, sides, u, causal, dilation):
     inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u)]
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
@@ -278,12 +278,12 @@ def test_dilated_forward_pass_saves_only_its_padded_inputs(algorithm):
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         position_interaction(*inputs, (5, 7), dilation=2, algorithm=algorithm)
-    filled = (6 * 8) / (5 * 7)
-    assert sum(x.numel() for x in saved) <= filled * sum(x.numel() for x in inputs)
+    padding_factor = (6 * 8) / (5 * 7)
+    assert sum(x.numel() for x in saved) <= padding_factor * sum(x.numel() for x in inputs)
 
 
 @algorithms
-def test_a_copied_module_has_a_table_of_its_own(algorithm):
+def test_deepcopy_does_not_share_the_prepared_table(algorithm):
     queries, _, values = make_inputs(GRID, SIDES)
     layer = Position(algorithm)
     before = layer(queries, values)

@@ -17,8 +17,8 @@ CASES = {
 cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
 
-class InChunks(Fourier):
-    """Fourier with a given number of value channels and query depths at a time."""
+class ChunkedFourier(Fourier):
+    """Fourier with a fixed number of value channels and query depths per chunk."""
 
     def __init__(self, channels, depths):
         self.chunk = channels, depths
@@ -29,28 +29,28 @@ class InChunks(Fourier):
 
 @cases
 @pytest.mark.parametrize("chunk", [(1, 1), (3, 1), (5, 1), (5, 3)], ids="{0[0]} channels, {0[1]} depths".format)
-def test_any_size_of_chunk_gives_what_the_lambda_order_gives(monkeypatch, chunk, grid, sides, u, causal):
-    monkeypatch.setitem(ALGORITHMS, "fourier", InChunks(*chunk))
+def test_any_chunk_size_equals_lambda_order(monkeypatch, chunk, grid, sides, u, causal):
+    monkeypatch.setitem(ALGORITHMS, "fourier", ChunkedFourier(*chunk))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="fourier"), expected)
 
 
 @pytest.mark.parametrize("side", range(1, 40))
-def test_no_offset_wraps_around_onto_the_grid(side):
+def test_padded_grid_avoids_wrap_around(side):
     for scope in range(1, 2 * side + 2, 2):
         problem = ln.plan(*make_inputs((side,), (scope,), k=1, v=1, heads=1, batch=1), (side,)).problem
         (length,) = padded_grid(problem)
         reach = min(scope // 2, side - 1)
-        # offset o of the table and offset d of a pair fall together only where they are equal
+        # then different offsets never alias
         assert length > (side - 1) + reach
 
 
-@pytest.mark.parametrize("least", [1, 2, 63, 64, 65, 97, 1031, 131071])
-def test_a_fast_side_is_even_not_shorter_and_has_small_factors_alone(least):
-    side = fast_side(least)
-    assert least <= side <= max(least + 16, round(1.1 * least))
-    assert side % (8 if least > 64 else 2) == 0
+@pytest.mark.parametrize("minimum", [1, 2, 63, 64, 65, 97, 1031, 131071])
+def test_fast_side_is_even_and_has_only_small_prime_factors(minimum):
+    side = fast_side(minimum)
+    assert minimum <= side <= max(minimum + 16, round(1.1 * minimum))
+    assert side % (8 if minimum > 64 else 2) == 0
     for factor in (2, 3, 5, 7):
         while side % factor == 0:
             side //= factor
@@ -58,8 +58,8 @@ def test_a_fast_side_is_even_not_shorter_and_has_small_factors_alone(least):
 
 
 @cases
-def test_the_gradient_of_the_table_is_the_adjoint_of_its_spectrum(grid, sides, u, causal):
-    # Parseval: <F R, F G> = prod(N) <R, G> over full spectra; here both are that of a pair of real maps
+def test_grad_table_is_the_adjoint_of_prepare(grid, sides, u, causal):
+    # Parseval: <F R, F G> = prod(N) <R, G> over full spectra of real maps
     problem = ln.plan(*make_inputs(grid, sides, u), grid, causal=causal).problem
     generator = torch.Generator().manual_seed(0)
     shape = (*problem.scope, problem.query_depth, problem.intra_depth)

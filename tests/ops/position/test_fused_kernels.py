@@ -33,8 +33,8 @@ PROBLEM = Problem(
 GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
 RATES = built_in("cuda", 1)
 KERNELS = load_script("experiments/kernels.py")
-# Of each kernel the fewest and the most heads, the deepest values and depths that are no multiple of 16; one example.
-SOME = [
+# For each kernel: minimum and maximum heads, maximum value depth, a depth that is not a multiple of 16; batch 1.
+CONFIGURATIONS = [
     configuration
     for architecture, heads, depth, batch in ((80, 1, 128, 128), (90, 4, 64, 128), (120, 16, 24, 128), (86, 2, 16, 1))
     for configuration in KERNELS.configurations([architecture], [heads], [depth], ["bfloat16"], [batch], [56 * 56])
@@ -43,7 +43,7 @@ SOME = [
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """What the interpreted kernels give: relative errors by case, tensors of the size of the output, offsets."""
+    """Results of the interpreted kernels: relative errors by case, number of output-sized tensors, offsets."""
     pytest.importorskip("triton", reason="the kernels need Triton")
     script = Path(__file__).parent / "interpreted_fused.py"
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -55,14 +55,14 @@ def interpreted():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_equal_the_definition_with_nan_around_the_inputs(case, interpreted):
-    # One factor between two products and the result are rounded to the dtype: half an epsilon each at most.
+def test_kernels_equal_the_definition_with_inputs_inside_nan(case, interpreted):
+    # The intermediate of two products and the result are rounded to the dtype: at most half an epsilon each.
     allowed = torch.finfo(CASES[case][0]).eps * (1 if CASES[case][0] == torch.float16 else 2)
     assert all(error <= allowed for error in interpreted["errors"][case].values()), interpreted["errors"][case]
 
 
-def test_the_output_and_its_gradient_are_written_once(interpreted):
-    # content term and layout are the kernel's; a copy, a padded one or a sum would be another tensor
+def test_output_and_its_gradient_are_written_once(interpreted):
+    # the kernel adds the content term in the final layout; a copy, padding or a sum would allocate another tensor
     assert interpreted["storages"] == {"forward": 1, "backward": 1, "writes": 0}
 
 
@@ -70,7 +70,7 @@ def test_table_gradient_beyond_float16_is_finite(interpreted):
     assert interpreted["large table gradient"] <= torch.finfo(torch.float16).eps
 
 
-def test_inputs_of_more_than_2_to_the_31_elements(interpreted):
+def test_inputs_may_exceed_2_to_the_31_elements(interpreted):
     for dtype, errors in interpreted["far apart"].items():
         assert max(errors.values()) <= torch.finfo(getattr(torch, dtype.removeprefix("torch."))).eps * 2, errors
 
@@ -90,8 +90,8 @@ def name_of(configuration):
     return f"{c.kernel}-{c.architecture}-{c.heads}-{c.dtype}-{tiles}"
 
 
-@pytest.mark.parametrize("configuration", SOME, ids=name_of)
-def test_kernels_fit_the_device_and_start_their_loads_ahead(configuration, tmp_path, monkeypatch):
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=name_of)
+def test_compiled_kernels_fit_the_device_and_prefetch(configuration, tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="the kernels need Triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton interprets its kernels instead of compiling them")
@@ -100,7 +100,7 @@ def test_kernels_fit_the_device_and_start_their_loads_ahead(configuration, tmp_p
     assert [*KERNELS.faults(row)] == [], row
 
 
-def test_a_kernel_that_does_not_fit_spills_or_waits_is_found():
+def test_kernel_report_finds_oversized_spilling_and_stalling_kernels():
     good = {
         "fits": True, "shared": 1, "stack": 0, "dtype": "bfloat16", "instruction": "mma.sync", "loads": 4,
         "loads_not_ahead": 0, "warps_a_scheduler": 2.0, "stages_ahead": 2, "tiles": {"stages": 3},
@@ -122,44 +122,44 @@ def test_a_kernel_that_does_not_fit_spills_or_waits_is_found():
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_problem_beyond_the_limits_has_no_cost(change, monkeypatch):
+def test_fused_has_no_cost_for_unsupported_problems(change, monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU if device == "cuda" else None)
     assert Fused().cost(PROBLEM, RATES) is not None
     assert Fused().cost(replace(PROBLEM, **change), RATES) is None
 
 
-def test_without_triton_there_is_no_cost(monkeypatch):
+def test_fused_has_no_cost_without_triton(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert Fused().cost(PROBLEM, RATES) is not None
     monkeypatch.setattr(device, "TRITON_INSTALLED", False)
     assert Fused().cost(PROBLEM, RATES) is None
 
 
-def test_the_cost_counts_the_pairs_within_the_scope_alone(monkeypatch):
+def test_cost_counts_only_pairs_within_the_scope(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
     # 8 positions, 2 to either side: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs an axis.
     assert Fused().cost(PROBLEM, RATES).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
 
 
-def test_backward_workspace_counts_the_parts_of_the_table_gradient(monkeypatch):
+def test_backward_workspace_includes_partial_table_gradients(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
-    whole = replace(PROBLEM, batch=1, grid=(256, 256), before=(255, 255), after=(255, 255), value_depth=64)
-    forward, backward = Fused().cost(whole, RATES).workspaces
+    large = replace(PROBLEM, batch=1, grid=(256, 256), before=(255, 255), after=(255, 255), value_depth=64)
+    forward, backward = Fused().cost(large, RATES).workspaces
     assert forward < 64 << 20
     assert backward > 1 << 30  # 2,044 MiB of parts in float32, of 64 offsets and columns for 8 queries each
     # more examples, same parts
-    assert sum(Fused().cost(replace(whole, batch=8), RATES).workspaces) == forward + backward
+    assert sum(Fused().cost(replace(large, batch=8), RATES).workspaces) == forward + backward
 
 
 @pytest.mark.parametrize(
     ("grid", "reach", "expected"),
     [
-        ((1, 50), (0, 50), (1, 16, 1, 32)),  # a line: nothing in rows
+        ((1, 50), (0, 50), (1, 16, 1, 32)),  # a sequence: a single row
         ((56, 56), (11, 11), (2, 8, 8, 4)),  # 24 rows, at most 30 columns: 3 steps by 8, with columns 2 to spare
         ((7, 7), (6, 6), (2, 8, 4, 8)),
     ],
 )
-def test_tiles_take_the_shape_that_needs_the_fewest_steps(grid, reach, expected):
+def test_tiles_have_the_shape_with_the_fewest_steps(grid, reach, expected):
     assert tile_and_step(grid, reach, 16, 32) == expected
 
 
@@ -169,12 +169,12 @@ def test_table_gradient_takes_more_rows_on_narrow_maps():
     assert table_step((56, 56), (11, 11), 8, 64) == (8, 8)
 
 
-def test_a_batch_or_a_map_that_cannot_fill_the_device_takes_fewer_examples():
+def test_small_batches_and_maps_use_fewer_examples_per_program():
     def examples(batch, positions, kernel="forward_query_order"):
         return tiles_of(kernel, (9, 0), 2, batch, 4, positions, 16).examples
 
     assert examples(128, 56 * 56) == 8
     assert examples(2, 56 * 56) == 2
-    assert examples(1, 56 * 56) == 2  # fewer would be too little for the threads to load
+    assert examples(1, 56 * 56) == 2  # fewer would leave threads without loads
     assert examples(128, 7 * 7) == 4
-    assert examples(1, 7 * 7, "table_parts") == 4  # 16 rows of examples and heads are the fewest that it can sum
+    assert examples(1, 7 * 7, "table_parts") == 4  # at least 16 rows of examples and heads

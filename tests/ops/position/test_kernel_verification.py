@@ -1,7 +1,7 @@
-"""Fused kernels are chosen only after a self-test has passed, whatever goes wrong in it.
+"""Fused kernels are chosen only after passing the self-test, with any failure in it.
 
-Triton's interpreter on the CPU stands for a GPU; the rest is as on one: the plan, the process of the self-test, its
-time limit, the file of verdicts, the warnings.
+Triton's interpreter on the CPU replaces a GPU; the plan, the subprocess of the self-test, its time limit, the file of
+verdicts and the warnings are as on a GPU.
 """
 
 import contextlib
@@ -31,44 +31,44 @@ from lambdanets.ops.position.problem import problem_of
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 HERE = Path(__file__).parent
-GRID, SIDES = (7, 7), (13, 13)  # where the kernels, as planned for the interpreter, are the fastest
+GRID, SIDES = (7, 7), (13, 13)  # for which the plan for the interpreter chooses the kernels
 
 
 def inputs_of(dtype=torch.float32, batch=2):
     return make_inputs(GRID, SIDES, batch=batch, heads=4, k=16, v=16, dtype=dtype)
 
 
-def planned(dtype=torch.float32, **options):
+def plan_for(dtype=torch.float32, **options):
     return ln.plan(*inputs_of(dtype), GRID, **options)
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The user's cache folder, of a user on whose machine no kernel was tested; kernels are interpreted."""
+    """An empty user's cache folder; kernels are interpreted."""
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(fused, "_REFUSED", {})
-    verification.forget()
+    monkeypatch.setattr(fused, "_EXCLUDED", {})
+    verification.clear()
     plan._make_plan.cache_clear()
     yield tmp_path / "cache"
-    verification.forget()
+    verification.clear()
     verification.versions.cache_clear()
     plan._make_plan.cache_clear()
 
 
 @pytest.fixture
 def with_fault(cache, monkeypatch):
-    """A function that puts a fault into the kernels of the self-test."""
+    """A function that injects a fault into the kernels of the self-test."""
 
-    def put(fault):
+    def inject(fault):
         monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, str(HERE / "faulty_kernels.py"), fault))
 
-    return put
+    return inject
 
 
 @pytest.fixture
 def counted(cache, tmp_path, monkeypatch):
-    """A self-test that all kernels pass; called, says in which dtypes it ran."""
+    """Replaces the self-test by one that all kernels pass; a function that returns the dtypes of its runs."""
     runs = tmp_path / "runs"
     command = (sys.executable, str(HERE / "counted_self_test.py"), str(runs))
     monkeypatch.setattr(self_test_process, "SELF_TEST", command)
@@ -77,8 +77,8 @@ def counted(cache, tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def another_process(monkeypatch):
-    """What a later process of the user knows: the cache folder alone. It must not test."""
-    verification.forget()
+    """Simulates a later process, with only the cache folder; fails if it runs the self-test."""
+    verification.clear()
     monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('tested again')"))
     with warnings.catch_warnings():
         warnings.simplefilter("error", KernelWarning)
@@ -86,29 +86,29 @@ def another_process(monkeypatch):
 
 
 @pytest.mark.slow
-def test_kernels_are_chosen_once_their_self_test_has_passed(with_fault, cache, monkeypatch):
+def test_kernels_are_chosen_after_passing_the_self_test(with_fault, cache, monkeypatch):
     with_fault("none")
-    found = planned(torch.bfloat16)
-    assert (found.chosen, found.backward, found.refused) == ("fused", "fused", {})
+    found = plan_for(torch.bfloat16)
+    assert (found.chosen, found.backward, found.excluded) == ("fused", "fused", {})
     (kept,) = json.loads((cache / "kernels.json").read_text()).values()
     assert kept["bfloat16"].keys() == {*verification.FORWARD, *verification.BACKWARD}
     assert all(0 < verdict["error"] <= verdict["allowed"] for verdict in kept["bfloat16"].values())
     with another_process(monkeypatch):
-        assert planned(torch.bfloat16).chosen == "fused"
+        assert plan_for(torch.bfloat16).chosen == "fused"
 
 
 @pytest.mark.slow
-def test_a_kernel_that_raises_is_replaced_with_one_warning(with_fault, monkeypatch):
+def test_raising_kernel_is_replaced_with_one_warning(with_fault, monkeypatch):
     with_fault("raises")
     with pytest.warns(KernelWarning) as warned:
-        found = planned()
+        found = plan_for()
     (warning,) = warned
     versions = f"torch {torch.__version__}", "triton ", "lambdanets ", "Triton's interpreter, compute capability 9.0"
     reason = "forward_query_order raises RuntimeError: out of resource: shared memory, Required: 303104"
     assert all(part in str(warning.message) for part in (*versions, "float32", reason))
     for known in contextlib.nullcontext(), another_process(monkeypatch):
         with known:
-            found = planned()
+            found = plan_for()
             assert found.chosen != "fused"
             assert found.backward == "fused"  # its kernels passed
             assert reason in str(found)
@@ -119,61 +119,61 @@ def test_a_kernel_that_raises_is_replaced_with_one_warning(with_fault, monkeypat
 
 
 @pytest.mark.slow
-def test_kernels_wrong_in_one_dtype_serve_the_other(with_fault):
+def test_kernels_wrong_in_one_dtype_are_used_in_others(with_fault):
     with_fault("wrong_in_bfloat16")
     one_element = r"forward_query_order is wrong: its largest relative error is 0\.\d+, allowed is 0\.06"
     one_unwritten = "queries_gradient is wrong: its largest relative error is nan"
     with pytest.warns(KernelWarning, match=f"for bfloat16: .*{one_element}.*{one_unwritten}"):
         verdicts = verification.verdicts_of(kernel_device("cpu"), torch.bfloat16)
     assert {name for name, verdict in verdicts.items() if verdict.reason} == {"forward_query_order", "queries_gradient"}
-    assert planned(torch.float32).chosen == "fused"
+    assert plan_for(torch.float32).chosen == "fused"
 
 
 @pytest.mark.slow
-def test_a_kernel_that_hangs_is_ended_at_the_time_limit(counted, with_fault, cache, monkeypatch):
+def test_hanging_kernel_is_killed_at_the_time_limit(counted, with_fault, cache, monkeypatch):
     healthy = self_test_process.SELF_TEST
     with_fault("hangs")
     cache.mkdir()
     monkeypatch.setenv("LAMBDANETS_KERNEL_TEST_SECONDS", "1")
     with pytest.warns(KernelWarning, match="forward_query_order took longer than 1 s to compile and test"):
-        found = planned()
+        found = plan_for()
     assert "fused" not in (found.chosen, found.backward)
     with pytest.raises(ProcessLookupError):
         os.kill(int((cache / "pid").read_text()), 0)
-    # the kernels after it were not tested: the next process tests them, and not the one that hangs
+    # the next process tests the remaining kernels, but not the one that hung
     monkeypatch.setattr(self_test_process, "SELF_TEST", healthy)
-    verification.forget()
-    found = planned()
+    verification.clear()
+    found = plan_for()
     assert (found.chosen == "fused", found.backward) == (False, "fused")
     assert "took longer than 1 s" in str(found)
 
 
 @pytest.mark.slow
-def test_a_kernel_that_crashes_its_process_is_blamed_alone(with_fault):
+def test_crash_of_the_self_test_disables_only_the_current_kernel(with_fault):
     with_fault("crashes")
     with pytest.warns(KernelWarning, match="queries_gradient ended the self-test's process, exit code -11"):
-        found = planned()
+        found = plan_for()
     assert found.chosen == "fused"
     assert found.backward != "fused"
     verdicts = verification.verdicts_of(kernel_device("cpu"), torch.float32)
     assert [name for name, verdict in verdicts.items() if verdict.reason] == ["queries_gradient"]
 
 
-def test_kernels_that_could_not_be_tested_are_tested_by_the_next_process(counted, cache, monkeypatch):
+def test_untested_kernels_are_tested_by_the_next_process(counted, cache, monkeypatch):
     command = self_test_process.SELF_TEST
     monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('GPU is busy')"))
     with pytest.warns(KernelWarning, match=r"could not be tested.*GPU is busy.*the next process tries again") as warned:
-        assert planned().chosen != "fused"
+        assert plan_for().chosen != "fused"
     assert len(warned) == 1
-    assert planned().chosen != "fused"
-    assert "GPU is busy" in str(planned())
+    assert plan_for().chosen != "fused"
+    assert "GPU is busy" in str(plan_for())
     monkeypatch.setattr(self_test_process, "SELF_TEST", command)
-    verification.forget()
-    assert planned().chosen == "fused"
+    verification.clear()
+    assert plan_for().chosen == "fused"
 
 
 @pytest.mark.slow
-def test_a_self_test_that_finds_another_device_gives_no_verdict(monkeypatch):
+def test_self_test_on_another_device_gives_no_verdict(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     gpu = KernelDevice("cuda:0", "a GPU that nobody has", (9, 0))
     kept, unkept = self_test_process.run_self_test(gpu, torch.float32, ["queries_gradient"])
@@ -181,10 +181,10 @@ def test_a_self_test_that_finds_another_device_gives_no_verdict(monkeypatch):
     assert re.search("could not be tested: .*process finds .* as cuda:0", unkept["queries_gradient"].reason)
 
 
-def test_a_self_test_that_cannot_be_started_leaves_plain_algorithms(cache, monkeypatch):
+def test_plain_algorithms_are_used_if_the_self_test_cannot_start(cache, monkeypatch):
     monkeypatch.setattr(self_test_process, "SELF_TEST", (str(cache / "no python"),))
     with pytest.warns(KernelWarning, match="could not be tested: .*no python does not start"):
-        assert planned().chosen != "fused"
+        assert plan_for().chosen != "fused"
 
 
 DAMAGES = ["", "{", "[]", '{"%s": 3}', '{"%s": {"float32": []}}', '{"%s": {"float32": {"queries_gradient": {}}}}']
@@ -192,37 +192,37 @@ DAMAGES += ['{"%s": {"float32": {"queries_gradient": {"reason": 1}, "values_grad
 
 
 @pytest.mark.parametrize("text", DAMAGES)
-def test_a_damaged_file_of_verdicts_is_tested_anew(text, counted, cache):
+def test_corrupt_verdict_file_triggers_a_new_self_test(text, counted, cache):
     cache.mkdir()
-    key = verification.described(kernel_device("cpu"))
+    key = verification.describe(kernel_device("cpu"))
     (cache / "kernels.json").write_bytes(text.replace("%s", key).encode("utf-8", "surrogateescape"))
-    assert planned().chosen == "fused"
+    assert plan_for().chosen == "fused"
     assert counted() == ["float32"]
     assert json.loads((cache / "kernels.json").read_text())[key]["float32"].keys() >= {"queries_gradient"}
-    verification.forget()
-    assert planned().chosen == "fused"
+    verification.clear()
+    assert plan_for().chosen == "fused"
     assert counted() == ["float32"]
 
 
 @pytest.mark.parametrize("changed", ["torch", "lambdanets"])
-def test_another_version_is_tested_anew(changed, counted, cache, monkeypatch):
-    assert planned().chosen == "fused"
+def test_new_version_triggers_a_new_self_test(changed, counted, cache, monkeypatch):
+    assert plan_for().chosen == "fused"
     monkeypatch.setattr(sys.modules[changed], "__version__", "99.0")
     verification.versions.cache_clear()
-    verification.forget()
-    assert planned().chosen == "fused"
+    verification.clear()
+    assert plan_for().chosen == "fused"
     assert counted() == ["float32", "float32"]
     assert len(json.loads((cache / "kernels.json").read_text())) == 2
 
 
-def test_verdicts_hold_for_the_process_where_the_cache_cannot_be_written(counted, monkeypatch):
+def test_verdicts_are_used_in_process_if_the_cache_is_not_writable(counted, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_CACHE", os.devnull)
     for _ in range(2):
-        assert planned().chosen == "fused"
+        assert plan_for().chosen == "fused"
     assert counted() == ["float32"]
 
 
-def test_verdicts_hold_for_the_process_of_a_user_without_a_home(counted, monkeypatch):
+def test_verdicts_are_used_in_process_without_a_home_folder(counted, monkeypatch):
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
@@ -230,13 +230,13 @@ def test_verdicts_hold_for_the_process_of_a_user_without_a_home(counted, monkeyp
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
     for _ in range(2):
-        assert planned().chosen == "fused"
+        assert plan_for().chosen == "fused"
     assert counted() == ["float32"]
 
 
-def test_threads_at_first_use_test_once(counted):
+def test_concurrent_threads_run_one_self_test(counted):
     chosen = []
-    threads = [threading.Thread(target=lambda: chosen.append(planned().chosen)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: chosen.append(plan_for().chosen)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -245,7 +245,7 @@ def test_threads_at_first_use_test_once(counted):
 
 
 @pytest.mark.slow
-def test_processes_at_first_use_test_once(counted, monkeypatch):
+def test_concurrent_processes_run_one_self_test(counted, monkeypatch):
     script = (
         "import sys, torch\n"
         "from lambdanets.ops.position.fused import self_test_process, verification\n"
@@ -260,31 +260,31 @@ def test_processes_at_first_use_test_once(counted, monkeypatch):
     assert counted() == ["float32"]
 
 
-def test_kernels_asked_for_by_name_need_no_self_test(counted):
-    found = planned(algorithm="fused")
+def test_explicit_fused_algorithm_needs_no_self_test(counted):
+    found = plan_for(algorithm="fused")
     assert (found.chosen, found.backward) == ("fused", "fused")
     assert counted() == []
 
 
-def test_a_problem_that_plain_algorithms_serve_better_needs_no_self_test(counted):
-    assert planned(torch.float64).chosen != "fused"
+def test_no_self_test_if_a_plain_algorithm_is_faster(counted):
+    assert plan_for(torch.float64).chosen != "fused"
     assert counted() == []
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "2 minutes", ""])
-def test_a_time_limit_that_is_none_is_named(text, cache, monkeypatch):
+def test_rejects_invalid_time_limits(text, cache, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_KERNEL_TEST_SECONDS", text)
     message = f"LAMBDANETS_KERNEL_TEST_SECONDS must be a positive number of seconds, got {text!r}"
     with pytest.raises(ValueError, match=message):
-        planned()
+        plan_for()
 
 
 @pytest.fixture
-def launched(counted, monkeypatch):
-    """Kernels that passed the self-test, and raise when they are launched; what was launched."""
+def failing_launches(counted, monkeypatch):
+    """A function that makes all launches raise an error after a passed self-test, and returns the launched names."""
     names = []
 
-    def put(error):
+    def raise_on_launch(error):
         def launch(name):
             def fails(*arguments):
                 names.append(name)
@@ -296,11 +296,11 @@ def launched(counted, monkeypatch):
             monkeypatch.setattr(launches, name, launch(name))
         return names
 
-    return put
+    return raise_on_launch
 
 
-def test_a_kernel_that_cannot_be_launched_is_replaced_for_that_problem(launched):
-    names = launched(RuntimeError("out of resource: shared memory"))
+def test_failed_launch_falls_back_for_that_problem_only(failing_launches):
+    names = failing_launches(RuntimeError("out of resource: shared memory"))
     inputs = inputs_of()
     expected = run(inputs, GRID, algorithm="query_order")
     with pytest.warns(KernelWarning, match=r"out of resource.*batch=2.*|batch=2.*out of resource") as warned:
@@ -317,8 +317,8 @@ def test_a_kernel_that_cannot_be_launched_is_replaced_for_that_problem(launched)
         position_interaction(*inputs_of(batch=3), GRID)
 
 
-def test_a_kernel_that_cannot_be_launched_is_replaced_in_a_compiled_graph(launched):
-    launched(RuntimeError("out of resource"))
+def test_failed_launch_falls_back_in_a_compiled_graph(failing_launches):
+    failing_launches(RuntimeError("out of resource"))
     queries, table, values = inputs_of()
     with pytest.warns(KernelWarning, match="out of resource"):
         result = torch.ops.lambdanets.position_interaction(
@@ -327,20 +327,20 @@ def test_a_kernel_that_cannot_be_launched_is_replaced_in_a_compiled_graph(launch
     assert_all_close([result], [position_interaction(queries, table, values, GRID, algorithm="mixed")], 1e-5)
 
 
-def test_a_kernel_asked_for_by_name_is_never_replaced(launched):
-    launched(RuntimeError("out of resource"))
+def test_explicit_fused_algorithm_is_never_replaced(failing_launches):
+    failing_launches(RuntimeError("out of resource"))
     with pytest.raises(RuntimeError, match="out of resource"):
         position_interaction(*inputs_of(), GRID, algorithm="fused")
 
 
-def test_lack_of_memory_is_not_blamed_on_a_kernel(launched):
-    launched(torch.OutOfMemoryError("CUDA out of memory"))
+def test_out_of_memory_does_not_disable_a_kernel(failing_launches):
+    failing_launches(torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(torch.OutOfMemoryError):
         position_interaction(*inputs_of(), GRID)
-    assert planned().chosen == "fused"
+    assert plan_for().chosen == "fused"
 
 
-def test_each_gpu_of_a_machine_has_a_plan_of_its_own(monkeypatch):
+def test_each_gpu_has_its_own_plan(monkeypatch):
     generations = {0: (9, "H100"), 1: (7, "T4")}
 
     def properties(index):

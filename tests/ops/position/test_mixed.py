@@ -23,8 +23,8 @@ CASES = {
 cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
 
-class OfRows(Mixed):
-    """The mixed algorithm with a given number of rows at once."""
+class MixedWithRows(Mixed):
+    """The mixed algorithm with a fixed number of rows per tile."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -35,8 +35,8 @@ class OfRows(Mixed):
 
 @cases
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])
-def test_any_number_of_rows_at_once_gives_what_the_lambda_order_gives(monkeypatch, rows, grid, sides, u, causal):
-    monkeypatch.setitem(ALGORITHMS, "mixed", OfRows(rows))
+def test_any_tile_height_equals_lambda_order(monkeypatch, rows, grid, sides, u, causal):
+    monkeypatch.setitem(ALGORITHMS, "mixed", MixedWithRows(rows))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="mixed"), expected)
@@ -44,28 +44,28 @@ def test_any_number_of_rows_at_once_gives_what_the_lambda_order_gives(monkeypatc
 
 @pytest.mark.parametrize("side", [1, 2, 7, 8, 31])
 @pytest.mark.parametrize("scope", [1, 3, 9, 61])
-def test_the_transform_is_long_enough_that_nothing_wraps_around(side, scope):
+def test_transform_is_long_enough_to_avoid_wrap_around(side, scope):
     inputs = make_inputs((2, side), (1, scope))
     problem = ln.plan(*inputs, (2, side)).problem
     for before, after in ((problem.before[-1], 0), (0, problem.after[-1]), (problem.before[-1], problem.after[-1])):
-        uneven = replace(problem, before=(0, before), after=(0, after))
-        assert 2 * frequencies(uneven) - 1 >= side + max(before, after)
+        asymmetric = replace(problem, before=(0, before), after=(0, after))
+        assert 2 * frequencies(asymmetric) - 1 >= side + max(before, after)
 
 
-def test_examples_taken_in_chunks_with_a_smaller_last_one_change_nothing(monkeypatch):
+def test_split_batch_with_a_smaller_last_chunk_equals_the_full_batch(monkeypatch):
     inputs = make_inputs((6, 7), (5, 5), batch=5)
     expected = run(inputs, (6, 7), algorithm="mixed")
-    monkeypatch.setitem(ALGORITHMS, "mixed", Spy("mixed", most=2))
+    monkeypatch.setitem(ALGORITHMS, "mixed", Spy("mixed", max_batch=2))
     assert_all_close(run(inputs, (6, 7), algorithm="mixed"), expected)
 
 
-def test_mirrored_positions_are_packed_and_unpacked_as_adjoints():
+def test_unpack_queries_is_the_adjoint_of_pack_queries():
     for side in (4, 5):
         problem = ln.plan(*make_inputs((3, side), (3, 3)), (3, side)).problem
         queries = make_inputs((3, side), (3, 3))[0]
         packed = mirrored.pack_queries(queries, problem).clone()
-        gradient = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        if side % 2:  # the mirrored half of the middle is not read
-            gradient.unflatten(3, (2, -1))[0, :, :, 1] = 0
-        result = mirrored.unpack_queries(gradient, problem)
-        torch.testing.assert_close((result * queries).sum(), (gradient * packed).sum())
+        grad_packed = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        if side % 2:  # the mirrored half of the middle column is not read
+            grad_packed.unflatten(3, (2, -1))[0, :, :, 1] = 0
+        result = mirrored.unpack_queries(grad_packed, problem)
+        torch.testing.assert_close((result * queries).sum(), (grad_packed * packed).sum())

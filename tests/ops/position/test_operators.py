@@ -1,4 +1,4 @@
-"""The operators that torch.compile sees, by PyTorch's own checks and against eager mode."""
+"""The custom operators for torch.compile, by opcheck and against eager mode."""
 
 import pytest
 import torch
@@ -23,8 +23,8 @@ cases = pytest.mark.parametrize(("grid", "sides", "u", "dilation", "causal"), CA
 def test_the_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm):
     inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u, heads=2, k=2, v=3)]
     content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
-    for some in (content, None):
-        opcheck(position_interaction_operator, (*inputs, some, grid, dilation, causal, algorithm))
+    for optional_content in (content, None):
+        opcheck(position_interaction_operator, (*inputs, optional_content, grid, dilation, causal, algorithm))
 
 
 @pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
@@ -32,23 +32,23 @@ def test_the_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm
 def test_the_operators_of_float16_pass_opcheck(has_content, needs_grad):
     queries, table, values = make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3, dtype=torch.float16)
     content = torch.randn(2, 2, 3) if has_content else None
-    gradient = torch.randn(2, 2, 12, 3)
+    grad_output = torch.randn(2, 2, 12, 3)
     options = (queries, table.float(), values, content, (3, 4), 1, False, "auto")
     opcheck(position_interaction_operator, options)
-    opcheck(_backward_operator, (gradient, *options, needs_grad))
+    opcheck(_backward_operator, (grad_output, *options, needs_grad))
 
 
 @cases
 @pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
 def test_the_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, needs_grad):
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
-    gradient = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
+    grad_output = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
-    opcheck(_backward_operator, (gradient, *inputs, content, grid, dilation, causal, "auto", needs_grad))
+    opcheck(_backward_operator, (grad_output, *inputs, content, grid, dilation, causal, "auto", needs_grad))
 
 
 @cases
-def test_outputs_and_gradients_of_the_operator_are_those_of_eager_mode(grid, sides, u, dilation, causal):
+def test_operator_equals_eager_mode_with_gradients(grid, sides, u, dilation, causal):
     inputs = [*make_inputs(grid, sides, u), torch.randn(2, 4, 5, dtype=torch.float64)]
     options = {"dilation": dilation, "causal": causal}
     expected = with_gradients(lambda *x: position_interaction(*x[:3], grid, content=x[3], **options), inputs)
@@ -56,8 +56,8 @@ def test_outputs_and_gradients_of_the_operator_are_those_of_eager_mode(grid, sid
     assert_all_close(results, expected, 1e-12)
 
 
-def test_a_gradient_not_needed_is_an_empty_tensor():
+def test_gradients_that_are_not_needed_are_empty_tensors():
     inputs = make_inputs((3, 4), (3, 5), 1)
-    gradient = torch.ones(2, 3, 12, 5, dtype=torch.float64)
-    results = _backward_operator(gradient, *inputs, None, (3, 4), 1, False, "auto", [False, True, False, False])
+    grad_output = torch.ones(2, 3, 12, 5, dtype=torch.float64)
+    results = _backward_operator(grad_output, *inputs, None, (3, 4), 1, False, "auto", [False, True, False, False])
     assert [x.numel() for x in results] == [0, inputs[1].numel(), 0, 0]

@@ -26,7 +26,7 @@ CASES = [
 
 
 class Tiled(QueryOrder):
-    """Query order with a given tile."""
+    """Query order with a fixed tile."""
 
     def __init__(self, tile):
         self.tile = tile
@@ -36,32 +36,32 @@ class Tiled(QueryOrder):
 
 
 @pytest.mark.parametrize(("grid", "sides", "u", "causal", "tile"), CASES)
-def test_every_tiling_gives_what_the_lambda_order_gives(monkeypatch, grid, sides, u, causal, tile):
+def test_every_tiling_equals_lambda_order(monkeypatch, grid, sides, u, causal, tile):
     monkeypatch.setitem(ALGORITHMS, "query_order", Tiled(tile))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="query_order"), expected)
 
 
-@pytest.mark.parametrize("v", [1, 64], ids=["products in a batch", "single products"])
-def test_gradients_of_few_and_of_many_channels(v):
-    # 16 * 49 * 49 multiply-adds a channel: below and above 2 million, from where a product is worth a call of its own
+@pytest.mark.parametrize("v", [1, 64], ids=["batched", "separate"])
+def test_batched_and_separate_products_have_the_same_gradients(v):
+    # 16 * 49 * 49 multiply-adds per channel: below and above 2 million, from where products are separate calls
     inputs = make_inputs((7, 7), (13, 13), heads=16, v=v)
     expected = run(inputs, (7, 7), algorithm="lambda_order")
     assert_all_close(run(inputs, (7, 7), algorithm="query_order"), expected)
 
 
-def test_examples_in_several_chunks_give_what_the_batch_gives(monkeypatch):
+def test_split_batch_equals_the_full_batch(monkeypatch):
     inputs = make_inputs((6, 7), (5, 5), batch=5)
     expected = run(inputs, (6, 7), algorithm="query_order")
-    spy = Spy("query_order", most=2)
+    spy = Spy("query_order", max_batch=2)
     monkeypatch.setitem(ALGORITHMS, "query_order", spy)
     assert_all_close(run(inputs, (6, 7), algorithm="query_order"), expected)
     assert [len(queries) for queries in spy.queries] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("algorithm", ["lambda_order", "convolution", "mixed"])
-def test_more_examples_stay_in_the_cache_of_a_gpu_than_of_a_core(algorithm):
+def test_gpu_batch_per_call_is_larger_than_cpu_batch(algorithm):
     problem = ln.plan(*make_inputs((28, 28), (23, 23), dtype=torch.float32), (28, 28)).problem
     on_core, on_gpu = (
         ALGORITHMS[algorithm].bind(replace(problem, batch=1 << 20, device=device), built_in("cpu", 1)).problem.batch
@@ -70,7 +70,7 @@ def test_more_examples_stay_in_the_cache_of_a_gpu_than_of_a_core(algorithm):
     assert 1 <= on_core < on_gpu
 
 
-def test_the_logits_of_the_chosen_tiling_fit_the_cache_of_a_core():
+def test_logits_of_the_chosen_tiling_fit_the_cache():
     inputs = make_inputs((28, 28), (23, 23), batch=1, dtype=torch.float32)
     problem = ln.plan(*inputs, (28, 28)).problem
     assert best_tiling(problem, built_in("cpu", 1)).logits_bytes(1) <= 8 << 20

@@ -16,16 +16,16 @@ from lambdanets.ops.position.tiling import (
 
 # grid, reach before and after, tile
 TILINGS = {
-    "whole": ((4, 5), (2, 1), (2, 1), (4, 5)),
+    "full grid": ((4, 5), (2, 1), (2, 1), (4, 5)),
     "rows": ((6, 5), (2, 4), (2, 4), (2, 5)),
     "a smaller last row of tiles": ((7, 5), (2, 1), (2, 1), (3, 5)),
     "columns": ((4, 6), (1, 2), (1, 2), (4, 3)),
     "padded columns": ((4, 7), (1, 2), (1, 2), (4, 3)),
     "rows and padded columns": ((5, 7), (2, 1), (2, 1), (2, 4)),
-    "uneven reach, as a causal one": ((5, 7), (2, 1), (0, 1), (2, 4)),
+    "asymmetric reach, as if causal": ((5, 7), (2, 1), (0, 1), (2, 4)),
     "a sequence as one row": ((1, 11), (0, 2), (0, 2), (1, 4)),
-    "3d, whole axes": ((3, 4, 2), (1, 1, 1), (1, 1, 1), (2, 4, 2)),
-    "3d, both further axes cut": ((3, 5, 4), (1, 1, 1), (1, 1, 1), (2, 2, 3)),
+    "3d, full axes": ((3, 4, 2), (1, 1, 1), (1, 1, 1), (2, 4, 2)),
+    "3d, tiled in both other axes": ((3, 5, 4), (1, 1, 1), (1, 1, 1), (2, 2, 3)),
 }
 BATCH, HEADS, K, V = 2, 3, 4, 5
 
@@ -47,34 +47,34 @@ def dot(one, other):
 
 
 @tilings
-def test_unpacking_queries_gives_back_what_was_packed(case):
+def test_unpack_queries_inverts_pack_queries(case):
     tiling = make_tiling(*case)
     queries = random(BATCH, HEADS, math.prod(case[0]), K)
     assert torch.equal(unpack_queries(pack_queries(queries, tiling), tiling), queries)
 
 
 @tilings
-def test_unpacking_outputs_gives_back_what_was_packed(case):
+def test_unpack_outputs_inverts_pack_outputs(case):
     tiling = make_tiling(*case)
     outputs = random(BATCH, HEADS, math.prod(case[0]), V)
     assert torch.equal(unpack_outputs(pack_outputs(outputs, tiling), tiling), outputs)
 
 
 @tilings
-def test_what_is_packed_beyond_the_grid_is_zero(case):
+def test_packing_pads_with_zeros(case):
     tiling = make_tiling(*case)
-    real = math.prod(case[0])
+    positions = math.prod(case[0])
     for packed in (
-        pack_queries(torch.ones(BATCH, HEADS, real, 1), tiling),
-        pack_outputs(torch.ones(BATCH, HEADS, real, V), tiling)[..., :1],
+        pack_queries(torch.ones(BATCH, HEADS, positions, 1), tiling),
+        pack_outputs(torch.ones(BATCH, HEADS, positions, V), tiling)[..., :1],
     ):
-        assert packed.sum().item() == BATCH * HEADS * real
+        assert packed.sum().item() == BATCH * HEADS * positions
         assert packed.numel() == BATCH * HEADS * case[0][0] * tiling.positions * math.prod(tiling.counts)
 
 
 @depths
 @tilings
-def test_windows_hold_the_values_around_their_tile_and_zeros_elsewhere(case, u):
+def test_windows_contain_the_values_around_their_tile(case, u):
     tiling = make_tiling(*case, u=u)
     grid = case[0]
     values = random(BATCH, math.prod(grid), V, u)
@@ -83,11 +83,11 @@ def test_windows_hold_the_values_around_their_tile_and_zeros_elsewhere(case, u):
     expected = torch.zeros_like(packed)
     for index in torch.cartesian_prod(*(torch.arange(side) for side in expected.shape[:-2])).tolist():
         axes = len(grid) - 1
-        tiles, (example, row), places = index[:axes], index[axes : axes + 2], index[axes + 2 :]
+        tiles, (example, row), window_positions = index[:axes], index[axes : axes + 2], index[axes + 2 :]
         columns = [
             j * tile + w - (0 if whole else before)
             for j, tile, w, before, whole in zip(
-                tiles, tiling.tile[1:], places, case[1][1:], tiling.whole[1:], strict=True
+                tiles, tiling.tile[1:], window_positions, case[1][1:], tiling.covers_axis[1:], strict=True
             )
         ]
         if all(0 <= column < side for column, side in zip(columns, grid[1:], strict=True)):
@@ -97,14 +97,14 @@ def test_windows_hold_the_values_around_their_tile_and_zeros_elsewhere(case, u):
 
 @depths
 @tilings
-def test_unpacking_values_is_the_adjoint_of_packing_them(case, u):
+def test_unpack_values_is_the_adjoint_of_pack_values(case, u):
     tiling = make_tiling(*case, u=u)
     values = random(BATCH, math.prod(case[0]), V, u)
     packed = pack_values(values, tiling)
-    gradient = random(*packed.shape)
-    result = unpack_values(gradient, tiling)
+    grad_packed = random(*packed.shape)
+    result = unpack_values(grad_packed, tiling)
     assert result.shape == values.shape
-    torch.testing.assert_close(dot(result, values), dot(gradient, packed), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(dot(result, values), dot(grad_packed, packed), rtol=1e-12, atol=1e-12)
 
 
 @tilings
@@ -124,7 +124,7 @@ def test_rows_of_tiles_cover_each_row_once_with_all_rows_in_reach(case):
 
 
 @tilings
-def test_channels_last_and_contiguous_pack_alike(case):
+def test_packing_is_equal_for_channels_last(case):
     tiling = make_tiling(*case)
     queries, values = random(BATCH, HEADS, math.prod(case[0]), K), random(BATCH, math.prod(case[0]), V, 1)
     expected = pack_queries(queries, tiling).clone(), pack_values(values, tiling).clone()

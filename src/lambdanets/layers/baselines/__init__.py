@@ -1,4 +1,4 @@
-"""Rivals of the lambda layer (Tables 3 and 4, Appendix D.2), each a layer on maps in the place of a 3x3 convolution."""
+"""Baselines for the lambda layer (Tables 3 and 4, Appendix D.2): layers on maps that replace a 3x3 convolution."""
 
 import inspect
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from lambdanets.layers.baselines.patchwise_attention import PatchwiseAttention
 from lambdanets.layers.baselines.performer import ReluPerformer, SoftmaxPerformer
 from lambdanets.layers.lambda_layer import LambdaLayer2d
 
-# Called as (dim, dim_out=None, *, stride=1, its own options, device=None, dtype=None).
+# Called as (dim, dim_out=None, *, stride=1, **options, device=None, dtype=None).
 MIXERS: dict[str, Callable[..., nn.Module]] = {
     "convolution": Convolution,
     "channel_attention": ChannelAttention,
@@ -39,7 +39,7 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def options_of(mixer: str) -> tuple[str, ...]:
-    """Names of the options that are a mixer's own, beside stride, device and dtype."""
+    """The names of a mixer's own options, other than stride, device and dtype."""
     arguments = inspect.signature(MIXERS[mixer]).parameters
     return tuple(name for name in arguments if name not in {"dim", "dim_out", "stride", "device", "dtype"})
 

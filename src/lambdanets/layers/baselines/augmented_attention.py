@@ -1,4 +1,4 @@
-"""Convolution and self-attention side by side, their channels concatenated."""
+"""Convolution and self-attention in parallel, with concatenated channels."""
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,9 @@ from lambdanets.ops.checks import check_sizes
 class AugmentedAttention(Mixer):
     """Attention-augmented convolution (Bello et al. 2019, Sec. 3.2): y = [conv3x3(x), W_o attention(x)].
 
-    The attention is `GlobalAttention`'s, with 2-D relative logits, its keys and values of depths of their own: dk = h
-    max(20, key_ratio dim_out / h) channels of queries and of keys, dv = value_ratio dim_out channels of values, both
-    rounded to multiples of h; the convolution gives the other dim_out - dv channels.
+    The attention is that of `GlobalAttention`, with 2-D relative logits, but dk = h max(20, key_ratio dim_out / h)
+    channels of queries and of keys and dv = value_ratio dim_out channels of values, both rounded to multiples of h; the
+    convolution outputs the other dim_out - dv channels.
 
     Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
@@ -23,8 +23,8 @@ class AugmentedAttention(Mixer):
 
     Parameters: 9 dim (dim_out - dv) + dim (2 dk + dv) + dv^2 + 2 (2 max_distance + 1) dk / h.
     Cost per image: n times the parameters of the convolutions + 2 h n^2 max(dk / h + H + W, dv / h) multiply-adds.
-    Left out: the original halves maps before the attention of its first stage, to fit into memory; none is held here.
-    Raises ValueError naming the argument that does not fit.
+    Omitted: downsampling before the attention in the first stage, which saves memory for attention maps.
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class AugmentedAttention(Mixer):
         self.values = heads * max(1, round(value_ratio * self.dim_out / heads))
         if self.values >= self.dim_out:
             raise ValueError(
-                f"value_ratio must leave channels to the convolution; {value_ratio} of {self.dim_out} for {heads} "
-                f"heads makes {self.values}"
+                f"value_ratio must leave channels to the convolution, got {value_ratio}, which is {self.values} of "
+                f"{self.dim_out} channels for {heads} heads"
             )
         convolved = self.dim_out - self.values
         self.convolution = nn.Conv2d(dim, convolved, 3, padding=1, bias=False, device=device, dtype=dtype)

@@ -11,8 +11,8 @@ class AxialAttention(Mixer):
     """Axial attention (Ho et al. 2019, Sec. 3; Wang et al. 2020, Axial-DeepLab, Sec. 3.2), height first.
 
     Along an axis: y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R[m - n]) / sqrt(c)) v[m,h], c = dim_out / h, over the
-    positions m of the same column, then, with projections and a table of its own, of the same row. So every position
-    meets every other in two steps.
+    positions m of the same column, then, with separate projections and table, of the same row. Two steps connect all
+    pairs of positions.
 
     Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
@@ -20,9 +20,9 @@ class AxialAttention(Mixer):
 
     Parameters: 3 dim dim_out + 3 dim_out^2 + 2 (2 max_distance + 1) c.
     Cost per image: 3 n dim_out (dim + dim_out) + 2 n (H (dim_out + h H) + W (dim_out + h W)) multiply-adds.
-    Left out of Axial-DeepLab: position logits of the keys and position vectors in the values, which SDPA has no place
-    for, keys at half the depth of values, and batch norms within the layer.
-    Raises ValueError naming the argument that does not fit.
+    Omitted from Axial-DeepLab: positional terms of the keys and of the values, which SDPA does not support, keys with
+    half the depth of values, and batch norms within the layer.
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(

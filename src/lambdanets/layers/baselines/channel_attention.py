@@ -10,13 +10,12 @@ from lambdanets.ops.checks import check_sizes
 class ChannelAttention(nn.Sequential):
     """A 3x3 convolution z, then y[n,c] = sigmoid(W_2 relu(W_1 mean_n z + b_1) + b_2)[c] z[n,c].
 
-    That is squeeze-and-excitation (Hu et al. 2018, Sec. 3), by timm's SEModule. In a residual block the authors'
-    place for it is the end of the block, on four times the channels: there `resnet50_mixer` puts it, and so it is not
-    this layer that the paper's row counts.
+    Squeeze-and-excitation (Hu et al. 2018, Sec. 3), by timm's SEModule. The authors place it at the end of a residual
+    block, on four times the channels, as `resnet50_mixer` does; the paper's row counts that network, not this layer.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)); the convolution strides by itself.
+    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)); the convolution is strided.
 
-    Args: squeeze_ratio: dim_out over the channels between W_1 and W_2, which timm rounds to multiples of 8.
+    Args: squeeze_ratio: dim_out / hidden channels, which timm rounds to multiples of 8.
 
     Parameters: 9 dim dim_out + 2 dim_out s + s + dim_out, s = dim_out / squeeze_ratio as rounded.
     Cost per image: 9 n dim dim_out / stride^2 + 2 dim_out s multiply-adds.
@@ -44,8 +43,8 @@ def squeeze_excitation(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """timm's SEModule, drawn as timm's networks draw it. Raises ValueError unless squeeze_ratio is a whole number."""
-    from timm.layers import SEModule  # here, because importing timm takes seconds, and registers models that need us
+    """timm's SEModule with the initialization of timm's networks. Raises ValueError for an invalid squeeze_ratio."""
+    from timm.layers import SEModule  # lazily: importing timm takes seconds, and imports our models
 
     check_sizes(squeeze_ratio=squeeze_ratio)
     module = SEModule(channels, rd_ratio=1 / squeeze_ratio, device=device, dtype=dtype)

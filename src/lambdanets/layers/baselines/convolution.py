@@ -1,11 +1,11 @@
-"""The layer that all others take the place of."""
+"""The 3x3 convolution that the other layers replace."""
 
 import torch
 from torch import nn
 
 
 class Convolution(nn.Conv2d):
-    """The 3x3 convolution of a residual block (He et al. 2016), without bias, strided by itself.
+    """The 3x3 convolution of a residual block (He et al. 2016), without bias, with its own stride.
 
     Parameters: 9 dim dim_out. Cost per image: 9 n dim dim_out / stride^2 multiply-adds.
     """
@@ -19,6 +19,6 @@ class Convolution(nn.Conv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        outputs = dim if dim_out is None else dim_out
-        super().__init__(dim, outputs, 3, stride=stride, padding=1, bias=False, device=device, dtype=dtype)
+        dim_out = dim if dim_out is None else dim_out
+        super().__init__(dim, dim_out, 3, stride=stride, padding=1, bias=False, device=device, dtype=dtype)
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""Features gathered into a few global ones, then distributed to the positions that ask for them."""
+"""Double attention: global features are gathered over all positions, then distributed to each position."""
 
 import torch
 from torch import Tensor
@@ -12,19 +12,19 @@ class DoubleAttention(Mixer):
     """Double attention (Chen et al. 2018, A2-Nets, Sec. 3): Z = (A softmax_n(B)^T) softmax_c(V), y = W_o Z.
 
     A, B and V are 1x1 projections of x to `depth` channels each. The first factor gathers second-order features over
-    all positions n, the second distributes them by a softmax over the channels c of V. It is a lambda without positions
-    whose queries are normalized, and is computed as one.
+    all positions n, the second distributes them by a softmax over the channels c of V. Computed as a content-only
+    lambda with normalized queries.
 
     Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
     Args:
-        depth: channels of A, B and V; None for dim_out / 2, with which a recount of the paper's Table 3 comes closest.
+        depth: channels of A, B and V; None for dim_out / 2, which reproduces the paper's Table 3 most closely.
         stride: average pooling after the layer, as in `LambdaLayer2d`.
 
     Parameters: 3 dim depth + depth dim_out. Cost per image: n (parameters + 2 depth^2) multiply-adds.
-    Left out: biases, and the residual and norm around it, which are the block's. The original adds such a block beside
-    the convolutions of chosen blocks; here it stands in their place.
-    Raises ValueError naming the argument that does not fit.
+    Omitted: biases, and the residual and norm, which belong to the residual block. The original adds such a block in
+    addition to the convolutions; here it replaces them.
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(

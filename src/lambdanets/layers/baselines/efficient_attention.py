@@ -1,4 +1,4 @@
-"""Linear attention by two softmaxes instead of one over all pairs."""
+"""Linear attention with separate softmaxes of queries and keys."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ class EfficientAttention(Mixer):
     """Efficient attention (Shen et al. 2018, Sec. 3.2): y[n,h] = softmax_k(q[n,h])^T (softmax_m(k[:,h])^T v[:,h]).
 
     Queries are normalized over their channels, keys over all positions m; heads are concatenated and projected by W_o.
-    A multi-head lambda without positions whose queries are normalized, and computed as one. Positions do not count.
+    Computed as a multi-head content-only lambda with normalized queries. There is no position term.
 
     Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
@@ -20,8 +20,8 @@ class EfficientAttention(Mixer):
         stride: average pooling after the layer, as in `LambdaLayer2d`.
 
     Parameters: 3 dim dim_out + dim_out^2. Cost per image: n (parameters + 2 dim_out^2 / heads) multiply-adds.
-    Left out: biases, and the residual around it, which is the block's.
-    Raises ValueError naming the argument that does not fit.
+    Omitted: biases, and the residual connection, which belongs to the residual block.
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(

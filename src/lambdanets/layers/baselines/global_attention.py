@@ -1,4 +1,4 @@
-"""Self-attention over the whole map, with relative positions."""
+"""Global self-attention with relative positions."""
 
 import torch
 from torch import Tensor
@@ -11,21 +11,21 @@ class GlobalAttention(Mixer):
     """Multi-head self-attention (Vaswani et al. 2017) with 2-D relative position logits (Bello et al. 2019, Sec. 3).
 
     y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R_row[m_y - n_y] + R_column[m_x - n_x]) / sqrt(c)) v[m,h], over all
-    positions m, with c = dim_out / h; queries, keys and values are 1x1 projections without bias; the heads share the
+    positions m, with c = dim_out / h; queries, keys and values are 1x1 projections without bias; heads share the
     tables.
 
     Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
     Args:
         heads: h, must divide dim_out.
-        max_distance: rows or columns that the tables reach; a farther offset counts as that one (Shaw et al. 2018), a
-            smaller map crops them. 55 covers 56x56, the largest map of a ResNet at 224.
+        max_distance: reach of the tables in rows and columns; farther offsets are clipped to it (Shaw et al. 2018).
+            55 covers 56x56, the largest map of a ResNet at 224.
         stride: average pooling after the layer, as in `LambdaLayer2d`.
 
     Parameters: 3 dim dim_out + 2 (2 max_distance + 1) c.
     Cost per image: 3 n dim dim_out + 2 h n^2 (c + H + W) multiply-adds; memory linear in n with SDPA's fused kernels.
-    Left out: an output projection, as in all layers here, because the block's last 1x1 convolution follows.
-    Raises ValueError naming the argument that does not fit.
+    Omitted: an output projection, because the last 1x1 convolution of the residual block follows.
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(

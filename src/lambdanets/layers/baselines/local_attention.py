@@ -1,15 +1,15 @@
-"""Self-attention over the neighbourhood of each position, by tiles and their surroundings."""
+"""Local self-attention, computed by tiles of queries with their halos."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
-from lambdanets.layers.baselines.neighbourhoods import check_scope
-from lambdanets.layers.baselines.relative_attention import attend, extended, of_pairs, with_one_hot
+from lambdanets.layers.baselines.neighborhoods import check_scope
+from lambdanets.layers.baselines.relative_attention import attend, extend_keys, extend_queries, pairwise
 from lambdanets.ops.geometry import windows
 
-TILE = 8  # positions a side; the surroundings of a larger tile hold more pairs out of scope, those of a smaller repeat
+TILE = 8  # side of a tile; larger tiles compute more masked pairs, smaller ones copy more overlapping halos
 
 
 class LocalAttention(Mixer):
@@ -19,8 +19,8 @@ class LocalAttention(Mixer):
     the positions m of the map at most r // 2 rows and columns away; c = dim_out / h, half of it for rows, half for
     columns.
 
-    Tiles of 8x8 queries attend to the tile and r // 2 positions around it, masked, in one call of SDPA; the position
-    part is in the dot product (`relative_attention`), so that no bias for pairs is held.
+    Tiles of 8x8 queries attend to the tile and a halo of r // 2 positions, masked, in one call of SDPA; the position
+    term is part of the dot product (`relative_attention`), so that there is no bias tensor of all pairs.
 
     Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
@@ -29,9 +29,9 @@ class LocalAttention(Mixer):
         stride: average pooling after the layer, as in `LambdaLayer2d`.
 
     Parameters: 3 dim dim_out + r dim_out. Cost per image: 3 n dim dim_out + 2 h n (7 + r)^2 (c + 2 (7 + r))
-    multiply-adds; memory n (1 + (r - 1) / 8)^2 h (c + 2 (7 + r)) for the surroundings.
-    Departs from the original, whose logits are not divided by sqrt(c).
-    Raises ValueError naming the argument that does not fit.
+    multiply-adds; memory n (1 + (r - 1) / 8)^2 h (c + 2 (7 + r)) for tiles with halos.
+    Differs from the original, whose logits are not divided by sqrt(c).
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LocalAttention(Mixer):
         check_scope(scope)
         depth = self.dim_out // heads
         if depth % 2:
-            raise ValueError(f"heads must leave an even number of channels each; {self.dim_out} / {heads} is {depth}")
+            raise ValueError(f"heads must give an even number of channels each, got {self.dim_out} / {heads} = {depth}")
         self.heads, self.scope = heads, scope
         self.projection = project(dim, 3 * self.dim_out, device, dtype)
         self.row_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
@@ -68,21 +68,21 @@ class LocalAttention(Mixer):
         queries = F.pad(queries, (0, right, 0, below)).flatten(0, 1)  # (b h, c, ..)
         queries = queries.unflatten(3, (counts[1], tile[1])).unflatten(2, (counts[0], tile[0]))
         queries = queries.permute(0, 2, 4, 3, 5, 1).flatten(1, 2)  # (b h, tiles, y, x, c)
-        half = queries.unflatten(0, (batch, self.heads))
-        by_row, by_column = half.chunk(2, dim=-1)
-        by_row = torch.einsum("bhtyxc,hycj->bhtyxj", by_row, _near(self.row_table, tile[0])).flatten(0, 1)
-        by_column = torch.einsum("bhtyxc,hxcj->bhtyxj", by_column, _near(self.column_table, tile[1])).flatten(0, 1)
-        around = tile[0] + 2 * reach, tile[1] + 2 * reach
+        per_head = queries.unflatten(0, (batch, self.heads))
+        by_row, by_column = per_head.chunk(2, dim=-1)
+        by_row = torch.einsum("bhtyxc,hycj->bhtyxj", by_row, _pairwise(self.row_table, tile[0])).flatten(0, 1)
+        by_column = torch.einsum("bhtyxc,hxcj->bhtyxj", by_column, _pairwise(self.column_table, tile[1])).flatten(0, 1)
+        sides = tile[0] + 2 * reach, tile[1] + 2 * reach
 
-        def surroundings(maps: Tensor) -> Tensor:
+        def with_halo(maps: Tensor) -> Tensor:
             maps = F.pad(maps, (reach, reach + right, reach, reach + below)).flatten(0, 1)
-            maps = windows(windows(maps, 2, counts[0], around[0], tile[0]), 3, counts[1], around[1], tile[1])
+            maps = windows(windows(maps, 2, counts[0], sides[0], tile[0]), 3, counts[1], sides[1], tile[1])
             return maps.permute(0, 2, 3, 4, 5, 1).flatten(3, 4).flatten(1, 2)  # (b h, tiles, m, c)
 
         output = attend(
-            extended(queries, by_row, by_column).flatten(2, 3),
-            with_one_hot(surroundings(keys), around),
-            surroundings(values),
+            extend_queries(queries, by_row, by_column).flatten(2, 3),
+            extend_keys(with_halo(keys), sides),
+            with_halo(values),
             queries.shape[-1] ** -0.5,
             self._mask((height, width), tile, counts, x.device),
         )
@@ -93,9 +93,9 @@ class LocalAttention(Mixer):
     def _mask(
         self, grid: tuple[int, int], tile: tuple[int, int], counts: tuple[int, int], device: torch.device
     ) -> Tensor:
-        """(1, tiles, n, m) bool: True where a key is in the scope of the query and on the map.
+        """(1, tiles, n, m) bool: True if a key is in the scope of the query and on the map.
 
-        Of four dimensions, without which SDPA on a processor computes all pairs.
+        Four-dimensional, because otherwise SDPA on CPU does not use its fused kernel.
         """
         reach, axes = self.scope // 2, []
         for side, length, count in zip(grid, tile, counts, strict=True):
@@ -103,7 +103,7 @@ class LocalAttention(Mixer):
             query = first + torch.arange(length, device=device)[:, None]
             key = first + torch.arange(length + 2 * reach, device=device) - reach
             on_map = (key >= 0) & (key < side)
-            # queries beyond the map are cut off later: they must see something, or their softmax is 0 / 0
+            # queries beyond the map are cropped later; without any key their softmax would be 0 / 0
             axes.append(((key - query).abs() <= reach) & (on_map | (query >= side)))
         rows, columns = axes
         return (
@@ -118,6 +118,6 @@ class LocalAttention(Mixer):
         return f"{super().extra_repr()}, heads={self.heads}, scope={self.scope}"
 
 
-def _near(table: Tensor, tile: int) -> Tensor:
-    """(h, n, c, m) for n of a tile and m of its surroundings from (h, r, c); zero out of scope, where the mask is."""
-    return torch.stack([of_pairs(F.pad(of_head, (0, 0, tile - 1, tile - 1)), tile) for of_head in table])
+def _pairwise(table: Tensor, tile: int) -> Tensor:
+    """(h, n, c, m) for n in a tile and m in the tile with its halo, from (h, r, c); zero out of scope."""
+    return torch.stack([pairwise(F.pad(head_table, (0, 0, tile - 1, tile - 1)), tile) for head_table in table])

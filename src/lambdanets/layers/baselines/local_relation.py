@@ -1,19 +1,19 @@
-"""Aggregation by how alike two positions are, with a prior that knows their offset."""
+"""Local aggregation by the similarity of positions, with a geometry prior of their offset."""
 
 import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
-from lambdanets.layers.baselines.neighbourhoods import check_scope, neighbours, pad_zeros, weighted_sum
+from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pad_zeros, weighted_sum
 
 
 class LocalRelation(Mixer):
     """Local relation layer (Hu et al. 2019, Sec. 3) over a scope r x r: groups of channels share one scalar key.
 
     y[n] = sum_m softmax_m(-(q[n] - k[m])^2 + P[m - n]) x[m] over the positions m of the map at most r // 2 rows and
-    columns away, for each group of `share` channels. q and k are scalars of the group, by 1x1 projections; of the
-    paper's three forms of likeness this is the squared difference. P, the geometry prior, is a network of two layers
-    with a ReLU between them on the offset (y, x) / (r // 2), as many hidden channels as groups.
+    columns away, for each group of `share` channels. q and k are one scalar per group, by 1x1 projections; of the
+    paper's three similarities this is the squared difference. P, the geometry prior, is an MLP with two layers
+    and a ReLU on the offset (y, x) / (r // 2), with one hidden channel per group.
 
     Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
@@ -21,10 +21,10 @@ class LocalRelation(Mixer):
         scope: r, odd. share: channels that share weights, the paper's m = 8; must divide dim_out.
         stride: average pooling after the layer, as in `LambdaLayer2d`.
 
-    Parameters: 2 dim g + 3 g + g^2 + g, g = dim_out / share; dim dim_out more where dim_out is not dim, for x is then
-    projected first. Cost per image: 2 n dim g + n r r (g + dim_out) multiply-adds.
-    Left out: the original's network, which makes blocks wider; the stem as a local relation layer.
-    Raises ValueError naming the argument that does not fit.
+    Parameters: 2 dim g + 3 g + g^2 + g, g = dim_out / share; plus dim dim_out if dim_out differs from dim, because x is
+    then projected first. Cost per image: 2 n dim g + n r r (g + dim_out) multiply-adds.
+    Omitted: the wider blocks of the original network, and its local relation layer in the stem.
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class LocalRelation(Mixer):
         reach = self.scope // 2
         steps = torch.arange(-reach, reach + 1, device=x.device).to(self.projection.weight.dtype) / max(reach, 1)
         prior = self.geometry_prior(torch.cartesian_prod(steps, steps)).mT.unsqueeze(-1)  # (g, r r, 1)
-        likeness = -(queries.flatten(2).unsqueeze(2) - neighbours(pad_zeros(keys, self.scope), self.scope)).square()
-        on_map = neighbours(pad_zeros(torch.ones_like(x[:1, :1]), self.scope), self.scope) > 0
-        weights = (likeness + prior).masked_fill(~on_map, -torch.inf).softmax(dim=2)
+        similarity = -(queries.flatten(2).unsqueeze(2) - neighbors(pad_zeros(keys, self.scope), self.scope)).square()
+        on_map = neighbors(pad_zeros(torch.ones_like(x[:1, :1]), self.scope), self.scope) > 0
+        weights = (similarity + prior).masked_fill(~on_map, -torch.inf).softmax(dim=2)
         return weighted_sum(weights, pad_zeros(self.value_projection(x), self.scope), self.scope)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""What all rivals share: maps in and out, pooling after a strided layer, 1x1 projections, heads."""
+"""The base class of the baselines, and their 1x1 projections and heads."""
 
 import torch
 from torch import Tensor, fx, nn
@@ -9,10 +9,10 @@ from lambdanets.ops.checks import check_sizes, check_tensors
 
 
 class Mixer(Layer):
-    """Base of the rivals: (b, dim, H, W) to (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    """Base of the baselines: (b, dim, H, W) to (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
-    Subclasses say in `mix` what happens at the incoming resolution; a strided layer pools after it (F.2), as
-    `LambdaLayer2d` does. The output keeps the memory format of the input.
+    Subclasses implement `mix` at the input resolution; strided layers apply average pooling after it (F.2), as
+    `LambdaLayer2d` does. The output has the memory format of the input.
     """
 
     def __init__(self, dim: int, dim_out: int | None, stride: int) -> None:
@@ -41,17 +41,17 @@ class Mixer(Layer):
 
 
 def project(dim: int, dim_out: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Conv2d:
-    """A 1x1 convolution without bias, drawn from N(0, dim^-1/2): outputs start with the variance of the inputs."""
+    """A 1x1 convolution without bias, initialized from N(0, dim^-1/2), which preserves the variance of the inputs."""
     convolution = nn.Conv2d(dim, dim_out, 1, bias=False, device=device, dtype=dtype)
     nn.init.normal_(convolution.weight, std=dim**-0.5)
     return convolution
 
 
 def check_divides(name: str, divisor: int, channels: int) -> None:
-    """Raise ValueError unless `divisor`, the argument called `name`, divides the output channels."""
+    """Raise ValueError unless `divisor`, the argument named `name`, divides the output channels."""
     check_sizes(**{name: divisor})
     if channels % divisor:
-        raise ValueError(f"{name} must divide dim_out, which is {channels}; got {divisor}")
+        raise ValueError(f"{name} must divide dim_out = {channels}, got {divisor}")
 
 
 def split_heads(maps: Tensor, heads: int) -> Tensor:

@@ -1,14 +1,14 @@
-"""Weights for each channel group from pairs of positions."""
+"""Self-attention with weights per channel group from pairs of positions."""
 
 import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
-from lambdanets.layers.baselines.neighbourhoods import check_scope, neighbours, pad_border, weighted_sum
+from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pad_border, weighted_sum
 
 
 class PairwiseAttention(Mixer):
-    """Pairwise self-attention (Zhao et al. 2020, SAN, Sec. 3.1) over a scope r x r: vectors of weights, not scalars.
+    """Pairwise self-attention (Zhao et al. 2020, SAN, Sec. 3.1) over a scope r x r, with vector attention weights.
 
     y[n] = sum_m softmax_m(gamma([q[n] - k[m], p[n] - p[m]])) * v[m], each of gamma's outputs for `share` channels.
     q, k have t = dim_out / 4 channels, v has dim_out; p is a linear map of the coordinates, -1 to 1 on each axis, to
@@ -22,10 +22,10 @@ class PairwiseAttention(Mixer):
 
     Parameters: dim (2 t + dim_out) + 4 + (t + 2) t + 2 (t + 2) + 2 t + (t + 1) dim_out / share.
     Cost per image: n dim (2 t + dim_out) + n r r (t (t + 2 + dim_out / share) + dim_out) multiply-adds; memory
-    n r r (t + 2), which the operation itself has, several times over in training.
-    Left out: biases of q, k, p, which differences and norms cancel, and of v; beyond the border the last row and column
-    repeat, where the original reflects, which needs more than r // 2 of them.
-    Raises ValueError naming the argument that does not fit.
+    n r r (t + 2), several times that in training.
+    Omitted: biases of q, k, p, which differences and norms cancel, and of v. Padding is by replication, where the
+    original reflects, which needs sides above r // 2.
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class PairwiseAttention(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys, values = self.projection(x).split([self.depth, self.depth, self.dim_out], dim=1)
-        places = self._places(x).to(queries.dtype).expand(x.shape[0], -1, -1, -1)
-        here, there = torch.cat([queries, places], dim=1), torch.cat([keys, places], dim=1)
-        relation = here.flatten(2).unsqueeze(2) - neighbours(pad_border(there, self.scope), self.scope)
+        positions = self._positions(x).to(queries.dtype).expand(x.shape[0], -1, -1, -1)
+        queries, keys = torch.cat([queries, positions], dim=1), torch.cat([keys, positions], dim=1)
+        relation = queries.flatten(2).unsqueeze(2) - neighbors(pad_border(keys, self.scope), self.scope)
         weights = self.weighing(relation).softmax(dim=2)
         return weighted_sum(weights, pad_border(values, self.scope), self.scope)
 
-    def _places(self, x: Tensor) -> Tensor:
+    def _positions(self, x: Tensor) -> Tensor:
         """p, (1, 2, H, W)."""
         axes = [torch.linspace(-1, 1, side, device=x.device, dtype=self.position.weight.dtype) for side in x.shape[2:]]
         return self.position(torch.cartesian_prod(*axes)).mT.unflatten(1, x.shape[2:]).unsqueeze(0)

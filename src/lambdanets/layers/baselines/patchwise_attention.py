@@ -1,14 +1,14 @@
-"""Weights for each channel group and neighbour from the whole patch at once."""
+"""Self-attention with weights per channel group and neighbor from the whole patch."""
 
 import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
-from lambdanets.layers.baselines.neighbourhoods import check_scope, neighbours, pad_border, weighted_sum
+from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pad_border, weighted_sum
 
 
 class PatchwiseAttention(Mixer):
-    """Patchwise self-attention (Zhao et al. 2020, SAN, Sec. 3.2) over a scope r x r: the weights know where they are.
+    """Patchwise self-attention (Zhao et al. 2020, SAN, Sec. 3.2) over a scope r x r, with a weight per place in it.
 
     y[n] = sum_j gamma([q[n], k[n + 1], .., k[n + r r]])[j] * v[n + j], each of gamma's outputs for `share` channels.
     q, k have t = dim_out / 4 channels, v has dim_out; gamma is norm, ReLU, linear to g = dim_out / share, norm, ReLU,
@@ -20,8 +20,8 @@ class PatchwiseAttention(Mixer):
 
     Parameters: dim (2 t + dim_out) + t (r r + 1) (g + 2) + 2 g + (g + 1) r r g.
     Cost per image: n dim (2 t + dim_out) + n r r ((t + g) g + dim_out) multiply-adds; memory n r r t.
-    Left out: biases of q, k and v; the border as in `PairwiseAttention`.
-    Raises ValueError naming the argument that does not fit.
+    Omitted: biases of q, k and v. Padding as in `PairwiseAttention`.
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class PatchwiseAttention(Mixer):
         check_divides("share", share, self.dim_out)
         depth, groups = max(self.dim_out // 4, 1), self.dim_out // share
         self.scope, self.depth, self.groups = scope, depth, groups
-        seen = depth * (scope * scope + 1)
+        channels = depth * (scope * scope + 1)
         self.projection = project(dim, 2 * depth + self.dim_out, device, dtype)
         self.weighing = nn.Sequential(
-            nn.BatchNorm2d(seen, device=device, dtype=dtype),
+            nn.BatchNorm2d(channels, device=device, dtype=dtype),
             nn.ReLU(),
-            nn.Conv2d(seen, groups, 1, bias=False, device=device, dtype=dtype),
+            nn.Conv2d(channels, groups, 1, bias=False, device=device, dtype=dtype),
             nn.BatchNorm2d(groups, device=device, dtype=dtype),
             nn.ReLU(),
             nn.Conv2d(groups, scope * scope * groups, 1, device=device, dtype=dtype),
@@ -53,9 +53,9 @@ class PatchwiseAttention(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys, values = self.projection(x).split([self.depth, self.depth, self.dim_out], dim=1)
-        patches = neighbours(pad_border(keys, self.scope), self.scope).flatten(1, 2)
-        seen = torch.cat([queries.flatten(2), patches], dim=1).unflatten(2, x.shape[2:])
-        weights = self.weighing(seen).flatten(2).unflatten(1, (self.groups, -1))
+        patches = neighbors(pad_border(keys, self.scope), self.scope).flatten(1, 2)
+        features = torch.cat([queries.flatten(2), patches], dim=1).unflatten(2, x.shape[2:])
+        weights = self.weighing(features).flatten(2).unflatten(1, (self.groups, -1))
         return weighted_sum(weights, pad_border(values, self.scope), self.scope)
 
     def extra_repr(self) -> str:

@@ -10,18 +10,18 @@ from lambdanets.ops.attention_forms import linear_attention
 from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.precision import wide, without_autocast
 
-_RELU_FLOOR = 1e-3  # so that no divisor is 0: the constant of the authors' code
+_RELU_FLOOR = 1e-3  # keeps denominators positive; the constant of the authors' code
 
 
 class Performer(Mixer):
     """Bidirectional attention by random features (Choromanski et al. 2020, Secs. 2.2 to 2.4), in linear time.
 
-    y[n,h] = sum_m (phi(q[n,h]) . phi(k[m,h])) v[m,h] / sum_m phi(q[n,h]) . phi(k[m,h]), phi of r features made of the
-    rows w of a matrix W (r, c), c = dim_out / h, which are orthogonal within each c of them and as long as Gaussian
-    vectors. Subclasses say what phi is. Positions do not count.
+    y[n,h] = sum_m (phi(q[n,h]) . phi(k[m,h])) v[m,h] / sum_m phi(q[n,h]) . phi(k[m,h]). phi has r features, one for
+    each row w of a random matrix W (r, c), c = dim_out / h. Blocks of c rows are orthogonal, with norms distributed as
+    those of Gaussian vectors. Subclasses define phi. There is no position term.
 
-    W is a buffer, shared by the heads, saved with the weights and drawn once; `redraw_features` draws another. Features
-    and sums are computed in float32 or wider.
+    W is a buffer in the state dict, shared by the heads, and sampled once; `redraw_features` resamples it. Features and
+    sums are computed in float32 or wider.
 
     Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
 
@@ -30,8 +30,8 @@ class Performer(Mixer):
         stride: average pooling after the layer, as in `LambdaLayer2d`.
 
     Parameters: 3 dim dim_out. Cost per image: 3 n dim dim_out + n r (4 dim_out + 2 h) multiply-adds.
-    Left out: causal attention; an output projection, as in all layers here; redrawing by a schedule.
-    Raises ValueError naming the argument that does not fit.
+    Omitted: causal attention, an output projection, and a schedule for redrawing features.
+    Raises ValueError naming the invalid argument.
     """
 
     weights: Tensor
@@ -59,7 +59,7 @@ class Performer(Mixer):
         self.redraw_features()
 
     def redraw_features(self) -> None:
-        """Draw W again, from the default generator of the processor. What was learnt with the old one may suffer."""
+        """Resample W from the default CPU generator. A model trained with the old W may lose accuracy."""
         self.weights.copy_(orthogonal_rows(*self.weights.shape))
 
     def mix(self, x: Tensor) -> Tensor:
@@ -72,11 +72,11 @@ class Performer(Mixer):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """(b, h, n, c) each, to (b, h, n, c)."""
-        asked, offered = self.features(queries, keys)
-        return linear_attention(asked, offered, values, _as_given, multi_head=True)
+        query_features, key_features = self.features(queries, keys)
+        return linear_attention(query_features, key_features, values, _identity, multi_head=True)
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """phi of queries and keys, (b, h, n, c) to (b, h, n, r), up to a factor for each query: division cancels it."""
+        """phi of queries and keys, (b, h, n, c) to (b, h, n, r), up to a factor per query, which attention cancels."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -84,21 +84,21 @@ class Performer(Mixer):
 
 
 class SoftmaxPerformer(Performer):
-    """The `Performer` whose features estimate softmax attention: phi(x) = exp(w . x' - |x'|^2 / 2) / sqrt(r).
+    """`Performer` with positive features that estimate softmax attention: phi(x) = exp(w . x' - |x'|^2 / 2) / sqrt(r).
 
-    x' = x c^(-1/4). The features are positive, and phi(q) . phi(k) has the mean exp(q . k / sqrt(c)), so that more of
-    them come closer to softmax attention (Lemma 1).
+    x' = x c^(-1/4). The mean of phi(q) . phi(k) is exp(q . k / sqrt(c)), so that the estimate converges to softmax
+    attention with the number of features (Lemma 1).
 
-    Each feature of the keys is divided by its largest over the positions, by which the queries' is multiplied; what the
-    queries then have is divided by the largest of each query. No exponential overflows and no divisor is below 1. The
-    authors' code takes one largest for all keys and adds 1e-4 to each feature, which more features do not average out.
+    For stability each key feature is divided by its maximum over positions, the query feature multiplied by it, and
+    then divided by the maximum per query, so that no exponential overflows and no denominator is below 1. The authors'
+    code uses one maximum for all keys and adds 1e-4 to each feature, a bias that more features do not reduce.
     """
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        asked, offered = self._exponents(queries), self._exponents(keys)
-        largest = offered.amax(dim=-2, keepdim=True)
-        asked = asked + largest
-        return (asked - asked.amax(dim=-1, keepdim=True)).exp(), (offered - largest).exp()
+        queries, keys = self._exponents(queries), self._exponents(keys)
+        maxima = keys.amax(dim=-2, keepdim=True)
+        queries = queries + maxima
+        return (queries - queries.amax(dim=-1, keepdim=True)).exp(), (keys - maxima).exp()
 
     def _exponents(self, x: Tensor) -> Tensor:
         x = x * x.shape[-1] ** -0.25
@@ -106,7 +106,7 @@ class SoftmaxPerformer(Performer):
 
 
 class ReluPerformer(Performer):
-    """The `Performer` of generalized attention, which estimates no softmax: phi(x) = relu(w . x / sqrt(r)) + 0.001."""
+    """`Performer` with generalized attention, not an estimate of softmax: phi(x) = relu(w . x / sqrt(r)) + 0.001."""
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.weights.to(queries.dtype).mT * len(self.weights) ** -0.5
@@ -114,7 +114,7 @@ class ReluPerformer(Performer):
 
 
 def orthogonal_rows(count: int, depth: int) -> Tensor:
-    """(count, depth) float32: random directions, orthogonal within each `depth` of them, long as Gaussian vectors."""
+    """(count, depth) float32: random rows, orthogonal in blocks of `depth`, with the norms of Gaussian vectors."""
     blocks = [
         nn.init.orthogonal_(torch.empty(depth, depth, device="cpu", dtype=torch.float32))
         for _ in range(-(-count // depth))
@@ -123,5 +123,5 @@ def orthogonal_rows(count: int, depth: int) -> Tensor:
     return torch.cat(blocks)[:count] * norms
 
 
-def _as_given(features: Tensor) -> Tensor:
+def _identity(features: Tensor) -> Tensor:
     return features

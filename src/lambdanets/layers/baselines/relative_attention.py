@@ -1,11 +1,11 @@
-"""Attention with relative positions by row and by column, without a tensor of all pairs.
+"""Attention with relative position logits by row and column, without a bias tensor of all pairs.
 
 logits[n,m] = scale * q[n] . (k[m] + R_row[m_y - n_y] + R_column[m_x - n_x])     (Shaw et al. 2018; Bello et al. 2019)
 
-The position part is a[n, m_y] + c[n, m_x], with a[n, y] = q[n] . R_row[y - n_y] and c likewise. It becomes part of the
-dot product when queries are extended by a and c, and keys by the one-hot rows and columns they stand in:
-scale * [q, a, c][n] . [k, onehot(m_y), onehot(m_x)]. That is plain attention of that depth plus H + W, which the fused
-kernels of scaled_dot_product_attention (SDPA) serve in memory linear in n.
+The position term is a[n, m_y] + c[n, m_x], with a[n, y] = q[n] . R_row[y - n_y] and c likewise. It becomes part of the
+dot product when queries are extended by a and c, and keys by the one-hot codes of their row and column:
+scale * [q, a, c][n] . [k, onehot(m_y), onehot(m_x)]. That is standard attention with H + W more channels, for which the
+fused kernels of scaled_dot_product_attention (SDPA) take memory linear in n.
 """
 
 import torch
@@ -17,9 +17,9 @@ from lambdanets.ops.geometry import windows
 
 
 class RelativeTable(nn.Module):
-    """Vectors R[m - n] along one axis, (2 max_distance + 1, depth), from N(0, depth^-1/2), for any side.
+    """Embeddings R[m - n] along one axis, (2 max_distance + 1, depth), initialized from N(0, depth^-1/2).
 
-    Offsets that a side does not have are cropped; farther ones count as the farthest (Shaw et al. 2018, Sec. 3.2).
+    For any side: unused offsets are cropped, and farther ones are clipped to max_distance (Shaw et al. 2018, Sec. 3.2).
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class RelativeTable(nn.Module):
         missing = side - 1 - self.max_distance
         if missing > 0:
             ends = (self.table[:1].expand(missing, -1), self.table, self.table[-1:].expand(missing, -1))
-            return of_pairs(torch.cat(ends), side)
-        return of_pairs(self.table.narrow(0, -missing, 2 * side - 1), side)
+            return pairwise(torch.cat(ends), side)
+        return pairwise(self.table.narrow(0, -missing, 2 * side - 1), side)
 
 
-def of_pairs(table: Tensor, queries: int) -> Tensor:
+def pairwise(table: Tensor, queries: int) -> Tensor:
     """(n, depth, m) from a table (n + m - 1, depth) of the offsets 1 - n to m - 1."""
     return windows(table, 0, queries, table.shape[0] - queries + 1).flip(0)
 
@@ -53,7 +53,7 @@ def attend_on_axis(queries: Tensor, keys: Tensor, values: Tensor, table: Relativ
     """Attention along one axis: (b, h, n, c) each, to (b, h, n, c). Cost: b h n^2 (2 c + 2 n) multiply-adds."""
     side, scale = queries.shape[2], queries.shape[-1] ** -0.5
     logits = torch.einsum("bhnc,ncm->bhnm", queries, table(side))
-    return attend(extended(queries, logits), with_one_hot(keys, (side,)), values, scale)
+    return attend(extend_queries(queries, logits), extend_keys(keys, (side,)), values, scale)
 
 
 def attend_on_grid(
@@ -67,23 +67,23 @@ def attend_on_grid(
     by_row = torch.einsum("bhyxc,ycj->bhyxj", maps, rows(grid[0])).flatten(2, 3)
     by_column = torch.einsum("bhyxc,xcj->bhyxj", maps, columns(grid[1])).flatten(2, 3)
     scale = queries.shape[-1] ** -0.5
-    return attend(extended(queries, by_row, by_column), with_one_hot(keys, grid), values, scale)
+    return attend(extend_queries(queries, by_row, by_column), extend_keys(keys, grid), values, scale)
 
 
-def extended(queries: Tensor, *logits: Tensor) -> Tensor:
+def extend_queries(queries: Tensor, *logits: Tensor) -> Tensor:
     """[q, a, c][n], in the dtype of the queries."""
     return torch.cat([queries, *(part.to(queries.dtype) for part in logits)], dim=-1)
 
 
-def with_one_hot(keys: Tensor, grid: tuple[int, ...]) -> Tensor:
+def extend_keys(keys: Tensor, grid: tuple[int, ...]) -> Tensor:
     """[k, onehot(m_y), onehot(m_x)] for keys (.., m, c) on a grid of one or two sides."""
-    places = torch.cartesian_prod(*(torch.arange(side, device=keys.device) for side in grid)).view(-1, len(grid))
-    hot = [F.one_hot(places[:, axis], side) for axis, side in enumerate(grid)]
-    return torch.cat([keys, torch.cat(hot, dim=1).to(keys.dtype).expand(*keys.shape[:-1], -1)], dim=-1)
+    coordinates = torch.cartesian_prod(*(torch.arange(side, device=keys.device) for side in grid)).view(-1, len(grid))
+    one_hot = [F.one_hot(coordinates[:, axis], side) for axis, side in enumerate(grid)]
+    return torch.cat([keys, torch.cat(one_hot, dim=1).to(keys.dtype).expand(*keys.shape[:-1], -1)], dim=-1)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
-    """SDPA with all three at one depth, which the kernels that hold no pairs ask for; zeros change nothing."""
-    depth, wanted = values.shape[-1], max(queries.shape[-1], values.shape[-1])
-    queries, keys, values = (F.pad(part, (0, wanted - part.shape[-1])) for part in (queries, keys, values))
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)[..., :depth]
+    """SDPA with queries, keys and values zero-padded to one depth, which its fused kernels require."""
+    value_depth, depth = values.shape[-1], max(queries.shape[-1], values.shape[-1])
+    queries, keys, values = (F.pad(x, (0, depth - x.shape[-1])) for x in (queries, keys, values))
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)[..., :value_depth]

@@ -1,1 +1,1 @@
-"""The position interaction: one exact algorithm a file, one signature, and the plan that chooses."""
+"""The position interaction: exact algorithms with one signature, one per file, and the planner that selects one."""

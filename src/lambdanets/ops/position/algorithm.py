@@ -1,4 +1,4 @@
-"""The interface of an algorithm: its limits and costs, and what computes a problem."""
+"""The interface of an algorithm: its limits, its cost model and its computation."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
@@ -9,21 +9,21 @@ from torch import Tensor
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
-# Of queries, of each tensor that `Bound.prepare` returned, and of values; None where not needed.
+# Gradients of queries, of each tensor that `Bound.prepare` returned, and of values; None where not needed.
 Gradients = tuple[Tensor | None, Prepared | None, Tensor | None]
 
 
-class Refusals(NamedTuple):
-    """Why the plan does not choose an algorithm for the forward and for the backward pass; "" where it may."""
+class Exclusions(NamedTuple):
+    """Why "auto" excludes an algorithm from the forward and from the backward pass; "" if it does not."""
 
     forward: str = ""
     backward: str = ""
 
 
 class Bound(ABC):
-    """An algorithm bound to a problem, with the sizes that it works in, of tiles for example.
+    """An algorithm bound to a problem, with its tile sizes or the like.
 
-    problem.batch examples are computed at once: a call has at most as many. Calls may come from several threads.
+    A call takes at most problem.batch examples. Must be thread-safe.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -31,7 +31,7 @@ class Bound(ABC):
 
     @abstractmethod
     def prepare(self, table: Tensor) -> Prepared:
-        """What depends on the table (before + 1 + after for each axis, k, u) alone."""
+        """Everything that depends on the table alone; table: (before + 1 + after for each axis, k, u)."""
 
     @abstractmethod
     def forward(self, operands: Operands) -> Tensor:
@@ -39,7 +39,7 @@ class Bound(ABC):
 
     @abstractmethod
     def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
-        """The gradients from that of the output (b, h, n, v); that of the content lambda is computed elsewhere."""
+        """Gradients from grad_output (b, h, n, v), without that of the content lambda (see `execution`)."""
 
     @abstractmethod
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
@@ -47,7 +47,7 @@ class Bound(ABC):
 
 
 class BoundPositionTerm(Bound):
-    """One that computes the position term alone; the content term is added in place to its results."""
+    """A `Bound` that computes the position term only; the content term is added in place to its results."""
 
     @abstractmethod
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
@@ -74,39 +74,39 @@ class BoundPositionTerm(Bound):
 class Algorithm(ABC):
     """One exact way to compute the position interaction.
 
-    name: as callers write it. limits: which problems it serves, for error messages. keeps_bfloat16: whether it
-    multiplies in bfloat16 where that is faster than float32; others would lose by rounding between their steps.
+    name: the value of the `algorithm` argument. limits: the supported problems, for error messages. keeps_bfloat16:
+    whether it multiplies in bfloat16 where that is faster than float32; others would lose accuracy between their steps.
     """
 
     name: ClassVar[str]
-    limits: ClassVar[str] = "serves all problems"
+    limits: ClassVar[str] = "supports all problems"
     keeps_bfloat16: ClassVar[bool] = False
 
     @abstractmethod
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        """The predicted cost; None for a problem beyond the limits."""
+        """The predicted cost; None for an unsupported problem."""
 
     @abstractmethod
     def bind(self, problem: Problem, rates: Rates) -> Bound:
-        """What computes a problem within the limits, as many examples at once as suit caches."""
+        """Bind to a supported problem, with a batch per call that fits the caches."""
 
     def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
-        """The dtype that queries, values and the table of a problem of some dtype are cast to."""
+        """The dtype that queries, values and table are cast to, from the dtype of the problem."""
         if dtype.itemsize > 2 or (dtype == torch.bfloat16 and self.keeps_bfloat16 and rates.bfloat16_gain > 1):
             return dtype
         return torch.float32
 
-    def refusals(self, problem: Problem) -> Refusals:
-        """Why the plan should not choose it although it would serve."""
-        return Refusals()
+    def exclusions(self, problem: Problem) -> Exclusions:
+        """Why "auto" should not choose it for a supported problem."""
+        return Exclusions()
 
-    def refuse(self, problem: Problem, way: str, error: Exception) -> bool:
-        """Whether the plan may replace it after an error in the "forward" or "backward" pass of a problem."""
+    def exclude_after_error(self, problem: Problem, direction: str, error: Exception) -> bool:
+        """Whether "auto" may replace it after an error in the "forward" or "backward" pass of a problem."""
         return False
 
 
 class Traceable(ABC):
-    """An algorithm that has a form without loops over sizes, so that one exported graph serves any batch and grid."""
+    """An algorithm with a form without loops over sizes, so that one exported graph works for any batch and grid."""
 
     @abstractmethod
     def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
@@ -114,6 +114,6 @@ class Traceable(ABC):
 
 
 def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
-    """total (b, h, n, j) + rows (b, h, n, i) matrices (b, i, j), in place if total is contiguous as (b, n, h, j)."""
+    """total (b, h, n, j) + rows (b, h, n, i) @ matrices (b, i, j), in place if total is contiguous as (b, n, h, j)."""
     flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
     return flat_total.baddbmm_(flat_rows, matrices).unflatten(1, (-1, total.shape[1])).transpose(1, 2)

@@ -1,8 +1,8 @@
-"""Lambda convolution (Sec. 3.4): an n-d convolution of the values whose channels are the queries' depths.
+"""Lambda convolution (Sec. 3.4): an n-d convolution of the values with one output channel per query depth.
 
-lambda[b,v,k,:] = conv(V[b,v,u,:], R[k,u,r]), the same weights for every value channel v. Three forms of one linear map,
-which differ in where v goes, in the forward pass alone; they share the gradients.
-Cost: n k u v b prod(r) multiply-adds; nothing of size n m. For small scopes.
+lambda[b,v,k,:] = conv(V[b,v,u,:], R[k,u,r]), the same weights for every value channel v. Three forward forms of one
+linear map, with v in the batch, in the channels or as a spatial axis; they share the backward pass.
+Cost: n k u v b prod(r) multiply-adds, without tensors of size n m. For small scopes.
 """
 
 import itertools
@@ -29,7 +29,7 @@ class _Form(Algorithm):
     @staticmethod
     @abstractmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
-        """Maps (b, v, u, S..) padded with zeros and weights (k, u, r..) to (b, v, k, S..)."""
+        """Zero-padded maps (b, v, u, S..) and weights (k, u, r..) to (b, v, k, S..)."""
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundConvolution":
         return BoundConvolution(problem.with_small_lambdas(), self.lambdas)
@@ -56,10 +56,7 @@ class Convolution(_Form, Traceable):
 
 
 class DepthwiseConvolution(_Form):
-    """A depthwise n-d convolution with channel multiplier: v groups of u channels in and k out, the same R for each.
-
-    It holds v copies of the table.
-    """
+    """A grouped n-d convolution: v groups of u channels in and k out with the same R. Copies the table v times."""
 
     name = "depthwise_convolution"
 
@@ -76,14 +73,13 @@ class DepthwiseConvolution(_Form):
 
 
 class ValueAxisConvolution(_Form):
-    """v as one more spatial axis: an (n+1)-d convolution whose kernel has length 1 along v, so that no values mix.
+    """v as one more spatial axis: an (n+1)-d convolution whose kernel has length 1 along v.
 
-    The lambdas come with v behind k; the code printed in the paper leaves out their transposition. It holds a copy of
-    the values.
+    Its output has v after k; the paper's code omits the transposition. Copies the values.
     """
 
     name = "value_axis_convolution"
-    limits = "serves 1-D and 2-D data alone, because PyTorch has no 4-d convolution"
+    limits = "supports only 1-D and 2-D data, because PyTorch has no 4-d convolution"
 
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
         if len(problem.grid) == 3:
@@ -116,8 +112,8 @@ class BoundConvolution(BoundPositionTerm):
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """PyTorch's own gradients of a convolution add up k or batch and positions one by one on CPU, so that their
-        error grows to ten times that of the plain formula; here each query depth and each map is summed first.
+        """PyTorch's convolution gradients on CPU sum over k, or over batch and positions, sequentially, with up to ten
+        times the error of the plain formula; here each query depth and each map is summed first.
         """
         p = self.problem
         (weights,) = prepared
@@ -131,33 +127,33 @@ class BoundConvolution(BoundPositionTerm):
             if needs_grad.table:
                 grad_weights = (_correlate(grad_lambdas, maps.flatten(0, 1), p.scope),)
             if needs_grad.values:
-                grad_maps = _convolve_back(grad_lambdas, weights)
+                grad_maps = _transposed_convolution(grad_lambdas, weights)
                 for i, (before, side) in enumerate(zip(p.before, p.grid, strict=True), 2):
                     grad_maps = grad_maps.narrow(i, before, side)
                 grad_values = grad_maps.unflatten(0, (-1, p.value_depth)).flatten(3).permute(0, 3, 1, 2)
         return grad_queries, grad_weights, grad_values
 
     def _padded_maps(self, values: Tensor) -> Tensor:
-        """(b, n, v, u) to (b, v, u, S..) with zeros where the table reaches beyond the grid."""
+        """(b, n, v, u) to (b, v, u, S..), zero-padded by the reach of the table."""
         p = self.problem
         maps = values.permute(0, 2, 3, 1).unflatten(3, p.grid)
         return F.pad(maps, [x for pair in zip(reversed(p.before), reversed(p.after), strict=True) for x in pair])
 
 
 def _cost(problem: Problem, rates: Rates) -> Cost:
-    """With v in the batch; the gradients of all forms."""
+    """The cost with v in the batch, and of the backward pass of all forms."""
     p = problem.with_small_lambdas()
     passes = -(-problem.batch // p.batch)
     offsets, lambdas = math.prod(p.scope), p.lambda_elements
-    # with few channels a direct convolution is slower than the product it stands for
+    # with few channels a direct convolution is slower than the equivalent matrix product
     convolved = 1.5 * rates.product(1, p.batch * p.value_depth * p.positions, offsets * p.intra_depth, p.query_depth)
     applied = rates.product(p.positions * p.batch, p.heads, p.query_depth, p.value_depth)
     copied = rates.copy(8.0 * lambdas)
     rows = math.prod(p.scope[:-1])
     gathered = rates.copy(4.0 * rows * p.batch * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
-    # the backward pass scatters each query depth by itself, over the grid and what the table reaches beyond it
-    reached = zip(p.grid, p.before, p.after, strict=True)
-    padded = math.prod(side + before + after for side, before, after in reached)
+    # the backward pass scatters each query depth separately, over the padded grid
+    axes = zip(p.grid, p.before, p.after, strict=True)
+    padded = math.prod(side + before + after for side, before, after in axes)
     scattered = 2 * p.batch * p.value_depth * p.query_depth * p.intra_depth * padded
     backward = 5 * convolved + 2 * applied + 2 * copied + gathered + rates.copy(4.0 * lambdas)
     return Cost(
@@ -169,34 +165,34 @@ def _cost(problem: Problem, rates: Rates) -> Cost:
 
 
 def _direct_cost(problem: Problem, rates: Rates, factor: int, copied: int) -> Cost:
-    """That of a direct convolution, some factor slower than large products, which copies some numbers beforehand."""
-    in_batch, p = _cost(problem, rates), problem
+    """The cost of a direct convolution: `factor` times slower than large products, after copying `copied` elements."""
+    base, p = _cost(problem, rates), problem
     direct = 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
     return replace(
-        in_batch,
-        # the copies are gone before the lambdas meet the queries
-        workspace_bytes=max(in_batch.workspace_bytes, 4 * (p.lambda_elements + copied)),
-        seconds=in_batch.seconds + factor * direct + rates.copy(4.0 * copied),
+        base,
+        # the copies are freed before the lambdas are applied
+        workspace_bytes=max(base.workspace_bytes, 4 * (p.lambda_elements + copied)),
+        seconds=base.seconds + factor * direct + rates.copy(4.0 * copied),
     )
 
 
-def _convolve_back(gradient: Tensor, weights: Tensor) -> Tensor:
-    """(B, k, S..) and (k, u, r..) to (B, u, padded..): the transposed convolution for each k alone, then their sum."""
+def _transposed_convolution(grad_output: Tensor, weights: Tensor) -> Tensor:
+    """(B, k, S..) and (k, u, r..) to (B, u, padded..): a transposed convolution for each k, then the sum over k."""
     k, u = weights.shape[:2]
-    parts = _TRANSPOSED[gradient.ndim - 2](gradient, weights, groups=k)
+    parts = _TRANSPOSED[grad_output.ndim - 2](grad_output, weights, groups=k)
     return parts.unflatten(1, (k, u)).sum(dim=1)
 
 
-def _correlate(gradient: Tensor, padded: Tensor, scope: tuple[int, ...]) -> Tensor:
-    """sum over batch and positions of gradient (B, k, S..) times maps (B, u, padded..) moved by each offset."""
-    grid = gradient.shape[2:]
-    rows = gradient.flatten(2)  # (B, k, n)
+def _correlate(grad_lambdas: Tensor, padded: Tensor, scope: tuple[int, ...]) -> Tensor:
+    """(k, u, r..): grad_lambdas (B, k, S..) times maps (B, u, padded..) shifted by each offset, summed over B and S."""
+    grid = grad_lambdas.shape[2:]
+    rows = grad_lambdas.flatten(2)  # (B, k, n)
     parts = []
     for offsets in itertools.product(*(range(side) for side in scope[:-1])):
-        moved = padded
+        shifted = padded
         for axis, offset in enumerate(offsets):
-            moved = moved.narrow(axis + 2, offset, grid[axis])
-        shifted = moved.unfold(moved.ndim - 1, grid[-1], 1)  # (B, u, S.., r_D, S_D)
-        columns = shifted.movedim((1, -2), (-2, -1)).flatten(1, -3).flatten(2)  # (B, n, u r_D)
+            shifted = shifted.narrow(axis + 2, offset, grid[axis])
+        windows = shifted.unfold(shifted.ndim - 1, grid[-1], 1)  # (B, u, S.., r_D, S_D)
+        columns = windows.movedim((1, -2), (-2, -1)).flatten(1, -3).flatten(2)  # (B, n, u r_D)
         parts.append((rows @ columns).sum(dim=0).unflatten(1, (padded.shape[1], scope[-1])))
     return torch.stack(parts, dim=2).unflatten(2, scope[:-1]) if len(scope) > 1 else parts[0]

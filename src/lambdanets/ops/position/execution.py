@@ -1,8 +1,8 @@
-"""Runs an algorithm on a whole problem: casts to its dtype, keeps what it prepares of tables, splits the batch.
+"""Runs an algorithm on a problem: casts to its dtype, caches prepared tables, splits the batch.
 
-An algorithm that a plan chose and that raises may be replaced, see `Algorithm.refuse`: a fused kernel that passed its
-self-test may still ask for more shared memory than the device has, or fail to compile, at another shape. That raises
-before anything is computed. An algorithm that the caller named is never replaced.
+An algorithm that "auto" chose may be replaced when it raises (`Algorithm.exclude_after_error`): a fused kernel that
+passed its self-test may still need too much shared memory, or fail to compile, at another shape. It then raises before
+anything is computed. An algorithm that the caller chose is never replaced.
 """
 
 import itertools
@@ -14,47 +14,47 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import without_future
+from lambdanets.ops.geometry import mask_future
 from lambdanets.ops.position.algorithm import Bound
 from lambdanets.ops.position.plan import ALGORITHMS, Plan, bind, make_plan
 from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.precision import output_dtype, without_autocast, without_tf32_convolutions
 
-# Of queries, table, values and content; None where not needed.
+# Gradients of queries, table, values and content; None where not needed.
 FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
-# Of all that is prepared of tables and kept.
-KEPT_BYTES = 256 << 20
+# Limit on all cached tables.
+CACHE_BYTES = 256 << 20
 
 
 _Result = TypeVar("_Result")
 
 
-def follow_forward(factors: Factors, plan: Plan) -> Tensor:
-    """`run_forward` by the algorithm that a plan has for the forward pass."""
-    return _follow(lambda algorithm: run_forward(*factors, plan.problem, algorithm), plan, "forward")
+def planned_forward(factors: Factors, plan: Plan) -> Tensor:
+    """`run_forward` with the algorithm that the plan chose for the forward pass."""
+    return _run_planned(lambda algorithm: run_forward(*factors, plan.problem, algorithm), plan, "forward")
 
 
-def follow_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs_grad: NeedsGrad) -> FactorGradients:
-    """`run_backward` by the algorithm that a plan has for the backward pass."""
+def planned_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs_grad: NeedsGrad) -> FactorGradients:
+    """`run_backward` with the algorithm that the plan chose for the backward pass."""
 
     def run(algorithm: str) -> FactorGradients:
         return run_backward(grad_output, *factors, plan.problem, algorithm, needs_grad)
 
-    return _follow(run, plan, "backward")
+    return _run_planned(run, plan, "backward")
 
 
-def _follow(run: Callable[[str], _Result], plan: Plan, way: str) -> _Result:
-    algorithm = plan.chosen if way == "forward" else plan.backward
+def _run_planned(run: Callable[[str], _Result], plan: Plan, direction: str) -> _Result:
+    algorithm = plan.chosen if direction == "forward" else plan.backward
     try:
         return run(algorithm)
-    except torch.OutOfMemoryError:  # another algorithm would need more
+    except torch.OutOfMemoryError:  # other algorithms need more memory
         raise
     except Exception as error:
-        if not plan.automatic or not ALGORITHMS[algorithm].refuse(plan.problem, way, error):
+        if not plan.automatic or not ALGORITHMS[algorithm].exclude_after_error(plan.problem, direction, error):
             raise
-    again = make_plan(plan.problem)
-    return run(again.chosen if way == "forward" else again.backward)
+    plan = make_plan(plan.problem)
+    return run(plan.chosen if direction == "forward" else plan.backward)
 
 
 def run_forward(
@@ -62,7 +62,7 @@ def run_forward(
 ) -> Tensor:
     """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
 
-    content: (b, k, v), a lambda that all positions of an example have beside their own.
+    content: (b, k, v), a lambda shared by all positions of an example.
     """
     if len(queries) == 0:
         return queries.new_zeros(*queries.shape[:3], problem.value_depth, dtype=output_dtype(queries.dtype))
@@ -87,12 +87,12 @@ def run_backward(
     algorithm: str,
     needs_grad: NeedsGrad,
 ) -> FactorGradients:
-    """The needed gradients of queries, table, values and content, from that of the output (b, h, n, v)."""
+    """The needed gradients of queries, table, values and content from grad_output (b, h, n, v)."""
     if len(queries) == 0:
         factors = zip((queries, table, values, content), needs_grad, strict=True)
         zeros = (torch.zeros_like(x) if x is not None and needed else None for x, needed in factors)
         return next(zeros), next(zeros), next(zeros), next(zeros)
-    # a backward pass may run inside autocast, whatever the forward pass did
+    # the backward pass may run inside autocast even if the forward pass did not
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         grad_content = None
         if needs_grad.content and content is not None:
@@ -111,7 +111,7 @@ def run_backward(
             if dp is None:
                 continue
             if grad_prepared is None:
-                # the more parts a narrow sum has, the more it loses
+                # summing many parts in bfloat16 loses precision
                 is_narrow = dtype == torch.bfloat16 and at_once < problem.batch
                 grad_prepared = tuple(part.float() for part in dp) if is_narrow else dp
             else:
@@ -138,36 +138,36 @@ def _split(batch: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
 
 
 def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
-    """sum over h and n of first (b, h, n, i) second (b, h, n, j): (b, i, j)."""
-    one, other = (x.transpose(1, 2).flatten(1, 2) for x in (first, second))
-    return torch.bmm(one.mT, other)
+    """Outer products of first (b, h, n, i) and second (b, h, n, j) summed over h and n: (b, i, j)."""
+    first, second = (x.transpose(1, 2).flatten(1, 2) for x in (first, second))
+    return torch.bmm(first.mT, second)
 
 
 def _concatenated(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:
-    whole = [part for part in parts if part is not None]
-    return (whole[0] if len(whole) == 1 else torch.cat(whole)).to(dtype)
+    tensors = [part for part in parts if part is not None]
+    return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(dtype)
 
 
 def _drop_future(table: Tensor, problem: Problem) -> Tensor:
-    """The table of a causal problem: zeros at offsets after 0, and no rows of such offsets alone."""
+    """For causal problems, zeros at offsets after 0, and without the rows that hold only such offsets."""
     if not problem.causal:
         return table
-    return without_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
+    return mask_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
 
 
-def _add_future(gradient: Tensor, problem: Problem) -> Tensor:
+def _add_future(grad_table: Tensor, problem: Problem) -> Tensor:
     """The adjoint of `_drop_future`."""
     if not problem.causal:
-        return gradient
-    future = gradient.new_zeros(problem.before[0], *gradient.shape[1:])
-    return without_future(torch.cat([gradient, future]), len(problem.grid))
+        return grad_table
+    future = grad_table.new_zeros(problem.before[0], *grad_table.shape[1:])
+    return mask_future(torch.cat([grad_table, future]), len(problem.grid))
 
 
 class PreparedTables:
-    """What algorithms prepared of tables on CPU, the most recently used, for inference and for backward passes.
+    """LRU cache of what algorithms prepared of tables on CPU, for inference and for backward passes.
 
-    An entry holds a copy of its table and serves only tables equal to it, so that no way of changing a parameter can
-    make it stale; comparing costs a hundredth of preparing. Entries are never changed: threads share them.
+    An entry holds a copy of its table and is used only for tables equal to it, so that no change of a parameter can
+    make it stale; comparing costs a hundredth of preparing. Entries are immutable and shared by threads.
     """
 
     def __init__(self) -> None:
@@ -185,15 +185,15 @@ class PreparedTables:
                 self._entries.move_to_end(key)
         if entry is not None and torch.equal(entry[0], table):
             return entry[1]
-        # made of the copy: another thread may change the table meanwhile, and what is prepared may be a view
+        # prepared from the copy: another thread may change the table meanwhile, and `prepare` may return a view
         copy = table.detach().clone()
         prepared = bound.prepare(_drop_future(copy, bound.problem).to(dtype))
         size = copy.nbytes + sum(part.nbytes for part in prepared)
-        if size <= KEPT_BYTES // 4:
+        if size <= CACHE_BYTES // 4:
             with self._lock:
                 self.nbytes += size - self._entries.pop(key, (None, None, 0))[2]
                 self._entries[key] = (copy, prepared, size)
-                while self.nbytes > KEPT_BYTES:
+                while self.nbytes > CACHE_BYTES:
                     self.nbytes -= self._entries.popitem(last=False)[1][2]
         return prepared
 

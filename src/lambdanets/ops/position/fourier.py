@@ -1,10 +1,10 @@
-"""Fourier: position lambdas as a product of spectra, a few maps at a time; the cost hardly depends on the scope.
+"""Fourier: position lambdas as a product of spectra, in chunks of maps; the cost hardly depends on the scope.
 
-lambda[k,v,:] = F^-1( sum_u conj(F R[k,u,:]) F V[v,u,:] ) on a grid padded with zeros, so that nothing wraps around;
+lambda[k,v,:] = F^-1( sum_u conj(F R[k,u,:]) F V[v,u,:] ) on a zero-padded grid, so that nothing wraps around;
 y = sum_k q lambda. Cost: b k v n log n, for large and global scopes on large grids and for long sequences.
 
-The spectra of the values are made once for a chunk of value channels; then for a few query depths at a time their
-product is transformed back, cut to the grid axis by axis, and applied: a chunk stays in the cache.
+The spectra of the values are computed once per chunk of value channels. For each chunk of query depths the product of
+spectra is transformed back, cropped to the grid axis by axis, and applied, so that a chunk stays in the cache.
 """
 
 import math
@@ -17,7 +17,7 @@ from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Grad
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
-# Numbers of padded grids in one chunk of lambdas. Sequences may leave the cache: their transforms have no strides.
+# Elements of a chunk of lambdas on the padded grid. Sequences may exceed the cache: their transforms are contiguous.
 _CHUNK, _CHUNK_OF_SEQUENCES = 1 << 19, 1 << 21
 _FAST_FACTORS = (2, 3, 5, 7)
 
@@ -38,14 +38,14 @@ class Fourier(Algorithm):
         applied = 4.0 * p.heads * lambdas * p.positions
         forward += rates.copy(4.0 * padded * lambdas * p.intra_depth + 2 * applied)
         backward += rates.copy(12.0 * padded * lambdas * p.intra_depth + 6 * applied)
-        making = rates.transforms(padded * p.query_depth * p.intra_depth, padded)
+        preparation = rates.transforms(padded * p.query_depth * p.intra_depth, padded)
         calls = p.batch * -(-p.value_depth // channels) * (8 + -(-p.query_depth // depths) * (6 + depths))
         spectra = 4 * padded * (p.query_depth * p.intra_depth + p.intra_depth * channels)
         return Cost(
             operations=round(2.5 * padded * math.log2(max(2, padded)) * transforms) + p.apply_operations,
             workspace_bytes=max(1, p.dtype.itemsize // 4) * (3 * spectra + 24 * padded * channels * depths),
-            seconds=forward + making / 4 + rates.calls(calls),
-            backward_seconds=backward + 1.75 * making + rates.calls(3 * calls),
+            seconds=forward + preparation / 4 + rates.calls(calls),
+            backward_seconds=backward + 1.75 * preparation + rates.calls(3 * calls),
         )
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundFourier":
@@ -53,7 +53,7 @@ class Fourier(Algorithm):
 
 
 class BoundFourier(BoundPositionTerm):
-    """channels, depths: value channels and query depths whose lambdas are transformed at a time, of one example."""
+    """channels, depths: value channels and query depths per chunk; examples are processed one by one."""
 
     def __init__(self, problem: Problem, channels: int, depths: int) -> None:
         super().__init__(problem)
@@ -64,21 +64,21 @@ class BoundFourier(BoundPositionTerm):
 
     def prepare(self, table: Tensor) -> Prepared:
         """conj(F R), (k, u, N_1.., N_D / 2 + 1): offset 0 at index 0, negative offsets from the end."""
-        placed = table.new_zeros(*table.shape[-2:], *self._padded)
-        corner = placed
+        padded = table.new_zeros(*table.shape[-2:], *self._padded)
+        view = padded
         for axis, side in zip(self._axes, self.problem.scope, strict=True):
-            corner = corner.narrow(axis, 0, side)
-        corner.copy_(table.movedim((-2, -1), (0, 1)))
-        placed = placed.roll([-before for before in self.problem.before], self._axes)
-        return (torch.fft.rfftn(placed, dim=self._axes).conj().resolve_conj(),)
+            view = view.narrow(axis, 0, side)
+        view.copy_(table.movedim((-2, -1), (0, 1)))
+        padded = padded.roll([-before for before in self.problem.before], self._axes)
+        return (torch.fft.rfftn(padded, dim=self._axes).conj().resolve_conj(),)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        """From conj(F G) F V summed over examples and value channels, G the gradient of the lambdas."""
-        placed = torch.fft.irfftn(grad_prepared[0], s=self._padded, dim=self._axes)
-        placed = placed.roll(self.problem.before, self._axes)
+        """The adjoint of `prepare`; grad_prepared: conj(F G) F V summed over examples and v, with G = grad_lambdas."""
+        padded = torch.fft.irfftn(grad_prepared[0], s=self._padded, dim=self._axes)
+        padded = padded.roll(self.problem.before, self._axes)
         for axis, side in zip(self._axes, self.problem.scope, strict=True):
-            placed = placed.narrow(axis, 0, side)
-        return placed.movedim((0, 1), (-2, -1))
+            padded = padded.narrow(axis, 0, side)
+        return padded.movedim((0, 1), (-2, -1))
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         p = self.problem
@@ -96,7 +96,7 @@ class BoundFourier(BoundPositionTerm):
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """The lambdas are computed again."""
+        """The lambdas are recomputed."""
         p = self.problem
         (kernel,) = prepared
         grad_queries = grad_kernel = grad_values = None
@@ -140,7 +140,7 @@ class BoundFourier(BoundPositionTerm):
         return self._transform(values.permute(1, 2, 0).unflatten(-1, self.problem.grid))
 
     def _transform(self, maps: Tensor) -> Tensor:
-        """(.., S_1..S_D) to its spectrum on the padded grid: the last axis first, as long as the others are short."""
+        """(.., S_1..S_D) to its spectrum on the padded grid; the last axis first, before the others are padded."""
         *others, last = self._padded
         first = maps.ndim - len(self._padded)
         spectra = torch.fft.rfft(maps, n=last)
@@ -149,7 +149,7 @@ class BoundFourier(BoundPositionTerm):
         return spectra
 
     def _transform_back(self, spectra: Tensor) -> Tensor:
-        """A spectrum on the padded grid to (.., n), each axis cut to the grid before the next is transformed."""
+        """A spectrum on the padded grid to (.., n), each axis cropped to the grid before the next is transformed."""
         *others, last = self.problem.grid
         first = spectra.ndim - len(self._padded)
         for axis, side in enumerate(others, first):
@@ -161,20 +161,20 @@ class BoundFourier(BoundPositionTerm):
         if self.problem.intra_depth == 1:
             product = kernel * spectra.squeeze(1).unsqueeze(0)
         else:
-            product = torch.stack([(of_depth * spectra).sum(dim=1) for of_depth in kernel])
+            product = torch.stack([(kernel_k * spectra).sum(dim=1) for kernel_k in kernel])
         return self._transform_back(product)
 
 
 def padded_grid(problem: Problem) -> tuple[int, ...]:
-    """Sides with few small factors, long enough that no offset of the table wraps around onto the grid."""
+    """Sides with small prime factors, long enough that no offset of the table wraps around onto the grid."""
     p = problem
     return tuple(fast_side(side + max(b, a)) for side, b, a in zip(p.grid, p.before, p.after, strict=True))
 
 
-def fast_side(least: int) -> int:
-    """The smallest even number from `least` on whose factors are all small; above 64 one with a factor of 8."""
-    step = 8 if least > 64 else 2
-    side = -(-least // step) * step
+def fast_side(minimum: int) -> int:
+    """The smallest even number >= `minimum` with small prime factors only; above 64 a multiple of 8."""
+    step = 8 if minimum > 64 else 2
+    side = -(-minimum // step) * step
     while not _is_smooth(side):
         side += step
     return side
@@ -188,7 +188,7 @@ def _is_smooth(side: int) -> bool:
 
 
 def _chunk(problem: Problem) -> tuple[int, int]:
-    """Value channels and query depths at a time: all of the one kind before more than one of the other."""
+    """Value channels and query depths per chunk: channels first, more than one depth only with all channels."""
     points = math.prod(padded_grid(problem))
     chunk = _CHUNK if len(problem.grid) > 1 else _CHUNK_OF_SEQUENCES
     channels = max(1, min(problem.value_depth, chunk // points))

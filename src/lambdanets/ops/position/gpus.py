@@ -1,7 +1,7 @@
-"""What data sheets say of GPUs: what predictions rest on until `lambdanets calibrate` has measured one.
+"""GPU specifications, on which predictions are based until `lambdanets calibrate` has measured the GPU.
 
-Sources: NVIDIA's data sheets and architecture papers, of dense products. Bytes from the second-level cache are not in
-them: 64 bytes a clock and processor are wired on 8.0 and 9.0, of which published measurements reach some 60%.
+Sources: NVIDIA's data sheets and architecture papers, for dense products. L2 bandwidth is not in them: compute
+capabilities 8.0 and 9.0 have 64 bytes per clock and SM, of which published measurements reach about 60%.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ import torch
 
 @dataclass(frozen=True)
 class Gpu:
-    """processors: that programs run on; clock: Hz, boosted; float32, bfloat16: operations a second, two for each
-    multiply-add; memory, cache: bytes a second from the memory and from the second-level cache.
+    """processors: SMs; clock: boost clock in Hz; float32, bfloat16: FLOP/s, two FLOPs per multiply-add; memory, cache:
+    bytes/s of DRAM and of the L2 cache.
 
-    products: the share of the bfloat16 rate that the instructions reach which a warp issues by itself (mma.sync); from
-    9.0 on the full rate needs others.
+    products: the fraction of the bfloat16 rate that mma.sync reaches; from compute capability 9.0 on the full rate
+    needs warpgroup instructions.
     """
 
     processors: int
@@ -28,8 +28,8 @@ class Gpu:
     products: float = 1.0
 
 
-# By a part of the device's name, the first that fits.
-SHEETS = {
+# By substring of the device name; the first match is used.
+SPECIFICATIONS = {
     "B200": Gpu(148, 1.85e9, 75e12, 2250e12, 8.0e12, 10e12, 0.5),
     "H200": Gpu(132, 1.755e9, 67e12, 989e12, 4.8e12, 5.5e12, 0.62),
     "H100 PCIe": Gpu(114, 1.62e9, 48e12, 756e12, 2.0e12, 4.5e12, 0.62),
@@ -41,19 +41,19 @@ SHEETS = {
     "T4": Gpu(40, 1.59e9, 8.1e12, 8.1e12, 0.32e12, 1.3e12),
 }
 # By compute capability, for other names.
-_OF_CAPABILITY = {(7, 5): "T4", (8, 0): "A100", (8, 6): "RTX 3090", (8, 7): "RTX 3090", (8, 9): "RTX 4090"}
-_OF_CAPABILITY |= {(9, 0): "H100", (10, 0): "B200", (10, 3): "B200", (12, 0): "RTX 4090"}
+_BY_CAPABILITY = {(7, 5): "T4", (8, 0): "A100", (8, 6): "RTX 3090", (8, 7): "RTX 3090", (8, 9): "RTX 4090"}
+_BY_CAPABILITY |= {(9, 0): "H100", (10, 0): "B200", (10, 3): "B200", (12, 0): "RTX 4090"}
 
 
 def gpu_named(name: str, capability: tuple[int, int] = (9, 0)) -> Gpu:
-    """The data sheet of a device by its name, or else one of its compute capability, or else the H100's."""
-    sheet = next((sheet for part, sheet in SHEETS.items() if part in name), None)
-    return sheet or SHEETS[_OF_CAPABILITY.get(capability, "H100")]
+    """The specification by device name, else by compute capability, else the H100's."""
+    found = next((gpu for part, gpu in SPECIFICATIONS.items() if part in name), None)
+    return found or SPECIFICATIONS[_BY_CAPABILITY.get(capability, "H100")]
 
 
 @lru_cache
 def gpu_of(device: str) -> Gpu:
-    """The data sheet of a device such as "cuda:0"; the H100's where there is no GPU."""
+    """The specification of a device such as "cuda:0"; the H100's if there is no GPU."""
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        return SHEETS["H100"]
+        return SPECIFICATIONS["H100"]
     return gpu_named(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))

@@ -1,4 +1,4 @@
-"""The position interaction on a grid: checks, precision, plan, algorithm."""
+"""The position interaction on a grid: argument checks, dtypes, plan and dispatch."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import shape_of, without_future
+from lambdanets.ops.geometry import mask_future, shape_of
 from lambdanets.ops.position.algorithm import Traceable
 from lambdanets.ops.position.convolution import Convolution
 from lambdanets.ops.position.derivatives import interact
@@ -32,23 +32,23 @@ def position_interaction(
     """y[b,h,n,:] = sum_k q[b,h,n,k] sum_m R[m - n, k] v[b,m,:], zero outside the grid (Eqs. 1 and 2, position term).
 
     queries: (b, h, n, k) with n = prod(grid), row major.
-    table: (r_1..r_D, k[, u]), odd sides, D = len(grid) of 1, 2 or 3; R[centre] belongs to offset 0. One table serves
-        any grid: offsets beyond the grid are cropped, offsets beyond the table count as zero.
-    values: (b, n, v[, u]); the trailing intra-depth u is there in values and table alike and is summed over (C.4).
-    content: (b, k, v), a lambda that every position of an example has beside its own, as `content_lambda` gives: adds
+    table: (r_1..r_D, k[, u]), odd sides, D = len(grid) of 1, 2 or 3; offset 0 is at the center. One table serves any
+        grid: offsets beyond the grid are cropped, offsets beyond the table are zero.
+    values: (b, n, v[, u]); the trailing intra-depth u, in both values and table, is summed over (C.4).
+    content: (b, k, v), a lambda shared by all positions of an example, such as `content_lambda` returns; adds
         sum_k q[b,h,n,k] content[b,k,:] to y.
-    dilation: offsets reach the multiples of this number of positions.
-    causal: only context positions that do not come after the query in row-major order; the query itself counts.
-    algorithm: a name from ALGORITHMS, or "auto" for the plan's choice; `plan` shows it.
+    dilation: the spacing of the offsets, in positions.
+    causal: only context positions up to and including the query in row-major order.
+    algorithm: a name from ALGORITHMS, or "auto" for the plan's choice, which `plan` shows.
 
-    Returns (b, h, n, v) in the dtype of the inputs. Sums are kept in float32 or wider: float16 is computed in
-    float32, or by fused kernels in products of float16 that are scaled by powers of two, and under float16 autocast the
-    result is float32. Any strides; differentiable twice. Exact up to rounding.
-    For the backward pass only the inputs are kept. Cost: `plan` shows it; at most b n k u v min(n, prod(r))
-    multiply-adds. Raises ValueError naming the argument that does not fit.
+    Returns (b, h, n, v) in the dtype of the inputs. Accumulates in float32 or wider: float16 is computed in float32,
+    or by fused kernels in float16 products scaled by powers of two, and under float16 autocast the result is float32.
+    Any strides; differentiable twice. Exact up to rounding.
+    Saves only its inputs for the backward pass. Cost: at most b n k u v min(n, prod(r)) multiply-adds; `plan`
+    predicts it. Raises ValueError naming the invalid argument.
     """
-    given = Factors(queries, table, values, content)
-    factors, grid, returned = _prepare(given, grid, dilation, causal, algorithm)
+    factors = Factors(queries, table, values, content)
+    factors, grid, result_dtype = _prepare(factors, grid, dilation, causal, algorithm)
     with without_autocast(queries.device):
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             output = position_interaction_operator(*factors, grid, dilation, causal, algorithm)
@@ -59,7 +59,7 @@ def position_interaction(
             else:
                 output = interact(factors, make_plan(problem, algorithm))
             output = redilate(output, grid, dilation)
-    return output.to(returned)
+    return output.to(result_dtype)
 
 
 def plan(
@@ -73,20 +73,20 @@ def plan(
     causal: bool = False,
     algorithm: str = "auto",
 ) -> Plan:
-    """The plan that `position_interaction` follows for these arguments: each algorithm's predicted cost, the choice.
+    """The plan that `position_interaction` uses for these arguments: predicted costs, and the algorithms chosen.
 
-    A content lambda costs the same beside any algorithm and is not counted. Nothing is computed: tensors on the meta
-    device serve. Raises as `position_interaction`.
+    A content lambda costs the same with any algorithm and is not counted. Computes nothing, so tensors may be on the
+    meta device. Raises as `position_interaction`.
     """
-    given = Factors(queries, table, values, content)
-    factors, grid, _ = _prepare(given, grid, dilation, causal, algorithm)
+    factors = Factors(queries, table, values, content)
+    factors, grid, _ = _prepare(factors, grid, dilation, causal, algorithm)
     return make_plan(undilate(factors._replace(content=None), grid, dilation, causal)[-1], algorithm)
 
 
 def _prepare(
     factors: Factors, grid: Sequence[int], dilation: int, causal: bool, algorithm: str
 ) -> tuple[Factors, tuple[int, ...], torch.dtype]:
-    """Checked factors in the dtype to compute in, table and values with their u; the grid; the dtype to return."""
+    """Checked factors in the compute dtype, table and values with an axis u; the grid; the result dtype."""
     queries, table, values, content = factors
     check_tensors(**factors._asdict())
     check_flags(causal=causal)
@@ -100,26 +100,26 @@ def _prepare(
         expected = (queries.shape[0], queries.shape[3], values.shape[2])
         if tuple(content.shape) != expected:
             raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
-    compute, returned = compute_and_result_dtype(**factors._asdict())
-    # float16 is widened by the algorithms that need it; the table is cast where it is used
-    if not (compute == torch.float32 and queries.dtype == values.dtype == torch.float16):
-        queries, values = queries.to(compute), values.to(compute)
+    dtype, result_dtype = compute_and_result_dtype(**factors._asdict())
+    # algorithms that need it cast float16 to float32; the table is cast where it is used
+    if not (dtype == torch.float32 and queries.dtype == values.dtype == torch.float16):
+        queries, values = queries.to(dtype), values.to(dtype)
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
-    content = None if content is None else content.to(compute)
-    return Factors(queries, table, values, content), grid, returned
+    content = None if content is None else content.to(dtype)
+    return Factors(queries, table, values, content), grid, result_dtype
 
 
 def _interact_traceable(factors: Factors, problem: Problem, algorithm: str) -> Tensor:
-    """Plain operations alone, for torch.export and the formats made from it, such as ONNX.
+    """Standard PyTorch operations only, for torch.export and formats that build on it, such as ONNX.
 
-    An algorithm that is not Traceable is replaced by the one with fewer operations for one example.
+    An algorithm that is not Traceable is replaced by the traceable one with fewer operations per example.
     """
     queries, table, values, content = factors
     queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
     table = table.to(values.dtype)
     if problem.causal:
-        table = without_future(table, len(problem.grid))
+        table = mask_future(table, len(problem.grid))
     traceable = ALGORITHMS.get(algorithm)
     if not isinstance(traceable, Traceable):
         pairs_are_fewer = problem.positions <= math.prod(table.shape[: len(problem.grid)])
@@ -129,7 +129,7 @@ def _interact_traceable(factors: Factors, problem: Problem, algorithm: str) -> T
 
 
 def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:
-    """Raise ValueError, naming the argument, what was expected and what came, unless the shapes fit together."""
+    """Raise ValueError naming the argument, the expected and the actual shape, unless the shapes are consistent."""
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
     if values.ndim not in (3, 4):
@@ -141,7 +141,7 @@ def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, g
     sizes = dict(zip(("v of values", "u of values"), shape_of(values)[2:], strict=False))
     check_sizes(**{"h of queries": heads, "k of queries": depth}, **sizes)
     if math.prod(grid) != positions:
-        raise ValueError(f"grid must have n = {positions} positions as queries have, got {grid} = {math.prod(grid)}")
+        raise ValueError(f"grid must have the n = {positions} positions of queries, got {grid} = {math.prod(grid)}")
     if values.shape[:2] != (batch, positions):
         raise ValueError(f"values must start with (b, n) = {(batch, positions)}, got shape {tuple(values.shape)}")
     expected = (depth, *values.shape[3:])
@@ -151,4 +151,4 @@ def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, g
             f"table must have {len(grid)} sides and then {letters} = {expected}, got shape {tuple(table.shape)}"
         )
     if any(side % 2 == 0 for side in table.shape[: len(grid)]):
-        raise ValueError(f"table must have odd sides, so that offset 0 is its centre, got {tuple(table.shape)}")
+        raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")

@@ -1,7 +1,7 @@
-"""Lambda order: all pairs of embeddings times the values as one matrix product, then the queries.
+"""Lambda order: the embeddings of all pairs times the values as one matrix product, then the queries.
 
-lambda[n,k,(b v)] = sum_{m,u} E[(n k),(m u)] V[(m u),(b v)]: one product whose left factor the whole batch shares.
-Cost: n m k u b v multiply-adds whatever the scope; E takes n m k u numbers. For small grids.
+lambda[n,k,(b v)] = sum_{m,u} E[(n k),(m u)] V[(m u),(b v)]: one product whose left factor is shared by the batch.
+Cost: n m k u b v multiply-adds for any scope; E has n m k u elements. For small grids.
 """
 
 import torch
@@ -11,7 +11,7 @@ from lambdanets.ops.geometry import embeddings_of_pairs
 from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients, Traceable
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
-from lambdanets.ops.position.tiling import Axis, make_block, sum_of_block
+from lambdanets.ops.position.tiling import Axis, adjoint_of_block, make_block
 
 
 class LambdaOrder(Algorithm, Traceable):
@@ -26,12 +26,12 @@ class LambdaOrder(Algorithm, Traceable):
         lambdas = rates.product(1, rows, inner, maps)
         applied = rates.product(n * p.batch, p.heads, k, v)
         copied = rates.copy(8.0 * rows * maps)
-        making = rates.copy(6.0 * rows * inner)
+        preparation = rates.copy(6.0 * rows * inner)
         return Cost(
             operations=2 * rows * inner * problem.batch * v + problem.apply_operations,
             workspace_bytes=max(4, p.dtype.itemsize) * (3 * rows * inner + 3 * rows * maps),
-            seconds=passes * (lambdas + applied + copied + rates.calls(10)) + making / 4,
-            backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 1.75 * making,
+            seconds=passes * (lambdas + applied + copied + rates.calls(10)) + preparation / 4,
+            backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 1.75 * preparation,
         )
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundLambdaOrder":
@@ -56,7 +56,7 @@ class BoundLambdaOrder(BoundPositionTerm):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         p = self.problem
         pairs = grad_prepared[0].view(*p.grid, p.query_depth, *p.grid, p.intra_depth)
-        return sum_of_block(pairs, self._axes, p.scope)
+        return adjoint_of_block(pairs, self._axes, p.scope)
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         return torch.einsum("bhnk,nkbv->bhnv", queries, self._lambdas(prepared[0], _context(values)))

@@ -1,16 +1,15 @@
-"""Mixed: a real Fourier transform along the last axis, by matrix products, and embeddings along the others.
+"""Mixed: a real Fourier transform along the last axis, by matrix products, and pairwise embeddings along the others.
 
-Along the last axis, of side W, positions interact by offset alone: a product for each of F = (N + 1) / 2 frequencies,
-N >= W + reach odd, so that nothing wraps around. With w = 2 pi / N and x centred at c = (W - 1) / 2:
+Along the last axis, of side W, the interaction is a convolution: one product for each of F = (N + 1) / 2 frequencies,
+N >= W + reach odd, so that nothing wraps around. With w = 2 pi / N and x centered at c = (W - 1) / 2:
     V^[f,y,u] = sum_x V[y,x,u] exp(-i w f (x - c)),     R^[f,dy,k,u] = sum_dx R[dy,dx,k,u] exp(i w f dx)
     L^[f,k,y] = sum_{y',u} R^[f, y' - y, k, u] V^[f,y',u]
     lambda[k,y,c +- t] = sum_f cosines[t,f] Re L^[f] +- sum_f sines[t,f] Im L^[f] = C +- D,     y = sum_k q lambda.
-Both halves of a row share C and D; the queries take up their sum and difference, [q+, q+] and [q-, -q-], so the
-lambdas themselves are never formed. Transforms of any length are plain products: no length is slow. README.md beside
-this file derives the gradients and N.
+Both halves of a row share C and D; queries packed as [q+, q+] and [q-, -q-] apply C + D and C - D, so lambdas are never
+formed. Transforms are matrix products, so no length is slow. README.md beside this file derives the gradients and N.
 
-Cost: about 4 F / W window + F + 2 h multiply-adds a lambda element (b n k v), where the convolution takes prod(r):
-for maps of 28 and more with scopes of 15 and more. Held at a time: L^ and its inverse transform for a few rows.
+Cost: about 4 F / W window + F + 2 h multiply-adds per lambda element (b n k v), where the convolution takes prod(r).
+For maps of 28x28 and scopes of 15 or larger. Memory: L^ and its inverse transform for a few rows at a time.
 """
 
 import math
@@ -25,9 +24,9 @@ from lambdanets.ops.position.mirrored import pack_outputs, pack_queries, unpack_
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import packed, scratch
-from lambdanets.ops.position.tiling import Tiling, make_block, sum_of_block
+from lambdanets.ops.position.tiling import Tiling, adjoint_of_block, make_block
 
-# Rows of the first axis worked on at once are chosen from these; L^ stays within this size where it can.
+# Candidate numbers of rows of the first axis per tile, and the size that L^ should not exceed.
 _ROWS = (1, 2, 4, 7, 8, 14)
 _CHUNK_BYTES = 6 << 20, 32 << 20  # in the cache of a core, of a GPU
 
@@ -40,12 +39,12 @@ class Mixed(Algorithm):
         return _cost(_best_tiling(plane, rates), plane, rates)
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundMixed":
-        problem = problem.with_batch(_examples_at_once(problem.as_plane()))
+        problem = problem.with_batch(_batch_per_call(problem.as_plane()))
         return BoundMixed(problem, _best_tiling(problem.as_plane(), rates))
 
 
 class BoundMixed(BoundPositionTerm):
-    """tiling: of all axes but the last, see `row_tiling`."""
+    """tiling: of all axes but the last, from `row_tiling`."""
 
     def __init__(self, problem: Problem, tiling: Tiling) -> None:
         super().__init__(problem)
@@ -73,7 +72,7 @@ class BoundMixed(BoundPositionTerm):
         block = grad_prepared[0].view(f, 2, p.query_depth, *self._tiling.tile, *self._tiling.window, p.intra_depth, 2)
         block = block.permute(*range(3, 3 + leading), 0, 1, 2, *range(3 + leading, 5 + 2 * leading))
         block = block.flatten(2 * leading + 3).flatten(leading, leading + 2)
-        spectra = sum_of_block(block, self._tiling.axes, p.scope[:-1])
+        spectra = adjoint_of_block(block, self._tiling.axes, p.scope[:-1])
         spectra = spectra.unflatten(-1, (p.intra_depth, 2)).unflatten(leading, (f, 2, p.query_depth))
         # (r_1..r_{D-1}, F, rows of the matrix, k, u, columns of the matrix)
         first, second = spectra.unbind(-4)
@@ -99,7 +98,7 @@ class BoundMixed(BoundPositionTerm):
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """The lambdas are computed again. README.md beside this file derives each step."""
+        """The lambdas are recomputed. README.md beside this file derives each step."""
         p, f, tiling = self._plane, self._frequencies, self._tiling
         k, v = p.query_depth, p.value_depth
         block, transform, cosines, sines = prepared
@@ -147,7 +146,7 @@ class BoundMixed(BoundPositionTerm):
         )
 
     def _lambda_halves(self, prepared: Prepared, value_spectra: Tensor, rows: int, columns: slice) -> Tensor:
-        """C and D, (t, (2, k), (T, b), v), from the spectra of the values in the window of a tile of some rows."""
+        """C and D, (t, (2, k), (T, b), v), from the value spectra in the window of a tile with `rows` rows."""
         block, _, cosines, sines = prepared
         block_tile = self._block_tile(block, rows, columns)
         sums = scratch("sums", (*block_tile.shape[:2], value_spectra.shape[-1]), block)  # L^
@@ -159,7 +158,7 @@ class BoundMixed(BoundPositionTerm):
         return halves.view(cosines.shape[0], 2 * self._plane.query_depth, -1, self._plane.value_depth)
 
     def _block_tile(self, block: Tensor, rows: int, columns: slice) -> Tensor:
-        """The part of the block for a tile of some rows, which may be the last and smaller, and its window."""
+        """The part of the block for a tile with `rows` rows (the last tile may be smaller) and its window."""
         by_row = block.unflatten(1, (2 * self._plane.query_depth, self._tiling.tile[0], -1))
         return by_row[:, :, :rows].flatten(1, 3)[:, :, columns]
 
@@ -208,21 +207,21 @@ class BoundMixed(BoundPositionTerm):
 
 
 def _view_of_rows(x: Tensor, start: int, stop: int) -> Tensor:
-    """Some rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..), to write into.
+    """A writable view of rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..).
 
-    `flatten` may copy, and what is written would be lost; `view` raises instead.
+    `flatten` might copy and lose what is written; `view` raises instead.
     """
     side, _, items, *rest = x.shape
     return x[:, start:stop].view(side, (stop - start) * items, *rest)
 
 
 def frequencies(problem: Problem) -> int:
-    """F: N = 2 F - 1 is at least as long as the last axis and the longer reach along it."""
+    """F, with N = 2 F - 1 at least the last side plus the longer reach along it."""
     return (problem.grid[-1] + max(problem.before[-1], problem.after[-1])) // 2 + 1
 
 
 def row_tiling(plane: Problem, rows: int) -> Tiling:
-    """Some rows of the first axis at once; all axes of a problem but the last, with (u, 2) for the intra-depth."""
+    """Tiles of `rows` rows of the first axis; over all axes but the last, with (u, 2) as intra-depth."""
     grid, before, after = (sides[:-1] for sides in (plane.grid, plane.before, plane.after))
     leading = replace(plane, grid=grid, before=before, after=after, intra_depth=2 * plane.intra_depth)
     return Tiling(leading, (min(rows, grid[0]), *grid[1:]))
@@ -231,29 +230,29 @@ def row_tiling(plane: Problem, rows: int) -> Tiling:
 @lru_cache(maxsize=1024)
 def _best_tiling(plane: Problem, rates: Rates) -> Tiling:
     tilings = [row_tiling(plane, rows) for rows in sorted({min(rows, plane.grid[0]) for rows in _ROWS})]
-    limit = plane.within_cache(*_CHUNK_BYTES)
+    limit = plane.cache_bytes(*_CHUNK_BYTES)
     fitting = [tiling for tiling in tilings if _chunk_bytes(tiling, plane, 1) <= limit] or tilings[:1]
     return min(fitting, key=lambda tiling: _cost(tiling, plane, rates).both_seconds)
 
 
 def _chunk_bytes(tiling: Tiling, problem: Problem, examples: int) -> int:
-    """Size of L^ for the rows worked on at once."""
+    """Size of L^ for one tile."""
     rows = tiling.tile[0] * tiling.positions
     return 8 * frequencies(problem) * problem.query_depth * rows * examples * problem.value_depth
 
 
-def _examples_at_once(plane: Problem) -> int:
-    """As many as keep L^ of a few rows in the cache, but columns enough for fast products."""
-    limit = plane.within_cache(*_CHUNK_BYTES)
+def _batch_per_call(plane: Problem) -> int:
+    """The largest batch for which L^ of a few rows fits the cache, but with enough columns for fast products."""
+    limit = plane.cache_bytes(*_CHUNK_BYTES)
     return max(1, limit // _chunk_bytes(row_tiling(plane, 4), plane, 1), 64 // plane.value_depth)
 
 
 def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     p = problem
     k, v, f, heads = p.query_depth, p.value_depth, frequencies(p), p.heads
-    at_once = min(p.batch, _examples_at_once(p))
-    passes = -(-p.batch // at_once)
-    maps = at_once * v
+    batch = min(p.batch, _batch_per_call(p))
+    passes = -(-p.batch // batch)
+    maps = batch * v
     halves = -(-p.grid[-1] // 2)
     lines = math.prod(p.grid[:-1])
     operations = 0.0
@@ -263,7 +262,7 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
         window = (high - low) * tiling.columns
         banded = rates.product(f, 2 * k * rows, window, maps)
         inverse = 2 * rates.product(1, halves, f, k * rows * maps)
-        applied = rates.product(halves * rows * at_once, 2 * heads, 2 * k, v)
+        applied = rates.product(halves * rows * batch, 2 * heads, 2 * k, v)
         operations += 2.0 * maps * rows * k * (2 * f * window + 2 * halves * f + 8 * halves * heads)
         forward += banded + inverse + applied + rates.calls(10 + halves)
         backward += banded + inverse + 2 * applied + rates.copy(8 * halves * k * rows * maps) + inverse
@@ -271,17 +270,17 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     transform = rates.product(1, 2 * f, p.grid[-1], lines * p.intra_depth * maps)
     operations += 4.0 * f * p.grid[-1] * lines * p.intra_depth * maps
     spectra = 2 * f * lines * p.intra_depth * maps
-    packed = 2 * heads * at_once * p.positions * (2 * k + v)
+    packed = 2 * heads * batch * p.positions * (2 * k + v)
     block = 4 * f * k * p.intra_depth * tiling.tile[0] * tiling.positions * tiling.window[0] * tiling.columns
     forward += transform + rates.copy(4 * (packed + spectra)) + rates.calls(25)
     backward += 2 * transform + rates.copy(4 * (2 * packed + 2 * spectra)) + rates.calls(60)
-    # kept for the next call with the same table: a training step makes the block once
-    making = rates.copy(12 * block)
+    # cached for the next call with the same table: a training step prepares the block once
+    preparation = rates.copy(12 * block)
     return Cost(
         operations=round(passes * operations),
-        # a backward pass holds the most: the block's gradient beside it, packed queries and outputs twice
+        # the peak is in the backward pass: the block and its gradient, packed queries and outputs twice
         workspace_bytes=max(4, p.dtype.itemsize) * (6 * block + 4 * spectra + 3 * packed)
-        + 4 * _chunk_bytes(tiling, p, at_once),
-        seconds=passes * forward + making / 4,
-        backward_seconds=passes * backward + 1.75 * making,
+        + 4 * _chunk_bytes(tiling, p, batch),
+        seconds=passes * forward + preparation / 4,
+        backward_seconds=passes * backward + 1.75 * preparation,
     )

@@ -1,6 +1,6 @@
-"""The position interaction as two operators of torch.library, for torch.compile, which treats them as opaque.
+"""The position interaction as two custom operators (torch.library), which are opaque to torch.compile.
 
-Planning, cropping of the table and splitting of a dilation happen when the graph runs: one graph serves all sizes.
+Planning, table cropping and dilation are handled when the graph runs, so that one graph serves all sizes.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.geometry import join_phases, split_phases
-from lambdanets.ops.position.execution import follow_backward, follow_forward
+from lambdanets.ops.position.execution import planned_backward, planned_forward
 from lambdanets.ops.position.plan import make_plan
 from lambdanets.ops.position.problem import Factors, NeedsGrad, redilate, undilate
 from lambdanets.ops.precision import output_dtype
@@ -33,7 +33,7 @@ def position_interaction_operator(
     Contiguous as (b, n, h, v).
     """
     factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
-    output = redilate(follow_forward(factors, make_plan(problem, algorithm)), grid, dilation)
+    output = redilate(planned_forward(factors, make_plan(problem, algorithm)), grid, dilation)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -56,16 +56,16 @@ def _backward_operator(
     algorithm: str,
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of queries, table, values and content; an empty tensor for one that is not needed."""
+    """Gradients of queries, table, values and content; an empty tensor if not needed."""
     factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
     if dilation > 1:
         grad_output = split_phases(grad_output.transpose(1, 2), grid, dilation).transpose(1, 2)
     plan = make_plan(problem, algorithm)
-    gradients = follow_backward(grad_output, factors, plan, NeedsGrad(*needs_grad))
+    gradients = planned_backward(grad_output, factors, plan, NeedsGrad(*needs_grad))
     grad_queries, grad_table, grad_values, grad_content = gradients
     if grad_table is not None:
         cropped = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]
-        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(x for steps in reversed(cropped) for x in (steps, steps))])
+        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(x for entries in reversed(cropped) for x in (entries, entries))])
     if grad_values is not None and dilation > 1:
         grad_values = join_phases(grad_values, grid, dilation)
     if grad_content is not None and dilation > 1:
@@ -88,15 +88,15 @@ def _(grad_output: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     queries, table, values, content, *ctx.options = inputs
     ctx.save_for_backward(queries, table, values, content)
 
 
-def _differentiate(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
     needs_grad = list(ctx.needs_input_grad[:4])
     gradients = _backward_operator(grad_output, *ctx.saved_tensors, *ctx.options, needs_grad)
     return *(x if needed else None for x, needed in zip(gradients, needs_grad, strict=True)), *(None,) * 4
 
 
-position_interaction_operator.register_autograd(_differentiate, setup_context=_remember)
+position_interaction_operator.register_autograd(_backward, setup_context=_setup_context)

@@ -1,6 +1,6 @@
 """Chooses the algorithm for a position interaction, and explains the choice.
 
-To add an algorithm: a file beside this one with a subclass of `Algorithm` and of `Bound`, and a line in ALGORITHMS.
+To add an algorithm: subclass `Algorithm` and `Bound` in a new file beside this one, and add it to ALGORITHMS.
 """
 
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from lambdanets.ops.position.algorithm import Algorithm, Bound, Refusals
+from lambdanets.ops.position.algorithm import Algorithm, Bound, Exclusions
 from lambdanets.ops.position.convolution import Convolution, DepthwiseConvolution, ValueAxisConvolution
 from lambdanets.ops.position.fourier import Fourier
 from lambdanets.ops.position.fused import Fused
@@ -18,7 +18,7 @@ from lambdanets.ops.position.problem import Cost, Problem
 from lambdanets.ops.position.query_order import QueryOrder
 from lambdanets.ops.position.rates import Corrections, Rates, corrections_of, rates_of
 
-# In the order in which the automatic choice prefers them at equal cost.
+# In order of preference at equal cost.
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
@@ -33,20 +33,20 @@ ALGORITHMS: dict[str, Algorithm] = {
     )
 }
 
-# By name; a dictionary could not be the key of a cache.
-_Refused = tuple[tuple[str, Refusals], ...]
+# By algorithm name; hashable, as a cache key.
+_Excluded = tuple[tuple[str, Exclusions], ...]
 
-# An algorithm that would hold more than this beside inputs and output is passed over while another stays below.
+# An algorithm whose workspace, beyond inputs and output, exceeds this is chosen only if all do.
 WORKSPACE_LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What each algorithm would cost for a problem, None where it cannot serve, and the choice; prints as a table.
+    """The predicted cost of each algorithm, None if it does not support the problem, and the choice; prints as a table.
 
-    chosen: for the forward pass. backward: for the gradients, which need nothing of the forward pass but its inputs.
-    automatic: whether the plan chose them, and not the caller. refused: by algorithm, why the plan does not choose it
-    although it would serve.
+    chosen: for the forward pass. backward: for the gradients, which depend only on the inputs of the forward pass.
+    automatic: False if the caller chose the algorithm. excluded: by algorithm, why "auto" does not choose it although
+    it supports the problem.
     """
 
     problem: Problem
@@ -54,7 +54,7 @@ class Plan:
     chosen: str
     backward: str
     automatic: bool = False
-    refused: dict[str, Refusals] = field(default_factory=dict)
+    excluded: dict[str, Exclusions] = field(default_factory=dict)
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.costs) + 3
@@ -69,7 +69,7 @@ class Plan:
                 figures += [f"{1e3 * time:.3g}" for time in seconds]
             columns = "".join(f"{figure:>{size}}" for figure, size in zip(figures, (10, 16, 13, 13), strict=True))
             lines.append(f"{marks:2}{name:<{width}}{columns}")
-            reasons = dict.fromkeys(reason for reason in self.refused.get(name, ()) if reason)
+            reasons = dict.fromkeys(reason for reason in self.excluded.get(name, ()) if reason)
             lines += [f"{'':4}not chosen: {reason}" for reason in reasons]
         return "\n".join([*lines, "* chosen, ' chosen for the backward pass"])
 
@@ -81,29 +81,29 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
-    """The plan for a problem: the algorithm of that name, or with "auto" those with the least predicted time.
+    """The plan for a problem: the named algorithm, or with "auto" those with the lowest predicted time.
 
-    The choice depends on the problem, the device's rates and `Algorithm.refusals`, for which fused kernels run their
-    self-test where one would be chosen for the first time. It prefers algorithms below the workspace limit; where none
-    is, the one with the smallest workspace.
-    Raises ValueError for an unknown name, or one that cannot serve the problem.
+    The choice depends on the problem, the device's rates and `Algorithm.exclusions`; a fused kernel runs its self-test
+    when it would be chosen for the first time. Algorithms below the workspace limit are preferred; if all exceed it,
+    the one with the smallest workspace is chosen.
+    Raises ValueError for an unknown name, or an algorithm that does not support the problem.
     """
     check_algorithm(algorithm)
     rates, corrections = rates_of(problem.device), corrections_of(problem.device)
-    refused: _Refused = ()
+    excluded: _Excluded = ()
     while True:
-        plan = _make_plan(problem, algorithm, rates, corrections, refused, WORKSPACE_LIMIT_BYTES)
+        plan = _make_plan(problem, algorithm, rates, corrections, excluded, WORKSPACE_LIMIT_BYTES)
         if not plan.automatic:
             return plan
-        unknown = [name for name in dict.fromkeys((plan.chosen, plan.backward)) if name not in plan.refused]
-        new = tuple((name, found) for name in unknown if any(found := ALGORITHMS[name].refusals(problem)))
+        unchecked = [name for name in dict.fromkeys((plan.chosen, plan.backward)) if name not in plan.excluded]
+        new = tuple((name, found) for name in unchecked if any(found := ALGORITHMS[name].exclusions(problem)))
         if not new:
             return plan
-        refused += new
+        excluded += new
 
 
 def bind(problem: Problem, algorithm: str) -> tuple[Bound, torch.dtype]:
-    """What computes a problem by an algorithm that serves it, and the dtype to compute in."""
+    """An algorithm bound to a problem that it supports, and the dtype to compute in."""
     return _bind(problem, ALGORITHMS[algorithm], rates_of(problem.device))
 
 
@@ -114,14 +114,14 @@ def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[Bound, 
 
 
 def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = ()) -> dict[str, Cost | None]:
-    """What each algorithm is predicted to cost with these rates, None where it cannot serve."""
+    """The cost of each algorithm predicted from rates, None if it does not support the problem."""
     costs: dict[str, Cost | None] = {}
     for name, algorithm in ALGORITHMS.items():
         dtype = algorithm.compute_dtype(problem.dtype, rates)
         costs[name] = algorithm.cost(replace(problem, dtype=dtype), rates.for_products_of(dtype))
-    for name, of_dtype, forward, backward in corrections:
+    for name, dtype_name, forward, backward in corrections:
         cost = costs.get(name)
-        if cost is not None and of_dtype == str(problem.dtype).removeprefix("torch."):
+        if cost is not None and dtype_name == str(problem.dtype).removeprefix("torch."):
             seconds, backward_seconds = forward * cost.seconds, backward * cost.backward_seconds
             costs[name] = replace(cost, seconds=seconds, backward_seconds=backward_seconds)
     return costs
@@ -129,25 +129,25 @@ def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = (
 
 @lru_cache(maxsize=1024)
 def _make_plan(
-    problem: Problem, algorithm: str, rates: Rates, corrections: Corrections, refused: _Refused, limit: int
+    problem: Problem, algorithm: str, rates: Rates, corrections: Corrections, excluded: _Excluded, limit: int
 ) -> Plan:
     costs = predicted_costs(problem, rates, corrections)
     if algorithm != "auto":
         if costs[algorithm] is None:
             limits = ALGORITHMS[algorithm].limits
-            raise ValueError(f"algorithm must be one that serves a grid of {problem.grid}; {algorithm!r} {limits}")
+            raise ValueError(f"algorithm must support a grid of {problem.grid}, got {algorithm!r}, which {limits}")
         return Plan(problem, costs, algorithm, algorithm)
-    refusals = dict(refused)
+    exclusions = dict(excluded)
     chosen, backward = (
-        _cheapest({name: c for name, c in costs.items() if c and not refusals.get(name, Refusals())[way]}, way, limit)
-        for way in (0, 1)
+        _cheapest({name: c for name, c in costs.items() if c and not exclusions.get(name, Exclusions())[i]}, i, limit)
+        for i in (0, 1)
     )
-    return Plan(problem, costs, chosen, backward, automatic=True, refused=refusals)
+    return Plan(problem, costs, chosen, backward, automatic=True, excluded=exclusions)
 
 
-def _cheapest(costs: dict[str, Cost], way: int, limit: int) -> str:
-    """The algorithm with the least time for the forward (0) or the backward pass (1), below a limit on workspace."""
-    fitting = {name: cost for name, cost in costs.items() if cost.workspaces[way] <= limit}
+def _cheapest(costs: dict[str, Cost], i: int, limit: int) -> str:
+    """The fastest algorithm below the workspace limit, for the forward (i = 0) or the backward pass (i = 1)."""
+    fitting = {name: cost for name, cost in costs.items() if cost.workspaces[i] <= limit}
     if not fitting:
-        return min(costs, key=lambda name: costs[name].workspaces[way])
-    return min(fitting, key=lambda name: (fitting[name].seconds, fitting[name].backward_seconds)[way])
+        return min(costs, key=lambda name: costs[name].workspaces[i])
+    return min(fitting, key=lambda name: (fitting[name].seconds, fitting[name].backward_seconds)[i])

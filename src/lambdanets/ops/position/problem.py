@@ -1,4 +1,4 @@
-"""Sizes, factors and costs of a position interaction, and how a dilated one becomes an undilated one."""
+"""Sizes, operands and costs of a position interaction, and the conversion of dilated problems to undilated ones."""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from torch import Tensor
 
 from lambdanets.ops.geometry import crop_to_grid, join_phases, reach, shape_of, split_phases
 
-_LAMBDA_BYTES = 64 << 20, 256 << 20  # of the examples computed at once, on a core and on a GPU
+_LAMBDA_BYTES = 64 << 20, 256 << 20  # limit on the lambdas of one call, on a CPU core and on a GPU
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes, dtype and device of one position interaction: all that the choice of an algorithm depends on.
+    """Sizes, dtype and device of a position interaction: everything that the choice of an algorithm depends on.
 
-    before, after: how far the table reaches along each axis of the grid; its sides are before + 1 + after, and the
-    entry at index `before` belongs to offset 0. causal: only context positions up to the query in row-major order
-    count, so that the table does not reach forward along the first axis. device: with its index for a GPU ("cuda:0"),
-    since the GPUs of a machine may differ; "cuda" is the current GPU.
+    before, after: how far the table reaches along each axis of the grid; its sides are before + 1 + after, with offset
+    0 at index `before`. causal: only context positions up to and including the query in row-major order, so the table
+    does not reach forward along the first axis. device: with index for a GPU ("cuda:0"), since GPUs of a machine may
+    differ; "cuda" is the current GPU.
     """
 
     batch: int
@@ -55,26 +55,26 @@ class Problem:
         """Floating-point operations of applying the lambdas to the queries, two per multiply-add."""
         return 2 * self.heads * self.lambda_elements
 
-    def within_cache(self, of_core: int, of_gpu: int) -> int:
-        """The bytes that intermediate results may take to stay in the cache of a core, or of a GPU."""
-        return of_gpu if torch.device(self.device).type == "cuda" else of_core
+    def cache_bytes(self, core: int, gpu: int) -> int:
+        """The first of two cache sizes for a CPU core, the second for a GPU."""
+        return gpu if torch.device(self.device).type == "cuda" else core
 
-    def with_batch(self, most: int) -> "Problem":
-        """The same with at most `most` examples, and at least one."""
-        return replace(self, batch=min(self.batch, max(1, most)))
+    def with_batch(self, maximum: int) -> "Problem":
+        """The same problem with at most `maximum` examples, and at least one."""
+        return replace(self, batch=min(self.batch, max(1, maximum)))
 
     def with_small_lambdas(self) -> "Problem":
-        """The same with so few examples that their lambdas in float32 have a moderate size."""
-        return self.with_batch(self.within_cache(*_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
+        """The same problem with a batch whose lambdas in float32 stay below _LAMBDA_BYTES."""
+        return self.with_batch(self.cache_bytes(*_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
 
     def as_plane(self) -> "Problem":
-        """The same with at least two axes: a sequence is a plane of one row."""
+        """The same problem with at least two axes: a sequence becomes a plane of one row."""
         if len(self.grid) > 1:
             return self
         return replace(self, grid=(1, *self.grid), before=(0, *self.before), after=(0, *self.after))
 
 
-# What an algorithm computes from the table alone; forward and backward pass of all examples share it.
+# What an algorithm computes from the table alone, shared by the forward and backward passes of all examples.
 Prepared = tuple[Tensor, ...]
 
 
@@ -88,7 +88,7 @@ class Factors(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """`Factors` as `Bound` takes them: of some examples, in its dtype, with what it prepared of the table."""
+    """Inputs of a `Bound`: `Factors` of at most problem.batch examples, in its dtype, with the prepared table."""
 
     queries: Tensor
     prepared: Prepared
@@ -109,8 +109,8 @@ class NeedsGrad(NamedTuple):
 class Cost:
     """Predicted cost of an algorithm.
 
-    operations: of a forward pass, two per multiply-add. workspace_bytes: beside inputs and output.
-    backward_workspace_bytes: None if the same as that of the forward pass.
+    operations: FLOPs of a forward pass, two per multiply-add. workspace_bytes: beyond inputs and output.
+    backward_workspace_bytes: None if equal to that of the forward pass.
     """
 
     operations: int
@@ -125,7 +125,7 @@ class Cost:
 
     @property
     def workspaces(self) -> tuple[int, int]:
-        """Bytes of workspace of the forward and of the backward pass."""
+        """Workspace bytes of the forward and of the backward pass."""
         backward = self.backward_workspace_bytes
         return self.workspace_bytes, self.workspace_bytes if backward is None else backward
 
@@ -153,7 +153,7 @@ def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[in
 def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool) -> tuple[Factors, Problem]:
     """The equivalent undilated problem and its factors, the table cropped to the grid.
 
-    A dilation d of a grid of D axes gives d^D independent problems, which join the batch.
+    A dilation d on a grid of D axes gives d^D independent problems, which are merged into the batch.
     """
     queries, table, values, content = factors
     if dilation > 1:
@@ -167,5 +167,5 @@ def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool)
 
 
 def redilate(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
-    """Outputs, or gradients of queries, (b d^D, h, n', ..) of the undilated problem as those of the dilated one."""
+    """Outputs or grad_queries (b d^D, h, n', ..) of the undilated problem, in the layout of the dilated one."""
     return x if dilation == 1 else join_phases(x.transpose(1, 2), grid, dilation).transpose(1, 2)

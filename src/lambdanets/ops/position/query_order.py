@@ -1,12 +1,12 @@
-"""Query order: the queries meet the embeddings first, then the logits meet the values, tile by tile.
+"""Query order: queries times embeddings first, then logits times values, tile by tile.
 
 logits[n,h,m,u] = sum_k q[h,n,k] E[n,k,m,u];  y[h,n,:] = sum_{m,u} logits[n,h,m,u] V[m,:,u].
 Cost: h (k + v) u multiply-adds for each pair of a query and a position of its tile's window, where the lambda order
-takes k v u: fewer for deep values. The logits of one row of tiles are held at a time.
+takes k v u: fewer for deep values. Memory: the logits of one row of tiles at a time.
 
-Packed as (positions of the tile, (h, tiles, b), k) and ((tiles, b), window, v), both matrix products read what is there
-without a copy: logits (positions, (h, tiles, b), window) by one for each position, y ((tiles, b), (positions, h), v) by
-one for each tile and example.
+With queries packed as (positions of the tile, (h, tiles, b), k) and values as ((tiles, b), window, v), both matrix
+products run without copies: logits (positions, (h, tiles, b), window) batched over positions, and
+y ((tiles, b), (positions, h), v) batched over tiles and examples.
 """
 
 import itertools
@@ -22,22 +22,22 @@ from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import scratch
 from lambdanets.ops.position.tiling import (
     Tiling,
+    adjoint_of_block,
     make_block,
     pack_outputs,
     pack_queries,
     pack_values,
-    sum_of_block,
     unpack_outputs,
     unpack_queries,
     unpack_values,
 )
 from lambdanets.ops.precision import wide
 
-# Beyond this the logits of a row of tiles leave the cache of a core or of a GPU: fewer examples at a time, then.
+# Limit on the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; a larger batch is split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
-# A product of fewer multiply-adds costs less in a batch and a copy than by itself.
-_WORTH_A_CALL = 2_000_000
-# Sides of tiles to choose from, beside the whole side of the grid.
+# Products with fewer multiply-adds are faster as one bmm and a copy than as separate calls.
+_MIN_UNBATCHED = 2_000_000
+# Candidate sides of tiles, in addition to the side of the grid.
 _ROWS = (1, 2, 4, 7)
 _COLUMNS = (2, 4, 7, 8, 16, 32)
 
@@ -60,7 +60,7 @@ class BoundQueryOrder(BoundPositionTerm):
         self._tiling = tiling
 
     def prepare(self, table: Tensor) -> Prepared:
-        """One block of embeddings, ((T_1..T_D), k, (w_1..w_D, u)), that serves every tile."""
+        """A block of embeddings, ((T_1..T_D), k, (w_1..w_D, u)), shared by all tiles."""
         axes = self._tiling.axes
         block = make_block(table if table.ndim - 2 == len(axes) else table.unsqueeze(0), axes)
         return (block.flatten(len(axes) + 1).flatten(0, len(axes) - 1),)
@@ -68,7 +68,7 @@ class BoundQueryOrder(BoundPositionTerm):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         tiling, p = self._tiling, self._tiling.problem
         block = grad_prepared[0].view(*tiling.tile, p.query_depth, *tiling.window, p.intra_depth)
-        table = sum_of_block(block, tiling.axes, p.scope)
+        table = adjoint_of_block(block, tiling.axes, p.scope)
         return table if len(self.problem.grid) > 1 else table.squeeze(0)
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
@@ -87,14 +87,14 @@ class BoundQueryOrder(BoundPositionTerm):
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """The logits are computed again; their gradient gives those of queries and block."""
+        """The logits are recomputed; grad_logits gives grad_queries and grad_block."""
         tiling, heads = self._tiling, self.problem.heads
         (block,) = prepared
         queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         grad_output = pack_outputs(grad_output, tiling)
         grad_queries = torch.empty_like(queries) if needs_grad.queries else None
         grad_block = _Sum(block) if needs_grad.table else None
-        # windows of several tiles are added up in a new tensor afterwards
+        # with several tiles, `unpack_values` adds the windows up in a new tensor
         grad_values = _Sum(values, temporary=math.prod(tiling.counts) > 1) if needs_grad.values else None
         items = values.shape[0]
         for start, stop, low, high, columns in tiling.rows():
@@ -110,7 +110,7 @@ class BoundQueryOrder(BoundPositionTerm):
                 continue
             grad_logits = _grad_logits(grad_tile, values[:, low:high].flatten(1, 2), rows)
             if grad_queries is not None:
-                out = grad_queries[start:stop].view(rows, *grad_queries.shape[2:])  # flatten may copy, view never does
+                out = grad_queries[start:stop].view(rows, *grad_queries.shape[2:])  # view, since flatten may copy
                 torch.bmm(grad_logits, block_tile.transpose(1, 2), out=out)
             if grad_block is not None:
                 product = torch.bmm(query_tile.transpose(1, 2), grad_logits)
@@ -123,23 +123,23 @@ class BoundQueryOrder(BoundPositionTerm):
 
 
 class _Sum:
-    """A sum of parts, in float32 where products are narrower; a part that is the whole is taken as it is.
+    """Accumulates slices of a tensor, in float32 or wider; a first part of full shape becomes the total without a copy.
 
-    temporary: in scratch memory.
+    temporary: accumulate in scratch memory.
     """
 
     def __init__(self, like: Tensor, temporary: bool = False) -> None:
         self._like, self._temporary = like, temporary
         self._total: Tensor | None = None
 
-    def add(self, place: tuple[slice, ...], part: Tensor) -> None:
+    def add(self, index: tuple[slice, ...], part: Tensor) -> None:
         if self._total is None:
             if part.shape == self._like.shape:
                 self._total = part
                 return
             shape, like = tuple(self._like.shape), part.to(wide(part.dtype))
             self._total = (scratch("sum", shape, like) if self._temporary else like.new_empty(shape)).zero_()
-        self._total[place] += part
+        self._total[index] += part
 
     def total(self) -> Tensor:
         assert self._total is not None
@@ -157,7 +157,7 @@ def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
     items, rows, depth = grad_tile.shape
     window = values.shape[1]
     grad_logits = scratch("gradient of logits", (rows, items, window), grad_tile)
-    if rows * depth * window < _WORTH_A_CALL:
+    if rows * depth * window < _MIN_UNBATCHED:
         product = scratch("product", (items, rows, window), grad_tile)
         grad_logits.copy_(torch.bmm(grad_tile, values.transpose(1, 2), out=product).transpose(0, 1))
     else:
@@ -168,56 +168,56 @@ def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def best_tiling(problem: Problem, rates: Rates) -> Tiling:
-    """The tiling of a problem on at least two axes with the least predicted time."""
+    """The tiling with the lowest predicted time, for a problem with at least two axes."""
     rows, *others = problem.grid
     choices = [sorted({min(side, rows) for side in (*_ROWS, rows)})]
     for side, before, after in zip(others, problem.before[1:], problem.after[1:], strict=True):
-        worth = before + after < side  # otherwise a window is longer than the axis
-        choices.append([*(tile for tile in _COLUMNS if worth and 2 * tile <= side), side])
+        can_tile = before + after < side  # otherwise a window is longer than the axis
+        choices.append([*(tile for tile in _COLUMNS if can_tile and 2 * tile <= side), side])
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
-    limit = problem.within_cache(*_LOGITS_BYTES)
+    limit = problem.cache_bytes(*_LOGITS_BYTES)
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
     return min(fitting, key=lambda tiling: _cost(tiling, rates).both_seconds)
 
 
 def _with_small_logits(problem: Problem, tiling: Tiling) -> Problem:
-    """The problem with as many examples as keep the logits of a row of tiles in the cache."""
-    return problem.with_batch(problem.within_cache(*_LOGITS_BYTES) // tiling.logits_bytes(1))
+    """The problem with the largest batch for which the logits of a row of tiles fit the cache."""
+    return problem.with_batch(problem.cache_bytes(*_LOGITS_BYTES) // tiling.logits_bytes(1))
 
 
 def _cost(tiling: Tiling, rates: Rates) -> Cost:
     p = tiling.problem
     k, v, heads = p.query_depth, p.value_depth, p.heads
-    at_once = _with_small_logits(p, tiling).batch
-    passes = -(-p.batch // at_once)
-    items = math.prod(tiling.counts) * at_once
+    batch = _with_small_logits(p, tiling).batch
+    passes = -(-p.batch // batch)
+    items = math.prod(tiling.counts) * batch
     logits = forward = backward = 0.0
     blocks = list(tiling.rows())
     for start, stop, low, high, _ in blocks:
         positions = (stop - start) * tiling.positions
         window = (high - low) * tiling.columns
         logits += positions * heads * items * window
-        to_logits = rates.product(positions, heads * items, k, window)
-        to_output = rates.product(items, positions * heads, window, v)
-        forward += to_logits + to_output
-        # logits again, gradients of values and of logits, then of queries and of the block
-        backward += to_logits + 2 * to_output + rates.product(positions, heads * items, window, k)
+        logits_product = rates.product(positions, heads * items, k, window)
+        output_product = rates.product(items, positions * heads, window, v)
+        forward += logits_product + output_product
+        # recomputed logits, grad_values and grad_logits, then grad_queries and grad_block
+        backward += logits_product + 2 * output_product + rates.product(positions, heads * items, window, k)
         backward += rates.product(positions, k, heads * items, window)
-        if positions * heads * window * v < _WORTH_A_CALL:
+        if positions * heads * window * v < _MIN_UNBATCHED:
             backward += rates.copy(4 * positions * heads * items * window)
     block = tiling.tile[0] * tiling.positions * k * tiling.window[0] * tiling.columns
     windows = items * p.grid[0] * tiling.columns * v
-    packed = heads * at_once * p.positions * (k + v) + windows
+    packed = heads * batch * p.positions * (k + v) + windows
     forward += rates.copy(4 * packed) + rates.calls(6 * len(blocks) + 12)
     backward += rates.copy(4 * 3 * packed) + rates.calls(15 * len(blocks) + 30)
     if len(blocks) > 1:
         backward += rates.copy(4 * block * len(blocks))
-    # kept for the next call with the same table: a training step makes the block once
-    making = rates.copy(6 * block)
+    # cached for the next call with the same table: a training step prepares the block once
+    preparation = rates.copy(6 * block)
     return Cost(
         operations=round(2 * passes * logits * (k + v)),
-        # a backward pass holds the most: the block's gradient beside it, logits twice and a product
-        workspace_bytes=p.dtype.itemsize * (4 * block + 3 * packed) + 3 * tiling.logits_bytes(at_once),
-        seconds=passes * forward + making / 4,
-        backward_seconds=passes * backward + 1.75 * making,
+        # the peak is in the backward pass: the block and its gradient, logits twice and a product
+        workspace_bytes=p.dtype.itemsize * (4 * block + 3 * packed) + 3 * tiling.logits_bytes(batch),
+        seconds=passes * forward + preparation / 4,
+        backward_seconds=passes * backward + 1.75 * preparation,
     )

@@ -1,4 +1,4 @@
-"""How fast a device multiplies matrices, copies and starts operations: what predictions of time rest on."""
+"""Throughput constants of a device, from which run times are predicted."""
 
 import json
 import math
@@ -14,14 +14,14 @@ from lambdanets.ops.position.gpus import gpu_of
 
 @dataclass(frozen=True)
 class Rates:
-    """A few constants of a device, built in or measured by `lambdanets.calibrate`.
+    """Throughput constants of a device, built in or measured by `lambdanets.calibrate`.
 
-    operations_per_second: of large float32 matrix products, two for each multiply-add.
+    operations_per_second: FLOP/s of large float32 matrix products, two FLOPs per multiply-add.
     half_side: the side of a matrix at which a product runs at half that rate.
-    bytes_per_second: read and written by a copy between layouts.
-    seconds_per_call: to start one operation from Python.
-    points_per_second: of Fourier transforms of n points, counted as n log2 n.
-    bfloat16_gain: how many times faster large products of bfloat16 are.
+    bytes_per_second: read and written when copying between layouts.
+    seconds_per_call: overhead of one PyTorch operation.
+    points_per_second: of FFTs, counting n log2 n for n points.
+    bfloat16_gain: speedup of large bfloat16 products over float32.
     """
 
     operations_per_second: float
@@ -41,43 +41,41 @@ class Rates:
         return 2 * size / self.bytes_per_second
 
     def calls(self, count: float) -> float:
-        """Seconds to start `count` operations."""
+        """Overhead of `count` operations in seconds."""
         return count * self.seconds_per_call
 
     def transforms(self, points: float, length: float) -> float:
-        """Seconds of Fourier transforms of `points` numbers in all, each over `length` of them."""
+        """Seconds of FFTs of the given length over `points` numbers in total."""
         return points * math.log2(max(2.0, length)) / self.points_per_second
 
     def for_products_of(self, dtype: torch.dtype) -> "Rates":
-        """The rates of products in a dtype: those of bfloat16 run faster or slower."""
+        """The rates for matrix products in a dtype."""
         if dtype != torch.bfloat16:
             return self
         return replace(self, operations_per_second=self.operations_per_second * self.bfloat16_gain)
 
 
-# Measured for one thread of a 2.3 GHz server core with AVX-512.
-_OF_A_THREAD = Rates(145e9, 5, 8e9, 6e-6, 11e9, 0.6)
-# Of what a GPU's data sheet promises: for large products, copies, and bytes that a Fourier transform's points move.
-_PRODUCTS, _COPIES, _TRANSFORMS = 0.7, 0.8, 0.6
+# Measured for one thread on a 2.3 GHz server core with AVX-512.
+_CPU_THREAD = Rates(145e9, 5, 8e9, 6e-6, 11e9, 0.6)
+# Efficiency relative to a GPU's specification: of large products, of copies, and of the memory traffic of FFTs.
+_PRODUCT_EFFICIENCY, _COPY_EFFICIENCY, _FFT_EFFICIENCY = 0.7, 0.8, 0.6
 
 
-# By algorithm and dtype of the problem: measured over predicted time, of the forward and of the backward pass.
+# Algorithm, dtype of the problem, and measured over predicted time of the forward and of the backward pass.
 Corrections = tuple[tuple[str, str, float, float], ...]
 
 
 def rates_of(device: str) -> Rates:
-    """The rates of a device: as calibrated on this machine, or else built in, for the threads that torch has.
+    """The rates of a device: calibrated on this machine, else built in, for torch's number of threads.
 
-    Tensors on the meta device stand for tensors on the CPU.
-
-    The first call reads the calibration; one made later takes effect in the next process, so that the choice of an
-    algorithm does not change within one.
+    The meta device has the rates of the CPU. The first call reads the calibration; a later one takes effect in the
+    next process, so that the choice of an algorithm does not change within a process.
     """
     return _rates_of("cpu", torch.get_num_threads()) if device in ("cpu", "meta") else _rates_of(device, 1)
 
 
 def corrections_of(device: str) -> Corrections:
-    """What `lambdanets calibrate` found the predictions for a GPU to be off by; none for other devices."""
+    """Factors by which `lambdanets calibrate` corrects the predictions for a GPU; none for other devices."""
     return _corrections_of(device) if torch.device(device).type == "cuda" else ()
 
 
@@ -92,21 +90,22 @@ def _corrections_of(device: str) -> Corrections:
 
 
 def built_in(device: str, threads: int) -> Rates:
-    """The rates used without a calibration; a device of another type counts as a GPU, of which its data sheet tells."""
+    """The rates without a calibration; any device but the CPU counts as a GPU, with the rates of its specification."""
     if device != "cpu":
         gpu = gpu_of(device)
         gain = max(1.0, gpu.bfloat16 / gpu.float32)
-        return Rates(_PRODUCTS * gpu.float32, 64, _COPIES * gpu.memory, 8e-6, _TRANSFORMS * gpu.memory, gain)
-    one = asdict(_OF_A_THREAD)
+        copies, transforms = _COPY_EFFICIENCY * gpu.memory, _FFT_EFFICIENCY * gpu.memory
+        return Rates(_PRODUCT_EFFICIENCY * gpu.float32, 64, copies, 8e-6, transforms, gain)
+    rates = asdict(_CPU_THREAD)
     for name in ("operations_per_second", "bytes_per_second", "points_per_second"):
-        one[name] *= threads
-    return Rates(**one)
+        rates[name] *= threads
+    return Rates(**rates)
 
 
 def cache_folder() -> Path:
-    """Where measurements of this machine are kept: LAMBDANETS_CACHE, or lambdanets in the user's cache folder.
+    """The folder for measurements of this machine: LAMBDANETS_CACHE, or lambdanets in the user's cache folder.
 
-    Raises OSError for a user without a home folder, as in some containers.
+    Raises OSError if there is no home folder, as in some containers.
     """
     folder = os.environ.get("LAMBDANETS_CACHE")
     if folder is not None:
@@ -118,12 +117,12 @@ def cache_folder() -> Path:
 
 
 def calibration_file() -> Path:
-    """Where a calibration is kept."""
+    """The file with the calibrations."""
     return cache_folder() / "rates.json"
 
 
 def read_calibration(device: str, threads: int) -> Rates | None:
-    """Rates measured on this machine for a device, or None; a file that cannot be understood counts as none."""
+    """Rates measured on this machine for a device; None if missing or malformed."""
     try:
         found = json.loads(calibration_file().read_text())[calibration_key(device, threads)]
         rates = Rates(**{field.name: float(found[field.name]) for field in fields(Rates)})
@@ -133,7 +132,7 @@ def read_calibration(device: str, threads: int) -> Rates | None:
 
 
 def read_corrections(device: str) -> Corrections:
-    """Corrections measured on this machine for a GPU; of what cannot be understood, none."""
+    """Corrections measured on this machine for a GPU; empty if missing or malformed."""
     try:
         found = json.loads(calibration_file().read_text())[calibration_key(device, 1)]["corrections"]
         rows = tuple((str(name), str(dtype), float(first), float(second)) for name, dtype, first, second in found)
@@ -143,7 +142,7 @@ def read_corrections(device: str) -> Corrections:
 
 
 def calibration_key(device: str, threads: int) -> str:
-    """What a calibration holds for: the device, its threads and the release of torch."""
+    """The key of a calibration: device, number of threads and torch version."""
     is_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     name = torch.cuda.get_device_name(device) if is_gpu else device
     return f"{name}, {threads} threads, torch {torch.__version__}"

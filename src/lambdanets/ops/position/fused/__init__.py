@@ -1,8 +1,8 @@
-"""Fused kernels: no embeddings of pairs and no lambdas in memory, in the forward and the backward pass alike.
+"""Fused kernels: neither pairwise embeddings nor lambdas are stored in global memory, forward or backward.
 
-Two orders of the same sum, chosen by device and value depth: the query order, logits S = q E and then y = S V, for
-h (k + v) multiply-adds a pair (n, m), and the lambda order, lambda = E V in registers and then y = q lambda, for k v.
-The gradients follow the query order. Sums in float32; the factor between two products is rounded to the inputs' dtype.
+Two orders of contraction, chosen by device and value depth: the query order, logits S = q E and then y = S V, with
+h (k + v) multiply-adds per pair (n, m), and the lambda order, lambda = E V in registers, then y = q lambda, with k v.
+The gradients use the query order. Sums are float32; the intermediate of two products is rounded to the input dtype.
 """
 
 import itertools
@@ -18,36 +18,36 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning
-from lambdanets.ops.position.algorithm import Algorithm, Bound, Gradients, Refusals
+from lambdanets.ops.position.algorithm import Algorithm, Bound, Exclusions, Gradients
 from lambdanets.ops.position.fused import launches, prediction, scaling, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
-from lambdanets.ops.position.fused.tiles import K, most_values
+from lambdanets.ops.position.fused.tiles import K, max_values
 from lambdanets.ops.position.gpus import Gpu, gpu_named
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
 
-MOST_HEADS = 16
+MAX_HEADS = 16
 _GRADIENT_KERNELS = ("queries_gradient", "values_gradient", "table_parts")
-WIDEST_TILE = 64
-_LARGEST = 2**31  # positions, and numbers of a table, are counted in 32 bits
+MAX_TILE = 64
+_MAX_INDEX = 2**31  # positions and table elements have 32-bit indices
 
-# By problem and pass: why its kernels, though they passed the self-test, are not used for it in this process.
-_REFUSED: dict[tuple[Problem, str], str] = {}
+# Why kernels that passed the self-test are not used in this process, by problem and "forward" or "backward".
+_EXCLUDED: dict[tuple[Problem, str], str] = {}
 
 
 class Fused(Algorithm):
     name = "fused"
     limits = (
-        "serves grids of 1 or 2 sides, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at most 32 "
-        "bits, on CUDA devices of compute capability 8.0 or newer where Triton is installed"
+        "supports grids of 1 or 2 sides, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at most 32 "
+        "bits, on CUDA devices of compute capability 8.0 or newer with Triton installed"
     )
 
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        too_large = len(problem.grid) > 2 or problem.heads > MOST_HEADS or problem.dtype.itemsize > 4
-        numbers_of_table = K * math.prod(side + 2 * WIDEST_TILE for side in problem.scope)
-        too_large = too_large or max(problem.positions, numbers_of_table) >= _LARGEST
+        too_large = len(problem.grid) > 2 or problem.heads > MAX_HEADS or problem.dtype.itemsize > 4
+        table_elements = K * math.prod(side + 2 * MAX_TILE for side in problem.scope)
+        too_large = too_large or max(problem.positions, table_elements) >= _MAX_INDEX
         device = None if too_large else kernel_device(problem.device)
         if device is None:
             return None
@@ -59,33 +59,33 @@ class Fused(Algorithm):
         operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
         table = 4 * math.prod(problem.scope) * K * problem.intra_depth
         calls = len(list(_launches(problem)))
-        one = _of_a_launch(problem)
-        parts = launches.table_parts_bytes(one, device)
+        launch = _per_launch(problem)
+        parts = launches.table_parts_bytes(launch, device)
         forward, *backward = (
-            calls * prediction.seconds_of_kernel(name, one, device.capability, _sheet(device))
-            for name in (f"forward_{_order(problem, device)}_order", *_GRADIENT_KERNELS)
+            calls * prediction.seconds_of_kernel(name, launch, device.capability, _specification(device))
+            for name in (f"forward_{_best_order(problem, device)}_order", *_GRADIENT_KERNELS)
         )
         b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
         itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
-        # depths that are no whole units are copied with zeros, and several launches summed in float32 beside a result
-        odd = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
+        # depths that are not multiples of a unit are zero-padded, and several launches are accumulated in float32
+        padding = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
         summed = 8 * b * n if calls > 1 else 0
-        copied, copied_backward = odd, 2 * odd
+        copied, copied_backward = padding, 2 * padding
         scaling_calls, scaling_calls_backward = 0, 0
         if problem.dtype == torch.float16:
-            # the largest magnitudes of all operands, the scales from them, scaled copies of all but queries and values
+            # maxima of all operands, the scales, scaled copies of all operands but queries and values
             scaling_calls, scaling_calls_backward = 6, 10
             copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
         return Cost(
             operations,
-            table * itemsize + odd + summed * h * v,
+            table * itemsize + padding + summed * h * v,
             seconds=forward + rates.copy(copied / 2) + rates.calls(4 * calls + scaling_calls),
             backward_seconds=sum(backward)
             + rates.copy(copied_backward / 2)
             + rates.calls(12 * calls + scaling_calls_backward),
             backward_workspace_bytes=table * itemsize
             + parts
-            + 2 * odd
+            + 2 * padding
             + summed * (h * k + v)
             + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
         )
@@ -96,28 +96,28 @@ class Fused(Algorithm):
     def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
         return dtype  # float16 is scaled by powers of two
 
-    def refusals(self, problem: Problem) -> Refusals:
-        """Failures of the self-test, which runs now if it never did, and of launches in this process."""
+    def exclusions(self, problem: Problem) -> Exclusions:
+        """Failures of the self-test, which runs on first use, and of launches in this process."""
         device = kernel_device(problem.device)
         if device is None:
-            return Refusals()
+            return Exclusions()
         verdicts = verification.verdicts_of(device, problem.dtype)
-        forward = _reason(verdicts, [f"forward_{_order(problem, device)}_order"], problem)
+        forward = _reason(verdicts, [f"forward_{_best_order(problem, device)}_order"], problem)
         backward = _reason(verdicts, verification.BACKWARD, problem)
-        if _REFUSED:
-            forward = _REFUSED.get((problem, "forward"), forward)
-            backward = _REFUSED.get((problem, "backward"), backward)
-        return Refusals(forward, backward)
+        if _EXCLUDED:
+            forward = _EXCLUDED.get((problem, "forward"), forward)
+            backward = _EXCLUDED.get((problem, "backward"), backward)
+        return Exclusions(forward, backward)
 
-    def refuse(self, problem: Problem, way: str, error: Exception) -> bool:
-        """Let the plan pass over the kernels for a pass of a problem where they raised, and warn once."""
-        if (problem, way) not in _REFUSED:
-            reason = f"the {way} pass raised {' '.join(f'{type(error).__name__}: {error}'.split())[:500]}"
-            _REFUSED[problem, way] = reason
+    def exclude_after_error(self, problem: Problem, direction: str, error: Exception) -> bool:
+        """Exclude the kernels from the pass of the problem in which they raised, and warn once."""
+        if (problem, direction) not in _EXCLUDED:
+            reason = f"the {direction} pass raised {' '.join(f'{type(error).__name__}: {error}'.split())[:500]}"
+            _EXCLUDED[problem, direction] = reason
             device = kernel_device(problem.device)
             warnings.warn(
-                f"A plain algorithm, exact and slower, takes the place of the fused kernels for {problem}: {reason}. "
-                f"Please report this, with: {verification.described(device) if device else problem.device}",
+                f"A slower exact algorithm replaces the fused kernels for {problem}: {reason}. "
+                f"Please report this, with: {verification.describe(device) if device else problem.device}",
                 KernelWarning,
                 stacklevel=2,
             )
@@ -126,7 +126,7 @@ class Fused(Algorithm):
 
 class BoundFused(Bound):
     def prepare(self, table: Tensor) -> Prepared:
-        """The table, as far after offset 0 as before it: with zeros for a causal one."""
+        """The table; if causal, zero-padded to reach as far after offset 0 as before."""
         missing = self.problem.before[0] - self.problem.after[0]
         return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, missing]) if missing else table,)
 
@@ -134,11 +134,11 @@ class BoundFused(Bound):
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
 
     def forward(self, operands: Operands) -> Tensor:
-        """The output lies as (b, n, h, v); that of float16 is float32, as are its table and content lambda."""
+        """The output is contiguous as (b, n, h, v). For float16, output, table and content lambda are float32."""
         queries, (table,), values, content = operands
         device = kernel_device(str(values.device))
         assert device is not None
-        order = _order(replace(self.problem, batch=len(values), dtype=values.dtype), device)
+        order = _best_order(replace(self.problem, batch=len(values), dtype=values.dtype), device)
         return forward_in_order(order, queries, table, values, _symmetric(self.problem, len(values)), content)
 
     def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
@@ -160,32 +160,32 @@ def _symmetric(problem: Problem, batch: int) -> Problem:
 
 
 @lru_cache(maxsize=1024)
-def _order(problem: Problem, device: KernelDevice) -> str:
-    """The order of the forward pass that is predicted to be faster; no tensor core takes the lambda order's float32."""
-    one, gpu = _of_a_launch(problem), _sheet(device)
+def _best_order(problem: Problem, device: KernelDevice) -> str:
+    """The forward order with the lower predicted time; in float32, without tensor cores, only the query order."""
+    launch, gpu = _per_launch(problem), _specification(device)
     orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
 
     def seconds(order: str) -> float:
-        return prediction.seconds_of_kernel(f"forward_{order}_order", one, device.capability, gpu)
+        return prediction.seconds_of_kernel(f"forward_{order}_order", launch, device.capability, gpu)
 
     return min(orders, key=seconds)
 
 
-def _sheet(device: KernelDevice) -> Gpu:
+def _specification(device: KernelDevice) -> Gpu:
     return gpu_named(device.name, device.capability)
 
 
-def _of_a_launch(problem: Problem) -> Problem:
-    """The problem that a launch has, with as many channels as it takes."""
+def _per_launch(problem: Problem) -> Problem:
+    """The problem of a single launch, which is limited in value channels."""
     return replace(
-        _symmetric(problem, problem.batch), value_depth=min(problem.value_depth, most_values(problem.dtype.itemsize))
+        _symmetric(problem, problem.batch), value_depth=min(problem.value_depth, max_values(problem.dtype.itemsize))
     )
 
 
 def forward_in_order(
     order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, content: Tensor | None = None
 ) -> Tensor:
-    """The output in lambda order, which does not serve float32, or in query order."""
+    """The output, computed in order "lambda", not for float32, or "query"."""
     calls = list(_launches(problem))
     scales = None
     dtype = queries.dtype if len(calls) == 1 else torch.float32
@@ -196,8 +196,8 @@ def forward_in_order(
             table, content, scales = scaling.forward_operands(queries, table, content)
         for depths, channels, u in calls:
             factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
-            added = content[:, depths, channels] if content is not None and u == 0 else None
-            output.add((..., channels), launches.forward(order, *factors, added, problem, dtype, scales))
+            c = content[:, depths, channels] if content is not None and u == 0 else None
+            output.add((..., channels), launches.forward(order, *factors, c, problem, dtype, scales))
     return output.total()
 
 
@@ -210,7 +210,7 @@ def gradients(
     needs_grad: NeedsGrad,
     content: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of queries, table and values, in their dtypes, from that of the output; None where not needs_grad."""
+    """Gradients of queries, table and values, in their dtypes; None if not needed."""
     calls = list(_launches(problem))
     dtype = queries.dtype if len(calls) == 1 else torch.float32
     grad_queries, grad_table, grad_values = (_Sum(x.shape, x.dtype, len(calls)) for x in (queries, table, values))
@@ -219,9 +219,9 @@ def gradients(
         if queries.dtype == torch.float16:
             scaled = scaling.backward_operands(grad_output, queries, table, values, content)
         for depths, channels, u in calls:
-            g, q, v = scaled.gradient[..., channels], queries[..., depths], values[:, :, channels, u]
+            g, q, v = scaled.grad_output[..., channels], queries[..., depths], values[:, :, channels, u]
             if needs_grad.queries:
-                r = scaled.table_beside_gradient[..., depths, u]
+                r = scaled.table_for_grad_queries[..., depths, u]
                 c = scaled.content[:, depths, channels] if scaled.content is not None and u == 0 else None
                 part = launches.queries_gradient(g, r, v, c, problem, dtype, scaled.grad_queries_scales)
                 grad_queries.add((..., depths), part)
@@ -229,7 +229,7 @@ def gradients(
                 part = launches.table_gradient(g, q, v, problem, scaled.grad_table_scale)
                 grad_table.add((..., depths, u), part)
             if needs_grad.values:
-                r = scaled.table_beside_queries[..., depths, u]
+                r = scaled.table_for_logits[..., depths, u]
                 part = launches.values_gradient(g, q, r, problem, dtype, scaled.grad_values_scale)
                 grad_values.add((..., channels, u), part)
     return (
@@ -240,27 +240,27 @@ def gradients(
 
 
 def _launches(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
-    """Query depths, value channels and intra-depth that one launch takes: the sum is linear in each of them."""
+    """Slices of query depth and value channels, and the intra-depth index, of each launch; results add up."""
     depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
-    most = most_values(problem.dtype.itemsize)
-    channels = [slice(first, first + most) for first in range(0, problem.value_depth, most)]
+    maximum = max_values(problem.dtype.itemsize)
+    channels = [slice(first, first + maximum) for first in range(0, problem.value_depth, maximum)]
     return itertools.product(depths, channels, range(problem.intra_depth))
 
 
 class _Sum:
-    """A tensor of a shape and dtype, the sum of what launches give for parts of it: in float32 if there are several."""
+    """Accumulates slices of a tensor over launches, in float32 if there are several."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, launches: int) -> None:
         self._shape, self._dtype, self._launches = shape, dtype, launches
         self._sum: Tensor | None = None
 
-    def add(self, place: tuple[EllipsisType | slice | int, ...], part: Tensor) -> None:
+    def add(self, index: tuple[EllipsisType | slice | int, ...], part: Tensor) -> None:
         if self._launches == 1:
             self._sum = part.reshape(self._shape)
             return
         if self._sum is None:
             self._sum = part.new_zeros(self._shape, dtype=torch.float32)
-        self._sum[place] += part
+        self._sum[index] += part
 
     def total(self) -> Tensor:
         assert self._sum is not None

@@ -1,4 +1,4 @@
-"""The devices that the fused kernels run on."""
+"""Devices that support the fused kernels."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 @dataclass(frozen=True)
 class KernelDevice:
-    """A device that the kernels run on. device: as torch names it, "cuda:0"; capability: major and minor."""
+    """A device that supports the kernels. device: as in torch, "cuda:0"; capability: major and minor."""
 
     device: str
     name: str
@@ -26,17 +26,17 @@ class KernelDevice:
 
 
 def shared_memory_of(capability: tuple[int, int]) -> int:
-    """Bytes of shared memory that a program may take on a device of a compute capability from 8.0 on."""
+    """Maximum shared memory of a program in bytes, for compute capabilities from 8.0."""
     if capability[0] in (9, 10):
         return 227 << 10
     return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
 
 
 def kernel_device(device: str) -> KernelDevice | None:
-    """The device as the kernels see it, or None where they do not run: see `Fused.limits`.
+    """The device, or None if it does not support the kernels: see `Fused.limits`.
 
-    With TRITON_INTERPRET=1, which must be set before Triton is imported, Triton interprets them on any device, which
-    then stands for one of compute capability 9.0.
+    With TRITON_INTERPRET=1, which must be set before Triton is imported, Triton interprets the kernels on any device,
+    which is treated as one of compute capability 9.0.
     """
     if not TRITON_INSTALLED:
         return None

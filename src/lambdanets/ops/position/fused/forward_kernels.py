@@ -1,20 +1,20 @@
 # mypy: allow-untyped-defs
-"""The fused forward kernels in Triton: embeddings are read from the table pair by pair, lambdas stay in registers.
+"""The fused forward kernels in Triton: embeddings of pairs are loaded from the table, lambdas stay in registers.
 
-A program owns a tile of tile_rows x tile_columns query positions for some examples, and steps over the context
-positions that the tile's scope reaches, step_rows x step_columns at a time. The table comes with zeros around it, as
-wide as a tile (`launches`), so pairs beyond a query's scope need no mask. Only what lies beyond the map or the
-batch does: it counts as zero, and the index of its embeddings is held inside the table, for 0 times NaN is NaN.
+A program computes a tile of tile_rows x tile_columns query positions for some examples, and loops over the context
+positions in the tile's scope, step_rows x step_columns at a time. The table is zero-padded by the size of a tile
+(`launches`), so pairs beyond a query's scope need no mask. Positions beyond the map and examples beyond the batch are
+masked, and the indices of their embeddings are clamped to the table, because 0 * NaN is NaN.
 
-Strides and depths come in units of UNIT elements, 16 bytes, so that the compiler knows that loads are aligned; offsets
-into tensors have 64 bits. SCALED: for float16, whose operands come multiplied by powers of two (`scaling`); `scale_ptr`
-holds what the sum, and what the content term, is multiplied by.
+Strides and depths are in units of UNIT elements, 16 bytes, so that the compiler knows that loads are aligned; offsets
+into tensors have 64 bits. SCALED: for float16, whose operands are multiplied by powers of two (`scaling`); `scale_ptr`
+holds the factors of the sum and of the content term. ops/position/README.md has the letters and the index of a pair.
 """
 
 import triton
 import triton.language as tl
 
-# A new value of one of these is no new kernel: constants alone decide how memory is read.
+# Not specialized: a new value of these does not compile a new kernel.
 SIZES = [
     "value_depth",
     "query_depth",
@@ -34,13 +34,13 @@ STRIDES = [f"{tensor}_{axis}_stride" for tensor in "qvcygo" for axis in "bhnk"]
 
 @triton.jit
 def far(index, stride, UNIT: tl.constexpr):
-    """index * stride in elements, with 64 bits; the stride in units."""
+    """index * stride in elements, as int64; the stride is in units."""
     return index.to(tl.int64) * stride * UNIT
 
 
 @triton.jit
 def tile_of(program, blocks, height, width, tile_rows, tile_columns):
-    """Which block of value channels, tile (its first row and column) and group of examples are a program's."""
+    """The block of value channels, first row and column of the tile, and group of examples of a program."""
     tiles_x = tl.cdiv(width, tile_columns)
     tiles = tl.cdiv(height, tile_rows) * tiles_x
     tile = program // blocks % tiles
@@ -49,13 +49,13 @@ def tile_of(program, blocks, height, width, tile_rows, tile_columns):
 
 @triton.jit
 def window(start, tile, reach, side):
-    """First and last position of an axis that a tile starting at `start` reaches."""
+    """First and last position along an axis within reach of a tile that starts at `start`."""
     return tl.maximum(start - reach, 0), tl.minimum(start + tile - 1 + reach, side - 1)
 
 
 @triton.jit
 def place(i, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns):
-    """Rows and columns of the positions i of a step, held inside the window, and whether they belong to it."""
+    """Rows and columns of the positions i of a step, clamped to the window, and whether they lie in it."""
     y = y_first + (step // steps_x) * step_rows + i // step_columns
     x = x_first + (step % steps_x) * step_columns + i % step_columns
     return tl.minimum(y, y_last), tl.minimum(x, x_last), (y <= y_last) & (x <= x_last)
@@ -93,7 +93,7 @@ def forward_query_order(
     step_columns,
     TILE: tl.constexpr,  # query positions of a program
     EXAMPLES: tl.constexpr,
-    HEADS: tl.constexpr,  # heads, up to a power of two
+    HEADS: tl.constexpr,  # heads, rounded up to a power of two
     STEP: tl.constexpr,  # context positions of a step
     K: tl.constexpr,
     V: tl.constexpr,
@@ -135,7 +135,7 @@ def forward_query_order(
     x_first, x_last = window(x0, tile_columns, column_reach, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
-    # Embedding of a pair: the part of its index that the query has, and k; the key's part comes in each step.
+    # Index of a pair's embedding: the query part, and k; the key part is added in each step.
     table_width = 2 * (column_reach + tile_columns) - 1
     query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
     e_offset = query_index[:, None, None] * K + k[None, :, None]
@@ -146,8 +146,8 @@ def forward_query_order(
         c_offset = far(examples, c_b_stride, UNIT)[:, None, None] + far(k, c_k_stride, UNIT)[None, :, None]
         c_mask = in_batch & (k < query_depth)[None, :, None] & in_depth
         c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0)
-        q_of_example = tl.permute(tl.reshape(q, (TILE, EXAMPLES, HEADS, K)), (1, 0, 2, 3))
-        total = tl.dot(tl.reshape(q_of_example, (EXAMPLES, TILE * HEADS, K)), c, total, input_precision="ieee")
+        q_by_example = tl.permute(tl.reshape(q, (TILE, EXAMPLES, HEADS, K)), (1, 0, 2, 3))
+        total = tl.dot(tl.reshape(q_by_example, (EXAMPLES, TILE * HEADS, K)), c, total, input_precision="ieee")
         if SCALED:
             total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
@@ -206,7 +206,7 @@ def forward_lambda_order(
     step_columns,
     TILE: tl.constexpr,
     EXAMPLES: tl.constexpr,
-    HEADS: tl.constexpr,  # exactly
+    HEADS: tl.constexpr,  # not rounded up
     STEP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -216,8 +216,8 @@ def forward_lambda_order(
 ):
     """lambda[(b v),(n k)] = c + sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q[b,h,n,k] lambda.
 
-    (n k) are the columns of the product, so that a thread holds several k of a position and the last sum takes few
-    exchanges between threads.
+    (n k) are the columns of the product, so that a thread holds several k of a position and the final sum over k needs
+    few exchanges between threads.
     """
     value_depth *= UNIT
     query_depth *= UNIT
@@ -278,5 +278,5 @@ def forward_lambda_order(
     for head in tl.static_range(HEADS):
         q = tl.load(q_ptr + head * UNIT * q_h_stride.to(tl.int64) + q_offset, mask=q_mask, other=0.0).to(tl.float32)
         y = tl.sum(lambdas * q[:, None, :, :], axis=3)
-        y_of_head = y_ptr + head * UNIT * y_h_stride.to(tl.int64)
-        tl.store(y_of_head + y_offset, y.to(y_ptr.dtype.element_ty), mask=y_mask)
+        y_head_ptr = y_ptr + head * UNIT * y_h_stride.to(tl.int64)
+        tl.store(y_head_ptr + y_offset, y.to(y_ptr.dtype.element_ty), mask=y_mask)

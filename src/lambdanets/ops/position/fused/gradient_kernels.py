@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""The gradients of queries and values in Triton: nothing saved but the inputs, no atomic additions.
+"""The gradients of queries and values in Triton, from the inputs only and without atomic additions.
 
-Each number of a result is written by one program, which adds in a fixed order. Tiles, steps, units, scales and the
-table as in `forward_kernels`; g is the gradient of y, o the result.
+Each element of a result is written by one program, which sums in a fixed order. Tiles, steps, units, scales and the
+table as in `forward_kernels`; g is the gradient of y, o the output of the kernel.
 """
 
 import triton
@@ -13,12 +13,12 @@ from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far, p
 
 @triton.jit
 def product(a, b, total):
-    """total + a b for each matrix of a batch; a batch of one as a plain product, whose rows the warps share."""
+    """total + a @ b, batched; a batch of one is computed as a 2-d product, whose rows are divided among the warps."""
     if a.shape[0] == 1:
-        one = tl.reshape(a, (a.shape[1], a.shape[2]))
-        other = tl.reshape(b, (b.shape[1], b.shape[2]))
+        a_2d = tl.reshape(a, (a.shape[1], a.shape[2]))
+        b_2d = tl.reshape(b, (b.shape[1], b.shape[2]))
         total = tl.reshape(total, (a.shape[1], b.shape[2]))
-        total = tl.reshape(tl.dot(one, other, total, input_precision="ieee"), (1, a.shape[1], b.shape[2]))
+        total = tl.reshape(tl.dot(a_2d, b_2d, total, input_precision="ieee"), (1, a.shape[1], b.shape[2]))
     else:
         total = tl.dot(a, b, total, input_precision="ieee")
     return total
@@ -218,7 +218,7 @@ def values_gradient(
             mask=q_mask & inside[:, None, None],
             other=0.0,
         )
-        # The same positions, each once a head.
+        # The same positions, repeated for each head.
         y_n, x_n, inside = place(
             rows // HEADS, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns
         )

@@ -1,9 +1,9 @@
-"""One launch of each fused kernel: tiles, copies of what has the wrong strides, the padded table, the result.
+"""Launches of the fused kernels: tile sizes, aligned copies of operands where needed, padding of the table, results.
 
 Shapes as in `fused`, without u: queries (b, h, n, k) with k of at most K, table (r_1..r_D, k), values (b, n, v),
-content (b, k, v) or None, gradient (b, h, n, v). Results lie as layers have them, (b, n, h, v) and (b, n, h, k). For
-float16, `scales` holds two numbers of float32: what the result and what the content term is multiplied by. Triton is
-imported at the first launch.
+content (b, k, v) or None, grad_output (b, h, n, v). Results are contiguous as (b, n, h, v) and (b, n, h, k). For
+float16, `scales` holds two float32 factors, of the result and of the content term. Triton is imported at the first
+launch.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from lambdanets.ops.position.fused.tiles import (
     K,
     Tiles,
     chunks_of,
-    most_values,
+    max_values,
     power_of_two,
     rows_of_offsets,
     table_step,
@@ -27,7 +27,7 @@ from lambdanets.ops.position.fused.tiles import (
 )
 from lambdanets.ops.position.problem import Problem
 
-UNIT_BYTES = 16  # that a thread loads at a time
+UNIT_BYTES = 16  # of one vectorized load
 
 
 def forward(
@@ -72,7 +72,7 @@ def forward(
 
 
 def queries_gradient(
-    gradient: Tensor,
+    grad_output: Tensor,
     table: Tensor,
     values: Tensor,
     content: Tensor | None,
@@ -87,19 +87,19 @@ def queries_gradient(
     shape = tile_and_step(grid_of(problem), reach_of(problem), tiles.positions, tiles.step)
     output = _result(values, problem.batch, problem.positions, problem.heads, table.shape[-1], dtype=dtype)
     output = output.transpose(1, 2)
-    gradient, values, unit = _rows(gradient), _rows(values), _unit(values)
+    grad_output, values, unit = _rows(grad_output), _rows(values), _unit(values)
     has_content = content is not None
     content = values[:, 0, None] if content is None else _content_rows(content)  # which no kernel then reads
     constants = constants_of("queries_gradient", tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_programs(problem, shape, tiles),)](
-        gradient,
+        grad_output,
         _padded(table, shape),
         values,
         content,
         output,
         values if scales is None else scales,
-        *strides_of(gradient, unit),
+        *strides_of(grad_output, unit),
         *strides_of(values, unit),
         *strides_of(content, unit),
         *strides_of(output, unit),
@@ -111,24 +111,25 @@ def queries_gradient(
 
 
 def values_gradient(
-    gradient: Tensor, queries: Tensor, table: Tensor, problem: Problem, dtype: torch.dtype, scales: Tensor | None
+    grad_output: Tensor, queries: Tensor, table: Tensor, problem: Problem, dtype: torch.dtype, scales: Tensor | None
 ) -> Tensor:
     """dV (b, n, v) in a dtype."""
     from lambdanets.ops.position.fused.gradient_kernels import values_gradient as kernel
 
-    tiles = _tiles("values_gradient", gradient, problem)
+    tiles = _tiles("values_gradient", grad_output, problem)
     shape = tile_and_step(grid_of(problem), reach_of(problem), tiles.positions, tiles.step)
-    channels = gradient.shape[3]
-    output = _result(gradient, problem.batch, problem.positions, channels, dtype=dtype)
-    gradient, queries, unit = _rows(gradient), _rows(queries), _unit(gradient)
-    constants = constants_of("values_gradient", tiles, problem.heads, gradient.dtype) | {"SCALED": scales is not None}
+    channels = grad_output.shape[3]
+    output = _result(grad_output, problem.batch, problem.positions, channels, dtype=dtype)
+    grad_output, queries, unit = _rows(grad_output), _rows(queries), _unit(grad_output)
+    constants = constants_of("values_gradient", tiles, problem.heads, grad_output.dtype)
+    constants |= {"SCALED": scales is not None}
     kernel[(_programs(problem, shape, tiles) * -(-channels // tiles.values),)](
-        gradient,
+        grad_output,
         queries,
         _padded(table, shape),
         output,
-        gradient if scales is None else scales,
-        *strides_of(gradient, unit),
+        grad_output if scales is None else scales,
+        *strides_of(grad_output, unit),
         *strides_of(queries, unit),
         *strides_of(output, unit),
         *_sizes(problem, channels, queries.shape[3], unit),
@@ -139,22 +140,22 @@ def values_gradient(
 
 
 def table_gradient(
-    gradient: Tensor, queries: Tensor, values: Tensor, problem: Problem, scales: Tensor | None
+    grad_output: Tensor, queries: Tensor, values: Tensor, problem: Problem, scales: Tensor | None
 ) -> Tensor:
-    """dR (r_1..r_D, k) in float32, as tables are under autocast: it sums over all examples and positions."""
+    """dR (r_1..r_D, k) in float32, as it sums over all examples and positions; tables are float32 under autocast."""
     from lambdanets.ops.position.fused.table_kernels import sum_table_parts, table_parts
 
     tiles = _tiles("table_parts", values, problem)
     depth = queries.shape[3]
-    gradient, queries, values, unit = _rows(gradient), _rows(queries), _rows(values), _unit(values)
+    grad_output, queries, values, unit = _rows(grad_output), _rows(queries), _rows(values), _unit(values)
     division = table_division(problem, tiles)
     parts = values.new_empty(division.programs, tiles.positions, tiles.step, K, dtype=torch.float32)
     table_parts[(division.programs,)](
-        gradient,
+        grad_output,
         queries,
         values,
         parts,
-        *strides_of(gradient, unit),
+        *strides_of(grad_output, unit),
         *strides_of(queries, unit),
         *strides_of(values, unit),
         *_sizes(problem, values.shape[2], depth, unit),
@@ -188,10 +189,11 @@ def table_gradient(
 
 
 class TableDivision(NamedTuple):
-    """How `table_parts` divides a problem.
+    """How `table_parts` divides a problem among programs.
 
-    step: offsets of rows and columns of the context of a program. row_groups, chunks: of those. split_groups: groups of
-    examples in a split. rows: of queries that the programs of all row groups go through for one group of examples.
+    step: row offsets and context columns per program. row_groups, chunks: the numbers of steps to cover them.
+    split_groups: groups of examples in a split of the batch. rows: iterations over rows of queries per group of
+    examples, summed over all row groups.
     """
 
     step: tuple[int, int]
@@ -204,7 +206,7 @@ class TableDivision(NamedTuple):
 
 
 def table_division(problem: Problem, tiles: Tiles) -> TableDivision:
-    """The division of a problem; the batch is split as often as leaves no more programs than fit a device at once."""
+    """The division of a problem; the batch is split as long as all programs run on the device at once."""
     grid, reach = grid_of(problem), reach_of(problem)
     step = table_step(grid, reach, tiles.positions, tiles.step)
     row_groups = -(-(2 * reach[0] + 1) // step[0])
@@ -218,25 +220,25 @@ def table_division(problem: Problem, tiles: Tiles) -> TableDivision:
 
 
 def table_parts_bytes(problem: Problem, device: KernelDevice) -> int:
-    """Bytes of the parts that `table_gradient` sums, of one launch."""
+    """Bytes of the partial sums of one launch of `table_gradient`."""
     itemsize = problem.dtype.itemsize
-    sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, most_values(itemsize))
+    sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, max_values(itemsize))
     tiles = tiles_of("table_parts", device.capability, itemsize, *sizes)
     return 4 * table_division(problem, tiles).programs * tiles.positions * tiles.step * K
 
 
 def grid_of(problem: Problem) -> tuple[int, int]:
-    """Rows and columns; a line is one row."""
+    """Rows and columns; a sequence is one row."""
     return (1, problem.grid[0]) if len(problem.grid) == 1 else (problem.grid[0], problem.grid[1])
 
 
 def reach_of(problem: Problem) -> tuple[int, int]:
-    """How far the table reaches to either side, in rows and columns."""
+    """Reach of the table to either side, in rows and columns."""
     return (0, problem.scope[0] // 2) if len(problem.scope) == 1 else (problem.scope[0] // 2, problem.scope[1] // 2)
 
 
 def _tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
-    """The tiles for values, or gradients of the output, of so many channels."""
+    """Tile sizes for values, or grad_output, (.., channels)."""
     device = kernel_device(str(rows.device))
     assert device is not None
     sizes = problem.batch, problem.heads, problem.positions, rows.shape[-1]
@@ -244,7 +246,7 @@ def _tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
 
 
 def constants_of(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> dict[str, int]:
-    """What a kernel is compiled for. Fusing a product and a sum is asked for, so that no default changes the bits."""
+    """Compile-time constants of a kernel. FMA is explicit, so that a changed default cannot change results."""
     return {
         "TILE": tiles.positions,
         "EXAMPLES": tiles.examples,
@@ -260,13 +262,13 @@ def constants_of(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> d
 
 
 def _programs(problem: Problem, shape: tuple[int, int, int, int], tiles: Tiles) -> int:
-    """Tiles times groups of examples."""
+    """Number of programs: tiles times groups of examples."""
     rows, columns = grid_of(problem)
     return -(-rows // shape[0]) * -(-columns // shape[1]) * -(-problem.batch // tiles.examples)
 
 
 def _unit(x: Tensor) -> int:
-    """How many numbers of the dtype of x a unit of 16 bytes holds."""
+    """Elements of the dtype of x in a unit of 16 bytes."""
     return UNIT_BYTES // x.dtype.itemsize
 
 
@@ -276,7 +278,7 @@ def strides_of(x: Tensor, unit: int) -> list[int]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x itself where its last axis is dense and whole units, and all rows start at units, else a copy with zeros."""
+    """x if its last axis is dense and a multiple of a unit and all rows are aligned, else a zero-padded copy."""
     unit = _unit(x)
     if x.shape[-1] % unit:
         return F.pad(x, (0, -x.shape[-1] % unit)).contiguous()
@@ -287,25 +289,25 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _content_rows(content: Tensor) -> Tensor:
-    """The content lambda (b, k, v) as `_rows`, its k up to whole units too: kernels read queries in units."""
+    """The content lambda (b, k, v) as `_rows`, with k padded to units too, because kernels load queries in units."""
     missing = -content.shape[1] % _unit(content)
     return _rows(F.pad(content, (0, 0, 0, missing)) if missing else content)
 
 
 def _sizes(problem: Problem, value_depth: int, query_depth: int, unit: int) -> list[int]:
-    """Depths in units, and what else all kernels take of a problem."""
+    """The sizes that all kernels take, depths in units."""
     depths = [-(-value_depth // unit), -(-query_depth // unit)]
     return [*depths, problem.batch, problem.heads, *grid_of(problem), *reach_of(problem)]
 
 
 def _result(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
-    """A new tensor whose last axis is the first part of whole units of the dtype of `like`."""
+    """A new tensor of this shape with rows padded to units of the dtype of `like`."""
     depth = shape[-1]
     return like.new_empty(*shape[:-1], depth + -depth % _unit(like), dtype=dtype)[..., :depth]
 
 
 def _padded(table: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """The table (r_y, r_x, K) with zeros as far as the farthest query of a tile lies from its first, and beyond k."""
+    """The table (r_y, r_x, K), zero-padded by the size of a tile minus 1 on each side, and from k to K."""
     table = table.unsqueeze(0) if table.ndim == 2 else table
     rows, columns = shape[0] - 1, shape[1] - 1
     return F.pad(table, (0, K - table.shape[-1], columns, columns, rows, rows)).contiguous()

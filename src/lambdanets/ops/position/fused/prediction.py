@@ -1,12 +1,12 @@
-"""How long the fused kernels are predicted to take on a GPU, from what their tiles load, multiply and issue.
+"""Cost model of the fused kernels on a GPU: loads, instructions and multiply-adds of their tiles.
 
-A program's step loads its operands from the second-level cache, issues instructions and multiplies; what takes longest
-counts, summed over all programs of a processor. Embeddings are asked to stay in the first-level cache, and values that
-the step before has read in the table's gradient: a quarter of the former and 1.3 / rows of the latter are counted.
+The time of a step is the maximum of its L2 loads, issued instructions and multiply-adds, summed over all programs of an
+SM. Cache hints keep embeddings in L1, and in the table's gradient the values of the previous step: a quarter of the
+former and 1.3 / rows of the latter are counted as L2 loads.
 
-What compiled code showed (`experiments/kernels.py`): a warp's step has a base of instructions, 2.5 for each product of
-a tensor core and 5 for each load of 16 bytes; in float32, 1.3 for each multiply-add. Nothing of this was measured on a
-GPU; `lambdanets calibrate` measures by what factor it is off.
+From compiled code (`experiments/kernels.py`): a warp's step has a constant number of instructions, plus 2.5 per tensor
+core product and 5 per 16-byte load; in float32, 1.3 per multiply-add. Not measured on a GPU; `lambdanets calibrate`
+measures correction factors.
 """
 
 import math
@@ -25,22 +25,22 @@ from lambdanets.ops.position.fused.tiles import (
 from lambdanets.ops.position.gpus import Gpu
 from lambdanets.ops.position.problem import Problem
 
-_REACHED = 0.75  # of what the slowest part allows: waits at barriers and the ends of loops take the rest
-_BASE = {
+_EFFICIENCY = 0.75  # relative to the slowest part: the rest is barriers and loop epilogues
+_BASE_INSTRUCTIONS = {
     "forward_query_order": 60,
     "queries_gradient": 60,
     "values_gradient": 105,
     "table_parts": 75,
     LAMBDA_ORDER: 120,
 }
-_RESIDENT_WARPS = 8  # of a processor, at least; experiments/kernels.py checks it
-_BARRIERS = 150  # cycles of a step that no other warp of the program fills
+_RESIDENT_WARPS = 8  # per SM, at least; experiments/kernels.py checks it
+_BARRIERS = 150  # cycles per step that no other warp of the program hides
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a program does in a step: numbers loaded from the cache, multiply-adds of one warp's products of a tensor
-    core (of 16 x 8 x 16), multiply-adds in all."""
+    """The work of a program in a step: elements loaded from L2, tensor core products (16 x 8 x 16) per warp, and
+    multiply-adds in total."""
 
     loaded: float
     products: float
@@ -48,7 +48,7 @@ class Step:
 
 
 def step_of(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step:
-    """A step of a kernel; step_rows: of the values of a step of `table_parts`."""
+    """The work of one step of a kernel; step_rows: rows of values per step of `table_parts`."""
     n, b, m, v, h, warps = tiles.positions, tiles.examples, tiles.step, tiles.values, heads, tiles.warps
     embeddings = n * m * K / 4
     if kernel == LAMBDA_ORDER:
@@ -68,13 +68,13 @@ def step_of(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step:
 
 
 def _products(batch: int, rows: int, columns: int, terms: int, warps: int) -> float:
-    """Products of a tensor core that a warp computes; of a batch, each warp has other matrices."""
+    """Tensor core products per warp; the matrices of a batch are divided among the warps."""
     products = math.ceil(rows / 16) * math.ceil(columns / 8) * math.ceil(terms / 16)
     return products / warps if batch == 1 else products * math.ceil(batch / warps)
 
 
 def seconds_of_kernel(kernel: str, problem: Problem, capability: tuple[int, int], gpu: Gpu) -> float:
-    """Of one launch, for at most as many channels as one takes."""
+    """Predicted seconds of one launch; the problem must fit a single launch."""
     itemsize, h = problem.dtype.itemsize, power_of_two(problem.heads)
     sizes = problem.batch, problem.heads, problem.positions, problem.value_depth
     tiles = tiles_of(kernel, capability, itemsize, *sizes)
@@ -85,43 +85,43 @@ def seconds_of_kernel(kernel: str, problem: Problem, capability: tuple[int, int]
         division = table_division(problem, tiles)
         programs, step_rows = division.programs, division.step[0]
         steps = division.rows * groups * blocks * division.chunks * -(-grid[1] // tiles.positions)
-        written = 2 * 4 * programs * tiles.positions * tiles.step * K  # the parts, and read to be summed
+        written = 2 * 4 * programs * tiles.positions * tiles.step * K  # the parts are written, and read to be summed
     else:
         shape, step_rows = tile_and_step(grid, reach, tiles.positions, tiles.step), 1
-        many = 1 if kernel == "queries_gradient" else blocks
-        programs = -(-grid[0] // shape[0]) * -(-grid[1] // shape[1]) * groups * many
-        steps = steps_of_grid(grid, reach, shape) * groups * many
+        column_programs = 1 if kernel == "queries_gradient" else blocks
+        programs = -(-grid[0] // shape[0]) * -(-grid[1] // shape[1]) * groups * column_programs
+        steps = steps_of_grid(grid, reach, shape) * groups * column_programs
     step = step_of(kernel, tiles, problem.heads if kernel == LAMBDA_ORDER else h, step_rows)
     cycles = _cycles_of_step(kernel, step, tiles, itemsize, gpu)
     resident = max(1, _RESIDENT_WARPS // tiles.warps)
     slots = gpu.processors * resident
-    # where programs are few, a step takes as long as its instructions one after the other
+    # with few programs, a step takes the latency of its instructions
     latency = 2.5 * _instructions(kernel, step, tiles, itemsize) + _BARRIERS
     busy = steps / programs * -(-programs // slots) * max(resident * cycles, latency)
-    seconds = busy / gpu.clock / _REACHED
+    seconds = busy / gpu.clock / _EFFICIENCY
     if kernel == LAMBDA_ORDER:
         applied = problem.batch * problem.heads * problem.positions * K * problem.value_depth
-        seconds += 2 * applied / gpu.float32 / _REACHED
+        seconds += 2 * applied / gpu.float32 / _EFFICIENCY
     b, n, k, v = problem.batch, problem.positions, problem.query_depth, problem.value_depth
-    moved = itemsize * b * n * (problem.heads * (k + v) + v) + written
-    return max(seconds, moved / (0.8 * gpu.memory))
+    traffic = itemsize * b * n * (problem.heads * (k + v) + v) + written
+    return max(seconds, traffic / (0.8 * gpu.memory))
 
 
 def _cycles_of_step(kernel: str, step: Step, tiles: Tiles, itemsize: int, gpu: Gpu) -> float:
-    """Cycles that a processor spends on the step of one program, if others fill its waits."""
+    """Cycles of an SM for one step of a program, if other programs hide its latency."""
     loading = itemsize * step.loaded / (gpu.cache / gpu.clock / gpu.processors)
     issuing = _instructions(kernel, step, tiles, itemsize) * tiles.warps / 4
     if itemsize > 2:
         return max(loading, issuing, 2 * step.multiply_adds / (gpu.float32 / gpu.clock / gpu.processors))
-    share = 1.0 if kernel == LAMBDA_ORDER else gpu.products  # a plain product takes the instructions of the full rate
+    share = 1.0 if kernel == LAMBDA_ORDER else gpu.products  # a 2-d product uses the full-rate instructions
     rate = gpu.bfloat16 * share / gpu.clock / gpu.processors
     return max(loading, issuing, 2 * 16 * 8 * 16 * step.products * tiles.warps / rate)
 
 
 def _instructions(kernel: str, step: Step, tiles: Tiles, itemsize: int) -> float:
-    """Instructions of a warp in a step."""
+    """Instructions per warp in a step."""
     threads = 32 * tiles.warps
     loads = itemsize * step.loaded / (16 * threads)
     if itemsize > 2:
-        return _BASE[kernel] + 1.3 * step.multiply_adds / threads + 5 * loads
-    return _BASE[kernel] + (0 if kernel == LAMBDA_ORDER else 2.5 * step.products) + 5 * loads
+        return _BASE_INSTRUCTIONS[kernel] + 1.3 * step.multiply_adds / threads + 5 * loads
+    return _BASE_INSTRUCTIONS[kernel] + (0 if kernel == LAMBDA_ORDER else 2.5 * step.products) + 5 * loads

@@ -1,4 +1,4 @@
-"""Starts the self-test of the fused kernels in a process of its own, and outlives whatever happens to it."""
+"""Runs the self-test of the fused kernels in a subprocess, which may crash or hang."""
 
 import contextlib
 import json
@@ -19,17 +19,17 @@ import torch
 
 from lambdanets.ops.position.fused.device import KernelDevice
 
-# The self-test; device, its name, dtype and kernels follow.
+# The command, without its arguments: device, its name, dtype and kernels.
 SELF_TEST = (sys.executable or "python", "-m", "lambdanets.ops.position.fused.self_test")
-SECONDS_TO_START = 300.0  # until it is ready: on a busy machine with a slow disk it imports for minutes
+SECONDS_TO_START = 300.0  # time limit until "ready": with a slow disk, imports take minutes
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the self-test found of a kernel in a dtype on a device.
+    """The result of the self-test of a kernel in a dtype on a device.
 
-    reason: why it is not used; "" if it passed. error, allowed: its largest relative error and the limit. seconds: that
-    the test took, compilation included.
+    reason: why it failed; "" if it passed. error, allowed: the largest relative error and its tolerance. seconds: the
+    duration of the test, compilation included.
     """
 
     reason: str
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def time_limit() -> float:
-    """Seconds that the self-test of a kernel may take, compilation included: LAMBDANETS_KERNEL_TEST_SECONDS, or 120."""
+    """The time limit per kernel in seconds, compilation included: LAMBDANETS_KERNEL_TEST_SECONDS, or 120."""
     text = os.environ.get("LAMBDANETS_KERNEL_TEST_SECONDS", "120")
     try:
         seconds = float(text)
@@ -51,46 +51,46 @@ def time_limit() -> float:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Such as "float32"."""
+    """The name of a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def run_self_test(
     device: KernelDevice, dtype: torch.dtype, kernels: Sequence[str]
 ) -> tuple[dict[str, Verdict], dict[str, Verdict]]:
-    """The verdicts on kernels, and on those that could not be tested, which hold for this process alone.
+    """The verdicts on kernels, to be cached, and those on untested kernels, which are valid in this process only.
 
-    A process that dies is blamed on the kernel under test, and another one tests the rest. At a hang the rest is not
-    tested, so that the time lost is bounded.
+    When the subprocess dies, the kernel under test fails, and another subprocess tests the rest. When it timed_out, the
+    rest is not tested, to bound the time.
     """
-    kept: dict[str, Verdict] = {}
-    while remaining := [name for name in kernels if name not in kept]:
+    tested: dict[str, Verdict] = {}
+    while remaining := [name for name in kernels if name not in tested]:
         process = _Process(device, dtype, remaining)
-        kept |= process.verdicts
-        if process.blamed:
-            kept[process.blamed] = Verdict(process.ending)
-        rest = [name for name in remaining if name not in kept]
-        if rest and (process.hangs or not (process.verdicts or process.blamed)):
-            blamed = f"{process.blamed} " if process.blamed else ""
-            reason = f"could not be tested: {blamed}{process.ending}"
-            return kept, {name: Verdict(process.unable.get(name, reason)) for name in rest}
-        if process.unable:
-            return kept, {name: Verdict(process.unable.get(name, "was not tested")) for name in rest}
-    return kept, {}
+        tested |= process.verdicts
+        if process.current:
+            tested[process.current] = Verdict(process.ending)
+        rest = [name for name in remaining if name not in tested]
+        if rest and (process.timed_out or not (process.verdicts or process.current)):
+            current = f"{process.current} " if process.current else ""
+            reason = f"could not be tested: {current}{process.ending}"
+            return tested, {name: Verdict(process.untested.get(name, reason)) for name in rest}
+        if process.untested:
+            return tested, {name: Verdict(process.untested.get(name, "was not tested")) for name in rest}
+    return tested, {}
 
 
 class _Process:
-    """A process of the self-test, from its start to its end.
+    """Runs a subprocess of the self-test to its end.
 
-    verdicts: that it gave. blamed: the kernel under test when it died or was ended, or "". ending: how it ended.
-    unable: kernels that it could not test, and why. hangs: whether it was ended because nothing came in time.
+    verdicts: by kernel. current: the kernel under test when the process died or was killed, or "". ending: how it
+    ended. untested: kernels that it could not test, and why. timed_out: whether it was killed at a time limit.
     """
 
     def __init__(self, device: KernelDevice, dtype: torch.dtype, kernels: Sequence[str]) -> None:
         self.verdicts: dict[str, Verdict] = {}
-        self.unable: dict[str, str] = {}
-        self.blamed = self.ending = ""
-        self.hangs = False
+        self.untested: dict[str, str] = {}
+        self.current = self.ending = ""
+        self.timed_out = False
         limit = time_limit()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = [*SELF_TEST, device.device, device.name, dtype_name(dtype), *kernels]
@@ -102,24 +102,24 @@ class _Process:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    start_new_session=True,  # its compiler's processes end with it
+                    start_new_session=True,  # to kill its compiler processes with it
                 )
             except OSError as error:
                 self.ending = f"{command[0]} does not start: {error}"
                 return
             try:
-                self._follow(process, limit)
+                self._read_events(process, limit)
             finally:
-                _end(process)
+                _kill(process)
             errors.seek(0)
             lines = errors.read().decode(errors="replace").strip().splitlines()
-        if not self.hangs:
+        if not self.timed_out:
             self.ending = f"ended the self-test's process, exit code {process.returncode}"
             if lines and process.returncode:
                 self.ending += f": {lines[-1][:300]}"
 
-    def _follow(self, process: subprocess.Popen[bytes], limit: float) -> None:
-        """Take in the process's events until it ends, or until none comes in time."""
+    def _read_events(self, process: subprocess.Popen[bytes], limit: float) -> None:
+        """Process events until the subprocess ends or a time limit passes."""
         lines: queue.Queue[bytes | None] = queue.Queue()
         reader = threading.Thread(target=_read_lines, args=(process, lines), daemon=True)
         reader.start()
@@ -129,8 +129,8 @@ class _Process:
             try:
                 line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                self.hangs = True
-                self.ending = f"took longer than {allowed:g} s to {'compile and test' if self.blamed else 'start'}"
+                self.timed_out = True
+                self.ending = f"took longer than {allowed:g} s to {'compile and test' if self.current else 'start'}"
                 return
             if line is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,18 +141,18 @@ class _Process:
                 continue
             kind, kernel = event["event"], event.get("kernel", "")
             if kind == "start":
-                self.blamed, allowed = kernel, limit
+                self.current, allowed = kernel, limit
             else:
-                self.blamed, allowed = "", SECONDS_TO_START
+                self.current, allowed = "", SECONDS_TO_START
             if kind == "verdict":
                 self.verdicts[kernel] = Verdict(*(event[field] for field in ("reason", "error", "allowed", "seconds")))
             elif kind == "unable":
-                self.unable[kernel] = f"could not be tested: {event['reason']}"
+                self.untested[kernel] = f"could not be tested: {event['reason']}"
             deadline = time.monotonic() + allowed
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """An event, or None for what a library prints."""
+    """An event, or None for other output, such as a library's."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -168,8 +168,8 @@ def _read_lines(process: subprocess.Popen[bytes], lines: "queue.Queue[bytes | No
     lines.put(None)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and those it started, and wait for it."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its children, and wait for it."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""The gradient of the table in Triton, in two kernels: parts, then their sum. Neither adds atomically."""
+"""The gradient of the table in Triton, in two kernels: partial sums, then their sum. No atomic additions."""
 
 import triton
 import triton.language as tl
@@ -46,10 +46,9 @@ def table_parts(
     """part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
 
     T[b,(x h),(dy m)] = sum_v g[b,(x h),v] V[b,(y + dy, m),v], x and m columns.
-    A program owns TILE columns of queries, step_rows offsets between rows, step_columns columns of the context and
-    split_examples examples. It goes through groups of EXAMPLES and blocks of V value channels, and for each of them
-    through the rows y of queries. A row of values that one y reads the next one reads again, step_rows times in all:
-    it is asked to stay in the first-level cache.
+    A program covers TILE columns of queries, step_rows row offsets, step_columns columns of the context and
+    split_examples examples. It loops over groups of EXAMPLES and blocks of V value channels, and for each of them over
+    the rows y of queries. Each row of values is loaded step_rows times, by consecutive y: a cache hint keeps it in L1.
     """
     ROWS: tl.constexpr = EXAMPLES * HEADS
     value_depth *= UNIT
@@ -63,7 +62,7 @@ def table_parts(
     x0 = tile * TILE
     x_first, x_last = window(x0, TILE, column_reach, width)
     first_offset = row_group * step_rows - row_reach
-    # Rows of queries that have a row of the context at one of the offsets.
+    # Rows of queries with a row of the context at one of the offsets.
     y_first = tl.maximum(0, 1 - first_offset - step_rows)
     y_last = tl.minimum(height - 1, height - 1 - first_offset)
     blocks = tl.cdiv(value_depth, V)
@@ -97,25 +96,25 @@ def table_parts(
         in_split = first_example + examples < split_end
         in_both = in_split[:, None, None] & (first_value + v < value_depth)[None, None, :]
         example = first_example + rows // HEADS
-        g_of_group = g_ptr + (
+        g_group_ptr = g_ptr + (
             far(first_example + examples, g_b_stride, UNIT)[:, None, None] + g_offset + (first_value + v)[None, None, :]
         )
-        v_of_group = v_ptr + (
+        v_group_ptr = v_ptr + (
             far(first_example + examples, v_b_stride, UNIT)[:, None, None] + v_offset + (first_value + v)[None, None, :]
         )
-        q_of_group = q_ptr + (far(example, q_b_stride, UNIT)[None, :, None] + q_offset + k[None, None, :])
+        q_group_ptr = q_ptr + (far(example, q_b_stride, UNIT)[None, :, None] + q_offset + k[None, None, :])
         q_group_mask = q_mask & (example < split_end)[None, :, None]
         for y in range(y_first, y_last + 1):
             start = (y * width).to(tl.int64) * UNIT
-            g = tl.load(g_of_group + start * g_n_stride, mask=g_mask & in_both, other=0.0)
+            g = tl.load(g_group_ptr + start * g_n_stride, mask=g_mask & in_both, other=0.0)
             inside = m_mask & (y + y_offset >= 0) & (y + y_offset < height)
             values = tl.load(
-                v_of_group + start * v_n_stride,
+                v_group_ptr + start * v_n_stride,
                 mask=in_both & inside[None, :, None],
                 other=0.0,
                 cache_modifier=".ca",
             )
-            q = tl.load(q_of_group + start * q_n_stride, mask=q_group_mask, other=0.0)
+            q = tl.load(q_group_ptr + start * q_n_stride, mask=q_group_mask, other=0.0)
             products = tl.zeros((EXAMPLES, TILE * HEADS, STEP), tl.float32)
             products = product(g, tl.permute(values, (0, 2, 1)), products).to(q.dtype)
             products = tl.permute(tl.reshape(products, (EXAMPLES, TILE, HEADS, STEP)), (1, 3, 0, 2))
@@ -143,10 +142,10 @@ def sum_table_parts(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     K: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # parts that are read before the first is awaited
+    AT_ONCE: tl.constexpr,  # parts loaded at once, to hide latency
     SCALED: tl.constexpr,
 ):
-    """dR[dy,dx,k] = sum over splits, column tiles and the pairs of their columns that lie dx apart."""
+    """dR[dy,dx,k] = sum of parts over splits, column tiles and pairs of columns at offset dx."""
     columns = 2 * column_reach + 1
     row = tl.program_id(0) // columns
     column_offset = tl.program_id(0) % columns - column_reach
@@ -161,7 +160,7 @@ def sum_table_parts(
         group = i // tiles_x * row_groups + row // step_rows
         x_first, x_last = window(tile * TILE, TILE, column_reach, width)
         column = tile * TILE + j + column_offset - x_first
-        # A query beyond the map adds nothing: its gradient counts as zero.
+        # Queries beyond the map need no mask: their gradient was loaded as zero.
         mask = (i < splits * tiles_x) & (column >= 0) & (column <= x_last - x_first)
         column = tl.minimum(tl.maximum(column, 0), x_last - x_first)
         part = (group * chunks + column // step_columns) * tiles_x + tile

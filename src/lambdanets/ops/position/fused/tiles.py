@@ -1,12 +1,12 @@
-"""How the fused kernels divide a problem: sizes fixed at compilation by rules, shapes of tiles by counting steps.
+"""Tile sizes of the fused kernels: compile-time sizes by rules, shapes of tiles by the number of steps.
 
-Nothing is timed at run time, so the same problem on the same device is always added up in the same order.
+There is no autotuning, so the same problem on the same device is always summed in the same order.
 
-The rules keep what limits a program the same whatever the heads: a thread holds at most 64 numbers of float32 of a sum
-and 64 of a factor between two products; three stages, which are two buffers, of two programs fit the shared memory of a
-processor, or those of one with 8 warps; tensor cores take 16 rows at a time, 8 columns and 16 terms; and Triton gives
-each warp other matrices of a batch of products, so that a batch of fewer than the warps is computed several times.
-`experiments/kernels.py` compiles all that the rules lead to and checks it.
+The rules keep the resources of a program within limits for any number of heads: a thread holds at most 64 float32
+accumulators and 64 elements of an intermediate; three stages, which are two buffers, of two programs, or of one with 8
+warps, fit the shared memory of an SM; tensor core products have 16 rows, 8 columns and 16 terms; and Triton divides
+batched products among warps by matrix, so that a batch smaller than the number of warps is computed redundantly.
+`experiments/kernels.py` compiles and checks all configurations.
 """
 
 import math
@@ -15,19 +15,19 @@ from functools import lru_cache
 
 from lambdanets.ops.position.fused.device import shared_memory_of
 
-K = 16  # query depth of a kernel; deeper queries take several launches
+K = 16  # query depth of a kernel; larger depths take several launches
 LAMBDA_ORDER = "forward_lambda_order"
 QUERY_ORDER_KERNELS = ("forward_query_order", "queries_gradient", "values_gradient", "table_parts")
-ENOUGH_PROGRAMS = 264  # to keep a large device busy: two for each of 132 processors
-_LARGE_MEMORY = 160 << 10  # bytes of shared memory, room for two programs of more than 50 KB
+ENOUGH_PROGRAMS = 264  # to occupy a large device: two on each of 132 SMs
+_LARGE_MEMORY = 160 << 10  # bytes of shared memory, enough for two programs of more than 50 KB
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes that a kernel is compiled for.
+    """Compile-time sizes of a kernel.
 
-    positions: of a program's tile. examples: of a program. step: positions of a step. values: value channels of a
-    program. warps, stages: for the compiler.
+    positions: of a program's tile. examples: per program. step: positions per step. values: value channels per program.
+    warps, stages: num_warps and num_stages of Triton.
     """
 
     positions: int
@@ -38,8 +38,8 @@ class Tiles:
     stages: int
 
 
-def most_values(itemsize: int) -> int:
-    """Value channels of a launch; a gradient of more would not fit the registers."""
+def max_values(itemsize: int) -> int:
+    """Maximum value channels of a launch, limited by the registers of the gradient kernels."""
     return 64 if itemsize > 2 else 128
 
 
@@ -52,28 +52,28 @@ def tiles_of(
     positions: int,
     value_depth: int,
 ) -> Tiles:
-    """The sizes for a kernel: fewer examples where a batch fills no more, and where there would be few programs."""
+    """The sizes for a kernel, with fewer examples for small batches or too few programs."""
     tiles = whole_tiles(kernel, capability, itemsize, heads, value_depth)
     examples = min(tiles.examples, power_of_two(batch))
-    fewest = _fewest_examples(kernel, power_of_two(heads), tiles.values)
+    minimum = _min_examples(kernel, power_of_two(heads), tiles.values)
     programs = -(-positions // tiles.positions) * -(-batch // tiles.examples) * -(-value_depth // tiles.values)
     if programs < ENOUGH_PROGRAMS:
         examples = min(examples, tiles.examples // 2)
-    return replace(tiles, examples=max(examples, fewest))
+    return replace(tiles, examples=max(examples, minimum))
 
 
 def whole_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
-    """The sizes for a kernel where batch and map are large."""
+    """The sizes for a kernel with a large batch and map."""
     h = power_of_two(heads)
-    v = max(16, power_of_two(min(value_depth, most_values(itemsize))))
+    v = max(16, power_of_two(min(value_depth, max_values(itemsize))))
     if itemsize > 2:
         return _for_float32(kernel, h, v)
     large = shared_memory_of(capability) > _LARGE_MEMORY
     if kernel == LAMBDA_ORDER:
-        # one plain product, (examples v) x m times m x (positions k); 128 rows
+        # one 2-d product, (examples v) x m times m x (positions k); 128 rows
         return Tiles(16 if capability[0] == 9 else 8, 128 // v, 32, v, 8, 3)
     if kernel == "forward_query_order":
-        v = min(v, 32 if h == 16 else 64)  # deeper values in blocks: their sums would not fit the registers
+        v = min(v, 32 if h == 16 else 64)  # in blocks, because the accumulators must fit the registers
         if h == 1:
             return Tiles(16, 8 if v == 64 else 16, 16, v, 4 if v == 16 else 8, 3)
         positions = 4 if h > 4 else 8
@@ -107,7 +107,7 @@ def whole_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: 
 
 
 def _for_float32(kernel: str, h: int, v: int) -> Tiles:
-    """Products of float32 go to no tensor core, which would lose digits."""
+    """float32 products do not use tensor cores, whose TF32 would lose precision."""
     if kernel == "values_gradient":
         return Tiles(16, 8 if h == 1 else _divided(16, h), max(4, 16 // h), min(v, 32), 4, 2)
     if kernel == "queries_gradient" and v > 32:
@@ -117,8 +117,8 @@ def _for_float32(kernel: str, h: int, v: int) -> Tiles:
     return Tiles(8, _divided(16, h), 16, v, 4, 2)
 
 
-def _fewest_examples(kernel: str, h: int, v: int) -> int:
-    """So many examples at least: as rows or terms of a product, or where the threads would load too little each."""
+def _min_examples(kernel: str, h: int, v: int) -> int:
+    """The minimum number of examples, to fill the rows or terms of a product, or the loads of all threads."""
     if kernel == LAMBDA_ORDER:
         return -(-64 // v)
     if kernel == "table_parts":
@@ -126,22 +126,22 @@ def _fewest_examples(kernel: str, h: int, v: int) -> int:
     return 1 if kernel == "queries_gradient" else 2
 
 
-def _divided(rows: int, by: int) -> int:
-    return max(1, rows // by)
+def _divided(rows: int, divisor: int) -> int:
+    return max(1, rows // divisor)
 
 
-def power_of_two(least: int) -> int:
-    """The smallest power of two that is not below `least`."""
-    return 1 << (least - 1).bit_length()
+def power_of_two(minimum: int) -> int:
+    """The smallest power of two >= `minimum`."""
+    return 1 << (minimum - 1).bit_length()
 
 
 @lru_cache(maxsize=1024)
 def tile_and_step(
     grid: tuple[int, int], reach: tuple[int, int], positions: int, step: int
 ) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile of `positions`, and of a step of `step`, that need the fewest steps over the grid.
+    """Rows and columns of a tile of `positions`, and of a step of `step` positions, with the fewest steps in total.
 
-    All four are powers of two. Among equals, the flattest: long rows are read fastest.
+    All four are powers of two. Ties go to the widest shape, because long rows load fastest.
     """
     best, fewest = (1, positions, 1, step), None
     for tile_rows in _powers(positions, grid[0]):
@@ -155,9 +155,9 @@ def tile_and_step(
 
 @lru_cache(maxsize=1024)
 def table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
-    """Offsets between rows, and columns of the context, of a program of `table_parts` that need the fewest steps.
+    """Row offsets and context columns per program of `table_parts` with the fewest steps.
 
-    Or a twentieth more with more rows: the more rows, the more of the values of a step did the one before read.
+    Up to 5% more steps are accepted for more rows, because consecutive steps then share more loaded values.
     """
     best, fewest = (1, step), None
     for step_rows in _powers(step, 2 * reach[0] + 1):
@@ -169,29 +169,29 @@ def table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step
 
 
 def chunks_of(grid: tuple[int, int], reach: tuple[int, int], columns: int, step_columns: int) -> int:
-    """How many chunks of step_columns cover the columns that any tile of `columns` queries in a row reaches."""
+    """Number of chunks of step_columns that cover the columns within reach of a tile of `columns` queries."""
     return -(-min(grid[1], columns + 2 * reach[1]) // step_columns)
 
 
 def rows_of_offsets(rows: int, reach: int, step_rows: int) -> int:
-    """Rows of queries with a row of the context at one of step_rows offsets, summed over all groups of offsets."""
+    """Number of query rows with a context row at one of step_rows offsets, summed over all groups of offsets."""
     firsts = range(-reach, reach + 1, step_rows)
     return sum(min(rows - 1, rows - 1 - first) - max(0, 1 - first - step_rows) + 1 for first in firsts)
 
 
 def steps_of_grid(grid: tuple[int, int], reach: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
-    """Steps over all tiles, of a tile's rows and columns and a step's."""
+    """Total number of steps over all tiles; shape: rows and columns of a tile and of a step."""
     rows, columns, step_rows, step_columns = shape
     return _steps(grid[0], reach[0], rows, step_rows) * _steps(grid[1], reach[1], columns, step_columns)
 
 
-def _powers(most: int, side: int) -> list[int]:
-    """Powers of two up to `most`, the last not below the side."""
-    return [1 << i for i in range(most.bit_length()) if i == 0 or 1 << (i - 1) < side]
+def _powers(maximum: int, side: int) -> list[int]:
+    """Powers of two up to `maximum`, ending with the first that is not below the side."""
+    return [1 << i for i in range(maximum.bit_length()) if i == 0 or 1 << (i - 1) < side]
 
 
 def _steps(side: int, reach: int, tile: int, step: int) -> int:
-    """Steps along one axis, over all tiles."""
+    """Number of steps along one axis, over all tiles."""
     total = 0
     for start in range(0, side, tile):
         first, last = max(start - reach, 0), min(start + tile - 1 + reach, side - 1)

@@ -1,12 +1,12 @@
-"""Which fused kernels may be chosen on a device: those that passed a self-test there.
+"""Verifies the fused kernels on the user's device: "auto" uses only kernels that passed the self-test there.
 
-At the first use of a device and a dtype `self_test` runs in a process of its own, so that a crash, an illegal memory
-access, which spoils a CUDA context for good, or a compiler that hangs leaves this process as it was. That costs the
-import of torch and the compilation of a few dozen kernels, once: verdicts are kept in the user's cache folder, by
-device, compute capability, versions of torch, triton and this package, and the kernels' source. What cannot be tested
-at all, for want of memory say, is not kept, and is not used by this process.
+At the first use of a device and dtype `self_test` runs in a subprocess, so that this process survives a crash, a hung
+compiler, or an illegal memory access, which breaks the CUDA context. That costs the import of torch and the
+compilation of a few dozen kernels, once: verdicts are cached in the user's cache folder, by device, compute capability,
+versions of torch, triton and this package, and a hash of the kernels' source. Kernels that could not be tested, for
+example for lack of memory, are not used in this process, and not cached.
 
-An explicit algorithm="fused" asks nothing of this.
+An explicit algorithm="fused" needs no self-test.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ _LOCK = threading.RLock()
 
 
 def kernels_of(dtype: torch.dtype) -> tuple[str, ...]:
-    """The kernels that serve a dtype; the lambda order is for 16 bits alone."""
+    """The kernels for a dtype; the lambda order supports 16-bit dtypes only."""
     return tuple(name for name in (*FORWARD, *BACKWARD) if dtype.itemsize == 2 or name != "forward_lambda_order")
 
 
 def verdicts_of(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
-    """The verdicts on all kernels of a dtype, tested now where they are not known; one thread tests, others wait.
+    """The verdicts on all kernels of a dtype; runs the self-test if they are not cached. Other threads wait for it.
 
-    Where kernels fail, one KernelWarning says what to report. Raises ValueError for a time limit that is no number.
+    Issues one KernelWarning if kernels fail, with what to report. Raises ValueError for an invalid time limit.
     """
     known = _KNOWN.get((device, dtype))
     if known is not None:
@@ -64,41 +64,41 @@ def verdicts_of(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
         known = _KNOWN.get((device, dtype))
         if known is not None:
             return known
-        found, kept, unkept = _read_or_test(device, dtype)
-        _KNOWN[device, dtype] = known = {**found, **kept, **unkept}
-    _warn(device, dtype, {name: verdict for name, verdict in kept.items() if verdict.reason}, unkept)
+        cached, tested, untested = _read_or_test(device, dtype)
+        _KNOWN[device, dtype] = known = {**cached, **tested, **untested}
+    _warn(device, dtype, {name: verdict for name, verdict in tested.items() if verdict.reason}, untested)
     return known
 
 
-def test_anew(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
-    """The verdicts on all kernels of a dtype, tested now whatever is known, and kept. Warns of nothing."""
+def retest(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
+    """Run the self-test of all kernels of a dtype, ignoring cached verdicts, and cache the new ones. No warnings."""
     with _LOCK, _one_process_at_a_time():
-        kept, unkept = run_self_test(device, dtype, kernels_of(dtype))
-        _keep(device, dtype, kept)
-        _KNOWN[device, dtype] = known = {**kept, **unkept}
+        tested, untested = run_self_test(device, dtype, kernels_of(dtype))
+        _store(device, dtype, tested)
+        _KNOWN[device, dtype] = known = {**tested, **untested}
     return known
 
 
-def keep(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
-    """Put verdicts found elsewhere in the place of those known, here and in the cache folder."""
+def store(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
+    """Replace verdicts, in this process and in the cache folder."""
     with _LOCK, _one_process_at_a_time():
-        _keep(device, dtype, verdicts)
+        _store(device, dtype, verdicts)
         _KNOWN[device, dtype] = {**_KNOWN.get((device, dtype), {}), **verdicts}
 
 
-def forget() -> None:
-    """Forget what this process knows; the cache folder keeps what it has."""
+def clear() -> None:
+    """Clear this process's verdicts, not the cache folder."""
     _KNOWN.clear()
 
 
 def verdicts_file() -> Path:
-    """Where verdicts are kept."""
+    """The file of cached verdicts."""
     return cache_folder() / "kernels.json"
 
 
 @lru_cache
 def versions() -> str:
-    """What a verdict holds for beside the device: versions of torch, triton and lambdanets, and the kernels' source."""
+    """The versions of torch, triton and lambdanets and a hash of the kernels' source: cache key with the device."""
     from lambdanets import __version__
 
     source = hashlib.sha256()
@@ -114,14 +114,14 @@ def _triton() -> str:
     return "of unknown version"
 
 
-def described(device: KernelDevice) -> str:
-    """The device and versions, as they are reported and kept."""
+def describe(device: KernelDevice) -> str:
+    """Device and versions, for warnings and as the cache key."""
     return f"{device.name}, compute capability {'.'.join(map(str, device.capability))}, {versions()}"
 
 
 def read_verdicts(device: KernelDevice, dtype: torch.dtype) -> dict[str, Verdict]:
-    """The verdicts that are kept for a device and dtype; what cannot be read or understood is as if not there."""
-    found = _read_file().get(described(device))
+    """The cached verdicts for a device and dtype; unreadable or malformed ones are ignored."""
+    found = _read_file().get(describe(device))
     rows = found.get(dtype_name(dtype)) if isinstance(found, dict) else None
     verdicts = {}
     for name, row in rows.items() if isinstance(rows, dict) else ():
@@ -140,34 +140,34 @@ def _read_file() -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _keep(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
-    """Add to the file; a folder that cannot be written leaves the verdicts to this process."""
+def _store(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
+    """Add verdicts to the file; without write permission they are valid in this process only."""
     with contextlib.suppress(OSError):
         verdicts_file().parent.mkdir(parents=True, exist_ok=True)
         found = _read_file()
-        of_device = found.get(described(device))
-        of_device = of_device if isinstance(of_device, dict) else {}
+        by_dtype = found.get(describe(device))
+        by_dtype = by_dtype if isinstance(by_dtype, dict) else {}
         rows = {name: asdict(verdict) for name, verdict in {**read_verdicts(device, dtype), **verdicts}.items()}
-        found[described(device)] = of_device | {dtype_name(dtype): rows}
+        found[describe(device)] = by_dtype | {dtype_name(dtype): rows}
         atomic_write(verdicts_file(), json.dumps(found, indent=1).encode())
 
 
 def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[Verdicts, Verdicts, Verdicts]:
-    """The verdicts that were kept, those made now and kept, and those made now for this process alone."""
+    """Cached verdicts, new ones, which are cached too, and those on untested kernels."""
     names = kernels_of(dtype)
-    found = read_verdicts(device, dtype)
-    if found.keys() >= set(names):
-        return found, {}, {}
-    with _one_process_at_a_time():  # the others of a node find what the first has kept
-        found = read_verdicts(device, dtype)
-        kept, unkept = run_self_test(device, dtype, [name for name in names if name not in found])
-        _keep(device, dtype, kept)
-    return found, kept, unkept
+    cached = read_verdicts(device, dtype)
+    if cached.keys() >= set(names):
+        return cached, {}, {}
+    with _one_process_at_a_time():  # other processes of the node then read what the first one cached
+        cached = read_verdicts(device, dtype)
+        tested, untested = run_self_test(device, dtype, [name for name in names if name not in cached])
+        _store(device, dtype, tested)
+    return cached, tested, untested
 
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Hold a lock on the verdicts, for at most as long as a test may take; go without where there can be none."""
+    """Lock the file of verdicts, waiting at most for the duration of a test; without a lock if there is no support."""
     from filelock import FileLock, Timeout
 
     with contextlib.ExitStack() as stack:
@@ -180,27 +180,27 @@ def _one_process_at_a_time() -> Iterator[None]:
 
 
 def _warn(device: KernelDevice, dtype: torch.dtype, failed: Verdicts, untested: Verdicts) -> None:
-    """One warning on all that cannot be used."""
+    """One warning about all kernels that cannot be used."""
     sentences = []
     if failed:
-        sentences += [f"in the self-test {_each(failed)}", f"Please report this, with: {described(device)}"]
+        sentences += [f"in the self-test {_listed(failed)}", f"Please report this, with: {describe(device)}"]
     if untested:
-        sentences.append(f"{_each(untested)}; the next process tries again")
+        sentences.append(f"{_listed(untested)}; the next process tries again")
     if sentences:
         warnings.warn(
-            f"Plain algorithms, exact and slower, take the place of fused kernels for {dtype_name(dtype)}: "
+            f"Slower exact algorithms replace fused kernels for {dtype_name(dtype)}: "
             f"{'. '.join(sentences)}. `lambdanets calibrate --device {device.device}` tests all kernels again.",
             KernelWarning,
             stacklevel=2,
         )
 
 
-def _each(verdicts: Verdicts) -> str:
+def _listed(verdicts: Verdicts) -> str:
     return "; ".join(f"{name} {verdict.reason}" for name, verdict in verdicts.items())
 
 
 def _new_lock_in_child() -> None:
-    """A fork while another thread tests must not leave a lock that nobody releases."""
+    """Replace the lock after fork: another thread may have held it, and the child could never acquire it."""
     global _LOCK
     _LOCK = threading.RLock()
 

@@ -1,4 +1,4 @@
-"""Neighbourhoods of r x r positions, and sums over them."""
+"""Neighborhoods of r x r positions, and weighted sums over them."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lambdanets.ops.checks import check_sizes
 
 
 def check_scope(scope: Any) -> None:
-    """Raise ValueError unless it is an odd whole number of at least 1."""
+    """Raise ValueError unless the scope is odd and positive."""
     check_sizes(scope=scope)
     if scope % 2 == 0:
         raise ValueError(f"scope must be odd, got {scope}")
@@ -20,19 +20,19 @@ def pad_zeros(maps: Tensor, scope: int) -> Tensor:
 
 
 def pad_border(maps: Tensor, scope: int) -> Tensor:
-    """Rows and columns beyond the border repeat the last: possible at any size, where a reflection is not."""
+    """Replicate padding, which unlike reflection works for maps of any size."""
     return F.pad(maps, (scope // 2,) * 4, mode="replicate")
 
 
-def neighbours(padded: Tensor, scope: int) -> Tensor:
-    """(b, c, H + r - 1, W + r - 1) to (b, c, r r, n): the neighbourhood of each of the n = H W positions."""
+def neighbors(padded: Tensor, scope: int) -> Tensor:
+    """(b, c, H + r - 1, W + r - 1) to (b, c, r r, n): the neighborhood of each of the n = H W positions."""
     return F.unfold(padded, scope).unflatten(1, (padded.shape[1], scope * scope))
 
 
 def weighted_sum(weights: Tensor, padded: Tensor, scope: int) -> Tensor:
     """y[g,c,n] = sum_j weights[g,j,n] padded[g,c, n + j]: weights (b, g, r r, n), maps (b, g c, ..), to (b, g c, H, W).
 
-    One shift of the map at a time, since the neighbourhoods of all channels would be r r maps.
+    Accumulates shifted maps, because unfolding all channels would take r r times their memory.
     """
     height, width = padded.shape[2] - scope + 1, padded.shape[3] - scope + 1
     groups = padded.unflatten(1, (weights.shape[1], -1))
