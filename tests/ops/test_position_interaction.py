@@ -237,10 +237,7 @@ WRONG = {
     "queries of rank 3": ({"queries": (2, 12, 4)}, r"queries must be \(b, h, n, k\)"),
     "values of rank 2": ({"values": (2, 12)}, r"values must be \(b, n, v\)"),
     "values of another batch": ({"values": (3, 12, 5)}, r"values must start with \(b, n\) = \(2, 12\)"),
-    "a grid that does not match n": (
-        {"grid": (3, 5)},
-        r"grid must have the n = 12 positions of queries.*\(3, 5\) = 15",
-    ),
+    "a grid that does not match n": ({"grid": (3, 5)}, r"grid must have the n = 12 positions.*\(3, 5\) = 15"),
     "a grid of four sides": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 sides"),
     "a number for a grid": ({"grid": 12}, "grid must be a sequence of 1, 2 or 3 sides, got 12"),
     "a float in a grid": ({"grid": (3.0, 4)}, r"grid\[0\] must be a whole number of at least 1, got 3.0"),
