@@ -236,8 +236,8 @@ FOLDERS: list[Input] = [
             "images-per-shard=x",
             "seed=-1",
             "max-unreadable=-1",
-            "validation-batch_slice=2",
-            "validation-batch_slice=nan",
+            "validation-share=2",
+            "validation-share=nan",
             "processes=0",
         )
     ),

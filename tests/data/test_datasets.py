@@ -8,7 +8,7 @@ from PIL import Image
 
 from lambdanets.data.datasets import fewer, open_splits
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labelled_images import LabelledImages
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 
 
@@ -26,11 +26,11 @@ def write_classes(folder: Path, **counts: int) -> Path:
     return folder
 
 
-def names(images: LabelledImages) -> list[str]:
+def names(images: LabeledImages) -> list[str]:
     return [images.name(index) for index in range(len(images))]
 
 
-def class_counts(images: LabelledImages, classes: tuple[str, ...]) -> dict[str, int]:
+def class_counts(images: LabeledImages, classes: tuple[str, ...]) -> dict[str, int]:
     return dict(Counter(classes[label] for label in images.labels))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data.same_batches import assert_same
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labelled_images import ImageArray
+from lambdanets.data.labeled_images import ImageArray
 from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.errors import InputError
 
@@ -184,7 +184,7 @@ def test_a_last_batch_of_two_images_is_kept() -> None:
 
 
 def test_a_set_of_one_image_cannot_be_trained_on_but_validated() -> None:
-    with pytest.raises(InputError, match="at least 2 images to train on, but came 1"):
+    with pytest.raises(InputError, match="training images must be at least 2, got 1"):
         loader(images(1))
     assert len(list(loader(images(1), training=False))) == 1
 

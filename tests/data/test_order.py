@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from lambdanets.data.labelled_images import ImageArray
-from lambdanets.data.order import WINDOW, BatchSlice, Order, permuted_in_windows
+from lambdanets.data.labeled_images import ImageArray
+from lambdanets.data.order import WINDOW, BatchSlice, Order, windowed_permutation
 
 
 class Grouped(ImageArray):
@@ -25,7 +25,9 @@ def shard_of(number: int) -> int:
 def test_the_processes_take_every_image_once_an_epoch(kind, processes):
     everything = images(kind)
     orders = [Order(everything, 0, BatchSlice(rank, processes)) for rank in range(processes)]
-    taken = [n for order in orders for first in range(0, 65, 6) for n in order.of_epoch(3, first, min(6, 65 - first))]
+    taken = [
+        n for order in orders for first in range(0, 65, 6) for n in order.epoch_indices(3, first, min(6, 65 - first))
+    ]
     assert sorted(taken) == list(range(65))
 
 
@@ -33,13 +35,13 @@ def test_the_processes_take_every_image_once_an_epoch(kind, processes):
 def test_a_process_takes_as_many_images_of_a_step_as_another(kind):
     orders = [Order(images(kind), 0, BatchSlice(rank, 3)) for rank in range(3)]
     for first in range(0, 60, 12):
-        assert [len(order.of_epoch(0, first, 12)) for order in orders] == [4, 4, 4]
+        assert [len(order.epoch_indices(0, first, 12)) for order in orders] == [4, 4, 4]
 
 
 def test_processes_read_shards_of_their_own_but_for_those_at_the_ends():
     for epoch in range(5):
         shards = [
-            {shard_of(number) for number in Order(images(Grouped), 0, BatchSlice(rank, 3)).of_epoch(epoch, 0, 65)}
+            {shard_of(number) for number in Order(images(Grouped), 0, BatchSlice(rank, 3)).epoch_indices(epoch, 0, 65)}
             for rank in range(3)
         ]
         assert len(shards[0] & shards[1]) <= 1
@@ -49,8 +51,8 @@ def test_processes_read_shards_of_their_own_but_for_those_at_the_ends():
 
 @pytest.mark.parametrize("kind", [ImageArray, Grouped])
 def test_a_step_has_the_same_images_for_one_process_and_for_two_where_they_are_in_files(kind):
-    alone = Order(images(kind), 0, BatchSlice()).of_epoch(1, 12, 12)
-    two = np.concatenate([Order(images(kind), 0, BatchSlice(rank, 2)).of_epoch(1, 12, 12) for rank in range(2)])
+    alone = Order(images(kind), 0, BatchSlice()).epoch_indices(1, 12, 12)
+    two = np.concatenate([Order(images(kind), 0, BatchSlice(rank, 2)).epoch_indices(1, 12, 12) for rank in range(2)])
     assert (sorted(alone) == sorted(two)) == (kind is ImageArray)
 
 
@@ -61,7 +63,7 @@ def test_epochs_that_follow_each_other_have_every_image_once_each(kind, processe
         number
         for rank in range(processes)
         for first in range(0, 130, 10)
-        for number in Order(images(kind), 0, BatchSlice(rank, processes)).of_epochs(first, 10)
+        for number in Order(images(kind), 0, BatchSlice(rank, processes)).consecutive_indices(first, 10)
     ]
     numbers = sorted(number for _, number in taken)
     if processes in (1, 5):  # 65 images divide evenly, so that the processes' epochs end together
@@ -72,7 +74,7 @@ def test_epochs_that_follow_each_other_have_every_image_once_each(kind, processe
 
 def test_a_stretch_of_the_shards_stays_within_a_few_at_a_time():
     groups = [10] * 40
-    order = permuted_in_windows(groups, 0, 0, range(105, 355))
+    order = windowed_permutation(groups, 0, 0, range(105, 355))
     assert len(set(order.tolist())) == 250
     for first in range(0, 240, 80):
         assert len({number // 10 for number in order[first : first + 75].tolist()}) <= WINDOW

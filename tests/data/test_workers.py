@@ -15,7 +15,7 @@ import pytest
 from data.test_loader import images, loader
 from lambdanets.data import batches as batches_module
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.labelled_images import ImageArray, ImageFiles
+from lambdanets.data.labeled_images import ImageArray, ImageFiles
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.inference import classification, detection
 from lambdanets.inference.classifier import Classifier, load_classifier
@@ -47,7 +47,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Any]:
             return load(self, index)
 
         monkeypatch.setattr(kind, "load", load_some)
-        monkeypatch.setattr(batches_module, "_PATIENCE", 0.5)
+        monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5)
         return hanging
 
     return hang

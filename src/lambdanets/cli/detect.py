@@ -154,7 +154,7 @@ def _evaluate(arguments: list[str]) -> int:
     options = parse(
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
-    from lambdanets.data.coco.sets import open_validation, open_with_categories, tell_findings
+    from lambdanets.data.coco.sets import open_validation, open_with_categories, report_findings
     from lambdanets.files import atomic_write, printable_bytes
     from lambdanets.inference.coco_results import write_results
     from lambdanets.inference.detection import detect_in_set
@@ -168,10 +168,10 @@ def _evaluate(arguments: list[str]) -> int:
     detector = load_detector(options.checkpoint)
     if options.data is None or options.images is None:
         images = open_validation(detector.card, detector.categories)
-        tell_findings(validation=images)
+        report_findings(validation=images)
     else:
         images = open_with_categories(options.data, options.images, detector.categories)
-        tell_findings(data=images)
+        report_findings(data=images)
     # made before what takes long, of which nothing is to be lost
     with locked_folder(options.out) if options.out is not None else contextlib.nullcontext():
         if options.out is not None:

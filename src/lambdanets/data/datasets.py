@@ -10,14 +10,14 @@ import numpy as np
 from lambdanets.bounds import VALIDATION_SHARE, check
 from lambdanets.data.idx_files import find_idx_folder, read_idx_set
 from lambdanets.data.image_folders import read_class_folders, split_folders
-from lambdanets.data.labelled_images import ImageArray, LabelledImages, SelectedImages
-from lambdanets.data.order import permuted
+from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
+from lambdanets.data.order import permutation
 from lambdanets.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.data.tar_files import find_validation_tar, read_tar
 from lambdanets.data.timm_sets import is_timm_name, read_timm_set
 from lambdanets.errors import InputError
 
-__all__ = ["LabelledImages", "Splits", "fewer", "hold_out", "open_splits"]
+__all__ = ["LabeledImages", "Splits", "fewer", "hold_out", "open_splits"]
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Splits:
     test: where part of the training images was held out, so that weights can be chosen by those, the set to measure on.
     """
 
-    train: LabelledImages
-    validation: LabelledImages
+    train: LabeledImages
+    validation: LabeledImages
     classes: tuple[str, ...]
     source: str
-    test: LabelledImages | None = None
+    test: LabeledImages | None = None
 
 
 @dataclass(frozen=True)
 class _Part:
-    images: LabelledImages
+    images: LabeledImages
     classes: tuple[str, ...]
     source: str
 
@@ -166,7 +166,7 @@ def _hold_out_shards(images: ShardedImages, classes: tuple[str, ...], source: st
     if count < 2:
         raise InputError(f"expected at least 2 shards in '{source}' to hold some out, but came {count}")
     held = min(int(np.ceil(share * count)), count - 1)
-    drawn = permuted(count, seed, 0)
+    drawn = permutation(count, seed, 0)
     train, validation = (images.of_shards(sorted(part.tolist())) for part in (drawn[held:], drawn[:held]))
     return Splits(train, validation, classes, f"{source}, {held} of {count} shards held out with seed {seed}")
 
@@ -206,19 +206,19 @@ def _hold_out(part: _Part, share: float, seed: int) -> Splits:
     return Splits(_select(part.images, sorted(train)), _select(part.images, sorted(validation)), part.classes, source)
 
 
-def _select(images: LabelledImages, indices: Sequence[int]) -> SelectedImages:
+def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
     labels = images.labels
     return SelectedImages(images, indices, [labels[index] for index in indices])
 
 
-def _renumber(validation: _Part, train: _Part) -> LabelledImages:
+def _renumber(validation: _Part, train: _Part) -> LabeledImages:
     """The validation images with training's class numbers, matched by name."""
     if not len(validation.images.labels):
         raise InputError(f"expected images in {validation.source}, but there are none")
-    return renumber(validation.images, validation.classes, train.classes, validation.source)
+    return remap_labels(validation.images, validation.classes, train.classes, validation.source)
 
 
-def renumber(images: LabelledImages, classes: Sequence[str], wanted: Sequence[str], source: str) -> LabelledImages:
+def remap_labels(images: LabeledImages, classes: Sequence[str], wanted: Sequence[str], source: str) -> LabeledImages:
     """Images of a set with some classes, by the numbers those have in another list; matched by name.
 
     Raises InputError, naming `source`, for an image whose class the list lacks.

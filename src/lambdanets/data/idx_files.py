@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lambdanets.data.labelled_images import ImageArray
+from lambdanets.data.labeled_images import ImageArray
 from lambdanets.errors import InputError
 
 _DIGITS = tuple("0123456789")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lambdanets.data.images import images_under, is_image_name
-from lambdanets.data.labelled_images import ImageFiles
+from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.errors import InputError
 
 _VALIDATION_NAMES = ("val", "valid", "validation", "test")

@@ -53,7 +53,7 @@ def read_image(
 
     `source` is a path or a binary file, `name` what to call it in an error (by default its path).
     Transparency is composed onto white and the EXIF orientation applied; not where the stored pixels alone have the
-    `known_size` (width, height), as whoever measured it saw them. `to_grey_or_rgb` says how deeper pixels become
+    `known_size` (width, height), as whoever measured it saw them. `to_gray_or_rgb` says how deeper pixels become
     8 bits. The pixels are loaded fully, so the file may be closed. Raises UnreadableImage for anything that is missing,
     damaged, empty, not a file (a named pipe is not opened) or not an image, and for one beyond Pillow's limit against
     decompression bombs: 178,956,970 pixels, which take 1.4 GB to read in RGB, and 3.5 GB with transparency.
@@ -72,7 +72,7 @@ def read_image(
             turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
             if not (turned and image.size == known_size != image.size[::-1]):
                 ImageOps.exif_transpose(image, in_place=True)
-            return to_grey_or_rgb(image)
+            return to_gray_or_rgb(image)
     except UnreadableImage:
         raise
     except Exception as error:  # Pillow's decoders let many kinds of exception out of a damaged file
@@ -93,7 +93,7 @@ def read_file(path: Path, start: int = 0, length: int = -1) -> bytes:
         raise UnreadableImage(str(path), _reason(error, path)) from error
 
 
-def to_grey_or_rgb(image: Image.Image) -> Image.Image:
+def to_gray_or_rgb(image: Image.Image) -> Image.Image:
     """Convert a Pillow image of any mode to "L" (if it is grey) or "RGB", with transparency composed onto white.
 
     All images of a mode have the same scale: integers of more than 8 bits go from 0 to 65535, floats from 0 to 1, as in

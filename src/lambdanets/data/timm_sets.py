@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.images import UnreadableImage, read_image, to_grey_or_rgb
-from lambdanets.data.labelled_images import LabelledImages, Numbered
+from lambdanets.data.images import UnreadableImage, read_image, to_gray_or_rgb
+from lambdanets.data.labeled_images import LabeledImages, NamedByIndex
 from lambdanets.data.shards.tar_samples import names_in_tar
 from lambdanets.errors import InputError, one_line
 
@@ -19,7 +19,7 @@ _PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")
 
 
 @dataclass(frozen=True)
-class IndexedImages(Numbered):
+class IndexedImages(NamedByIndex):
     """Images of a torchvision data set, which gives (image, label) for a number."""
 
     dataset: Any
@@ -28,7 +28,7 @@ class IndexedImages(Numbered):
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         try:
-            return to_grey_or_rgb(self.dataset[index][0]), self.labels[index]
+            return to_gray_or_rgb(self.dataset[index][0]), self.labels[index]
         except UnreadableImage:
             raise
         except Exception as error:  # a data set of any kind may fail in any way over a damaged file
@@ -36,7 +36,7 @@ class IndexedImages(Numbered):
 
 
 @dataclass(frozen=True)
-class StreamedImages(Numbered):
+class StreamedImages(NamedByIndex):
     """Images of a timm reader, which gives (binary file, label) for a number."""
 
     reader: Any
@@ -53,7 +53,7 @@ class StreamedImages(Numbered):
 
 
 @dataclass(frozen=True)
-class EncodedImages(Numbered):
+class EncodedImages(NamedByIndex):
     """Images kept in memory as the bytes of PNG files."""
 
     files: Sequence[bytes]
@@ -73,7 +73,7 @@ def is_timm_name(data: str) -> bool:
     return bool(slash) and prefix.lower() in _PREFIXES
 
 
-def read_timm_set(data: str, root: str | None) -> list[tuple[LabelledImages, tuple[str, ...]]]:
+def read_timm_set(data: str, root: str | None) -> list[tuple[LabeledImages, tuple[str, ...]]]:
     """Open a data set's train and validation splits ("test" where it has no "validation"), with their class names.
 
     `root` is the folder it is kept in; nothing is downloaded for "torch/". Sets without random access ("hfids/",
@@ -97,7 +97,7 @@ def read_timm_set(data: str, root: str | None) -> list[tuple[LabelledImages, tup
             raise error from None
 
 
-def _read_split(data: str, root: str | None, split: str) -> tuple[LabelledImages, tuple[str, ...]]:
+def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages, tuple[str, ...]]:
     dataset = create_timm_dataset(data, root, split)
     source = f"{data}/{split}"
     reader = getattr(dataset, "reader", None)
@@ -138,7 +138,7 @@ def _read_through(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list
             if isinstance(image, np.ndarray):  # "tfds/" leaves the making of an image to the mode that is not set
                 image = Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)
             buffer = io.BytesIO()
-            to_grey_or_rgb(image).save(buffer, "PNG")
+            to_gray_or_rgb(image).save(buffer, "PNG")
             files.append(buffer.getvalue())
             labels.append(label)
     except Exception as error:  # the readers raise whatever their libraries do

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdanets.data.datasets import LabelledImages, open_splits, renumber
+from lambdanets.data.datasets import LabeledImages, open_splits, remap_labels
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.loader import ImageBatches
 from lambdanets.device import free_memory
@@ -48,7 +48,7 @@ class Prediction:
     probabilities: tuple[float, ...]
 
 
-def batches_for(classifier: Classifier, images: LabelledImages, batch_size: int, workers: int = 0) -> ImageBatches:
+def batches_for(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
     """Batches of a set, in its order, preprocessed for a classifier; workers: processes that decode images."""
     preprocessing = classifier.card.preprocessing
     return ImageBatches(
@@ -62,7 +62,7 @@ def batches_for(classifier: Classifier, images: LabelledImages, batch_size: int,
     )
 
 
-def predict_set(classifier: Classifier, images: LabelledImages, batch_size: int, workers: int = 0) -> Predictions:
+def predict_set(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> Predictions:
     """Classify a labeled set. Raises InputError when no image of it can be read."""
     unreadable: list[str] = []
     parts: list[list[Tensor]] = []
@@ -97,7 +97,7 @@ def evaluate(
         validation_share=source.validation_share,
         seed=source.seed,
     )
-    images = renumber(splits.validation, splits.classes, classifier.classes, splits.source)
+    images = remap_labels(splits.validation, splits.classes, classifier.classes, splits.source)
     return predict_set(classifier, images, batch_size or batch_size_that_fits(classifier), workers)
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lambdanets.data.datasets import LabelledImages
+from lambdanets.data.datasets import LabeledImages
 from lambdanets.files import atomic_open
 from lambdanets.inference.classification import Predictions
 
@@ -18,7 +18,7 @@ COLUMNS = 8
 SHOWN = 16  # of each kind
 
 
-def draw_predictions(predictions: Predictions, images: LabelledImages, classes: Sequence[str], path: Path) -> None:
+def draw_predictions(predictions: Predictions, images: LabeledImages, classes: Sequence[str], path: Path) -> None:
     """The surest mistakes above, and right answers from the least sure to the surest below; class and confidence."""
     hit = predictions.labels == predictions.predicted
     wrong, right = np.flatnonzero(~hit), np.flatnonzero(hit)

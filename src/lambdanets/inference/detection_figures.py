@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.coco.annotations import AnnotatedImage, Patch, decoded_patch
+from lambdanets.data.coco.annotations import AnnotatedImage, Patch, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import as_tensor
 from lambdanets.data.images import UnreadableImage
@@ -45,7 +45,12 @@ def draw_truth(image: Image.Image, known: AnnotatedImage, classes: Sequence[str]
     boxes = torch.tensor([each.box for each in objects]).reshape(-1, 4)
     labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
     return overlay(
-        image, boxes, labels, None, lambda number: decoded_patch(objects[number], known.height, known.width), classes
+        image,
+        boxes,
+        labels,
+        None,
+        lambda number: decode_cropped_mask(objects[number], known.height, known.width),
+        classes,
     )
 
 

@@ -14,7 +14,7 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from data.coco import coco_files
 from data.same_batches import assert_same
 from lambdanets.data.coco.annotations import parse_annotations
-from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
+from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.detection.digits import recipe as DIGITS
@@ -207,7 +207,7 @@ def test_images_of_any_mode_come_in_three_colours_from_zero_to_one():
     images = [coco_files.image(number, name) for number, name in enumerate(files, 1)]
     objects = [coco_files.annotation(number, number) for number in range(1, 5)]
     annotations = parse_annotations(coco_files.write_json(coco_files.content(*objects, images=images)), Path("here"))
-    some = AnnotatedImages(annotations, FilesInMemory(files, list(files), "memory"), range(4))
+    some = AnnotatedImages(annotations, InMemoryFiles(files, list(files), "memory"), range(4))
     training = training_batches(replace(RECIPE, batch_size=4), some, BatchSlice())
     for (batch,), objects_left in ((training, 3), (evaluation_batches(some, 4), 0)):
         assert len(batch.images) == 4
@@ -241,7 +241,7 @@ def test_batches_are_the_same_after_a_resumption(recipe):
     first, second = list(whole), list(whole)
     assert not torch.equal(first[0].images[0], second[0].images[0])
     resumed = batches_of(recipe)
-    resumed.load_state_dict({"steps": 1, "steps_per_epoch": whole.steps})
+    resumed.load_state_dict({"steps": 1, "steps_per_epoch": whole.steps_per_epoch})
     assert_same([*first[1:], *second], [*resumed, *resumed])
 
 

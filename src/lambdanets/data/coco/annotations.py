@@ -105,7 +105,7 @@ def decoded(each: Object, height: int, width: int) -> np.ndarray:
     return mask_of(each.segmentation, height, width)
 
 
-def decoded_patch(each: Object, height: int, width: int) -> Patch:
+def decode_cropped_mask(each: Object, height: int, width: int) -> Patch:
     """The mask of an object in an image of that size, where there is any of it."""
     return patch_of(each.segmentation, height, width)
 

@@ -16,7 +16,7 @@ from PIL import Image
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
 from lambdanets.data.coco.findings import Findings, first
 from lambdanets.data.images import UnreadableImage, images_under, read_image
-from lambdanets.data.labelled_images import ImageFiles
+from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards.tar_samples import tar_members
 from lambdanets.data.tar_files import TarImages
 from lambdanets.errors import InputError, one_line
@@ -34,7 +34,7 @@ class Files(Protocol):
 
 
 @dataclass(frozen=True)
-class FilesInMemory:
+class InMemoryFiles:
     """Files by name, those of a set called `source`."""
 
     contents: Mapping[str, bytes]
@@ -52,13 +52,13 @@ class FilesInMemory:
 class AnnotatedImages:
     """Images with their objects, in order of the images' ids; `annotations` are theirs.
 
-    places: the number of each among `files`. drawn_from: of images selected from a set, its fingerprint.
+    places: the number of each among `files`. parent_fingerprint: of images selected from a set, its fingerprint.
     """
 
     annotations: Annotations
     files: Files
     places: Sequence[int]
-    drawn_from: str | None = None
+    parent_fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self.annotations.images)
@@ -95,7 +95,7 @@ class AnnotatedImages:
         numbers = list(indices)
         chosen = replace(self.annotations, images=tuple(self.annotations.images[number] for number in numbers))
         places = [self.places[number] for number in numbers]
-        return AnnotatedImages(chosen, self.files, places, self.drawn_from or self.fingerprint)
+        return AnnotatedImages(chosen, self.files, places, self.parent_fingerprint or self.fingerprint)
 
     @cached_property
     def fingerprint(self) -> str:

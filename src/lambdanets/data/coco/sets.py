@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lambdanets.data.coco.annotations import Category, parse_annotations
-from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory, open_annotated
+from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles, open_annotated
 from lambdanets.data.coco.scattered_digits import scattered_digits
 from lambdanets.errors import InputError
 from lambdanets.terminal import say
@@ -59,7 +59,7 @@ def check_categories(came: tuple[Category, ...], known: tuple[Category, ...], so
     )
 
 
-def tell_findings(**parts: AnnotatedImages) -> None:
+def report_findings(**parts: AnnotatedImages) -> None:
     """Say on stderr what of the annotations was left out of each part."""
     for part, images in parts.items():
         for line in images.findings.lines():
@@ -77,4 +77,4 @@ def digits() -> tuple[AnnotatedImages, AnnotatedImages]:
 def _in_memory(part: str, content: bytes, files: dict[str, bytes]) -> AnnotatedImages:
     annotations = parse_annotations(content, Path("digits"))
     names = [image.name for image in annotations.images]
-    return AnnotatedImages(annotations, FilesInMemory(files, names, f"digits/{part}"), range(len(names)))
+    return AnnotatedImages(annotations, InMemoryFiles(files, names, f"digits/{part}"), range(len(names)))

@@ -1,4 +1,4 @@
-"""From labelled images to the batches that a recipe's model sees, with timm's transforms."""
+"""From labeled images to the batches that a recipe's model sees, with timm's transforms."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from PIL.Image import Image
 from timm.data import create_transform
 from torch import Tensor
 
-from lambdanets.data.labelled_images import LabelledImages
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
@@ -15,16 +15,16 @@ from lambdanets.training.recipe import Recipe
 
 def make_batches(
     recipe: Recipe,
-    images: LabelledImages,
+    images: LabeledImages,
     *,
     training: bool,
     batch_slice: BatchSlice | None = None,
-    beside: LabelledImages | None = None,
+    pseudo_images: LabeledImages | None = None,
 ) -> ImageBatches:
     """The recipe's batches of images: shuffled and augmented in training, else in order, as in evaluation.
 
-    batch_slice: what of each step this rank takes, and in how many micro-batches; all in one if None. beside: the
-    pseudo-labelled images.
+    batch_slice: what of each step this rank takes, and in how many micro-batches; all in one if None. pseudo_images:
+    the pseudo-labeled images.
     """
     return ImageBatches(
         images,
@@ -35,8 +35,8 @@ def make_batches(
         training=training,
         workers=recipe.workers,
         batch_slice=batch_slice,
-        beside=beside,
-        beside_size=recipe.pseudo_batch_size,
+        pseudo_images=pseudo_images,
+        pseudo_batch_size=recipe.pseudo_batch_size,
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lambdanets.data.batches import least_of_step, steps_in_epoch
-from lambdanets.data.labelled_images import image_file
+from lambdanets.data.batches import min_batch_size, steps_per_epoch
+from lambdanets.data.labeled_images import image_file
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
@@ -127,7 +127,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     probe = ClassificationProbe(recipe, data.classes)
     fitting = images_that_fit(probe, min(own, recipe.micro_batch or own), free)
     parts = parts_of_step(own, fewest, fitting, recipe.MIN_MICRO_BATCH)
-    least_images = least_of_step(BatchSlice(0, devices, parts), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH)
+    min_images = min_batch_size(BatchSlice(0, devices, parts), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH)
     fixed, per_image = training_memory(probe)
     with torch.device("meta"):
         model: Any = probe.build()
@@ -138,7 +138,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
         data=data,
         pseudo_images=pseudo,
         devices=devices,
-        steps_an_epoch=steps_in_epoch(data.images, recipe.batch_size, least_images),
+        steps_an_epoch=steps_per_epoch(data.images, recipe.batch_size, min_images),
         at_a_time=-(-own // parts),
         parts=parts,
         parameters=count_parameters(model),

@@ -46,14 +46,16 @@ class ClassificationTask(Task):
 
     recipe: Recipe
     splits: Splits
-    beside: PseudoLabelledImages | None
+    pseudo_images: PseudoLabelledImages | None
     model: nn.Module
 
     def __post_init__(self) -> None:
         self.classes = self.splits.classes
         self.source = self.splits.source
         self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
-        self.fingerprint = fingerprint(self.splits) + (self.beside.fingerprint if self.beside is not None else "")
+        self.fingerprint = fingerprint(self.splits) + (
+            self.pseudo_images.fingerprint if self.pseudo_images is not None else ""
+        )
         self.patience = self.recipe.patience
 
     @classmethod
@@ -66,19 +68,23 @@ class ClassificationTask(Task):
         for part, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
             if images is not None:
                 check_readable(images.load, len(images), part, recipe.max_unreadable)
-        beside = None
+        pseudo_images = None
         if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
             soft = recipe.pseudo_targets == "soft"
-            beside = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
+            pseudo_images = open_student_images(
+                recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft
+            )
         seed_everything(recipe.seed, verbose=False)
         model = build_model(replace(recipe, weights=None) if begun else recipe, splits.classes)
-        return cls(recipe, splits, beside, prepare_batch_norm(model, recipe, these.world_size))
+        return cls(recipe, splits, pseudo_images, prepare_batch_norm(model, recipe, these.world_size))
 
     def probe(self) -> ClassificationProbe:
         return ClassificationProbe(self.recipe, len(self.classes))
 
     def batches(self, recipe: Recipe, batch_slice: BatchSlice) -> tuple[ImageBatches, ImageBatches]:
-        training = make_batches(recipe, self.splits.train, training=True, batch_slice=batch_slice, beside=self.beside)
+        training = make_batches(
+            recipe, self.splits.train, training=True, batch_slice=batch_slice, pseudo_images=self.pseudo_images
+        )
         return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
 
     def description(self, recipe: Recipe) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.sets import digits, open_validation
-from lambdanets.data.order import permuted
+from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.terminal import say
@@ -31,7 +31,7 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
     if recipe.training_images is not None:
         if recipe.training_images > len(training):
             raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
-        drawn = permuted(len(training), recipe.seed, 0)[: recipe.training_images]
+        drawn = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
         source = f"{source}, {len(drawn)} of {len(training)} training images"
         training = training.selected(sorted(drawn.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):

@@ -12,7 +12,7 @@ from torchvision.ops import masks_to_boxes
 from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.annotations import AnnotatedImage, decoded_patch
+from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import DetectionBatch, Target, as_tensor, collate
 from lambdanets.data.coco.segmentations import Patch
@@ -74,7 +74,7 @@ def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -
     for number in left_over:
         if len(there) == recipe.max_objects:
             break
-        patch = decoded_patch(objects[number], known.height, known.width)
+        patch = decode_cropped_mask(objects[number], known.height, known.width)
         # nearest, not nearest-exact: half a pixel right and down, which torchvision's roi_align of masks takes back
         mask: Any = transforms.resize(tv_tensors.Mask(_within(patch, top, left, height, width)), [rows, columns])
         if mask.any():
