@@ -170,7 +170,7 @@ FOLDERS: list[Input] = [
     ),
     refused(TRAIN.replace("{images}", "d"), "no images|class", folder("d"), name="no class"),
     refused(TRAIN.replace("{images}", "d"), "2 classes.*a", class_folder("d/a"), name="one class"),
-    refused(TRAIN.replace("{images}", "d"), "loose", class_folder("d"), name="loose images"),
+    refused(TRAIN.replace("{images}", "d"), "outside", class_folder("d"), name="loose images"),
     refused(TRAIN.replace("{images}", "d"), "'b' has 1|b", class_folder("d/a"), class_folder("d/b", 1)),
     refused(TRAIN.replace("{images}", "d"), "class", folder("d/a"), folder("d/b"), name="empty classes"),
     accepted(TRAIN.replace("{images}", "d"), "top-1", *map(class_folder, ("d/a", "d/b")), folder("d/c")),

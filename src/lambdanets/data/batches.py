@@ -202,7 +202,7 @@ class Batches(Generic[BatchT]):
         if state["steps_per_epoch"] != self.steps_per_epoch:
             raise InputError(
                 f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
-                f"with {self._slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer of them"
+                f"with {self._slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
             )
         self._served = state["steps"] * self.accumulation_steps
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.coco.annotations import AnnotatedImage, Patch, decode_cropped_mask
+from lambdanets.data.coco.annotations import AnnotatedImage, CroppedMask, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import as_tensor
 from lambdanets.data.images import UnreadableImage
@@ -61,7 +61,7 @@ def draw_found(
     sure = (found["scores"] >= least_score).nonzero().flatten()
     boxes, labels, scores = (found[name][sure] for name in ("boxes", "labels", "scores"))
 
-    def mask_of(number: int) -> Patch:  # one at a time: those of a photograph are large
-        return Patch(0, 0, (found["masks"][sure[number], 0] > 0.5).cpu().numpy())
+    def mask_of(number: int) -> CroppedMask:  # one at a time: those of a photograph are large
+        return CroppedMask(0, 0, (found["masks"][sure[number], 0] > 0.5).cpu().numpy())
 
     return overlay(image, boxes, labels, scores, mask_of, classes)

@@ -28,7 +28,7 @@ RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
 def known_image(*annotations, height=20, width=30):
     """What is known of an image with such annotations."""
     image = coco_files.image(1, height=height, width=width)
-    content = coco_files.write_json(coco_files.content(*annotations, images=[image]))
+    content = coco_files.to_json(coco_files.content(*annotations, images=[image]))
     return parse_annotations(content, Path("here")).images[0]
 
 
@@ -206,7 +206,7 @@ def test_images_of_any_mode_come_in_three_colours_from_zero_to_one():
     files = {f"{mode}.png": as_png(grey.convert(mode)) for mode in ("L", "RGBA", "P", "1")}
     images = [coco_files.image(number, name) for number, name in enumerate(files, 1)]
     objects = [coco_files.annotation(number, number) for number in range(1, 5)]
-    annotations = parse_annotations(coco_files.write_json(coco_files.content(*objects, images=images)), Path("here"))
+    annotations = parse_annotations(coco_files.to_json(coco_files.content(*objects, images=images)), Path("here"))
     some = AnnotatedImages(annotations, InMemoryFiles(files, list(files), "memory"), range(4))
     training = training_batches(replace(RECIPE, batch_size=4), some, BatchSlice())
     for (batch,), objects_left in ((training, 3), (evaluation_batches(some, 4), 0)):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from lightning.pytorch import seed_everything
 from torch import nn
 
-from lambdanets.data.datasets import Splits, fewer, hold_out, open_splits
+from lambdanets.data.datasets import Splits, hold_out, open_splits, subset_training
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
@@ -111,7 +111,7 @@ class ClassificationTask(Task):
 def open_for_training(recipe: Recipe) -> Splits:
     """The recipe's images, those held out and left out as it says."""
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
-    return fewer(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
+    return subset_training(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
 
 
 def fingerprint(splits: Splits) -> str:

@@ -15,7 +15,7 @@ from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import DetectionBatch, Target, as_tensor, collate
-from lambdanets.data.coco.segmentations import Patch
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection.recipe import DetectionRecipe
 
@@ -90,7 +90,7 @@ def for_training(image: Image, known: AnnotatedImage, recipe: DetectionRecipe) -
     return transforms.horizontal_flip(cut) if flipped else cut, target
 
 
-def _within(patch: Patch, top: int, left: int, height: int, width: int) -> Tensor:
+def _within(patch: CroppedMask, top: int, left: int, height: int, width: int) -> Tensor:
     """The part of a mask that lies within a crop, uint8 (height, width)."""
     mask = np.zeros((height, width), np.uint8)
     above, before = max(0, top - patch.top), max(0, left - patch.left)  # of the patch, outside the crop
