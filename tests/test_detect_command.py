@@ -122,7 +122,7 @@ def test_evaluate_says_what_of_the_annotations_was_left_out(trained_detector, tm
     does("evaluate", trained_detector / "run", "--data", data, "--images", trained_detector / "digits")
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "data: 1 annotations dropped: no image has their image_id (id 900)",
-        "data: 1 images dropped: their files are not there (id 50)",
+        "data: 1 images dropped: their files are missing (id 50)",
     ]
 
 

@@ -276,8 +276,8 @@ def test_a_server_that_stalls_is_tried_again(faulty: Faulty, tmp_path: Path, mon
     [
         ("drop", r"payload.*\(tried 3 times\)"),
         ("damage", r"it came as \d+ bytes with SHA-256 .*as the list of shards says \(tried 3 times\)"),
-        ("502", r"but the server answered 502 \(tried 3 times\)"),
-        ("403", "but the server answered 403$"),
+        ("502", r"the server answered 502 \(tried 3 times\)"),
+        ("403", "the server answered 403$"),
     ],
 )
 def test_what_does_not_pass_is_said_after_the_tries(faulty: Faulty, tmp_path: Path, fault: str, reason: str) -> None:

@@ -223,8 +223,8 @@ def test_the_fingerprint_comes_from_the_list_alone(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"classes": []}, "came images without classes"),
-        ({"classes": ["a"]}, "came only 'a'"),
+        ({"classes": []}, "got images without classes"),
+        ({"classes": ["a"]}, "got only 'a'"),
         ({"classes": 3}, "shards.json', but"),
         ({"parts": {}}, "came no shards to train on"),
         ({"parts": {"train": [{"name": "../a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}]}}, "lies outside"),
