@@ -50,10 +50,10 @@ def test_digits_are_8_by_8_gray_with_full_range() -> None:
 
 
 def test_hold_out_depends_on_the_seed() -> None:
-    def drawn(seed: int) -> list[str]:
+    def held_out(seed: int) -> list[str]:
         return names(open_splits("digits", seed=seed).validation)
 
-    assert drawn(1) == drawn(1) != drawn(2)
+    assert held_out(1) == held_out(1) != held_out(2)
 
 
 def test_hold_out_and_training_share_no_image() -> None:

@@ -189,10 +189,10 @@ def test_rejects_training_but_not_validation_on_one_image() -> None:
     assert len(list(loader(images(1), training=False))) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"channels": 2}, {"batch_size": 0}, {"seed": -1}, {"workers": -1}])
-def test_rejects_arguments_out_of_range(wrong: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        loader(**wrong)
+@pytest.mark.parametrize("argument", [{"channels": 2}, {"batch_size": 0}, {"seed": -1}, {"workers": -1}])
+def test_rejects_arguments_out_of_range(argument: dict[str, int]) -> None:
+    with pytest.raises(InputError, match=next(iter(argument))):
+        loader(**argument)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -74,8 +74,8 @@ def boundaries(tar: bytes) -> list[int]:
 @pytest.mark.parametrize("beyond", [0, 100, 512])
 def test_rejects_a_tar_truncated_within_or_before_a_header(tmp_path: Path, beyond: int) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
-    whole = tar.read_bytes()
-    tar.write_bytes(whole[: boundaries(whole)[6] + beyond])
+    content = tar.read_bytes()
+    tar.write_bytes(content[: boundaries(content)[6] + beyond])
     with pytest.raises(
         InputError, match=r"all\.tar' must be a whole, uncompressed tar, but: (it is cut off|unexpected)"
     ):
@@ -84,8 +84,8 @@ def test_rejects_a_tar_truncated_within_or_before_a_header(tmp_path: Path, beyon
 
 def test_rejects_a_tar_without_end_of_archive_and_says_how_to_append_it(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
-    whole = tar.read_bytes()
-    tar.write_bytes(whole[: boundaries(whole)[-1]])
+    content = tar.read_bytes()
+    tar.write_bytes(content[: boundaries(content)[-1]])
     with pytest.raises(InputError, match="append 1,024 zero bytes"):
         open_splits(str(tar))
     tar.write_bytes(tar.read_bytes() + bytes(1024))
@@ -94,21 +94,21 @@ def test_rejects_a_tar_without_end_of_archive_and_says_how_to_append_it(tmp_path
 
 def test_rejects_concatenated_tars_and_a_damaged_header(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
-    whole = tar.read_bytes()
-    tar.write_bytes(whole + whole)
+    content = tar.read_bytes()
+    tar.write_bytes(content + content)
     with pytest.raises(InputError, match="several tars were joined"):
         open_splits(str(tar))
-    place = boundaries(whole)[3]
-    tar.write_bytes(whole[:place] + b"x" + whole[place + 1 :])
-    with pytest.raises(InputError, match=f"it is damaged at byte {place}"):
+    offset = boundaries(content)[3]
+    tar.write_bytes(content[:offset] + b"x" + content[offset + 1 :])
+    with pytest.raises(InputError, match=f"it is damaged at byte {offset}"):
         open_splits(str(tar))
 
 
 @pytest.mark.parametrize("cut", ["within a header", "between members", "within an image"])
 def test_rejects_a_truncated_tar_within_a_tar(tmp_path: Path, cut: str) -> None:
     inner = write_tar(tmp_path / "a.inner", {f"{i}.png": png(i) for i in range(3)}).read_bytes()
-    place = boundaries(inner)[2] + {"within a header": 100, "between members": 0, "within an image": 520}[cut]
-    tar = write_tar(tmp_path / "all.tar", {"a.tar": inner[:place], "b.tar": inner})
+    offset = boundaries(inner)[2] + {"within a header": 100, "between members": 0, "within an image": 520}[cut]
+    tar = write_tar(tmp_path / "all.tar", {"a.tar": inner[:offset], "b.tar": inner})
     with pytest.raises(InputError, match=r"all\.tar' must be a whole, uncompressed tar, but: it is cut off after"):
         open_splits(str(tar))
 

@@ -68,12 +68,12 @@ class Batches(Generic[BatchT]):
     nor a resume changes a pixel.
 
     A training step has batch_size images, whatever the batch_slice: each rank takes every world_size-th of them and
-    yields them as accumulation_steps micro-batches. The last step of an epoch may be smaller; it is dropped where a
+    yields them in accumulation_steps micro-batches. The last step of an epoch may be smaller; it is dropped where a
     micro-batch would have fewer than min_micro_batch images. Validation yields every world_size-th image of the set, in
     micro-batches.
 
     load: (images, index) -> the content of a sample; collate: samples -> a batch. pseudo_images: a second set, of which
-    each training step has pseudo_batch_size images more; its epochs are counted on their own.
+    each training step has pseudo_batch_size images more; it has its own epochs.
 
     Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers exit with their parent,
     however it ends.
@@ -117,7 +117,7 @@ class Batches(Generic[BatchT]):
             raise InputError(
                 f"images of a step must be at least {min_micro_batch} per micro-batch ({self._slice.world_size} ranks, "
                 f"{self._slice.accumulation_steps} accumulation steps), got {batch_size + self._pseudo_batch_size}; "
-                f"raise batch_size"
+                "raise batch_size"
             )
         self._images = images
         self._batch_size = batch_size
@@ -180,7 +180,7 @@ class Batches(Generic[BatchT]):
         if running is None:
             return
         self._loader._iterator = None
-        # PyTorch would report a killed worker as an error, if it still had its PID
+        # PyTorch would report a killed worker whose PID it still has as an error
         _remove_worker_pids(id(running))
         running._worker_pids_set = False
         kill = threading.Timer(_KILL_AFTER, lambda: [worker.kill() for worker in running._workers])

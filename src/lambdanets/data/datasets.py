@@ -35,7 +35,7 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class _LabeledSet:
+class _Split:
     images: LabeledImages
     classes: tuple[str, ...]
     source: str
@@ -92,7 +92,7 @@ def hold_out(splits: Splits, share: float, seed: int) -> Splits:
     if isinstance(splits.train, ShardedImages):
         held = _hold_out_shards(splits.train, splits.classes, splits.source, share, seed)
         return replace(held, test=splits.validation)
-    held = _hold_out(_LabeledSet(splits.train, splits.classes, splits.source), share, seed)
+    held = _hold_out(_Split(splits.train, splits.classes, splits.source), share, seed)
     return replace(held, test=splits.validation)
 
 
@@ -120,14 +120,12 @@ def subset_training(splits: Splits, count: int | None, seed: int) -> Splits:
     return replace(splits, train=_select(splits.train, sorted(kept)), source=source)
 
 
-def _open(data: str, root: str | None) -> tuple[_LabeledSet, _LabeledSet | None]:
+def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
     if data == "digits":
         return _digits(), None
     if is_timm_name(data):
         (train, train_classes), (validation, classes) = read_timm_set(data, root)
-        return _LabeledSet(train, train_classes, f"{data} (train)"), _LabeledSet(
-            validation, classes, "its validation split"
-        )
+        return _Split(train, train_classes, f"{data} (train)"), _Split(validation, classes, "its validation split")
     path = Path(data)
     if not data or not path.exists():
         raise InputError(
@@ -136,22 +134,20 @@ def _open(data: str, root: str | None) -> tuple[_LabeledSet, _LabeledSet | None]
     if not path.is_dir():
         if path.suffix != ".tar":
             raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-        validation_tar = find_validation_tar(path)
-        return _LabeledSet(*read_tar(path), str(path)), _LabeledSet(
-            *read_tar(validation_tar), str(validation_tar)
-        ) if validation_tar else None
+        val_tar = find_validation_tar(path)
+        return _Split(*read_tar(path), str(path)), _Split(*read_tar(val_tar), str(val_tar)) if val_tar else None
     raw = find_idx_folder(path)
     if raw is not None:
         train, validation, classes = read_idx_set(raw)
-        return _LabeledSet(train, classes, f"{raw} (train)"), _LabeledSet(validation, classes, "its t10k images")
+        return _Split(train, classes, f"{raw} (train)"), _Split(validation, classes, "its t10k images")
     folders = split_folders(path)
     if folders is None:
-        return _LabeledSet(*read_class_folders(path), str(path)), None
-    train_part, validation_part = (
-        _LabeledSet(*read_class_folders(part), str(part)) if part else None for part in folders
+        return _Split(*read_class_folders(path), str(path)), None
+    train_split, validation_split = (
+        _Split(*read_class_folders(split), str(split)) if split else None for split in folders
     )
-    assert train_part is not None
-    return train_part, validation_part
+    assert train_split is not None
+    return train_split, validation_split
 
 
 def _open_shards(data: str, share: float, seed: int) -> Splits:
@@ -176,21 +172,19 @@ def _hold_out_shards(images: ShardedImages, classes: tuple[str, ...], source: st
         raise InputError(f"'{source}' must have at least 2 shards to hold some out, got {count}")
     held = min(int(np.ceil(share * count)), count - 1)
     order = permutation(count, seed, 0)
-    train, validation = (images.of_shards(sorted(part.tolist())) for part in (order[held:], order[:held]))
+    train, validation = (images.of_shards(sorted(shards.tolist())) for shards in (order[held:], order[:held]))
     return Splits(train, validation, classes, f"{source}, {held} of {count} shards held out with seed {seed}")
 
 
-def _digits() -> _LabeledSet:
+def _digits() -> _Split:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    return _LabeledSet(
-        ImageArray(pixels, bunch.target.tolist(), "digits"), tuple("0123456789"), "scikit-learn's digits"
-    )
+    return _Split(ImageArray(pixels, bunch.target.tolist(), "digits"), tuple("0123456789"), "scikit-learn's digits")
 
 
-def _check_classes(train: _LabeledSet) -> None:
+def _check_classes(train: _Split) -> None:
     present = sorted(set(train.images.labels))
     if not present:
         raise InputError(f"{train.source} must have images, and has none")
@@ -199,22 +193,24 @@ def _check_classes(train: _LabeledSet) -> None:
         raise InputError(f"{train.source} must have images of at least 2 classes, got only '{name}'")
 
 
-def _hold_out(part: _LabeledSet, share: float, seed: int) -> Splits:
+def _hold_out(split: _Split, share: float, seed: int) -> Splits:
     from sklearn.model_selection import train_test_split
 
-    labels = part.images.labels
+    labels = split.images.labels
     counts = Counter(labels)
-    for number, count in sorted(counts.items()):
+    for label, count in sorted(counts.items()):
         if count < 2:
-            name = part.classes[number]
+            name = split.classes[label]
             raise InputError(
-                f"{part.source} must have at least 2 images per class to hold some out, but '{name}' has 1"
+                f"{split.source} must have at least 2 images per class to hold some out, but '{name}' has 1"
             )
     # scikit-learn needs at least one image per class on each side, which a share of a small set may not give
     held = min(max(int(np.ceil(share * len(labels))), len(counts)), len(labels) - len(counts))
     train, validation = train_test_split(range(len(labels)), test_size=held, random_state=seed, stratify=labels)
-    source = f"{part.source}, {held} of {len(labels)} images held out with seed {seed}"
-    return Splits(_select(part.images, sorted(train)), _select(part.images, sorted(validation)), part.classes, source)
+    source = f"{split.source}, {held} of {len(labels)} images held out with seed {seed}"
+    return Splits(
+        _select(split.images, sorted(train)), _select(split.images, sorted(validation)), split.classes, source
+    )
 
 
 def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
@@ -222,7 +218,7 @@ def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
     return SelectedImages(images, indices, [labels[index] for index in indices])
 
 
-def _with_classes_of(train: _LabeledSet, validation: _LabeledSet) -> LabeledImages:
+def _with_classes_of(train: _Split, validation: _Split) -> LabeledImages:
     """The validation images with the class indices of training, matched by name."""
     if not len(validation.images.labels):
         raise InputError(f"{validation.source} must have images, and has none")

@@ -53,7 +53,7 @@ class ImageFiles:
 
 
 class NamedByIndex:
-    """A base of images without file names, named "`source`/index", such as "digits/17"."""
+    """A base class for images without file names, named "`source`/index", such as "digits/17"."""
 
     labels: Sequence[int]
     source: str

@@ -26,8 +26,8 @@ class Order:
     """The shuffled image indices of a rank, by position in an epoch.
 
     Images in files: each rank takes every world_size-th index of one permutation. Images in shards, which have
-    `groups` (the images per shard): each rank takes a contiguous range of the permuted shards, so that two ranks share
-    at most the shard at the boundary.
+    `groups` (the images per shard): each rank takes a contiguous range of positions in the permuted shards, so that two
+    ranks share at most the shard at their boundary.
     """
 
     def __init__(self, images: Sized, seed: int, batch_slice: BatchSlice) -> None:
@@ -38,13 +38,13 @@ class Order:
         self._cached: tuple[int, np.ndarray] | None = None
 
     def epoch_indices(self, epoch: int, start: int, size: int) -> np.ndarray:
-        """This rank's image indices at the positions start to start + size of an epoch, int64."""
+        """This rank's image indices at the positions [start, start + size) of an epoch, int64."""
         local = np.arange(self._slice.count(start), self._slice.count(start + size))
         order = self._epoch_order(epoch)
         return order[local if self._groups is not None else self._slice.rank + local * self._slice.world_size]
 
     def consecutive_indices(self, start: int, size: int) -> Iterator[tuple[int, int]]:
-        """This rank's (epoch, image index) at the positions start to start + size, counted over all epochs."""
+        """This rank's (epoch, image index) at the positions [start, start + size), counted over all epochs."""
         epoch_size = self._slice.count(self._count) if self._groups is not None else self._count
         for local in range(self._slice.count(start), self._slice.count(start + size)):
             position = local if self._groups is not None else self._slice.rank + local * self._slice.world_size
@@ -65,7 +65,7 @@ class Order:
 
 
 def derive_seeds(seed: int, *spawn_key: int) -> list[int]:
-    """Two 64-bit seeds from a seed and, say, epoch and index. Their sum would repeat: (1, 2) and (2, 1) collide."""
+    """Two 64-bit seeds from a seed and a spawn key such as (epoch, index). A sum would collide: 1 + 2 = 2 + 1."""
     return np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(2, np.uint64).tolist()
 
 

@@ -26,30 +26,30 @@ def objects(annotations: Annotations) -> list[int]:
 
 
 def test_an_object_has_its_box_category_and_mask(tmp_path: Path) -> None:
-    found = read(tmp_path, annotation(5, image_id=2))
-    first, second = found.images
+    parsed = read(tmp_path, annotation(5, image_id=2))
+    first, second = parsed.images
     assert (second.id, second.name, second.height, second.width, first.objects) == (2, "2.png", 20, 30, ())
     (only,) = second.objects
     assert (only.id, only.category, only.box, only.area, only.crowd) == (5, 1, (2.0, 3.0, 8.0, 9.0), 36.0, False)
     mask = decode_mask(only, 20, 30)
     assert (mask.shape, mask.dtype) == ((20, 30), np.uint8)
     assert mask.sum() == mask[3:9, 2:8].sum() == 36
-    assert found.findings.lines() == []
-    assert found.findings.counts() == {}
+    assert parsed.findings.lines() == []
+    assert parsed.findings.counts() == {}
 
 
 def test_categories_are_indexed_in_order_of_ids_with_gaps(tmp_path: Path) -> None:
     instances = content(*(annotation(number, category_id=number) for number in (90, 0, 17)))
     instances["categories"] = [{"id": number, "name": f"c{number}"} for number in (90, 17, 0)]
-    found = read_annotations(write(tmp_path / "a.json", instances))
-    assert [category.id for category in found.categories] == [0, 17, 90]
-    assert {each.id: each.category for each in found.images[0].objects} == {0: 0, 17: 1, 90: 2}
-    assert [each["category_id"] for each in found.to_coco()["annotations"]] == [90, 0, 17]
+    parsed = read_annotations(write(tmp_path / "a.json", instances))
+    assert [category.id for category in parsed.categories] == [0, 17, 90]
+    assert {each.id: each.category for each in parsed.images[0].objects} == {0: 0, 17: 1, 90: 2}
+    assert [each["category_id"] for each in parsed.to_coco()["annotations"]] == [90, 0, 17]
 
 
 def test_images_are_in_order_of_ids(tmp_path: Path) -> None:
-    found = read(tmp_path, images=[image(9), image(-4), image(5)])
-    assert [each.id for each in found.images] == [-4, 5, 9]
+    parsed = read(tmp_path, images=[image(9), image(-4), image(5)])
+    assert [each.id for each in parsed.images] == [-4, 5, 9]
 
 
 def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
@@ -110,23 +110,25 @@ def test_area_and_iscrowd_are_optional(tmp_path: Path, missing: str) -> None:
     ],
 )
 def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, kind: str, fields: dict[str, Any]) -> None:
-    found = read(tmp_path, annotation(1), annotation(44, **fields), annotation(3))
-    assert objects(found) == [1, 3]
-    assert found.findings.counts() == {kind: 1}
-    assert found.findings.ids[kind] == (44,)
-    (line,) = found.findings.lines()
+    parsed = read(tmp_path, annotation(1), annotation(44, **fields), annotation(3))
+    assert objects(parsed) == [1, 3]
+    assert parsed.findings.counts() == {kind: 1}
+    assert parsed.findings.ids[kind] == (44,)
+    (line,) = parsed.findings.lines()
     assert line.startswith("1 ")
     assert line.endswith("(id 44)")
 
 
 @pytest.mark.parametrize("short", [[], [5], [2, 3, 8, 3], [2, 3, 8, 3, 8]])
 def test_polygons_of_fewer_than_three_points_are_dropped_alone(tmp_path: Path, short: list[float]) -> None:
-    found = read(tmp_path, annotation(1), annotation(44, segmentation=[short, SQUARE]))
-    assert found.findings.counts() == {"shortened_polygon": 1}
-    assert found.findings.lines() == ["1 segmentations shortened: polygons of fewer than 3 points were dropped (id 44)"]
-    whole, shortened = found.images[0].objects
+    parsed = read(tmp_path, annotation(1), annotation(44, segmentation=[short, SQUARE]))
+    assert parsed.findings.counts() == {"shortened_polygon": 1}
+    assert parsed.findings.lines() == [
+        "1 segmentations shortened: polygons of fewer than 3 points were dropped (id 44)"
+    ]
+    whole, shortened = parsed.images[0].objects
     assert shortened.segmentation == whole.segmentation
-    assert [each["segmentation"] for each in found.to_coco()["annotations"]] == [[SQUARE], [SQUARE]]
+    assert [each["segmentation"] for each in parsed.to_coco()["annotations"]] == [[SQUARE], [SQUARE]]
 
 
 def test_an_annotation_without_a_segmentation_is_dropped(tmp_path: Path) -> None:
@@ -136,17 +138,17 @@ def test_an_annotation_without_a_segmentation_is_dropped(tmp_path: Path) -> None
 
 
 def test_of_annotations_with_the_same_id_the_first_is_kept(tmp_path: Path) -> None:
-    found = read(tmp_path, annotation(1, area=5), annotation(1, area=6), annotation(1, area=7), annotation(2))
-    assert [(each.id, each.area) for each in found.images[0].objects] == [(1, 5.0), (2, 36.0)]
-    assert found.findings.ids["duplicate_id"] == (1, 1)
+    parsed = read(tmp_path, annotation(1, area=5), annotation(1, area=6), annotation(1, area=7), annotation(2))
+    assert [(each.id, each.area) for each in parsed.images[0].objects] == [(1, 5.0), (2, 36.0)]
+    assert parsed.findings.ids["duplicate_id"] == (1, 1)
 
 
 def test_a_message_shows_the_first_ids_of_many(tmp_path: Path) -> None:
-    found = read(tmp_path, *(annotation(number, category_id=1) for number in range(10, 20)))
-    assert found.findings.lines() == [
+    parsed = read(tmp_path, *(annotation(number, category_id=1) for number in range(10, 20)))
+    assert parsed.findings.lines() == [
         "10 annotations dropped: no category has their category_id (id 10, 11, 12, 13, 14, ...)"
     ]
-    assert json.loads(json.dumps(found.findings.counts())) == {"unknown_category": 10}
+    assert json.loads(json.dumps(parsed.findings.counts())) == {"unknown_category": 10}
 
 
 @pytest.mark.parametrize(
@@ -161,9 +163,9 @@ def test_a_message_shows_the_first_ids_of_many(tmp_path: Path) -> None:
 def test_boxes_are_clipped_and_counted_beyond_one_pixel(
     tmp_path: Path, bbox: list[float], box: tuple[float, ...], counted: bool
 ) -> None:
-    found = read(tmp_path, annotation(1, bbox=bbox))
-    assert found.images[0].objects[0].box == pytest.approx(box)
-    assert found.findings.counts() == ({"clipped": 1} if counted else {})
+    parsed = read(tmp_path, annotation(1, bbox=bbox))
+    assert parsed.images[0].objects[0].box == pytest.approx(box)
+    assert parsed.findings.counts() == ({"clipped": 1} if counted else {})
 
 
 def with_bytes(data: bytes) -> Callable[[Path], None]:
@@ -267,21 +269,21 @@ def test_to_coco_returns_the_kept_annotations_unchanged(tmp_path: Path) -> None:
         annotation(3, category_id=100),
         annotation(4, image_id=2),
     ]
-    found = read(tmp_path, *rows)
-    restored = found.to_coco()
+    parsed = read(tmp_path, *rows)
+    restored = parsed.to_coco()
     assert restored["annotations"] == [rows[0], rows[1], rows[3]]
     assert restored["images"] == content()["images"]
     assert sorted(restored["categories"], key=lambda each: -each["id"]) == content()["categories"]
-    assert [each["id"] for each in found.to_coco([1])["annotations"]] == [4]
-    assert [each["id"] for each in found.to_coco([1])["images"]] == [2]
+    assert [each["id"] for each in parsed.to_coco([1])["annotations"]] == [4]
+    assert [each["id"] for each in parsed.to_coco([1])["images"]] == [2]
 
 
 def test_pycocotools_evaluates_the_instances(tmp_path: Path) -> None:
     runs = {"size": [20, 30], "counts": [45, 20, 535]}
-    found = read(tmp_path, annotation(1), annotation(2, image_id=2), annotation(3, iscrowd=1, segmentation=runs))
+    parsed = read(tmp_path, annotation(1), annotation(2, image_id=2), annotation(3, iscrowd=1, segmentation=runs))
     with redirect_stdout(io.StringIO()):
         truth = COCO()
-        truth.dataset = found.to_coco()
+        truth.dataset = parsed.to_coco()
         truth.createIndex()
         detected = [
             {"image_id": number, "category_id": 7, "score": 0.9, "segmentation": [SQUARE], "bbox": BOX}
@@ -298,8 +300,8 @@ def test_pycocotools_evaluates_the_instances(tmp_path: Path) -> None:
 def test_masks_of_an_image_of_one_row_are_decoded(tmp_path: Path) -> None:
     box = [100, 0, 50, 1]
     polygon = [100, 0, 150, 0, 150, 1, 100, 1]
-    found = read(tmp_path, annotation(1, bbox=box, segmentation=[polygon]), images=[image(1, height=1, width=5000)])
-    mask = decode_mask(found.images[0].objects[0], 1, 5000)
+    parsed = read(tmp_path, annotation(1, bbox=box, segmentation=[polygon]), images=[image(1, height=1, width=5000)])
+    mask = decode_mask(parsed.images[0].objects[0], 1, 5000)
     assert mask.shape == (1, 5000)
     assert np.flatnonzero(mask).tolist() == list(range(100, 150))
 
@@ -310,7 +312,7 @@ def test_reading_time_is_linear_in_the_objects_of_an_image(tmp_path: Path) -> No
     seconds = []
     for count in (2_000, 20_000):
         began = time.process_time()
-        found = read(tmp_path, *(annotation(number, segmentation=kinds[number % 2]) for number in range(count)))
+        parsed = read(tmp_path, *(annotation(number, segmentation=kinds[number % 2]) for number in range(count)))
         seconds.append(time.process_time() - began)
-        assert len(found.images[0].objects) == count
+        assert len(parsed.images[0].objects) == count
     assert seconds[1] < 40 * seconds[0]  # 10 times if linear, 100 times if quadratic

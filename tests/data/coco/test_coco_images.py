@@ -44,9 +44,9 @@ def test_folder_and_tar_have_the_same_images(tmp_path: Path, write_images: Calla
     images = open_annotated(write_set(tmp_path), write_images(tmp_path))
     assert len(images) == 2
     assert values(images) == [10, 20]
-    loaded, known = images.load(1)
+    loaded, annotated = images.load(1)
     assert (loaded.mode, loaded.size) == ("L", (30, 20))
-    assert [each.id for each in known.objects] == [5]
+    assert [each.id for each in annotated.objects] == [5]
     assert images.name(1).endswith("2.png")
     assert images.findings.counts() == {}
 
@@ -165,8 +165,8 @@ def test_exif_orientation_is_applied_if_the_annotations_have_it(
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate clockwise: the stored left side is the top
     Image.fromarray(pixels).save(tmp_path / "1.png", exif=exif)
-    known = [image(1, height=height, width=width)]
-    images = open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), tmp_path)
+    rows = [image(1, height=height, width=width)]
+    images = open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), tmp_path)
     loaded = np.asarray(images.load(0)[0])
     assert loaded.shape == (height, width)
     bright = loaded[:, : width // 2] if brightest == "left" else loaded[: height // 2]
@@ -186,16 +186,16 @@ def test_file_names_may_be_in_any_script(tmp_path: Path, name: str, write_images
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_file_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
     name, other = "한글é.png", {"NFC": "NFD", "NFD": "NFC"}[form]
-    known = [image(1, unicodedata.normalize(form, name))]
+    rows = [image(1, unicodedata.normalize(form, name))]
     folder = write_folder(tmp_path / "f", {unicodedata.normalize(other, f"é/{name}"): png(value=7)})
-    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), folder)) == [7]
+    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [7]
 
 
 def test_file_names_that_differ_in_unicode_form_alone_are_distinct(tmp_path: Path) -> None:
     names = [unicodedata.normalize("NFC", "é.png"), unicodedata.normalize("NFD", "é.png")]
     folder = write_folder(tmp_path / "f", {names[0]: png(value=10), names[1]: png(value=20)})
-    known = [image(number, name) for number, name in enumerate(names, 1)]
-    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), folder)) == [10, 20]
+    rows = [image(number, name) for number, name in enumerate(names, 1)]
+    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [10, 20]
 
 
 def test_a_file_name_may_be_invalid_utf8(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_selected_images_are_in_the_order_of_the_indices(tmp_path: Path, write_i
     images = open_annotated(write_set(tmp_path), write_images(tmp_path / "f", FILES))
     swapped = images.selected([1, 0])
     assert values(swapped) == [20, 10]
-    assert [known.id for _, known in map(swapped.load, range(2))] == [2, 1]
+    assert [annotated.id for _, annotated in map(swapped.load, range(2))] == [2, 1]
     assert values(images.selected([1])) == [20]
     assert swapped.categories == images.categories
 
@@ -280,7 +280,7 @@ def test_masks_of_coco_have_the_annotated_areas() -> None:
     assert len(images.categories) == 80
     ratios = []
     for index in range(len(images)):
-        loaded, known = images.load(index)
-        assert loaded.size == (known.width, known.height)
-        ratios += [decode_mask(each, known.height, known.width).sum() / each.area for each in known.objects]
+        loaded, annotated = images.load(index)
+        assert loaded.size == (annotated.width, annotated.height)
+        ratios += [decode_mask(each, annotated.height, annotated.width).sum() / each.area for each in annotated.objects]
     assert np.median(ratios) == pytest.approx(1, abs=0.02)

@@ -32,27 +32,29 @@ def test_the_set_has_no_findings(folder: Path, training: AnnotatedImages) -> Non
 def test_masks_are_the_pasted_pixels(training: AnnotatedImages) -> None:
     kinds = set()
     for index in range(len(training)):
-        image, known = training.load(index)
-        masks = [decode_mask(each, known.height, known.width) for each in known.objects]
+        image, annotated = training.load(index)
+        size = annotated.height, annotated.width
+        masks = [decode_mask(obj, *size) for obj in annotated.objects]
         assert image.mode == "L"
-        assert (sum(masks, np.zeros((known.height, known.width))) == (np.asarray(image) >= MIN_BRIGHTNESS)).all()
-        for each, mask in zip(known.objects, masks, strict=True):
+        assert (sum(masks, np.zeros(size)) == (np.asarray(image) >= MIN_BRIGHTNESS)).all()
+        for obj, mask in zip(annotated.objects, masks, strict=True):
             rows, columns = np.nonzero(mask)
-            assert each.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
-            assert each.area == mask.sum()
-            kinds.add(type(each.segmentation))
+            assert obj.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+            assert obj.area == mask.sum()
+            kinds.add(type(obj.segmentation))
     assert len(kinds) == 3  # polygons, RLE, compressed RLE
 
 
 def test_image_sizes_and_object_counts_are_as_documented(training: AnnotatedImages) -> None:
     images = training.annotations.images
-    assert all(64 <= each.height <= 96 and 64 <= each.width <= 128 and each.height != each.width for each in images)
-    digits = [sum(not each.crowd for each in image.objects) for image in images]
-    crowds = [sum(each.crowd for each in image.objects) for image in images]
+    assert all(64 <= image.height <= 96 and 64 <= image.width <= 128 for image in images)
+    assert all(image.height != image.width for image in images)
+    digits = [sum(not obj.crowd for obj in image.objects) for image in images]
+    crowds = [sum(obj.crowd for obj in image.objects) for image in images]
     assert Counter(digits)[0] == 6
     assert max(digits) == 6
     assert 1 <= sum(crowds) <= 20
-    assert {each.category for image in images for each in image.objects} == set(range(10))
+    assert {obj.category for image in images for obj in image.objects} == set(range(10))
 
 
 def test_category_ids_have_gaps(training: AnnotatedImages) -> None:

@@ -80,34 +80,34 @@ class Annotations:
                 {"id": image.id, "file_name": image.name, "height": image.height, "width": image.width}
                 for image in chosen
             ],
-            "annotations": [self._to_coco(each, image) for image in chosen for each in image.objects],
+            "annotations": [self._to_coco(obj, image) for image in chosen for obj in image.objects],
             "categories": [{"id": category.id, "name": category.name} for category in self.categories],
         }
 
-    def _to_coco(self, each: Object, image: AnnotatedImage) -> dict[str, Any]:
-        left, top, right, bottom = each.box
+    def _to_coco(self, obj: Object, image: AnnotatedImage) -> dict[str, Any]:
+        left, top, right, bottom = obj.box
         return {
-            "id": each.id,
+            "id": obj.id,
             "image_id": image.id,
-            "category_id": self.categories[each.category].id,
+            "category_id": self.categories[obj.category].id,
             "bbox": [left, top, right - left, bottom - top],
-            "area": each.area,
-            "iscrowd": int(each.crowd),
-            "segmentation": segmentation_to_coco(each.segmentation, image.height, image.width),
+            "area": obj.area,
+            "iscrowd": int(obj.crowd),
+            "segmentation": segmentation_to_coco(obj.segmentation, image.height, image.width),
         }
 
 
-def decode_mask(each: Object, height: int, width: int) -> np.ndarray:
+def decode_mask(obj: Object, height: int, width: int) -> np.ndarray:
     """The mask of an object in an image of height x width pixels, uint8 (height, width), 1 inside.
 
     It is all 0 where a polygon contains no pixel center.
     """
-    return to_mask(each.segmentation, height, width)
+    return to_mask(obj.segmentation, height, width)
 
 
-def decode_cropped_mask(each: Object, height: int, width: int) -> CroppedMask:
+def decode_cropped_mask(obj: Object, height: int, width: int) -> CroppedMask:
     """The mask of an object in an image of height x width pixels, cropped to its bounding box."""
-    return to_cropped_mask(each.segmentation, height, width)
+    return to_cropped_mask(obj.segmentation, height, width)
 
 
 def read_annotations(path: Path) -> Annotations:

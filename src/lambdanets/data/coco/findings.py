@@ -49,7 +49,7 @@ class Findings:
         return {kind: list(self.ids[kind]) for kind, _ in self._nonempty()}
 
     def __or__(self, more: Mapping[str, Sequence[int]]) -> "Findings":
-        """The findings with those of other kinds added."""
+        """The findings, with more kinds added."""
         return Findings({**self.ids, **{kind: tuple(ids) for kind, ids in more.items()}})
 
     def _nonempty(self) -> list[tuple[str, str]]:

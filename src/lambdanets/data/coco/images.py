@@ -78,7 +78,7 @@ class AnnotatedImages:
         return self.files.name(self.file_indices[index])
 
     def load(self, index: int) -> tuple[Image.Image, AnnotatedImage]:
-        """The decoded image, mode "L" or "RGB", in the orientation of its annotations, and these.
+        """The decoded image, mode "L" or "RGB", in the orientation of its annotations, and its annotations.
 
         Raises UnreadableImage, also where its size is not the annotated one.
         """
@@ -134,7 +134,7 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
         )
     findings = read.findings | {
         "missing_file": [image.id for image in missing],
-        "of_missing_file": [each.id for image in missing for each in image.objects],
+        "of_missing_file": [obj.id for image in missing for obj in image.objects],
     }
     found = [path for path in matches if path is not None]
     files: ImageSource
@@ -146,7 +146,7 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
 
 
 def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
-    """Offset and length in bytes of each file in a tar by name, of the last one with that name."""
+    """Offset and length in bytes of each file in a tar, by name; of files with the same name, the last."""
     try:
         with open_regular(path) as file:
             return {
@@ -203,11 +203,11 @@ def _fingerprint_pieces(annotations: Annotations) -> Iterator[bytes]:
     for image in annotations.images:
         yield printable_bytes(image.name)
         yield repr((image.id, image.height, image.width, len(image.objects))).encode()
-        for each in image.objects:
-            yield repr((each.id, each.category, each.box, each.area, each.crowd)).encode()
-            if isinstance(each.segmentation, str):
-                yield each.segmentation.encode()
-            elif isinstance(each.segmentation, tuple):
-                yield from (part.tobytes() for part in each.segmentation)
+        for obj in image.objects:
+            yield repr((obj.id, obj.category, obj.box, obj.area, obj.crowd)).encode()
+            if isinstance(obj.segmentation, str):
+                yield obj.segmentation.encode()
+            elif isinstance(obj.segmentation, tuple):
+                yield from (polygon.tobytes() for polygon in obj.segmentation)
             else:
-                yield each.segmentation.tobytes()
+                yield obj.segmentation.tobytes()

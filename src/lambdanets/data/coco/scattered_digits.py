@@ -100,7 +100,7 @@ class _SplitBuilder:
         self.files[name] = file.getvalue()
 
     def _paste(self, canvas: np.ndarray, free: np.ndarray, image: int, *, crowd: bool) -> None:
-        """Paste a digit, or for a crowd a row of several scans of one, at a random free place, if one is found."""
+        """Paste a digit, or for a crowd several scans of one in a row, at a random free position, if one is found."""
         random = self._random
         digit = int(random.integers(10))
         scan_indices = np.flatnonzero(self._digits == digit)

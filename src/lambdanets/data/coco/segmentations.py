@@ -1,6 +1,6 @@
 """COCO segmentations: polygons, or run lengths down the columns (RLE), uncompressed or as a string.
 
-They are validated before pycocotools gets them, whose C code trusts them: it would write runs longer than the image
+They are validated first, because pycocotools' C code trusts them: it would write runs longer than the image
 beyond the mask, read past the end of a truncated string, and trace polygons far outside the image pixel by pixel.
 """
 
@@ -105,11 +105,11 @@ def _decode_rle(string: str) -> np.ndarray:
         raise ValueError
     ends = np.flatnonzero(codes & 32 == 0)
     starts = np.concatenate([[0], ends[:-1] + 1])
-    places = np.arange(len(codes)) - np.repeat(starts, ends - starts + 1)
-    if places.max() > 6:  # 35 bits
+    positions = np.arange(len(codes)) - np.repeat(starts, ends - starts + 1)
+    if positions.max() > 6:  # 35 bits
         raise ValueError
-    numbers = np.add.reduceat((codes & 31) << 5 * places, starts)
-    numbers -= np.where(codes[ends] & 16, 32 << 5 * places[ends], 0)
+    numbers = np.add.reduceat((codes & 31) << 5 * positions, starts)
+    numbers -= np.where(codes[ends] & 16, 32 << 5 * positions[ends], 0)
     for first in (1, 2):
         numbers[first::2] = np.cumsum(numbers[first::2])
     return numbers

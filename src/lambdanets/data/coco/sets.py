@@ -28,7 +28,7 @@ class DataLocations(Protocol):
 
 
 def open_validation(locations: DataLocations, categories: tuple[Category, ...]) -> AnnotatedImages:
-    """The validation set. Raises InputError unless its categories are the given ones."""
+    """The validation set. Raises InputError unless it has these categories."""
     if locations.data == "digits":
         validation = digits()[1]
         check_categories(validation.annotations.categories, categories, locations.data)
@@ -40,7 +40,7 @@ def open_validation(locations: DataLocations, categories: tuple[Category, ...]) 
 
 
 def open_with_categories(data: Path, images: Path, categories: tuple[Category, ...]) -> AnnotatedImages:
-    """An annotated set. Raises InputError unless its categories are the given ones."""
+    """An annotated set. Raises InputError unless it has these categories."""
     annotated = open_annotated(data, images)
     check_categories(annotated.annotations.categories, categories, str(data))
     return annotated
