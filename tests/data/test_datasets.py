@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lambdanets.data.datasets import open_splits, subset_training
+from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
@@ -239,26 +239,22 @@ def test_a_class_may_be_named_train(tmp_path):
 
 def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path):
     splits = open_splits(str(write_classes(tmp_path, a=30, b=10)), validation_share=0.5)
-    some = subset_training(splits, 8, seed=0)
+    some = subset(splits, 8, seed=0)
     assert Counter(some.train.labels) == {0: 6, 1: 2}
     assert names(some.validation) == names(splits.validation)
     assert set(names(some.train)) < set(names(splits.train))
-    assert (
-        names(subset_training(splits, 8, seed=0).train)
-        == names(some.train)
-        != names(subset_training(splits, 8, seed=1).train)
-    )
+    assert names(subset(splits, 8, seed=0).train) == names(some.train) != names(subset(splits, 8, seed=1).train)
 
 
 def test_training_subset_of_none_or_all_images_is_the_same_splits():
     splits = open_splits("digits")
-    assert subset_training(splits, None, seed=0) is splits
-    assert subset_training(splits, len(splits.train), seed=0) is splits
+    assert subset(splits, None, seed=0) is splits
+    assert subset(splits, len(splits.train), seed=0) is splits
 
 
 @pytest.mark.parametrize("count", [9, 1430, 5000])
-def test_rejects_a_training_subset_that_cannot_be_stratified(count):
+def test_rejects_a_training_subset_of_impossible_size(count):
     with pytest.raises(
-        InputError, match=rf"training_images must be 1437, or from 10 \(one per class\) to 1427, got {count}"
+        InputError, match=rf"training_images must be 1437, or 10 \(one per class\) to 1427, got {count}"
     ):
-        subset_training(open_splits("digits"), count, seed=0)
+        subset(open_splits("digits"), count, seed=0)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from data.same_batches import assert_same
-from lambdanets.data.datasets import Splits, hold_out, open_splits, subset_training
+from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards.checks import index_shards
@@ -201,9 +201,9 @@ def test_a_single_shard_cannot_be_held_out_from(shards: Path) -> None:
 
 def test_fewer_training_images_are_refused_for_shards(shards: Path) -> None:
     splits = open_splits(str(shards))
-    assert subset_training(splits, None, 0) is splits
+    assert subset(splits, None, 0) is splits
     with pytest.raises(InputError, match="training_images must be None for shards"):
-        subset_training(splits, 8, 0)
+        subset(splits, 8, 0)
 
 
 def test_the_fingerprint_comes_from_the_list_alone(shards: Path) -> None:

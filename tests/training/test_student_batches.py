@@ -68,9 +68,8 @@ def loader(transform=exact, *, count=11, pseudo=None, size=6, batch_size=4, **op
     """11 labeled images of brightness 0 to 10, and 7 pseudo-labeled ones of 100 to 106."""
     pseudo = images(7, Taught, 100) if pseudo is None else pseudo
     options = {"channels": 1, "seed": 0, "training": True, "workers": 0} | options
-    return ImageBatches(
-        images(count), transform, batch_size=batch_size, pseudo_images=pseudo, pseudo_batch_size=size, **options
-    )
+    options |= {"batch_size": batch_size, "pseudo_images": pseudo, "pseudo_batch_size": size}
+    return ImageBatches(images(count), transform, **options)
 
 
 def numbers(batch):
@@ -135,17 +134,12 @@ def test_a_run_goes_on_in_mid_epoch_with_the_same_batches(groups, done, batch_sl
 
 
 def test_workers_change_nothing(shards, tmp_path):
-    labelled = open_shards(str(shards))[0]["train"]
+    labeled = open_shards(str(shards))[0]["train"]
     student = open_student_images(str(shards), write_selection(shards, tmp_path / "s"), CLASSES, soft=True)
-    options = {
-        "channels": 1,
-        "batch_size": 4,
-        "seed": 0,
-        "training": True,
-        "pseudo_images": student,
-        "pseudo_batch_size": 6,
-    }
-    assert_same(*([*ImageBatches(labelled, noisy, workers=workers, **options)] for workers in (0, 2)))
+    options = {"channels": 1, "batch_size": 4, "seed": 0, "training": True, "pseudo_batch_size": 6}
+    assert_same(
+        *([*ImageBatches(labeled, noisy, pseudo_images=student, workers=workers, **options)] for workers in (0, 2))
+    )
 
 
 @pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])

@@ -105,14 +105,11 @@ class Batches(Generic[BatchT]):
         self._pseudo_batch_size = pseudo_batch_size if pseudo_images is not None else 0
         min_images = min_batch_size(self._slice, self._pseudo_batch_size, min_micro_batch) if training else 1
         if len(images) < min_images:
-            raise InputError(
-                f"{'training' if training else 'validation'} images must be at least {min_images}, got {len(images)}"
-            )
+            split = "training" if training else "validation"
+            raise InputError(f"{split} images must be at least {min_images}, got {len(images)}")
         if pseudo_images is not None and len(pseudo_images) < self._slice.world_size:
-            raise InputError(
-                f"pseudo-labeled images must be at least {self._slice.world_size}, one per rank, "
-                f"got {len(pseudo_images)}"
-            )
+            at_least = f"at least {self._slice.world_size}, one per rank"
+            raise InputError(f"pseudo-labeled images must be {at_least}, got {len(pseudo_images)}")
         if training and batch_size < min_images:
             raise InputError(
                 f"images of a step must be at least {min_micro_batch} per micro-batch ({self._slice.world_size} ranks, "
@@ -213,9 +210,8 @@ class Batches(Generic[BatchT]):
             start = step * self._batch_size
             size = min(self._batch_size, len(self._images) - start)
             total = size + self._pseudo_batch_size
-            keys = [
-                _Key(False, epoch, index, total) for index in self._order.epoch_indices(epoch, start, size).tolist()
-            ]
+            indices = self._order.epoch_indices(epoch, start, size).tolist()
+            keys = [_Key(False, epoch, index, total) for index in indices]
             if self._pseudo_order is not None:
                 pseudo_start = (epoch * self.steps_per_epoch + step) * self._pseudo_batch_size
                 pseudo = self._pseudo_order.consecutive_indices(pseudo_start, self._pseudo_batch_size)

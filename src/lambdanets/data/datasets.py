@@ -17,7 +17,7 @@ from lambdanets.data.tar_files import find_validation_tar, read_tar
 from lambdanets.data.timm_sets import is_timm_name, read_timm_set
 from lambdanets.errors import InputError
 
-__all__ = ["LabeledImages", "Splits", "hold_out", "open_splits", "subset_training"]
+__all__ = ["LabeledImages", "Splits", "hold_out", "open_splits", "subset"]
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,8 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     _check_classes(train)
     if validation is None:
         return _hold_out(train, validation_share, seed)
-    return Splits(
-        train.images, _with_classes_of(train, validation), train.classes, f"{train.source} and {validation.source}"
-    )
+    source = f"{train.source} and {validation.source}"
+    return Splits(train.images, _match_classes(validation, train), train.classes, source)
 
 
 def hold_out(splits: Splits, share: float, seed: int) -> Splits:
@@ -96,7 +95,7 @@ def hold_out(splits: Splits, share: float, seed: int) -> Splits:
     return replace(held, test=splits.validation)
 
 
-def subset_training(splits: Splits, count: int | None, seed: int) -> Splits:
+def subset(splits: Splits, count: int | None, seed: int) -> Splits:
     """The splits with `count` training images, stratified by class and drawn with a seed; all if None.
 
     Raises InputError for more images than available, for fewer than classes, and for images in shards.
@@ -111,8 +110,7 @@ def subset_training(splits: Splits, count: int | None, seed: int) -> Splits:
     classes = len(set(splits.train.labels))
     if not classes <= count <= available - classes:
         raise InputError(
-            f"training_images must be {available}, or from {classes} (one per class) to {available - classes}, "
-            f"got {count}"
+            f"training_images must be {available}, or {classes} (one per class) to {available - classes}, got {count}"
         )
     labels = splits.train.labels
     kept, _ = train_test_split(range(available), train_size=count, random_state=seed, stratify=labels)
@@ -143,11 +141,9 @@ def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
     folders = split_folders(path)
     if folders is None:
         return _Split(*read_class_folders(path), str(path)), None
-    train_split, validation_split = (
-        _Split(*read_class_folders(split), str(split)) if split else None for split in folders
-    )
+    train_split, val_split = (_Split(*read_class_folders(path), str(path)) if path else None for path in folders)
     assert train_split is not None
-    return train_split, validation_split
+    return train_split, val_split
 
 
 def _open_shards(data: str, share: float, seed: int) -> Splits:
@@ -201,16 +197,13 @@ def _hold_out(split: _Split, share: float, seed: int) -> Splits:
     for label, count in sorted(counts.items()):
         if count < 2:
             name = split.classes[label]
-            raise InputError(
-                f"{split.source} must have at least 2 images per class to hold some out, but '{name}' has 1"
-            )
+            raise InputError(f"{split.source} must have at least 2 images per class for a hold-out, but '{name}' has 1")
     # scikit-learn needs at least one image per class on each side, which a share of a small set may not give
     held = min(max(int(np.ceil(share * len(labels))), len(counts)), len(labels) - len(counts))
     train, validation = train_test_split(range(len(labels)), test_size=held, random_state=seed, stratify=labels)
     source = f"{split.source}, {held} of {len(labels)} images held out with seed {seed}"
-    return Splits(
-        _select(split.images, sorted(train)), _select(split.images, sorted(validation)), split.classes, source
-    )
+    kept, held_out = _select(split.images, sorted(train)), _select(split.images, sorted(validation))
+    return Splits(kept, held_out, split.classes, source)
 
 
 def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
@@ -218,7 +211,7 @@ def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
     return SelectedImages(images, indices, [labels[index] for index in indices])
 
 
-def _with_classes_of(train: _Split, validation: _Split) -> LabeledImages:
+def _match_classes(validation: _Split, train: _Split) -> LabeledImages:
     """The validation images with the class indices of training, matched by name."""
     if not len(validation.images.labels):
         raise InputError(f"{validation.source} must have images, and has none")

@@ -56,9 +56,7 @@ def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
 
     if not any(is_img_extension(Path(name).suffix.lower()) for name in names_in_tar(path)):
         raise InputError(f"'{path}' must have images as PNG or JPEG, and has none")
-    reader = create_timm_dataset(
-        "", str(path), "train", cache_tarinfo=False
-    ).reader  # a cache would write next to the tar
+    reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader  # a cache would be a file there
     members = []
     for member, _, inner in reader.samples:  # inner: the tar within the tar that holds the member, if any
         start = member.offset_data + (inner.offset_data if inner is not None else 0)

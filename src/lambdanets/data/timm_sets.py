@@ -82,10 +82,7 @@ def read_timm_set(data: str, root: str | None) -> list[tuple[LabeledImages, tupl
     prefix, _, name = data.partition("/")
     if prefix.lower() in ("torch", "wds") and root is None:
         raise InputError(f"data_root must be the folder that holds '{data}', got None")
-    if prefix.lower() == "torch" and name.lower() in (
-        "folder",
-        "image_folder",
-    ):  # timm may open one folder as both splits
+    if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):  # timm may open one as both splits
         raise InputError(f"data must be the path of the folder, got '{data}'")
     if prefix.lower() == "wds" and root is not None:
         for path in sorted(Path(root).rglob("*.tar")):

@@ -44,14 +44,11 @@ def draw_truth(image: Image.Image, known: AnnotatedImage, classes: Sequence[str]
     objects = [each for each in known.objects if not each.crowd]
     boxes = torch.tensor([each.box for each in objects]).reshape(-1, 4)
     labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
-    return overlay(
-        image,
-        boxes,
-        labels,
-        None,
-        lambda number: decode_cropped_mask(objects[number], known.height, known.width),
-        classes,
-    )
+
+    def mask_of(number: int) -> CroppedMask:
+        return decode_cropped_mask(objects[number], known.height, known.width)
+
+    return overlay(image, boxes, labels, None, mask_of, classes)
 
 
 def draw_found(

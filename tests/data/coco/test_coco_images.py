@@ -157,9 +157,7 @@ def test_an_image_not_of_the_annotated_size_is_unreadable(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("height", "width", "brightest"), [(20, 30, "left"), (30, 20, "top")])
-def test_exif_orientation_is_applied_if_the_annotations_have_it(
-    tmp_path: Path, height: int, width: int, brightest: str
-) -> None:
+def test_exif_orientation_follows_the_annotations(tmp_path: Path, height: int, width: int, brightest: str) -> None:
     pixels = np.zeros((20, 30), np.uint8)
     pixels[:, :15] = 255
     exif = Image.Exif()
