@@ -24,7 +24,7 @@ from PIL import Image
 from lambdanets.data.datasets import Splits
 from lambdanets.data.image_folders import read_class_folders
 from lambdanets.data.images import read_image
-from lambdanets.data.labelled_images import ImageFiles, SelectedImages
+from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.data.shards.writing import write_shards

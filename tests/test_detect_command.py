@@ -122,7 +122,7 @@ def test_evaluate_says_what_of_the_annotations_was_left_out(trained_detector, tm
     does("evaluate", trained_detector / "run", "--data", data, "--images", trained_detector / "digits")
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "data: 1 annotations dropped: no image has their image_id (id 900)",
-        "data: 1 images dropped: their files are not there (id 50)",
+        "data: 1 images dropped: their files are missing (id 50)",
     ]
 
 
@@ -160,7 +160,7 @@ def test_evaluate_shows_and_keeps_scores_though_pictures_cannot_be_drawn(
 def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsys):
     run, digits = trained_detector / "run", trained_detector / "digits"
     other = ["--data", digits / "val.json", "--images", digits / "val"]
-    assert "expected in" in fails(capsys, "evaluate", run, *other)
+    assert "must have the 2 categories" in fails(capsys, "evaluate", run, *other)
     assert "data and images must be given together" in fails(capsys, "evaluate", run, *other[:2])
     (tmp_path / "thesis.tex").write_text("years of work")
     assert "holds something already" in fails(capsys, "evaluate", run, "--out", tmp_path)

@@ -1,4 +1,4 @@
-"""The error that is the caller's, told in a sentence, once."""
+"""InputError, the one-line error for a user's mistake, and helpers for messages."""
 
 import difflib
 import errno
@@ -7,8 +7,8 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# What the state of the machine is to blame for, whichever file it was: no space, no more open files, a failing disk.
-_OF_MACHINE = {
+# Failures of the machine, whichever the file: no space, too many open files, a failing disk.
+_MACHINE_ERRORS = {
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE")
     if hasattr(errno, name)
@@ -16,35 +16,35 @@ _OF_MACHINE = {
 
 
 class InputError(ValueError):
-    """Something a person gave cannot be used: the message names it, what was expected and what came.
+    """An argument or file of the user is invalid. The message: `{argument} must be {expected}, got {value}`.
 
-    The command line prints the message and ends with exit code 2; a program catches it as a ValueError.
+    The command line prints the message and exits with code 2.
     """
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message without line breaks and full stop, or its type where it has none."""
+    """An exception's message on one line without a final period, or its type's name if it has none."""
     try:
         message = str(error)
-    except Exception:  # a class of a user's may fail at it
+    except Exception:  # str() of a user's exception class may raise
         message = ""
     return " ".join(message.split()).rstrip(".") or type(error).__name__
 
 
 class KernelWarning(UserWarning):
-    """A fused kernel failed its self-test or could not be launched on this GPU; a plain algorithm takes its place."""
+    """A fused kernel failed its self-test or its launch on this GPU; a plain algorithm replaces it."""
 
 
-class RankZeroFailed(Exception):  # noqa: N818 - it is no error of this process
-    """Raised on the other ranks after rank 0 has reported the error: they end without a message."""
+class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process
+    """Raised on the other ranks after rank 0 has reported an error: they exit without a message."""
 
 
 def is_for_user(error: OSError) -> bool:
-    """Whether a user can mend it: about a file, not one of Python or an installed package, or the machine's state.
+    """Whether a user can fix the error: it names a file outside the installed packages, or the machine is at a limit.
 
-    Others, such as a closed file descriptor or a module's missing file, are bugs, which keep their traceback.
+    Others, such as a closed file descriptor or a missing file of a package, are bugs, which keep their traceback.
     """
-    if error.errno in _OF_MACHINE:
+    if error.errno in _MACHINE_ERRORS:
         return True
     if not isinstance(error.filename, str | bytes) or error.errno is None:
         return False
@@ -64,7 +64,7 @@ def need_packages(*packages: str, extra: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
-    """'; the nearest is ...' for a mistyped name, to end a sentence with, or nothing if no known name is close."""
+    """The end of a message for an unknown name, '; the nearest is ...', or "" if no known name is close."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     if not close:
         return ""
@@ -72,19 +72,19 @@ def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that memory ran out, Python's, a GPU's, or PyTorch's on a processor, which has no type for it."""
-    torch = sys.modules.get("torch")  # where PyTorch is not loaded, none of its errors is raised
+    """Whether Python, a GPU or PyTorch on the CPU, which raises a plain RuntimeError, ran out of memory."""
+    torch = sys.modules.get("torch")  # without PyTorch loaded, the error is not PyTorch's
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str]) -> str:
-    """'; did you mean ...?' for an unknown argument: the known one with the same meaning, or the nearest by spelling.
+    """The end of a message for an unknown argument: '; did you mean ...?' with a synonym or the nearest by spelling.
 
-    Nothing if no known argument is close.
+    "" if no known argument is close.
     """
     known = list(known)
-    meant = synonyms.get(name)
-    close = [meant] if meant in known else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    synonym = synonyms.get(name)
+    close = [synonym] if synonym in known else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else ""

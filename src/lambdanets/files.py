@@ -1,4 +1,4 @@
-"""Atomic writes, leftovers of killed processes, and regular files only."""
+"""Atomic writes, removal of their leftovers, and reading of regular files only."""
 
 import hashlib
 import os
@@ -14,10 +14,10 @@ from lambdanets.signals import deferred, interruptible
 
 @contextmanager
 def atomic_open(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a file to write that replaces `path` when the block ends, and leaves it as it was if the block raises.
+    """Open a file for writing that replaces `path` after the block; if the block raises, `path` is unchanged.
 
     The bytes go to a hidden file in the same folder, which is synced and renamed. An existing file is renamed to
-    `before`, if given. An OSError names the path.
+    `before`, if given. An OSError names `path`.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     with interruptible():  # a signal that ended the process at once would leave the hidden file
@@ -38,7 +38,7 @@ def atomic_open(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
             raise
 
 
-_SPECIAL = {
+_FILE_KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -48,10 +48,10 @@ _SPECIAL = {
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file to read. Raises OSError, also for a named pipe and the like, which are not opened: that may hang."""
-    kind = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - a path in text, as Pillow takes, too
+    """Open a file for reading. Raises OSError, also for named pipes and other special files, whose opening may hang."""
+    kind = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - path may be a str
     if kind != stat.S_IFREG:
-        raise OSError(f"it is {_SPECIAL.get(kind, 'a special file')}, not a file")
+        raise OSError(f"it is {_FILE_KINDS.get(kind, 'a special file')}, not a file")
     return Path(path).open("rb")
 
 
@@ -62,13 +62,13 @@ def atomic_write(path: Path, content: bytes | memoryview) -> None:
 
 
 def sha256_of(file: BinaryIO) -> str:
-    """The SHA-256 of an open file from its beginning, in hexadecimal digits."""
+    """The SHA-256 of a whole open file, in hexadecimal digits."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO lacks readinto
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove the hidden leftovers of killed atomic writes; of those of one file where it is named."""
+    """Remove the leftovers of killed atomic writes in a folder, or those of the named file only."""
     for leftover in folder.glob(".*.unfinished"):
         if name and not leftover.name.startswith(f".{name}."):
             continue
@@ -79,5 +79,5 @@ def remove_unfinished(folder: Path, name: str = "") -> None:
 
 
 def printable_bytes(text: str) -> bytes:
-    """Text as UTF-8; what no text can be, such as a byte of a file name in another encoding, is escaped."""
+    """Text as UTF-8, with surrogates escaped, such as those of file names that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace")

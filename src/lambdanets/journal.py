@@ -1,4 +1,4 @@
-"""A journal: what a long command has finished, a line of JSON each, to resume from after any interruption."""
+"""A journal of finished work, one line of JSON per entry, from which an interrupted command resumes."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ SUFFIX = ".partial"
 
 
 class Journal:
-    """An open journal. entries: those of the interrupted command, `resumed` of them, then what this one adds."""
+    """An open journal. entries: those of the interrupted command (`resumed` is their number), then the added ones."""
 
     def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
         self._file = file
@@ -24,7 +24,7 @@ class Journal:
         self.resumed = len(entries)
 
     def add(self, entry: Any) -> None:
-        """Append an entry; it is kept from here on, whatever ends the process."""
+        """Append an entry and flush it, so that it outlives the process."""
         self._file.write(_line(entry))
         self._file.flush()
         self.entries.append(entry)
@@ -32,10 +32,10 @@ class Journal:
 
 @contextlib.contextmanager
 def open_journal(path: Path, identity: dict[str, Any]) -> Iterator[Journal]:
-    """A journal at `path`, begun or resumed; removed when the block ends, kept with its entries where it raises.
+    """Create or resume the journal at `path`; it is removed after the block, and kept if the block raises.
 
-    identity: what the entries depend on, by the names that messages use. Raises InputError where the journal that is
-    there has another identity, or is none. A last line that was cut off is dropped. The caller holds a lock.
+    identity: what the entries depend on, by name, for messages. Raises InputError if an existing file has another
+    identity or is no journal. A truncated last line is dropped. The caller holds a lock.
     """
     content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]

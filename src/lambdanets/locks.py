@@ -1,11 +1,11 @@
-"""Locks: one process at a time works on a folder or file; a second one is refused and told which process has it.
+"""Locks: one process at a time works on a folder or file; others raise InUseError, which names the owner.
 
-A lock file names its owner (host, process, start of the process), who refreshes it while alive. A dead owner's lock is
-taken over: at once on the owner's host, after a reboot too, and on another host, or where no owner is named, once
-nothing has refreshed it for EXPIRY_SECONDS. A stopped process (SIGSTOP) is alive.
+A lock file names its owner (host, process ID, start time), which refreshes it while alive. The lock of a dead owner is
+taken over: on the owner's host at once, also after a reboot; on another host, or if no owner is named, when it has not
+been refreshed for EXPIRY_SECONDS. A stopped process (SIGSTOP) is alive.
 
-filelock takes over where the file system can exchange two names; network file systems and some others cannot, and a
-zombie counts as alive there: those locks are removed here.
+filelock takes locks over only where the file system can exchange two names, unlike network file systems, and counts a
+zombie as alive. This module removes such locks.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class LostLockError(InputError):
 
 
 class Lock:
-    """A lock that this process holds on a subject, the folder or file that messages name."""
+    """A lock held by this process. subject: the locked folder or file, for messages."""
 
     def __init__(self, lease: SoftFileLease, subject: Path) -> None:
         self._lease = lease
@@ -58,12 +58,11 @@ class Lock:
 
 @contextlib.contextmanager
 def locked(path: Path, subject: Path, wait: float = 0.0, *, patient: bool = True) -> Iterator[Lock]:
-    """Hold the lock file `path` for what the block does to `subject`.
+    """Hold the lock file `path` within the block, for work on `subject`.
 
-    Raises InUseError, naming the owner, where another live process holds it for `wait` seconds more, and InputError
-    where no file can be written.
-    An owner on another host cannot be seen to be alive but by refreshing its lock: for that it waits EXPIRY_SECONDS,
-    and says so. Unless patient, it takes such an owner for alive.
+    Raises InUseError, naming the owner, if another live process still holds it after `wait` seconds, and InputError if
+    the lock file cannot be written. Only a refresh shows that an owner on another host is alive: if patient, wait
+    EXPIRY_SECONDS for one, with a message; otherwise assume that it is alive.
     """
     if not path.parent.is_dir():  # filelock would make it
         raise InputError(f"{subject}: {os.strerror(errno.ENOENT)}")
@@ -83,7 +82,7 @@ def locked(path: Path, subject: Path, wait: float = 0.0, *, patient: bool = True
 
 @contextlib.contextmanager
 def locked_folder(folder: Path, wait: float = 0.0) -> Iterator[Lock]:
-    """Hold the lock of a folder, which is made if it is missing, and removed again if the block leaves it empty.
+    """Hold the lock of a folder, which is created if missing, and removed if the block leaves it empty.
 
     Raises InUseError where another live process holds it for `wait` seconds more, and InputError where the folder
     cannot be made or written to.
@@ -138,7 +137,7 @@ def _acquired(lease: SoftFileLease, timeout: float) -> bool:
 
 
 class _File(NamedTuple):
-    """What tells a lock file from another at its place, and from itself once it was refreshed."""
+    """The state of a lock file, which differs after a refresh or a replacement."""
 
     inode: tuple[int, int]
     refreshed: int  # ns
@@ -155,7 +154,7 @@ def _file_at(path: Path) -> _File | None:
 
 
 def _remove(path: Path, dead: _File) -> None:
-    """Remove the lock file of an owner that was seen to be dead, and not one that has taken its place since."""
+    """Remove the lock file of a dead owner, unless another process has replaced it since."""
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     with deferred():
         try:
@@ -170,9 +169,9 @@ def _remove(path: Path, dead: _File) -> None:
 
 
 def _is_dead(pid: int, found: _File) -> bool:
-    """Whether the owner, a process of this host, has ended: nothing has its number, a zombie, or a later process.
+    """Whether the owner on this host is dead: its process ID is free, a zombie's or a later process's.
 
-    A zombie waits for its parent: where none reaps it, as in many containers, for good.
+    In many containers zombies are never reaped.
     """
     try:
         process = psutil.Process(pid)
@@ -185,7 +184,7 @@ def _is_dead(pid: int, found: _File) -> bool:
 
 @functools.cache
 def _own_host() -> str:
-    """This host as a lock file names it, which in a container is more than the host's name."""
+    """This host as filelock names it in lock files, in a container not by the host name alone."""
     with tempfile.TemporaryDirectory() as folder:
         own = SoftFileLease(Path(folder) / LOCK)
         with own:

@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal; where standard error goes elsewhere, a line every half minute."""
+"""Progress on standard error: a tqdm bar on a terminal, else one line every 30 seconds."""
 
 import sys
 import threading
@@ -14,11 +14,11 @@ SECONDS_PER_LINE = 30.0
 
 
 class Progress:
-    """What is under way, on standard error, from entering the block to leaving it. What is done sooner says nothing.
+    """A context manager that shows progress on standard error within its block.
 
-    A line comes every SECONDS_PER_LINE even while a single item takes longer. Without a total there is no bar, and the
-    line says how long it has been. initial: items done before. bar: False where standard output shows each item.
-    note: what is under way at the moment, or what gives it when a line is due; `note` may be set at any time.
+    Off a terminal a thread prints a line every SECONDS_PER_LINE, also while one item takes longer. Without a total
+    there is no bar, and the lines have the elapsed time. initial: items done before. bar: False if standard output
+    shows each item. note: text for the current item, or a function that returns it for each line; may be set any time.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class Progress:
         self.label, self.total, self.unit = label, total, unit
         self.done = self._initial = initial
         self.note = note
-        self._begun = time.monotonic()
-        self._ended = threading.Event()
+        self._started = time.monotonic()
+        self._stopped = threading.Event()
         self._bar: Any = None
-        self._wants_bar = bar and total is not None
+        self._shows_bar = bar and total is not None
 
     def __enter__(self) -> Self:
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         if not sys.stderr.isatty() or self.total is None:
-            threading.Thread(target=self._say_lines, daemon=True).start()
-        elif self._wants_bar:
+            threading.Thread(target=self._print_lines, daemon=True).start()
+        elif self._shows_bar:
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -59,18 +59,18 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self._stopped.set()
         if self._bar is not None:
             self._bar.close()
 
     def update(self, count: int = 1) -> None:
-        """So many more items are done."""
+        """Count `count` more items as done."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
 
     def tell(self, note: str, label: str | None = None) -> None:
-        """What is under way now."""
+        """Set the note, and the label if given."""
         self.note = note
         self.label = self.label if label is None else label
         if self._bar is not None:
@@ -78,8 +78,8 @@ class Progress:
             self._bar.set_postfix_str(printable(note))
 
     def line(self) -> str:
-        """How far it is, in words."""
-        seconds = time.monotonic() - self._begun
+        """The progress as one line of text."""
+        seconds = time.monotonic() - self._started
         note = self.note() if callable(self.note) else self.note
         parts = [note] if note else []
         if self.total is None:
@@ -89,14 +89,14 @@ class Progress:
             parts = [f"{rate:.3g} {self.unit}/s, {duration((self.total - self.done) / rate)} left", *parts]
         return f"{self.label}: {', '.join([f'{self.done:,} of {self.total:,} {self.unit}', *parts])}"
 
-    def _say_lines(self) -> None:
+    def _print_lines(self) -> None:
         stream = sys.stderr
-        while not self._ended.wait(SECONDS_PER_LINE):
+        while not self._stopped.wait(SECONDS_PER_LINE):
             say(self.line(), file=stream)
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Item]:
-    """The items, one by one, with their progress."""
+    """Iterate over the items, showing progress."""
     with Progress(label, total, unit, bar=bar) as progress:
         for item in items:
             yield item
@@ -104,7 +104,7 @@ def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units that say something: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
+    """Seconds in readable units: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
     minutes = seconds / 60
     if seconds < 60:
         return f"{seconds:.0f} s"

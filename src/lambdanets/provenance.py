@@ -1,4 +1,4 @@
-"""What a result came from: the commit, versions and hardware."""
+"""The provenance of a result: commit, versions and hardware."""
 
 import importlib.metadata
 import json
@@ -18,7 +18,7 @@ from lambdanets.records import parse_json
 
 
 def commit() -> str | None:
-    """The commit of the source tree this package runs from, marked if changed since; None for an installed copy."""
+    """The git commit of the source tree, with "-dirty" if it has changes; None for an installed package."""
     here = Path(__file__).parent
     try:
         command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -32,14 +32,14 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
+    """Versions of Python, this package and those that results depend on."""
     packages = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
     ours = {"python": platform.python_version(), "lambdanets": lambdanets.__version__}
     return ours | {name: importlib.metadata.version(name) for name in packages}
 
 
 def hardware() -> dict[str, Any]:
-    """The processor, its threads as torch uses them, and the GPU if there is one."""
+    """The system, processor, cores, torch's number of threads, and the GPU if there is one."""
     cpuinfo = Path("/proc/cpuinfo")
     names = [line.split(":")[1].strip() for line in _lines(cpuinfo) if line.startswith("model name")]
     return {
@@ -56,10 +56,10 @@ class _Measured(TypedDict):
 
 
 def read_unfinished(path: Path, begun: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a JSON file of measurements that were interrupted, to resume them.
+    """The content of a JSON file of interrupted measurements, to resume them.
 
-    begun: what must be the same in it, by name, such as options, versions and hardware. Raises InputError where the
-    measurements are finished or differ in one of these, and where the file holds something else.
+    begun: values that the file must have, by name, such as options, versions and hardware. Raises InputError where the
+    measurements are finished, a value differs, or the file holds something else.
     """
     advice = "name another place with --out"
     content = parse_json(path.read_bytes(), _Measured, f"{path} holds no measurements to resume", advice)

@@ -1,8 +1,8 @@
-"""SIGINT, SIGTERM and SIGHUP: every command ends the same way on all of them, with exit code 130.
+"""Handling of SIGINT, SIGTERM and SIGHUP: every command exits with code 130 on each of them.
 
-Until a command has begun what it must clean up or can resume, a signal ends the process at once and quietly. Within
-`interruptible` it raises KeyboardInterrupt, once, so that what is finished is kept; while that is done only another
-Ctrl-C counts. Handlers are those of the command line: as a library the package leaves signals alone.
+Outside of `interruptible` blocks a signal exits at once, without a message. Within them the first signal raises
+KeyboardInterrupt, so that finished work is saved; during this only SIGINT raises again. Only the command line installs
+handlers: as a library the package leaves signals alone.
 """
 
 import contextlib
@@ -20,42 +20,42 @@ from lambdanets.terminal import say
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Depths of nested blocks, in the main thread, which alone handles signals.
+# Depths of nested blocks in the main thread, the only one that handles signals.
 _interruptible = 0
 _deferred = 0
-_pending: int | None = None  # the signal that came in a deferred block
+_pending: int | None = None  # the signal received in a deferred block
 _interrupted = False
 
 
 def heeded() -> list[signal.Signals]:
-    """SIGNALS, but for those that were ignored when the process began: SIGHUP by nohup, SIGINT by a shell's `&`."""
+    """SIGNALS without those that the parent process ignores: SIGHUP by nohup, SIGINT by a shell's `&`."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals for the command line, and put the handlers back that were there before."""
+    """Install the command line's signal handlers, and restore the former ones after the block."""
     global _interrupted, _pending
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[Any, Any] = {}
+    former: dict[Any, Any] = {}
     hook = sys.unraisablehook
     _interrupted, _pending = False, None
     try:
         for number in (*heeded(), signal.SIGALRM):
-            before[number] = signal.signal(number, _handle)
-        sys.unraisablehook = lambda what: _raise_again() if _is_ours(what.exc_type) else hook(what)
+            former[number] = signal.signal(number, _handle)
+        sys.unraisablehook = lambda dropped: _raise_again() if _is_ours(dropped.exc_type) else hook(dropped)
         yield
     finally:
         sys.unraisablehook = hook
-        for number, handler in before.items():
+        for number, handler in former.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """A signal within the block raises KeyboardInterrupt."""
+    """Within the block, a signal raises KeyboardInterrupt."""
     global _interruptible
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -69,7 +69,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def resumable(kept: str) -> Iterator[None]:
-    """`interruptible`, for what the same command resumes; on a signal it says what is kept, and that."""
+    """`interruptible`, for work that the same command resumes; on a signal it prints `kept` and how to resume."""
     try:
         with interruptible():
             yield
@@ -80,7 +80,7 @@ def resumable(kept: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """A signal within the block counts when it ends; for what is short and must not be cut."""
+    """Within the block, signals are deferred to its end; for short sections that must not be interrupted."""
     global _deferred, _pending
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -97,16 +97,16 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """A signal within the block waits for its end, and in a process forked within it until that one unblocks it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    """Within the block, signals are blocked; a process forked in it keeps them blocked until it unblocks them."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def end_at_once() -> None:
-    """In a worker process, forked while signals were `blocked`: they end it, but for those that are ignored."""
+    """In a worker forked while signals were `blocked`: unblock them, with default handlers but for ignored ones."""
     for number in heeded():
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -125,7 +125,7 @@ def end_with_parent() -> None:
 
 
 def interrupted() -> bool:
-    """Whether KeyboardInterrupt was raised for a signal: what reaches the command line then is no error."""
+    """Whether a signal raised KeyboardInterrupt, so that the exception at the command line is no error."""
     return _interrupted
 
 
@@ -134,7 +134,7 @@ def _is_ours(error: type[BaseException] | None) -> bool:
 
 
 def _raise_again() -> None:
-    """KeyboardInterrupt came where Python drops exceptions, such as __del__ or a callback of fork: raise it soon."""
+    """Raise KeyboardInterrupt again, by a timer, where Python dropped it, such as in __del__ or a fork callback."""
     global _interrupted
     _interrupted = False
     signal.setitimer(signal.ITIMER_REAL, 0.01)

@@ -1,32 +1,32 @@
-"""Lines on the terminal. Names of files and classes may hold escape codes: a control character is shown, not obeyed."""
+"""Prints lines with control characters escaped, because names of files and classes may hold terminal escape codes."""
 
 import sys
 import unicodedata
 from typing import TextIO
 
-# Cc: control characters. Cf: invisible ones, such as those that reverse the text's direction. Zl, Zp: line breaks.
-_SHOWN_ESCAPED = {"Cc", "Cf", "Zl", "Zp"}
-# Cf as well, but emoji and several scripts are written with them, and they move nothing.
+# Cc: control characters. Cf: invisible ones, such as changes of text direction. Zl, Zp: line breaks.
+_ESCAPED_CATEGORIES = {"Cc", "Cf", "Zl", "Zp"}
+# In Cf too, but harmless, and needed by emoji and several scripts.
 _JOINERS = {"\u200c", "\u200d"}
 
 
 def printable(text: object) -> str:
-    """The text with control characters and line breaks as Python writes them: \\x1b, \\n."""
+    """The text with control characters and line breaks as Python escapes: \\x1b, \\n."""
     string = str(text)
     if string.isprintable():
         return string
     return "".join(
         char.encode("unicode_escape").decode()
-        if unicodedata.category(char) in _SHOWN_ESCAPED and char not in _JOINERS
+        if unicodedata.category(char) in _ESCAPED_CATEGORIES and char not in _JOINERS
         else char
         for char in string
     )
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines, each on a line of its own, whatever it holds; flushed. By default on standard output.
+    """Print and flush escaped lines, by default on standard output, without breaking a tqdm bar.
 
-    All output of the package's own goes through here, which the linter checks. A progress bar is not torn by it.
+    The package prints only by this function, which the linter checks.
     """
     stream = sys.stdout if file is None else file
     text = "".join(f"{printable(line)}\n" for line in lines)

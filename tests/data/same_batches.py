@@ -1,4 +1,4 @@
-"""Whether loaders hand out the same."""
+"""Compares the batches of two loaders."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ import torch
 
 
 def assert_same(one: list[Any], other: list[Any]) -> None:
-    """Two passes, of some batches, are equal in all fields and bits."""
+    """Assert that two lists of batches are equal in all fields, bit by bit."""
     assert len(one) == len(other) > 0
     for a, b in zip(one, other, strict=True):
         assert type(a) is type(b)
-        for name, mine, theirs in zip(a._fields, a, b, strict=True):
-            assert _are_same(mine, theirs), name
+        for name, value, other_value in zip(a._fields, a, b, strict=True):
+            assert _are_equal(value, other_value), name
 
 
-def _are_same(mine: Any, theirs: Any) -> bool:
-    if isinstance(mine, torch.Tensor):
-        return isinstance(theirs, torch.Tensor) and torch.equal(mine, theirs)
-    if isinstance(mine, list):
-        return len(mine) == len(theirs) and all(map(_are_same, mine, theirs))
-    if isinstance(mine, dict):
-        return mine.keys() == theirs.keys() and all(_are_same(mine[key], theirs[key]) for key in mine)
-    return bool(mine == theirs)
+def _are_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_are_equal, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_are_equal(a[key], b[key]) for key in a)
+    return bool(a == b)

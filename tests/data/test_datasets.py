@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lambdanets.data.datasets import fewer, open_splits
+from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labelled_images import LabelledImages
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 
 
@@ -26,22 +26,22 @@ def write_classes(folder: Path, **counts: int) -> Path:
     return folder
 
 
-def names(images: LabelledImages) -> list[str]:
+def names(images: LabeledImages) -> list[str]:
     return [images.name(index) for index in range(len(images))]
 
 
-def class_counts(images: LabelledImages, classes: tuple[str, ...]) -> dict[str, int]:
+def class_counts(images: LabeledImages, classes: tuple[str, ...]) -> dict[str, int]:
     return dict(Counter(classes[label] for label in images.labels))
 
 
-def test_digits_are_held_out_evenly_over_the_classes() -> None:
+def test_hold_out_of_digits_is_stratified_by_class() -> None:
     splits = open_splits("digits")
     assert (len(splits.train), len(splits.validation)) == (1437, 360)
     assert splits.classes == tuple("0123456789")
     assert set(class_counts(splits.validation, splits.classes).values()) <= set(range(34, 38))
 
 
-def test_digits_have_8_by_8_grey_pixels_over_the_whole_range() -> None:
+def test_digits_are_8_by_8_gray_with_full_range() -> None:
     splits = open_splits("digits")
     image, label = splits.train.load(0)
     assert (image.mode, image.size, label) == ("L", (8, 8), splits.train.labels[0])
@@ -49,11 +49,11 @@ def test_digits_have_8_by_8_grey_pixels_over_the_whole_range() -> None:
     assert splits.train.name(0).startswith("digits/")
 
 
-def test_the_seed_draws_the_hold_out() -> None:
-    def drawn(seed: int) -> list[str]:
+def test_hold_out_depends_on_the_seed() -> None:
+    def held_out(seed: int) -> list[str]:
         return names(open_splits("digits", seed=seed).validation)
 
-    assert drawn(1) == drawn(1) != drawn(2)
+    assert held_out(1) == held_out(1) != held_out(2)
 
 
 def test_hold_out_and_training_share_no_image() -> None:
@@ -62,19 +62,19 @@ def test_hold_out_and_training_share_no_image() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-4, 0.99, 1.0, -1.0, float("nan")])
-def test_a_share_that_leaves_a_part_empty_is_refused(share: float) -> None:
+def test_rejects_a_validation_share_that_leaves_a_split_empty(share: float) -> None:
     with pytest.raises(
         InputError, match=r"validation_share must be a finite number, at least 0\.001 and at most 0\.9, got"
     ):
         open_splits("digits", validation_share=share)
 
 
-def test_a_negative_seed_is_refused() -> None:
+def test_rejects_a_negative_seed() -> None:
     with pytest.raises(InputError, match="seed"):
         open_splits("digits", seed=-1)
 
 
-def test_class_folders_are_numbered_by_name_and_keep_nested_images(tmp_path: Path) -> None:
+def test_class_folders_are_sorted_by_name_and_searched_recursively(tmp_path: Path) -> None:
     write_classes(tmp_path, dog=4, cat=4)
     (tmp_path / "cat/deep").mkdir()
     (tmp_path / "cat/deep/x.png").write_bytes(png(0))
@@ -88,12 +88,12 @@ def test_class_folders_are_numbered_by_name_and_keep_nested_images(tmp_path: Pat
     assert both == {"cat": 5, "dog": 4}
 
 
-def test_a_hold_out_from_few_images_has_every_class(tmp_path: Path) -> None:
+def test_hold_out_of_few_images_has_every_class(tmp_path: Path) -> None:
     splits = open_splits(str(write_classes(tmp_path, a=2, b=2, c=2)))
     assert set(splits.validation.labels) == set(splits.train.labels) == {0, 1, 2}
 
 
-def test_the_order_in_the_file_system_does_not_matter(tmp_path: Path) -> None:
+def test_splits_do_not_depend_on_the_order_in_the_file_system(tmp_path: Path) -> None:
     for root, order in (("one", range(9)), ("two", reversed(range(9)))):
         for number in order:
             for name in ("a", "b"):
@@ -108,7 +108,7 @@ def test_the_order_in_the_file_system_does_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
-def test_train_and_validation_folders_are_the_splits(tmp_path: Path, name: str) -> None:
+def test_train_and_validation_folders_become_the_splits(tmp_path: Path, name: str) -> None:
     write_classes(tmp_path / "train", a=2, b=2)
     write_classes(tmp_path / name, a=1, b=1)
     splits = open_splits(str(tmp_path))
@@ -116,14 +116,14 @@ def test_train_and_validation_folders_are_the_splits(tmp_path: Path, name: str) 
     assert splits.validation.name(0) == str(tmp_path / name / "a/0.png")
 
 
-def test_val_comes_before_test(tmp_path: Path) -> None:
+def test_val_is_preferred_to_test(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", a=2, b=2)
     write_classes(tmp_path / "val", a=1)
     write_classes(tmp_path / "test", b=3)
     assert len(open_splits(str(tmp_path)).validation) == 1
 
 
-def test_a_class_missing_from_validation_keeps_trainings_numbers(tmp_path: Path) -> None:
+def test_validation_has_the_class_indices_of_training(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", a=2, b=2)
     write_classes(tmp_path / "val", b=1)
     splits = open_splits(str(tmp_path))
@@ -131,14 +131,14 @@ def test_a_class_missing_from_validation_keeps_trainings_numbers(tmp_path: Path)
     assert splits.validation.load(0)[1] == 1
 
 
-def test_a_validation_class_unknown_to_training_is_named(tmp_path: Path) -> None:
+def test_rejects_a_validation_class_that_training_lacks(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", a=2, b=2)
     write_classes(tmp_path / "val", zebra=1)
-    with pytest.raises(InputError, match="but came zebra"):
+    with pytest.raises(InputError, match=r"among the 2 of training \(a, b\), got zebra"):
         open_splits(str(tmp_path))
 
 
-def test_no_image_is_opened_to_split_a_folder(tmp_path: Path) -> None:
+def test_splitting_a_folder_opens_no_image(tmp_path: Path) -> None:
     for number in range(4):
         for name in ("a", "b"):
             (tmp_path / name).mkdir(exist_ok=True)
@@ -148,63 +148,63 @@ def test_no_image_is_opened_to_split_a_folder(tmp_path: Path) -> None:
         splits.train.load(0)
 
 
-def test_a_path_that_does_not_exist_is_named() -> None:
-    with pytest.raises(InputError, match="got 'nowhere/at/all', which is not there"):
+def test_rejects_a_path_that_does_not_exist() -> None:
+    with pytest.raises(InputError, match="got 'nowhere/at/all', which does not exist"):
         open_splits("nowhere/at/all")
 
 
-def test_a_file_that_is_no_tar_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_file_that_is_no_tar(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(0))
     with pytest.raises(InputError, match=r"a folder of images or an uncompressed \.tar, got"):
         open_splits(str(tmp_path / "a.png"))
 
 
-def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there are no images"):
+def test_rejects_a_folder_without_images(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="and has no images"):
         open_splits(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["empty", "empty classes", "all.zip", "all.tar.gz", ""])
-def test_a_set_without_images_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+def test_rejects_data_without_images(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     for label in ("cat", "dog"):
         (tmp_path / "empty classes" / label).mkdir(parents=True)
     (tmp_path / "all.zip").write_bytes(b"PK\x05\x06" + bytes(18))
     (tmp_path / "all.tar.gz").touch()
-    with pytest.raises(InputError, match=r"there are no images|an uncompressed \.tar, got|got '', which is not there"):
+    with pytest.raises(InputError, match=r"and has no images|an uncompressed \.tar, got|got '', which does not exist"):
         open_splits(str(tmp_path / name) if name else "")
 
 
-def test_a_named_pipe_in_place_of_a_set_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_named_pipe_without_opening_it(tmp_path: Path) -> None:
     for name in ("pipe", "pipe.tar"):
         os.mkfifo(tmp_path / name)
         with pytest.raises(InputError, match=r"uncompressed"):
             open_splits(str(tmp_path / name))
 
 
-def test_loose_images_without_class_folders_are_refused(tmp_path: Path) -> None:
+def test_rejects_images_outside_class_folders(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(0))
-    with pytest.raises(InputError, match="sub-folder of images for each class"):
+    with pytest.raises(InputError, match="one sub-folder of images per class, got images outside"):
         open_splits(str(tmp_path))
 
 
-def test_a_single_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="but came only 'cat'"):
+def test_rejects_a_single_class(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="got only 'cat'"):
         open_splits(str(write_classes(tmp_path, cat=5)))
 
 
-def test_a_class_too_small_for_a_hold_out_is_named(tmp_path: Path) -> None:
+def test_rejects_a_class_of_one_image_for_a_hold_out(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'rare' has 1"):
         open_splits(str(write_classes(tmp_path, common=5, rare=1)))
 
 
-def test_an_empty_root_is_refused() -> None:
+def test_rejects_an_empty_data_root() -> None:
     with pytest.raises(InputError, match="data_root must be a folder, got ''"):
         open_splits("torch/cifar10", root="")
 
 
-def test_a_root_without_a_timm_name_is_refused() -> None:
-    with pytest.raises(InputError, match="expected data_root only with a timm data set"):
+def test_rejects_data_root_without_a_timm_data_set() -> None:
+    with pytest.raises(InputError, match=r"data_root is for timm data sets .*, got data 'digits'"):
         open_splits("digits", root="somewhere")
 
 
@@ -213,7 +213,7 @@ def write_png(path):
     Image.new("L", (4, 4)).save(path)
 
 
-def test_train_alone_is_held_out_from(tmp_path):
+def test_a_train_folder_without_validation_gives_a_hold_out(tmp_path):
     for name in ("a", "b"):
         for i in range(5):
             write_png(tmp_path / "train" / name / f"{i}.png")
@@ -222,39 +222,39 @@ def test_train_alone_is_held_out_from(tmp_path):
     assert (len(splits.train), len(splits.validation)) == (8, 2)
 
 
-def test_train_beside_a_folder_that_could_be_a_class_or_a_part_is_refused(tmp_path):
-    for part in ("train", "holdout"):
+def test_rejects_train_next_to_a_folder_that_may_be_a_class_or_a_split(tmp_path):
+    for split in ("train", "holdout"):
         for name in ("a", "b"):
-            write_png(tmp_path / part / name / "0.png")
-    with pytest.raises(ValueError, match=r"beside 'train' in .*, but came holdout"):
+            write_png(tmp_path / split / name / "0.png")
+    with pytest.raises(ValueError, match=r"must have 'train' and val .*, got 'train' and holdout"):
         open_splits(str(tmp_path))
 
 
-def test_a_class_may_be_called_train(tmp_path):
+def test_a_class_may_be_named_train(tmp_path):
     for name in ("train", "bus"):
         for i in range(3):
             write_png(tmp_path / name / f"{i}.png")
     assert open_splits(str(tmp_path)).classes == ("bus", "train")
 
 
-def test_fewer_training_images_keep_the_shares_of_the_classes_and_the_validation_images(tmp_path):
+def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path):
     splits = open_splits(str(write_classes(tmp_path, a=30, b=10)), validation_share=0.5)
-    some = fewer(splits, 8, seed=0)
+    some = subset(splits, 8, seed=0)
     assert Counter(some.train.labels) == {0: 6, 1: 2}
     assert names(some.validation) == names(splits.validation)
     assert set(names(some.train)) < set(names(splits.train))
-    assert names(fewer(splits, 8, seed=0).train) == names(some.train) != names(fewer(splits, 8, seed=1).train)
+    assert names(subset(splits, 8, seed=0).train) == names(some.train) != names(subset(splits, 8, seed=1).train)
 
 
-def test_all_training_images_are_taken_where_no_number_is_given():
+def test_training_subset_of_none_or_all_images_is_the_same_splits():
     splits = open_splits("digits")
-    assert fewer(splits, None, seed=0) is splits
-    assert fewer(splits, len(splits.train), seed=0) is splits
+    assert subset(splits, None, seed=0) is splits
+    assert subset(splits, len(splits.train), seed=0) is splits
 
 
 @pytest.mark.parametrize("count", [9, 1430, 5000])
-def test_a_number_of_training_images_that_cannot_be_had_is_refused(count):
+def test_rejects_a_training_subset_of_impossible_size(count):
     with pytest.raises(
-        InputError, match=rf"training_images must be 1437, or from 10 \(one a class\) to 1427, got {count}"
+        InputError, match=rf"training_images must be 1437, or 10 \(one per class\) to 1427, got {count}"
     ):
-        fewer(open_splits("digits"), count, seed=0)
+        subset(open_splits("digits"), count, seed=0)

@@ -16,17 +16,17 @@ def idx(values: np.ndarray) -> bytes:
 
 def write_idx(raw: Path, *, zipped: bool = False, count: int = 6) -> Path:
     raw.mkdir(parents=True)
-    for part in ("train", "t10k"):
+    for split in ("train", "t10k"):
         pixels = np.arange(count * 12, dtype=np.uint8).reshape(count, 3, 4)
         labels = np.arange(count, dtype=np.uint8)
-        for name, content in ((f"{part}-images-idx3-ubyte", pixels), (f"{part}-labels-idx1-ubyte", labels)):
+        for name, content in ((f"{split}-images-idx3-ubyte", pixels), (f"{split}-labels-idx1-ubyte", labels)):
             suffix, pack = (".gz", gzip.compress) if zipped else ("", bytes)
             (raw / f"{name}{suffix}").write_bytes(pack(idx(content)))
     return raw
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_idx_files_are_read_packed_or_not(tmp_path: Path, zipped: bool) -> None:
+def test_idx_files_are_read_gzipped_or_not(tmp_path: Path, zipped: bool) -> None:
     write_idx(tmp_path / "FashionMNIST/raw", zipped=zipped)
     splits = open_splits(str(tmp_path))
     image, label = splits.train.load(2)
@@ -36,7 +36,7 @@ def test_idx_files_are_read_packed_or_not(tmp_path: Path, zipped: bool) -> None:
 
 
 @pytest.mark.parametrize("place", [".", "KMNIST", "KMNIST/raw"])
-def test_an_idx_set_is_found_from_its_root_its_folder_and_its_raw_folder(tmp_path: Path, place: str) -> None:
+def test_an_idx_set_is_found_from_its_root_folder_or_raw_folder(tmp_path: Path, place: str) -> None:
     write_idx(tmp_path / "KMNIST/raw")
     assert open_splits(str(tmp_path / place)).classes[1] == "ki"
 
@@ -48,7 +48,7 @@ def test_reading_idx_files_writes_nothing(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_two_idx_sets_in_one_root_are_refused(tmp_path: Path) -> None:
+def test_rejects_two_idx_sets_in_one_root(tmp_path: Path) -> None:
     write_idx(tmp_path / "MNIST/raw")
     write_idx(tmp_path / "KMNIST/raw")
     with pytest.raises(InputError, match="must hold one data set, got "):
@@ -59,23 +59,23 @@ def test_two_idx_sets_in_one_root_are_refused(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "must begin with the bytes 00000803"),
-        (idx(np.zeros((6, 3, 4), np.uint8))[:-1], "must have 72 bytes after its header, as that says, got fewer"),
-        (idx(np.zeros((6, 3, 4), np.uint8)) + b"x", "must have 72 bytes after its header, as that says, got more"),
-        (struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3), "as that says, got fewer"),
+        (idx(np.zeros((6, 3, 4), np.uint8))[:-1], "must have 72 bytes of data, the size in its header, got fewer"),
+        (idx(np.zeros((6, 3, 4), np.uint8)) + b"x", "must have 72 bytes of data, the size in its header, got more"),
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3), "the size in its header, got fewer"),
         (idx(np.zeros((6, 0, 4), np.uint8)), r"must have sizes of at least 1 in its header, got \[6, 0, 4\]"),
         (idx(np.zeros((0, 3, 4), np.uint8)), "must have sizes of at least 1 in its header"),
         (idx(np.zeros((5, 3, 4), np.uint8)), "must have 5 labels"),
         (idx(np.zeros(6, np.uint8)), "got '00000801'"),
     ],
 )
-def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_rejects_a_damaged_idx_file(tmp_path: Path, content: bytes, message: str) -> None:
     raw = write_idx(tmp_path / "MNIST/raw")
     (raw / "train-images-idx3-ubyte").write_bytes(content)
     with pytest.raises(InputError, match=message):
         open_splits(str(tmp_path))
 
 
-def test_a_cut_gzip_file_is_named(tmp_path: Path) -> None:
+def test_rejects_a_truncated_gzip_file(tmp_path: Path) -> None:
     raw = write_idx(tmp_path / "MNIST/raw", zipped=True)
     path = raw / "train-labels-idx1-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-12])
@@ -83,34 +83,34 @@ def test_a_cut_gzip_file_is_named(tmp_path: Path) -> None:
         open_splits(str(tmp_path))
 
 
-def test_rejects_a_gzip_that_unpacks_beyond_its_header_without_unpacking_it(tmp_path: Path) -> None:
+def test_rejects_a_gzip_bomb_without_unpacking_it(tmp_path: Path) -> None:
     raw = write_idx(tmp_path / "MNIST/raw", zipped=True)
     begin = idx(np.zeros((6, 3, 4), np.uint8))
     bomb = gzip.compress(begin + bytes(200 * 2**20), compresslevel=1)
     (raw / "train-images-idx3-ubyte.gz").write_bytes(bomb)
     tracemalloc.start()
-    with pytest.raises(InputError, match=r"ubyte\.gz' must have 72 bytes after its header, as that says, got more"):
+    with pytest.raises(InputError, match=r"ubyte\.gz' must have 72 bytes of data, the size in its header, got more"):
         open_splits(str(tmp_path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 * 2**20
 
 
-def test_rejects_a_gzip_whose_header_asks_for_more_than_it_can_hold(tmp_path: Path) -> None:
+def test_rejects_a_gzip_whose_header_exceeds_the_possible_size(tmp_path: Path) -> None:
     raw = write_idx(tmp_path / "MNIST/raw", zipped=True)
     huge = gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 28, 28) + bytes(1000))
     (raw / "train-images-idx3-ubyte.gz").write_bytes(huge)
-    with pytest.raises(InputError, match="as that says, got fewer"):
+    with pytest.raises(InputError, match="the size in its header, got fewer"):
         open_splits(str(tmp_path))
 
 
-def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
+def test_rejects_a_missing_idx_file(tmp_path: Path) -> None:
     (write_idx(tmp_path / "MNIST/raw") / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(InputError, match="t10k-labels-idx1-ubyte"):
         open_splits(str(tmp_path))
 
 
-def test_an_idx_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
+def test_rejects_an_idx_label_beyond_the_classes(tmp_path: Path) -> None:
     raw = write_idx(tmp_path / "MNIST/raw")
     (raw / "train-labels-idx1-ubyte").write_bytes(idx(np.full(6, 10, np.uint8)))
     with pytest.raises(InputError, match="labels from 0 to 9"):

@@ -28,24 +28,24 @@ def pixel(image: Image.Image, x: int = 0, y: int = 0) -> object:
     return image.getpixel((x, y))
 
 
-def test_a_grey_image_stays_grey(tmp_path: Path) -> None:
+def test_a_gray_image_stays_gray(tmp_path: Path) -> None:
     image = read_image(write(tmp_path / "a.png", gradient("L")))
     assert image.mode == "L"
     assert image.tobytes() == gradient("L").tobytes()
 
 
-def test_a_colour_image_keeps_its_pixels(tmp_path: Path) -> None:
+def test_an_rgb_image_keeps_its_pixels(tmp_path: Path) -> None:
     image = read_image(write(tmp_path / "a.png", gradient()))
     assert image.mode == "RGB"
     assert image.tobytes() == gradient().tobytes()
 
 
-def test_a_one_bit_image_becomes_black_and_white_grey(tmp_path: Path) -> None:
+def test_a_one_bit_image_becomes_gray_of_0_and_255(tmp_path: Path) -> None:
     image = read_image(write(tmp_path / "a.png", Image.new("1", (4, 4), 1)))
     assert (image.mode, pixel(image)) == ("L", 255)
 
 
-def test_a_palette_image_takes_its_palettes_colours(tmp_path: Path) -> None:
+def test_a_palette_image_becomes_rgb(tmp_path: Path) -> None:
     source = Image.new("P", (4, 4), 1)
     source.putpalette([0, 0, 0, 200, 100, 50])
     image = read_image(write(tmp_path / "a.png", source))
@@ -61,18 +61,18 @@ def test_a_transparent_palette_entry_becomes_white(tmp_path: Path, transparency:
     assert (pixel(image, 0), pixel(image, 1)) == ((10, 20, 30), (255, 255, 255))
 
 
-def test_colour_with_alpha_is_composed_onto_white(tmp_path: Path) -> None:
+def test_rgba_is_composited_on_white(tmp_path: Path) -> None:
     image = read_image(write(tmp_path / "a.png", Image.new("RGBA", (4, 4), (0, 100, 0, 128))))
     assert image.mode == "RGB"
     np.testing.assert_allclose(pixel(image), (127, 177, 127), atol=1)
 
 
-def test_grey_with_alpha_is_composed_onto_white_and_stays_grey(tmp_path: Path) -> None:
+def test_gray_with_alpha_is_composited_on_white_and_stays_gray(tmp_path: Path) -> None:
     image = read_image(write(tmp_path / "a.png", Image.new("LA", (4, 4), (0, 0))))
     assert (image.mode, pixel(image)) == ("L", 255)
 
 
-def test_a_palette_with_alpha_is_composed_onto_white(tmp_path: Path) -> None:
+def test_a_palette_with_alpha_is_composited_on_white(tmp_path: Path) -> None:
     source = gradient("PA")
     source.putalpha(0)
     image = read_image(write(tmp_path / "a.tiff", source))
@@ -80,7 +80,7 @@ def test_a_palette_with_alpha_is_composed_onto_white(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "RGB"])
-def test_a_transparent_colour_key_becomes_white(tmp_path: Path, mode: str) -> None:
+def test_a_transparent_color_key_becomes_white(tmp_path: Path, mode: str) -> None:
     key: object = (0, 0, 0) if mode == "RGB" else 0
     image = read_image(write(tmp_path / "a.png", Image.new(mode, (4, 4), 0), transparency=key))
     assert pixel(image.convert("L")) == 255
@@ -115,21 +115,21 @@ def test_floats_are_scaled_from_0_to_1_in_every_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        (np.float32([0, 128, 255]), r"its floats must lie in 0\.\.1, got 0 to 255; convert all images of the set"),
-        (np.float32([-3, 0, 3]), r"its floats must lie in 0\.\.1, got -3 to 3;"),
-        (np.float32([0, np.nan, 1]), r"its floats must lie in 0\.\.1, got nan to nan;"),
-        (np.float32([0, np.inf, 1]), r"its floats must lie in 0\.\.1, got 0 to inf;"),
-        (np.int32([-1000, 0, 1000]), r"its integers must lie in 0\.\.65535, got -1000 to 1000;"),
-        (np.int32([0, 1, 65536]), r"its integers must lie in 0\.\.65535, got 0 to 65536;"),
+        (np.float32([0, 128, 255]), r"its floats must be in 0\.\.1, got 0 to 255; convert the images of the set"),
+        (np.float32([-3, 0, 3]), r"its floats must be in 0\.\.1, got -3 to 3;"),
+        (np.float32([0, np.nan, 1]), r"its floats must be in 0\.\.1, got nan to nan;"),
+        (np.float32([0, np.inf, 1]), r"its floats must be in 0\.\.1, got 0 to inf;"),
+        (np.int32([-1000, 0, 1000]), r"its integers must be in 0\.\.65535, got -1000 to 1000;"),
+        (np.int32([0, 1, 65536]), r"its integers must be in 0\.\.65535, got 0 to 65536;"),
     ],
 )
-def test_values_of_an_unknown_scale_are_unreadable(tmp_path: Path, values: np.ndarray, reason: str) -> None:
+def test_pixel_values_of_unknown_scale_are_unreadable(tmp_path: Path, values: np.ndarray, reason: str) -> None:
     path = write(tmp_path / "a.tiff", Image.fromarray(values[None]))
     with pytest.raises(UnreadableImage, match=reason):
         read_image(path)
 
 
-def test_a_cmyk_jpeg_shows_its_colours(tmp_path: Path) -> None:
+def test_a_cmyk_jpeg_becomes_rgb(tmp_path: Path) -> None:
     image = read_image(write(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 255, 255, 0))))
     assert image.mode == "RGB"
     np.testing.assert_allclose(pixel(image), (255, 0, 0), atol=8)
@@ -137,12 +137,12 @@ def test_a_cmyk_jpeg_shows_its_colours(tmp_path: Path) -> None:
 
 def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 0, 0, 255)))
-    assert b"Adobe" in path.read_bytes()[:64]  # Adobe's marker is what says that the inks are stored inverted
+    assert b"Adobe" in path.read_bytes()[:64]  # Adobe's marker means that the inks are inverted
     np.testing.assert_allclose(pixel(read_image(path)), (0, 0, 0), atol=8)
 
 
 @pytest.mark.parametrize("mode", ["YCbCr", "LAB", "RGBX"])
-def test_other_colour_spaces_become_rgb(tmp_path: Path, mode: str) -> None:
+def test_other_color_spaces_become_rgb(tmp_path: Path, mode: str) -> None:
     assert read_image(write(tmp_path / "a.tiff", Image.new(mode, (4, 4)))).mode == "RGB"
 
 
@@ -150,13 +150,13 @@ def test_the_exif_orientation_is_applied(tmp_path: Path) -> None:
     source = Image.new("L", (16, 8), 0)
     source.paste(255, (0, 0, 8, 8))
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored lying on its left side: turn by 90 degrees clockwise to view
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise to view
     image = read_image(write(tmp_path / "a.jpg", source, exif=exif))
     assert image.size == (8, 16)
     assert pixel(image, 4, 2) > 200 > 50 > pixel(image, 4, 13)
 
 
-def test_a_file_in_memory_is_read_and_may_then_be_closed() -> None:
+def test_a_file_in_memory_may_be_closed_after_reading() -> None:
     buffer = io.BytesIO()
     gradient().save(buffer, "PNG")
     image = read_image(buffer)
@@ -188,10 +188,10 @@ def test_a_truncated_png_is_unreadable(tmp_path: Path) -> None:
         read_image(path)
 
 
-def test_a_text_file_called_png_is_unreadable(tmp_path: Path) -> None:
+def test_a_text_file_named_png_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_text("not pixels")
-    with pytest.raises(UnreadableImage, match=r"a\.png, but it is not an image of a known format$"):
+    with pytest.raises(UnreadableImage, match=r"a\.png: it is not an image of a known format$"):
         read_image(path)
 
 
@@ -213,7 +213,7 @@ def test_a_folder_is_unreadable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device"])
-def test_what_is_no_file_is_unreadable_and_not_opened(
+def test_special_files_are_unreadable_and_not_opened(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "folder/p.png"
@@ -227,7 +227,7 @@ def test_what_is_no_file_is_unreadable_and_not_opened(
         path.symlink_to("/dev/zero")
     for place in (path, path.parent):
         assert find_images([str(place)]) == [path]
-    with pytest.raises(UnreadableImage, match=rf"p\.png, but it is {kind}, not a file$"):
+    with pytest.raises(UnreadableImage, match=rf"p\.png: it is {kind}, not a file$"):
         read_image(path)
     with pytest.raises(UnreadableImage, match=rf"it is {kind}, not a file$"):
         read_file(path)
@@ -254,11 +254,11 @@ def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.
         read_image(path)
 
 
-def test_a_huge_image_within_the_limit_is_read_without_a_warning(
+def test_a_huge_image_below_the_limit_is_read_without_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.png", gradient())
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48)  # of its 64 pixels: Pillow warns up to twice that many
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48)  # Pillow warns from 48 pixels, and raises from 96
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_image(path).size == (8, 8)
@@ -280,7 +280,7 @@ def test_an_image_of_one_pixel_or_line_is_read(tmp_path: Path, size: tuple[int, 
     assert read_image(write(tmp_path / "a.png", Image.new("RGB", size, (1, 2, 3)))).size == size
 
 
-def test_an_unreadable_image_is_an_input_error_that_survives_pickling() -> None:
+def test_unreadable_image_is_an_input_error_and_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(UnreadableImage("a.png", "the file is empty")))
     assert isinstance(error, InputError)
     assert (error.path, error.reason) == ("a.png", "the file is empty")
@@ -292,30 +292,30 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def test_a_folder_gives_its_visible_images_sorted(tmp_path: Path) -> None:
+def test_a_folder_is_searched_for_visible_images_in_sorted_order(tmp_path: Path) -> None:
     touch(tmp_path, "b.PNG", "a/z.jpg", "a/notes.txt", ".hidden.png", ".git/x.png")
     assert find_images([str(tmp_path)]) == [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
 
 
-def test_a_file_given_by_name_is_taken_whatever_its_suffix(tmp_path: Path) -> None:
+def test_a_file_named_by_its_path_may_have_any_suffix(tmp_path: Path) -> None:
     touch(tmp_path, "scan.dat", ".hidden.png", "a[1].png")
     names = [str(tmp_path / name) for name in ("scan.dat", ".hidden.png", "a[1].png")]
     assert [str(path) for path in find_images(names)] == names
 
 
-def test_a_glob_reaches_into_folders_with_two_stars(tmp_path: Path) -> None:
+def test_a_glob_with_two_stars_searches_recursively(tmp_path: Path) -> None:
     touch(tmp_path, "x.png", "a/y.png", "a/b/z.png", "a/b/z.txt")
     found = find_images([str(tmp_path / "**/*")])
     assert found == [tmp_path / "a/b/z.png", tmp_path / "a/y.png", tmp_path / "x.png"]
 
 
-def test_an_image_named_twice_comes_once_in_the_order_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_named_twice_is_listed_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "a.png", "b.png")
     monkeypatch.chdir(tmp_path)
     assert find_images(["b.png", "./", str(tmp_path / "b.png"), "*.png"]) == [Path("b.png"), Path("a.png")]
 
 
-def test_a_link_back_to_its_folder_ends(tmp_path: Path) -> None:
+def test_circular_links_between_folders_are_followed_once(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.png")
     (tmp_path / "a/loop").symlink_to(tmp_path)
     assert find_images([str(tmp_path)]) == [tmp_path / "a/x.png"]

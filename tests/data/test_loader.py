@@ -10,13 +10,13 @@ from torch import Tensor
 
 from data.same_batches import assert_same
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labelled_images import ImageArray
+from lambdanets.data.labeled_images import ImageArray
 from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.errors import InputError
 
 
 class SomeUnreadable(ImageArray):
-    """Images whose numbers below 4 cannot be read."""
+    """Images of which the first 4 are unreadable."""
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         if index < 4:
@@ -64,7 +64,7 @@ def indices(batches: Iterator[Batch]) -> list[int]:
     return [index for batch in batches for index in batch.indices.tolist()]
 
 
-def test_a_batch_holds_images_labels_and_their_numbers() -> None:
+def test_a_batch_has_images_labels_and_indices() -> None:
     batch = next(iter(loader(transform=exact)))
     assert batch.images.shape == (3, 1, 2, 2)
     assert batch.images[:, 0, 0, 0].tolist() == batch.indices.tolist()
@@ -72,12 +72,12 @@ def test_a_batch_holds_images_labels_and_their_numbers() -> None:
     assert batch.labels.dtype == batch.indices.dtype == torch.int64
 
 
-def test_three_channels_are_made_of_a_grey_image() -> None:
+def test_a_gray_image_is_converted_to_three_channels() -> None:
     assert next(iter(loader(channels=3))).images.shape == (3, 3, 2, 2)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_image_comes_once_an_epoch_in_another_order(workers: int) -> None:
+def test_each_epoch_has_every_image_once_in_a_new_order(workers: int) -> None:
     batches = loader(images(11), workers=workers)
     first, second = indices(iter(batches)), indices(iter(batches))
     assert sorted(first) == sorted(second) == list(range(11))
@@ -85,13 +85,13 @@ def test_every_image_comes_once_an_epoch_in_another_order(workers: int) -> None:
     assert first != sorted(first)
 
 
-def test_another_seed_gives_another_order_and_other_pixels() -> None:
+def test_order_and_augmentation_depend_on_the_seed() -> None:
     one, other = list(loader(seed=1)), list(loader(seed=2))
     assert indices(iter(one)) != indices(iter(other))
     assert not torch.equal(one[0].images - one[0].images.floor(), other[0].images - other[0].images.floor())
 
 
-def test_validation_runs_in_plain_order_from_the_start_each_time() -> None:
+def test_validation_is_unshuffled_and_starts_over_each_time() -> None:
     batches = loader(training=False)
     next(iter(batches))
     assert batches.state_dict()["steps"] == 0
@@ -101,9 +101,9 @@ def test_validation_runs_in_plain_order_from_the_start_each_time() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("served", [2, 4, 7])
-def test_resuming_gives_the_batches_of_an_unbroken_run(served: int, workers: int) -> None:
-    unbroken = loader(images(11), workers=0)
-    expected = [*unbroken, *unbroken, *unbroken]
+def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(served: int, workers: int) -> None:
+    uninterrupted = loader(images(11), workers=0)
+    expected = [*uninterrupted, *uninterrupted, *uninterrupted]
     resumed = loader(images(11), workers=workers)
     resumed.load_state_dict({"steps": served, "steps_per_epoch": len(resumed)})
     rest = [*resumed, *resumed]
@@ -111,35 +111,35 @@ def test_resuming_gives_the_batches_of_an_unbroken_run(served: int, workers: int
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_left_early_is_finished_by_the_next_pass(workers: int) -> None:
+def test_the_next_iteration_finishes_an_epoch_left_early(workers: int) -> None:
     expected = list(loader(images(11)))
     batches = loader(images(11), workers=workers)
-    begun = list(islice(batches, 2))
+    first = list(islice(batches, 2))
     assert batches.state_dict()["steps"] == 2
-    assert_same(begun + list(batches), expected)
+    assert_same(first + list(batches), expected)
     assert batches.state_dict()["steps"] == 4
 
 
-def test_resuming_decodes_nothing_that_was_served() -> None:
+def test_resuming_decodes_no_image_served_before() -> None:
     loaded = []
 
-    class Counted(ImageArray):
+    class CountingLoads(ImageArray):
         def load(self, index: int) -> tuple[Image.Image, int]:
             loaded.append(index)
             return super().load(index)
 
-    batches = loader(images(11, Counted))
+    batches = loader(images(11, CountingLoads))
     batches.load_state_dict({"steps": 3, "steps_per_epoch": len(batches)})
     assert loaded == []
     assert indices(iter(batches)) == loaded
     assert len(loaded) == 2
 
 
-def test_the_number_of_workers_does_not_change_the_pixels() -> None:
+def test_batches_do_not_depend_on_the_number_of_workers() -> None:
     assert_same(list(loader(workers=0)), list(loader(workers=2)))
 
 
-def test_an_images_random_numbers_do_not_depend_on_its_batch() -> None:
+def test_augmentation_of_an_image_does_not_depend_on_its_batch() -> None:
     def pixels(batch_size: int) -> dict[int, Tensor]:
         return {
             index: image
@@ -152,7 +152,7 @@ def test_an_images_random_numbers_do_not_depend_on_its_batch() -> None:
     assert all(torch.equal(one[index], other[index]) for index in one)
 
 
-def test_the_callers_random_numbers_are_left_alone() -> None:
+def test_global_generators_are_left_unchanged() -> None:
     def draw() -> tuple[float, float, float]:
         random.seed(0)
         np.random.seed(0)
@@ -183,20 +183,20 @@ def test_a_last_batch_of_two_images_is_kept() -> None:
     assert [len(batch.images) for batch in loader(images(5))] == [3, 2]
 
 
-def test_a_set_of_one_image_cannot_be_trained_on_but_validated() -> None:
-    with pytest.raises(InputError, match="at least 2 images to train on, but came 1"):
+def test_rejects_training_but_not_validation_on_one_image() -> None:
+    with pytest.raises(InputError, match="training images must be at least 2, got 1"):
         loader(images(1))
     assert len(list(loader(images(1), training=False))) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"channels": 2}, {"batch_size": 0}, {"seed": -1}, {"workers": -1}])
-def test_an_argument_out_of_range_is_named(wrong: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        loader(**wrong)
+@pytest.mark.parametrize("argument", [{"channels": 2}, {"batch_size": 0}, {"seed": -1}, {"workers": -1}])
+def test_rejects_arguments_out_of_range(argument: dict[str, int]) -> None:
+    with pytest.raises(InputError, match=next(iter(argument))):
+        loader(**argument)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
+def test_unreadable_images_are_left_out_and_listed(workers: int) -> None:
     batches = list(loader(images(kind=SomeUnreadable), training=False, workers=workers))
     assert batches[1].unreadable == ["numbers/3: it is damaged"]
     assert batches[1].indices.tolist() == [4, 5]
@@ -209,7 +209,7 @@ def test_a_batch_of_unreadable_images_is_empty() -> None:
     assert len(batch.unreadable) == 3
 
 
-def test_a_batch_keeps_its_kind_when_lightning_moves_it() -> None:
+def test_lightning_moves_a_batch_to_a_device() -> None:
     from lightning.pytorch.utilities import move_data_to_device
 
     batch = move_data_to_device(next(iter(loader(images(kind=SomeUnreadable), training=False))), torch.device("meta"))

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from data.same_batches import assert_same
-from lambdanets.data.datasets import Splits, fewer, hold_out, open_splits
+from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards.checks import index_shards
@@ -115,7 +115,7 @@ def test_a_missing_or_cut_shard_makes_its_images_unreadable_and_no_others(shards
     unreadable = sorted(sentence for batch in found for sentence in batch.unreadable)
     assert unreadable[0] == f"{shards}/train-00002.tar, image 0: there is no such file"
     assert "train-00005.tar, image 1: it has 600 bytes and not" in unreadable[3]
-    with pytest.raises(UnreadableImage, match=r"train-00002\.tar, image 1, but there is no such file"):
+    with pytest.raises(UnreadableImage, match=r"train-00002\.tar, image 1: there is no such file"):
         images.load(5)
 
 
@@ -195,15 +195,15 @@ def test_a_single_shard_cannot_be_held_out_from(shards: Path) -> None:
     listed = json.loads((shards / "shards.json").read_text())
     listed["parts"] = {"train": listed["parts"]["train"][:1]}
     (shards / "shards.json").write_text(json.dumps(listed))
-    with pytest.raises(InputError, match=r"at least 2 shards .* to hold some out, but came 1"):
+    with pytest.raises(InputError, match=r"at least 2 shards to hold some out, got 1"):
         open_splits(str(shards))
 
 
 def test_fewer_training_images_are_refused_for_shards(shards: Path) -> None:
     splits = open_splits(str(shards))
-    assert fewer(splits, None, 0) is splits
-    with pytest.raises(InputError, match="works on sets in files only"):
-        fewer(splits, 8, 0)
+    assert subset(splits, None, 0) is splits
+    with pytest.raises(InputError, match="training_images must be None for shards"):
+        subset(splits, 8, 0)
 
 
 def test_the_fingerprint_comes_from_the_list_alone(shards: Path) -> None:
@@ -227,8 +227,8 @@ def entry(**changed: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"classes": []}, "came images without classes"),
-        ({"classes": ["a"]}, "came only 'a'"),
+        ({"classes": []}, "got images without classes"),
+        ({"classes": ["a"]}, "got only 'a'"),
         ({"classes": 3}, "is no list of shards: classes must be texts, got 3"),
         ({"parts": {}}, "parts must be 'train' and perhaps 'validation', got no shards to train on"),
         (entry(name="../a.tar"), "name of a shard must lie inside the set, got '../a.tar'"),

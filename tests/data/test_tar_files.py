@@ -25,7 +25,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def test_a_tar_with_its_validation_tar_is_read(tmp_path: Path) -> None:
+def test_a_tar_and_its_validation_tar_become_the_splits(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "train.tar", {f"train/{name}/{i}.png": png(i) for name in "ab" for i in range(3)})
     write_tar(tmp_path / "val.tar", {"val/b/0.png": png(9)})
     splits = open_splits(str(tar))
@@ -34,7 +34,7 @@ def test_a_tar_with_its_validation_tar_is_read(tmp_path: Path) -> None:
     assert (splits.validation.load(0)[1], splits.validation.name(0)) == (1, f"{tmp_path}/val.tar/val/b/0.png")
 
 
-def test_a_tar_on_its_own_gives_a_hold_out(tmp_path: Path) -> None:
+def test_a_tar_without_validation_tar_gives_a_hold_out(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(5)})
     splits = open_splits(str(tar))
     assert (len(splits.train), len(splits.validation)) == (8, 2)
@@ -58,7 +58,7 @@ def test_a_damaged_image_in_a_tar_is_unreadable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"text" * 400])
-def test_a_file_that_only_claims_to_be_a_tar_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_rejects_a_file_that_is_a_tar_by_name_only(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "all.tar").write_bytes(content)
     with pytest.raises(InputError, match=r"all\.tar"):
         open_splits(str(tmp_path / "all.tar"))
@@ -66,49 +66,49 @@ def test_a_file_that_only_claims_to_be_a_tar_is_refused(tmp_path: Path, content:
 
 def boundaries(tar: bytes) -> list[int]:
     """The first byte of each member's header, and of the end-of-archive blocks."""
-    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
-        members = opened.getmembers()
-        return [member.offset for member in members] + [opened.offset]
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        members = archive.getmembers()
+        return [member.offset for member in members] + [archive.offset]
 
 
 @pytest.mark.parametrize("beyond", [0, 100, 512])
-def test_rejects_a_tar_cut_within_or_before_a_header(tmp_path: Path, beyond: int) -> None:
+def test_rejects_a_tar_truncated_within_or_before_a_header(tmp_path: Path, beyond: int) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
-    whole = tar.read_bytes()
-    tar.write_bytes(whole[: boundaries(whole)[6] + beyond])
+    content = tar.read_bytes()
+    tar.write_bytes(content[: boundaries(content)[6] + beyond])
     with pytest.raises(
         InputError, match=r"all\.tar' must be a whole, uncompressed tar, but: (it is cut off|unexpected)"
     ):
         open_splits(str(tar))
 
 
-def test_rejects_a_tar_without_its_end_and_says_how_to_add_it(tmp_path: Path) -> None:
+def test_rejects_a_tar_without_end_of_archive_and_says_how_to_append_it(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
-    whole = tar.read_bytes()
-    tar.write_bytes(whole[: boundaries(whole)[-1]])
+    content = tar.read_bytes()
+    tar.write_bytes(content[: boundaries(content)[-1]])
     with pytest.raises(InputError, match="append 1,024 zero bytes"):
         open_splits(str(tar))
     tar.write_bytes(tar.read_bytes() + bytes(1024))
     assert len(open_splits(str(tar)).train) == 6
 
 
-def test_rejects_tars_joined_by_cat_and_a_damaged_header(tmp_path: Path) -> None:
+def test_rejects_concatenated_tars_and_a_damaged_header(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
-    whole = tar.read_bytes()
-    tar.write_bytes(whole + whole)
+    content = tar.read_bytes()
+    tar.write_bytes(content + content)
     with pytest.raises(InputError, match="several tars were joined"):
         open_splits(str(tar))
-    place = boundaries(whole)[3]
-    tar.write_bytes(whole[:place] + b"x" + whole[place + 1 :])
-    with pytest.raises(InputError, match=f"it is damaged at byte {place}"):
+    offset = boundaries(content)[3]
+    tar.write_bytes(content[:offset] + b"x" + content[offset + 1 :])
+    with pytest.raises(InputError, match=f"it is damaged at byte {offset}"):
         open_splits(str(tar))
 
 
 @pytest.mark.parametrize("cut", ["within a header", "between members", "within an image"])
-def test_rejects_a_tar_within_a_tar_that_is_cut(tmp_path: Path, cut: str) -> None:
+def test_rejects_a_truncated_tar_within_a_tar(tmp_path: Path, cut: str) -> None:
     inner = write_tar(tmp_path / "a.inner", {f"{i}.png": png(i) for i in range(3)}).read_bytes()
-    place = boundaries(inner)[2] + {"within a header": 100, "between members": 0, "within an image": 520}[cut]
-    tar = write_tar(tmp_path / "all.tar", {"a.tar": inner[:place], "b.tar": inner})
+    offset = boundaries(inner)[2] + {"within a header": 100, "between members": 0, "within an image": 520}[cut]
+    tar = write_tar(tmp_path / "all.tar", {"a.tar": inner[:offset], "b.tar": inner})
     with pytest.raises(InputError, match=r"all\.tar' must be a whole, uncompressed tar, but: it is cut off after"):
         open_splits(str(tar))
 
@@ -124,7 +124,7 @@ def test_rejects_a_tar_without_images(tmp_path: Path, names: list[str]) -> None:
         open_splits(str(tmp_path / "all.tar"))
 
 
-def test_loose_images_in_a_tar_are_refused(tmp_path: Path) -> None:
+def test_rejects_images_outside_folders_in_a_tar(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {"0.png": png(0), "a/0.png": png(0)})
-    with pytest.raises(InputError, match="some images lie loose"):
+    with pytest.raises(InputError, match="one folder of images per class, got images outside folders"):
         open_splits(str(tar))

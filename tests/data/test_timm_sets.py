@@ -21,7 +21,7 @@ def png(value: int) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_torchvision_set_is_read_by_index(tmp_path: Path) -> None:
+def test_a_torchvision_set_is_indexed(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST/raw"
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):
@@ -35,22 +35,22 @@ def test_a_torchvision_set_is_read_by_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch/mnist", "torch/no_such_set", "wds/x", "torch/image_folder"])
-def test_a_timm_set_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
+def test_rejects_a_timm_set_that_cannot_be_opened(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=name):
         open_splits(name, root=str(tmp_path))
 
 
-def test_what_timm_prints_of_a_missing_package_is_part_of_the_refusal(
+def test_error_includes_what_timm_prints_about_a_missing_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     monkeypatch.delitem(sys.modules, "timm.data.readers.reader_tfds", raising=False)
-    with pytest.raises(InputError, match=r"'tfds/x' .* timm can open, but: .*; Please install tensorflow_datasets"):
+    with pytest.raises(InputError, match=r"timm cannot open .* 'tfds/x' .*; Please install tensorflow_datasets"):
         open_splits("tfds/x", root=str(tmp_path))
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_webdataset_of_which_a_tar_is_cut_within_a_header_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_webdataset_with_a_tar_truncated_within_a_header(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     for split in ("train", "validation"):
         with webdataset.TarWriter(str(tmp_path / f"{split}.tar")) as sink:
@@ -68,13 +68,13 @@ def test_a_webdataset_of_which_a_tar_is_cut_within_a_header_is_refused(tmp_path:
         open_splits("wds/x", root=str(tmp_path))
 
 
-def test_a_torchvision_set_without_its_root_is_refused() -> None:
-    with pytest.raises(InputError, match="expected data_root, the folder that holds 'torch/mnist'"):
+def test_rejects_a_torchvision_set_without_data_root() -> None:
+    with pytest.raises(InputError, match="data_root must be the folder that holds 'torch/mnist', got None"):
         open_splits("torch/mnist")
 
 
 class IndexedReader:
-    """What timm's reader of a Hugging Face set offers: open files by number, and the labels on their own."""
+    """Stands for timm's reader of a Hugging Face set: open files by index, and the labels."""
 
     class_to_idx = {"cat": 0, "dog": 1}  # noqa: RUF012
 
@@ -86,7 +86,7 @@ class IndexedReader:
 
 
 class StreamingDataset:
-    """What timm gives for a set that can only be read through."""
+    """Stands for timm's data set without random access."""
 
     reader = SimpleNamespace(class_to_idx={"cat": 0, "dog": 1})
 
@@ -96,9 +96,9 @@ class StreamingDataset:
         yield np.zeros((4, 4, 3), np.uint8), 0
 
 
-def open_fake(monkeypatch: pytest.MonkeyPatch, dataset: object, known: set[str]) -> Splits:
+def open_fake(monkeypatch: pytest.MonkeyPatch, dataset: object, splits: set[str]) -> Splits:
     def create_dataset(name: str, *, split: str, **_: object) -> object:
-        if split not in known:
+        if split not in splits:
             raise ValueError(f"Unknown split {split!r}.")
         return dataset
 
@@ -106,7 +106,7 @@ def open_fake(monkeypatch: pytest.MonkeyPatch, dataset: object, known: set[str])
     return open_splits("hfds/someone/animals")
 
 
-def test_a_reader_with_random_access_is_read_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_with_random_access_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train", "validation"})
     image, label = splits.train.load(3)
     assert (splits.classes, image.getpixel((0, 0)), label) == (("cat", "dog"), 3, 1)
@@ -121,11 +121,11 @@ def test_a_set_without_random_access_is_kept_in_memory(monkeypatch: pytest.Monke
     assert splits.train.load(1)[0].getpixel((0, 0)) == 7
 
 
-def test_the_test_split_stands_in_for_a_missing_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_split_replaces_a_missing_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = open_fake(monkeypatch, StreamingDataset(), {"train", "test"})
     assert splits.validation.name(0) == "hfds/someone/animals/test/0"
 
 
-def test_a_set_without_a_validation_split_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_a_set_without_validation_split_with_timms_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="Unknown split 'validation'"):
         open_fake(monkeypatch, StreamingDataset(), {"train"})

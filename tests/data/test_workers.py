@@ -1,4 +1,4 @@
-"""Workers of a loader end with their work, also those that hang in an image."""
+"""Loader workers are shut down, also those that hang in an image."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ import pytest
 from data.test_loader import images, loader
 from lambdanets.data import batches as batches_module
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.labelled_images import ImageArray, ImageFiles
+from lambdanets.data.labeled_images import ImageArray, ImageFiles
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.inference import classification, detection
 from lambdanets.inference.classifier import Classifier, load_classifier
@@ -34,20 +34,20 @@ class StoppedError(Exception):
 
 @pytest.fixture
 def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Any]:
-    """Lets each worker hang in the images of a kind after the first few; the semaphore that it then releases."""
+    """Makes `load` of a class hang in each worker after 3 images; returns a semaphore that it then releases."""
 
     def hang(kind: type[Any]) -> Any:
-        hanging, load, asked = multiprocessing.Semaphore(0), kind.load, [0]
+        hanging, load, calls = multiprocessing.Semaphore(0), kind.load, [0]
 
-        def load_some(self: Any, index: int) -> Any:
-            asked[0] += 1
-            if asked[0] > 3 and multiprocessing.parent_process() is not None:
+        def load_or_hang(self: Any, index: int) -> Any:
+            calls[0] += 1
+            if calls[0] > 3 and multiprocessing.parent_process() is not None:
                 hanging.release()
                 time.sleep(60)
             return load(self, index)
 
-        monkeypatch.setattr(kind, "load", load_some)
-        monkeypatch.setattr(batches_module, "_PATIENCE", 0.5)
+        monkeypatch.setattr(kind, "load", load_or_hang)
+        monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5)
         return hanging
 
     return hang
@@ -58,8 +58,8 @@ def new_children(before: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @contextmanager
-def ends_its_two_workers_once_they_hang(hanging: Any) -> Iterator[Callable[..., Any]]:
-    """A function that raises StoppedError once two workers hang; they must have ended when the block does."""
+def kills_two_hanging_workers(hanging: Any) -> Iterator[Callable[..., Any]]:
+    """A function that raises StoppedError once two workers hang, which must be dead after the block."""
     before = psutil.Process().children()
     workers: list[psutil.Process] = []
 
@@ -75,7 +75,7 @@ def ends_its_two_workers_once_they_hang(hanging: Any) -> Iterator[Callable[..., 
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_close_ends_workers_and_kills_those_that_hang(hang: Callable[[type[Any]], Any], hangs: bool) -> None:
+def test_close_shuts_workers_down_and_kills_hanging_ones(hang: Callable[[type[Any]], Any], hangs: bool) -> None:
     hanging = hang(ImageArray) if hangs else None
     others = multiprocessing.active_children()
     batches = loader(images(12), workers=2)
@@ -85,45 +85,45 @@ def test_close_ends_workers_and_kills_those_that_hang(hang: Callable[[type[Any]]
     if hanging is not None:
         assert all(hanging.acquire(timeout=30) for _ in workers)
     batches.close()
-    # PyTorch would wait 5 seconds for each, and end it by SIGTERM
+    # PyTorch alone would wait 5 seconds for each and send SIGTERM, which they ignore
     assert [worker.exitcode for worker in workers] == [-9 if hangs else 0] * 2
 
 
-def test_evaluating_a_classifier_leaves_no_worker_that_hangs(
+def test_failed_evaluation_of_a_classifier_kills_hanging_workers(
     hang: Callable[[type[Any]], Any], two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = sorted(two_classes.rglob("*.png"))
     classifier = load_classifier(write_teacher(tmp_path / "teacher"))
-    with ends_its_two_workers_once_they_hang(hang(ImageFiles)) as stop:
+    with kills_two_hanging_workers(hang(ImageFiles)) as stop:
         monkeypatch.setattr(Classifier, "probabilities", stop)
         classification.predict_set(classifier, ImageFiles(paths, [0] * len(paths)), batch_size=2, workers=2)
 
 
-def test_pseudo_labelling_leaves_no_worker_that_hangs(
+def test_failed_pseudo_labeling_kills_hanging_workers(
     hang: Callable[[type[Any]], Any], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = ShardedImages.of_shards
-    monkeypatch.setattr(ShardedImages, "of_shards", lambda self, _: one(self, range(8)))  # a shard of many images
+    of_shards = ShardedImages.of_shards
+    monkeypatch.setattr(ShardedImages, "of_shards", lambda self, _: of_shards(self, range(8)))  # one large shard
     teacher = write_teacher(tmp_path / "teacher")
-    with ends_its_two_workers_once_they_hang(hang(ShardedImages)) as stop:
+    with kills_two_hanging_workers(hang(ShardedImages)) as stop:
         monkeypatch.setattr(Classifier, "probabilities", stop)
         labelling.label_shards(teacher, str(shards), tmp_path / "out", batch_size=2, workers=2)
 
 
-def test_evaluating_a_detector_leaves_no_worker_that_hangs(
+def test_failed_evaluation_of_a_detector_kills_hanging_workers(
     hang: Callable[[type[Any]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny_recipe(tmp_path / "digits")
-    some = open_sets(recipe)[0].selected([0, 1, 2, 3] * 4)
-    categories = some.annotations.categories
-    detector = Detector(Oracle(some), card_of(recipe, [c.name for c in categories], [c.id for c in categories]))
-    with ends_its_two_workers_once_they_hang(hang(AnnotatedImages)) as stop:
+    subset = open_sets(recipe)[0].selected([0, 1, 2, 3] * 4)
+    categories = subset.annotations.categories
+    detector = Detector(Oracle(subset), card_of(recipe, [c.name for c in categories], [c.id for c in categories]))
+    with kills_two_hanging_workers(hang(AnnotatedImages)) as stop:
         monkeypatch.setattr(Detector, "detect", stop)
-        detection.detect_in_set(detector, some, batch_size=2, workers=2)
+        detection.detect_in_set(detector, subset, batch_size=2, workers=2)
 
 
 @pytest.mark.forks
-def test_workers_that_hang_end_with_a_parent_that_is_killed(hang: Callable[[type[Any]], Any]) -> None:
+def test_hanging_workers_exit_after_their_parent_is_killed(hang: Callable[[type[Any]], Any]) -> None:
     hanging = hang(ImageArray)
 
     def iterate() -> None:

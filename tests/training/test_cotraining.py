@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.cli import main
-from lambdanets.data.datasets import fewer, open_splits
+from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
@@ -23,7 +23,7 @@ DIGITS = tuple("0123456789")
 def material(tmp_path_factory):
     """A folder with `shards` of 30 digits to train on and 10 others, and `student/selection` of their labels."""
     folder = tmp_path_factory.mktemp("digits")
-    splits = fewer(open_splits("digits", validation_share=0.01), 30, 0)
+    splits = subset(open_splits("digits", validation_share=0.01), 30, 0)
     write_shards(splits, folder / "shards", images_per_shard=5)
     write_selection(folder / "shards", folder / "student", classes=DIGITS, top=3, per_class=12)
     return folder
@@ -135,7 +135,7 @@ def test_from_shards_to_a_student_on_the_command_line(material, tmp_path, capsys
         return capsys.readouterr().out
 
     small = ("--image-size", 8, "--epochs", 1, "--batch-size", 8)
-    splits = fewer(open_splits("digits", validation_share=0.01), 30, 0)
+    splits = subset(open_splits("digits", validation_share=0.01), 30, 0)
     for number, label in enumerate(splits.train.labels):
         folder = tmp_path / "images" / str(label)
         folder.mkdir(parents=True, exist_ok=True)

@@ -284,7 +284,7 @@ def test_the_weights_the_checkpoint_and_the_folder_classify_alike(quick, tmp_pat
 
 def test_evaluating_on_other_classes_is_refused(quick, tmp_path):
     run.start(replace(quick, epochs=1), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"only the 2 classes that are known \(dark, light\), but came 0, 1, 2"):
+    with pytest.raises(ValueError, match=r"among the 2 of training \(dark, light\), got 0, 1, 2"):
         evaluate(load_classifier(tmp_path / "run"), "digits")
 
 

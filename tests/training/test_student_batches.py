@@ -1,4 +1,4 @@
-"""Batches of labelled images with pseudo-labelled ones beside them, and their loss."""
+"""Batches of labeled and pseudo-labeled images, and their loss."""
 
 import random
 from collections import Counter
@@ -12,7 +12,7 @@ from PIL import Image
 
 from data.same_batches import assert_same
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labelled_images import ImageArray
+from lambdanets.data.labeled_images import ImageArray
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.shards.images import open_shards
@@ -64,11 +64,12 @@ def noisy(image):
     return exact(image) + random.random() / 3 + np.random.random() / 3 + torch.rand(()) / 3
 
 
-def loader(transform=exact, *, count=11, beside=None, size=6, batch_size=4, **options):
-    """11 labelled images of brightness 0 to 10, and 7 pseudo-labelled ones of 100 to 106."""
-    beside = images(7, Taught, 100) if beside is None else beside
+def loader(transform=exact, *, count=11, pseudo=None, size=6, batch_size=4, **options):
+    """11 labeled images of brightness 0 to 10, and 7 pseudo-labeled ones of 100 to 106."""
+    pseudo = images(7, Taught, 100) if pseudo is None else pseudo
     options = {"channels": 1, "seed": 0, "training": True, "workers": 0} | options
-    return ImageBatches(images(count), transform, batch_size=batch_size, beside=beside, beside_size=size, **options)
+    options |= {"batch_size": batch_size, "pseudo_images": pseudo, "pseudo_batch_size": size}
+    return ImageBatches(images(count), transform, **options)
 
 
 def numbers(batch):
@@ -86,8 +87,8 @@ def test_every_step_has_so_many_of_each_set():
 
 @pytest.mark.parametrize(("groups", "of"), [(None, 1), (None, 2), ([2, 0, 1, 4], 1)])
 def test_the_other_set_has_epochs_of_its_own_in_which_each_image_comes_once(groups, of):
-    beside = images(7, Taught, 100, groups)
-    shares = [loader(count=12, beside=beside, size=4, batch_slice=BatchSlice(process, of)) for process in range(of)]
+    pseudo = images(7, Taught, 100, groups)
+    shares = [loader(count=12, pseudo=pseudo, size=4, batch_slice=BatchSlice(process, of)) for process in range(of)]
     # 14 epochs of 3 steps of 4: 24 epochs of 7
     steps = zip(*(passes(each, 14) for each in shares), strict=True)
     seen = [number for batches in steps for batch in batches for number in numbers(batch) if number >= 100]
@@ -103,7 +104,7 @@ def passes(batches, count):
         yield from batches
 
 
-def test_the_labelled_images_come_in_the_order_that_they_have_alone():
+def test_pseudo_labeled_images_leave_the_order_of_labeled_ones_unchanged():
     alone = ImageBatches(images(11), noisy, channels=1, batch_size=4, seed=0, training=True, workers=0)
     for mine, theirs in zip(loader(noisy), alone, strict=True):
         assert torch.equal(mine.images[: len(theirs.images)], theirs.images)
@@ -121,7 +122,7 @@ def test_an_image_that_comes_again_is_augmented_anew():
 @pytest.mark.parametrize("done", [0, 1, 2, 3, 4, 7])
 def test_a_run_goes_on_in_mid_epoch_with_the_same_batches(groups, done, batch_slice):
     def made():
-        return loader(noisy, beside=images(7, Taught, 100, groups), count=24, batch_size=12, batch_slice=batch_slice)
+        return loader(noisy, pseudo=images(7, Taught, 100, groups), count=24, batch_size=12, batch_slice=batch_slice)
 
     whole = [*passes(made(), 8)]
     first = made()
@@ -133,18 +134,20 @@ def test_a_run_goes_on_in_mid_epoch_with_the_same_batches(groups, done, batch_sl
 
 
 def test_workers_change_nothing(shards, tmp_path):
-    labelled = open_shards(str(shards))[0]["train"]
+    labeled = open_shards(str(shards))[0]["train"]
     student = open_student_images(str(shards), write_selection(shards, tmp_path / "s"), CLASSES, soft=True)
-    options = {"channels": 1, "batch_size": 4, "seed": 0, "training": True, "beside": student, "beside_size": 6}
-    assert_same(*([*ImageBatches(labelled, noisy, workers=workers, **options)] for workers in (0, 2)))
+    options = {"channels": 1, "batch_size": 4, "seed": 0, "training": True, "pseudo_batch_size": 6}
+    assert_same(
+        *([*ImageBatches(labeled, noisy, pseudo_images=student, workers=workers, **options)] for workers in (0, 2))
+    )
 
 
 @pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_processes_and_parts_share_both_sets_of_a_step(groups, parts):
     def made(process, of, parts):
-        beside = images(7, Taught, 100, groups)
-        return loader(beside=beside, count=24, batch_size=12, batch_slice=BatchSlice(process, of, parts))
+        pseudo = images(7, Taught, 100, groups)
+        return loader(pseudo=pseudo, count=24, batch_size=12, batch_slice=BatchSlice(process, of, parts))
 
     of_processes = [[*passes(made(process, 2, parts), 2)] for process in range(2)]
     for one, other in zip(*of_processes, strict=True):
@@ -165,7 +168,7 @@ def test_a_part_may_have_one_labelled_image_or_none():
 
 
 def test_too_many_parts_for_a_step_are_refused():
-    with pytest.raises(InputError, match="at least 2 images for each of 2 processes and 4 parts, but came 14"):
+    with pytest.raises(InputError, match=r"at least 2 per micro-batch \(2 ranks, 4 accumulation steps\), got 14"):
         loader(count=8, size=10, batch_size=4, batch_slice=BatchSlice(0, 2, 4))
 
 
@@ -187,7 +190,7 @@ def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, 
         assert all(len(batch.images) >= 2 for batch in batches)
 
 
-def test_soft_labels_come_with_the_labels_beside_them_as_distributions():
+def test_soft_labels_turn_the_hard_labels_of_the_batch_into_distributions():
     batch = next(iter(loader()))
     shown = numbers(batch)
     assert batch.soft.tolist() == [number >= 100 for number in shown]
@@ -198,13 +201,13 @@ def test_soft_labels_come_with_the_labels_beside_them_as_distributions():
 
 
 def test_hard_labels_come_without_distributions():
-    batch = next(iter(loader(beside=images(7, first=100))))
+    batch = next(iter(loader(pseudo=images(7, first=100))))
     assert batch.targets is None
     assert batch.soft is None
 
 
 def test_unreadable_images_of_either_set_are_left_out_and_named():
-    batch = next(iter(loader(beside=images(7, SomeUnreadable, 100), size=7)))
+    batch = next(iter(loader(pseudo=images(7, SomeUnreadable, 100), size=7)))
     assert sorted(numbers(batch)[4:]) == [100, 102, 104, 106]
     assert len(batch.unreadable) == 3
     assert len(batch.soft) == len(batch.targets) == len(batch.labels) == 8
@@ -212,12 +215,12 @@ def test_unreadable_images_of_either_set_are_left_out_and_named():
 
 
 @pytest.mark.parametrize(("count", "of"), [(0, 1), (1, 2), (2, 3)])
-def test_fewer_images_beside_than_processes_are_refused(count, of):
-    with pytest.raises(InputError, match=f"at least {of} images beside the labelled ones, .* came {count}$"):
-        loader(count=12, beside=images(count, Taught, 100, [count]), batch_size=8, batch_slice=BatchSlice(0, of))
+def test_rejects_fewer_pseudo_labeled_images_than_ranks(count, of):
+    with pytest.raises(InputError, match=f"pseudo-labeled images must be at least {of}, one per rank, got {count}$"):
+        loader(count=12, pseudo=images(count, Taught, 100, [count]), batch_size=8, batch_slice=BatchSlice(0, of))
 
 
-def test_validation_has_nothing_beside_it():
+def test_validation_has_no_pseudo_labeled_images():
     assert sum(len(batch.images) for batch in loader(training=False)) == 11
 
 
@@ -227,14 +230,14 @@ def loss_of(batch, logits, smoothing):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("beside", [images(7, Taught, 100), images(7, first=100)], ids=["soft", "hard"])
-def test_labels_are_smoothed_and_distributions_are_not(beside, smoothing):
-    batch = next(iter(loader(beside=beside)))
+@pytest.mark.parametrize("pseudo", [images(7, Taught, 100), images(7, first=100)], ids=["soft", "hard"])
+def test_labels_are_smoothed_and_distributions_are_not(pseudo, smoothing):
+    batch = next(iter(loader(pseudo=pseudo)))
     logits = torch.randn(10, 3, dtype=torch.float64)
     expected = 0.0
     for row, number in zip(logits, numbers(batch), strict=True):
         label = number % 100 % 3
-        if number >= 100 and isinstance(beside, Taught):
+        if number >= 100 and isinstance(pseudo, Taught):
             target = [0.6 if i == label else 0.2 for i in range(3)]
         else:
             target = [(1 - smoothing) * (i == label) + smoothing / 3 for i in range(3)]

@@ -124,7 +124,7 @@ def test_the_key_decides_and_not_the_position(shards, selection):
 def test_an_image_whose_key_the_shard_lacks_is_unreadable(shards, selection):
     rewrite(selection / "train-00001.parquet", lambda rows: rows[1].update(key="dark/gone"))
     images = student(shards, selection)
-    with pytest.raises(UnreadableImage, match=r"train-00001.parquet, but no image has 'dark/gone'"):
+    with pytest.raises(UnreadableImage, match=r"train-00001.parquet: no image has 'dark/gone'"):
         images.load(3)
     assert images.name(3) == f"{selection}/train-00001.parquet"
     images.load(2)

@@ -155,7 +155,7 @@ def _evaluate(arguments: list[str]) -> int:
     options = parse(
         Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
     )
-    from lambdanets.data.coco.sets import tell_findings
+    from lambdanets.data.coco.sets import report_findings
     from lambdanets.folders import WorkFolder
     from lambdanets.inference.coco_results import write_results
     from lambdanets.inference.detection import detect_in_set, open_evaluation_set
@@ -170,7 +170,7 @@ def _evaluate(arguments: list[str]) -> int:
         folder.is_begun()
     detector = load_detector(options.checkpoint, options.device)
     images = open_evaluation_set(detector, options.data, options.images)
-    tell_findings(**{"validation" if options.data is None else "data": images})
+    report_findings(**{"validation" if options.data is None else "data": images})
     with folder.open() if folder is not None else contextlib.nullcontext():
         found = detect_in_set(detector, images, options.batch_size, options.workers)
         report_unreadable(found.unreadable)

@@ -1,4 +1,4 @@
-"""Batches of a set of images in an order, and with random numbers, that depend on the seed alone."""
+"""A DataLoader whose order and augmentation depend on the seed alone, and which resumes within an epoch."""
 
 import random
 import signal
@@ -14,152 +14,150 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.order import BatchSlice, Order, mixed
+from lambdanets.data.order import BatchSlice, Order, derive_seeds
 from lambdanets.errors import InputError
 from lambdanets.signals import end_with_parent
 
-_PATIENCE = 3.0  # seconds that workers have to end
+_KILL_AFTER = 3.0  # seconds that workers have to exit
 
 
 class NamedImages(Protocol):
-    """Images that have numbers and names."""
+    """A sized set of images with a name for each index."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of images."""
 
     def name(self, index: int) -> str:
-        """What a person would call one."""
+        """The name of an image in messages."""
 
 
 class Sample(NamedTuple):
-    """What became of an image: content None, and a sentence, where it could not be read.
+    """A loaded image; where it cannot be read, content is None and `unreadable` is "name: reason".
 
-    number: in its set. step_images: how many images the whole step was to have, over all processes and parts.
+    image_index: in its set. step_images: images in the whole step, over all ranks and micro-batches.
     """
 
     content: Any
-    number: int
+    image_index: int
     unreadable: str
     step_images: int
 
 
 class _Key(NamedTuple):
-    beside: bool
+    pseudo: bool
     epoch: int
-    number: int
+    image_index: int
     step_images: int
 
 
-Made = TypeVar("Made")
-# an image of a set, by its number, made ready for the model; raises UnreadableImage
-Make = Callable[[Any, int], Any]
+BatchT = TypeVar("BatchT")
+# (images, index) -> the content of a sample; raises UnreadableImage
+Load = Callable[[Any, int], Any]
 
 
-class Batches(Generic[Made]):
-    """A loader over a set of images that can go on in the middle of an epoch.
+class Batches(Generic[BatchT]):
+    """A DataLoader over a set of images that resumes in the middle of an epoch.
 
-    Each call of `iter` runs from the step after the last one handed out to the end of that epoch, so an epoch that
-    was left early (or resumed from `state_dict`) is finished first, and the next call begins the next epoch. An epoch
-    of training comes in an order drawn from the seed and the epoch (`order.py`); validation (`training=False`) goes in
-    plain order, from the start each time. The random numbers that `make` draws (Python's, NumPy's and torch's CPU
-    generator) are seeded by seed, epoch and image, so neither the number of workers nor a resumption changes a pixel.
+    `iter` starts after the last batch served and stops at the end of that epoch: an epoch that was left early, or
+    resumed from `state_dict`, is finished first. Training epochs are shuffled by seed and epoch (`order.py`).
+    Validation (`training=False`) is in order of the indices, from the start each time. The generators that `load` may
+    use (Python's, NumPy's and torch's on the CPU) are seeded by seed, epoch and index, so neither the number of workers
+    nor a resume changes a pixel.
 
-    A step of training has batch_size images, whatever the batch_slice: this rank takes every world_size-th of them, and
-    hands them out in parts, a batch each. The last step of an epoch may be smaller; it is left out where a part would
-    have fewer images than least_part, and its images come in other epochs. Validation hands out every processes-th
-    image of the set, in batches of the size of a part.
+    A training step has batch_size images, whatever the batch_slice: each rank takes every world_size-th of them and
+    yields them in accumulation_steps micro-batches. The last step of an epoch may be smaller; it is dropped where a
+    micro-batch would have fewer than min_micro_batch images. Validation yields every world_size-th image of the set, in
+    micro-batches.
 
-    make: an image of a set, by number, made ready; collate: a batch of such samples. beside: another set, of which
-    every step of training has beside_size images more; it has epochs of its own.
+    load: (images, index) -> the content of a sample; collate: samples -> a batch. pseudo_images: a second set, of which
+    each training step has pseudo_batch_size images more; it has its own epochs.
 
-    Workers stay from one pass to the next, so a user closes the batches, by `with` or `close`. They end with their
-    parent, however that ends.
+    Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers exit with their parent,
+    however it ends.
 
-    Raises InputError for an empty set, for a training set with fewer than least_part images for each part, for fewer
-    images beside it than processes, and for arguments out of range.
+    Raises InputError for an empty set, for fewer than min_micro_batch training images per micro-batch, for fewer
+    pseudo_images than ranks, and for arguments out of range.
     """
 
     def __init__(
         self,
         images: NamedImages,
-        make: Make,
-        collate: Callable[[list[Sample]], Made],
+        load: Load,
+        collate: Callable[[list[Sample]], BatchT],
         *,
         batch_size: int,
         seed: int,
         training: bool,
         workers: int,
         batch_slice: BatchSlice | None = None,
-        beside: NamedImages | None = None,
-        beside_size: int = 0,
-        least_part: int = 1,
+        pseudo_images: NamedImages | None = None,
+        pseudo_batch_size: int = 0,
+        min_micro_batch: int = 1,
     ) -> None:
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)):
-            if value < least:
-                raise InputError(f"expected {name} of at least {least}, but came {value}")
+        for name, value, minimum in (("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)):
+            if value < minimum:
+                raise InputError(f"{name} must be at least {minimum}, got {value}")
         self._slice = batch_slice or BatchSlice()
-        beside = beside if training and beside_size else None
-        self._beside_size = beside_size if beside is not None else 0
-        least_images = least_of_step(self._slice, self._beside_size, least_part) if training else 1
-        if len(images) < least_images:
+        pseudo_images = pseudo_images if training and pseudo_batch_size else None
+        self._pseudo_batch_size = pseudo_batch_size if pseudo_images is not None else 0
+        min_images = min_batch_size(self._slice, self._pseudo_batch_size, min_micro_batch) if training else 1
+        if len(images) < min_images:
+            split = "training" if training else "validation"
+            raise InputError(f"{split} images must be at least {min_images}, got {len(images)}")
+        if pseudo_images is not None and len(pseudo_images) < self._slice.world_size:
+            at_least = f"at least {self._slice.world_size}, one per rank"
+            raise InputError(f"pseudo-labeled images must be {at_least}, got {len(pseudo_images)}")
+        if training and batch_size < min_images:
             raise InputError(
-                f"expected at least {least_images} images to {'train' if training else 'validate'} on, "
-                f"but came {len(images)}"
-            )
-        if beside is not None and len(beside) < self._slice.world_size:
-            raise InputError(
-                f"expected at least {self._slice.world_size} images beside the labelled ones, one a process, "
-                f"but came {len(beside)}"
-            )
-        if training and batch_size < least_images:
-            raise InputError(
-                f"expected batch_size of at least {least_part} images for each of {self._slice.world_size} processes "
-                f"and {self._slice.accumulation_steps} parts, but came {batch_size + self._beside_size}"
+                f"images of a step must be at least {min_micro_batch} per micro-batch ({self._slice.world_size} ranks, "
+                f"{self._slice.accumulation_steps} accumulation steps), got {batch_size + self._pseudo_batch_size}; "
+                "raise batch_size"
             )
         self._images = images
         self._batch_size = batch_size
         self._seed = seed
         self._training = training
         self._order = Order(images, seed, self._slice)
-        self._beside_order = Order(beside, seed + 1, self._slice) if beside is not None else None
-        self._served = 0
-        self._schedule = _Schedule()
-        # of training steps in a whole epoch
-        self.steps = steps_in_epoch(len(images), batch_size, least_images)
+        self._pseudo_order = Order(pseudo_images, seed + 1, self._slice) if pseudo_images is not None else None
+        self._served = 0  # training batches
+        self._sampler = _KeySampler()
+        self.steps_per_epoch = steps_per_epoch(len(images), batch_size, min_images)
         self._loader = DataLoader(
-            _Samples((images, beside), make, seed),
-            batch_sampler=self._schedule,
+            _SampleDataset((images, pseudo_images), load, seed),
+            batch_sampler=self._sampler,
             num_workers=workers,
-            persistent_workers=workers > 0,  # a key carries its epoch, so a worker has no state to go stale
+            persistent_workers=workers > 0,  # a key has its epoch, so workers hold no state
             collate_fn=collate,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=_init_worker,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # else each pass would draw from the caller's generator
+            generator=torch.Generator(),  # else each epoch would draw from the caller's generator
         )
 
     @property
-    def parts(self) -> int:
-        """Batches that this process hands out a step of training."""
+    def accumulation_steps(self) -> int:
+        """Micro-batches per training step on this rank."""
         return self._slice.accumulation_steps
 
     def __len__(self) -> int:
-        """The number of batches that this process hands out in a whole epoch."""
-        return self.steps * self.parts if self._training else -(-len(self._own()) // self._part_size())
+        """The number of batches of an epoch on this rank."""
+        if self._training:
+            return self.steps_per_epoch * self.accumulation_steps
+        return -(-len(self._validation_indices()) // self._micro_batch())
 
-    def __iter__(self) -> Iterator[Made]:
-        self._schedule.length = len(self)
+    def __iter__(self) -> Iterator[BatchT]:
+        self._sampler.length = len(self)
         if self._training:
             epoch, done = divmod(self._served, len(self))
-            self._schedule.batches = self._steps(epoch, done)
+            self._sampler.batches = self._training_keys(epoch, done)
         else:
-            self._schedule.batches = self._validation()
+            self._sampler.batches = self._validation_keys()
         try:
             for batch in self._loader:
                 if self._training:
                     self._served += 1  # before the batch is used: a checkpoint written after its step counts it
                 yield batch
         except InputError as error:
-            raise InputError(_own_words(error)) from error
+            raise InputError(_without_traceback(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -168,80 +166,82 @@ class Batches(Generic[Made]):
         self.close()
 
     def close(self) -> None:
-        """End the workers, by SIGKILL where they hang in an image for more than a few seconds.
+        """Shut the workers down, by SIGKILL where one still hangs in an image after 3 seconds.
 
-        They leave other signals to their parent, so that nothing but this and its end do.
+        Workers ignore SIGINT, SIGTERM and SIGHUP (`_init_worker`).
         """
         running: Any = self._loader._iterator
         if running is None:
             return
         self._loader._iterator = None
-        # before PyTorch ends them: it waits for one after the other, and takes a killed one for an error if it knows it
+        # PyTorch would report a killed worker whose PID it still has as an error
         _remove_worker_pids(id(running))
         running._worker_pids_set = False
-        late = threading.Timer(_PATIENCE, lambda: [worker.kill() for worker in running._workers])
-        late.start()
+        kill = threading.Timer(_KILL_AFTER, lambda: [worker.kill() for worker in running._workers])
+        kill.start()
         try:
             running._shutdown_workers()
         finally:
-            late.cancel()
+            kill.cancel()
 
     def state_dict(self) -> dict[str, int]:
-        """Say how many steps were handed out since training began (always 0 for validation)."""
-        return {"steps": self._served // self.parts, "steps_per_epoch": self.steps}
+        """The training steps served since the start of training (0 for validation), and the steps per epoch."""
+        return {"steps": self._served // self.accumulation_steps, "steps_per_epoch": self.steps_per_epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after the steps a `state_dict` counted, from a loader of the same set, batch size and seed.
+        """Resume after the steps in `state`, which must come from the same set, batch size and seed.
 
-        The batch slice may be another. Raises InputError where that changes the number of steps in an epoch.
+        The batch slice may differ. Raises InputError where that changes the steps per epoch.
         """
-        if state["steps_per_epoch"] != self.steps:
+        if state["steps_per_epoch"] != self.steps_per_epoch:
             raise InputError(
-                f"expected {state['steps_per_epoch']} steps an epoch, as when the run began, but with "
-                f"{self._slice.world_size} processes in {self.parts} parts there are {self.steps}; use fewer of them"
+                f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
+                f"with {self._slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
             )
-        self._served = state["steps"] * self.parts
+        self._served = state["steps"] * self.accumulation_steps
 
-    def _steps(self, epoch: int, done: int) -> Iterator[list[_Key]]:
-        """The keys of this process's batches in an epoch, after those that are done."""
-        for step in range(done // self.parts, self.steps):
-            first = step * self._batch_size
-            size = min(self._batch_size, len(self._images) - first)
-            count = size + self._beside_size
-            keys = [_Key(False, epoch, number, count) for number in self._order.of_epoch(epoch, first, size).tolist()]
-            if self._beside_order is not None:
-                first_beside = (epoch * self.steps + step) * self._beside_size
-                beside = self._beside_order.of_epochs(first_beside, self._beside_size)
-                keys += [_Key(True, of_beside, number, count) for of_beside, number in beside]
-            # every part has its share of both sets
-            yield from (keys[part :: self.parts] for part in range(self.parts))
+    def _training_keys(self, epoch: int, done: int) -> Iterator[list[_Key]]:
+        """The keys of this rank's micro-batches in an epoch, without the first `done` micro-batches."""
+        accumulation_steps = self.accumulation_steps
+        for step in range(done // accumulation_steps, self.steps_per_epoch):
+            start = step * self._batch_size
+            size = min(self._batch_size, len(self._images) - start)
+            total = size + self._pseudo_batch_size
+            indices = self._order.epoch_indices(epoch, start, size).tolist()
+            keys = [_Key(False, epoch, index, total) for index in indices]
+            if self._pseudo_order is not None:
+                pseudo_start = (epoch * self.steps_per_epoch + step) * self._pseudo_batch_size
+                pseudo = self._pseudo_order.consecutive_indices(pseudo_start, self._pseudo_batch_size)
+                keys += [_Key(True, pseudo_epoch, index, total) for pseudo_epoch, index in pseudo]
+            # strided, so that each micro-batch has images of both sets
+            yield from (keys[first::accumulation_steps] for first in range(accumulation_steps))
 
-    def _validation(self) -> Iterator[list[_Key]]:
-        own, size = self._own(), self._part_size()
-        for start in range(0, len(own), size):
-            yield [_Key(False, 0, number, 0) for number in own[start : start + size]]
+    def _validation_keys(self) -> Iterator[list[_Key]]:
+        indices, size = self._validation_indices(), self._micro_batch()
+        for start in range(0, len(indices), size):
+            yield [_Key(False, 0, index, 0) for index in indices[start : start + size]]
 
-    def _own(self) -> Sequence[int]:
+    def _validation_indices(self) -> Sequence[int]:
         return range(self._slice.rank, len(self._images), self._slice.world_size)
 
-    def _part_size(self) -> int:
-        return max(1, self._batch_size // (self._slice.world_size * self.parts))
+    def _micro_batch(self) -> int:
+        return max(1, self._batch_size // (self._slice.world_size * self.accumulation_steps))
 
 
-def least_of_step(batch_slice: BatchSlice, beside_size: int, least_part: int) -> int:
-    """How many images a step of training must have of the first set, so that each part has least_part of both sets."""
+def min_batch_size(batch_slice: BatchSlice, pseudo_batch_size: int, min_micro_batch: int) -> int:
+    """The smallest batch_size with which each micro-batch has min_micro_batch images, pseudo-labeled ones included."""
     ranks = batch_slice.world_size
-    return max(1, ranks * (least_part * batch_slice.accumulation_steps - beside_size // ranks))
+    return max(1, ranks * (min_micro_batch * batch_slice.accumulation_steps - pseudo_batch_size // ranks))
 
 
-def steps_in_epoch(images: int, batch_size: int, least_images: int) -> int:
-    """Steps of an epoch; the last may be smaller, and is left out below least_images."""
+def steps_per_epoch(images: int, batch_size: int, min_images: int) -> int:
+    """Steps per epoch; the last may be smaller, and is dropped below min_images."""
     full, rest = divmod(images, batch_size)
-    return full + (rest >= least_images)
+    return full + (rest >= min_images)
 
 
-class _Schedule:
-    """The batches of keys that the next pass of the loader makes."""
+class _KeySampler:
+    """A batch sampler that yields the keys of the current epoch."""
 
     batches: Iterator[list[_Key]]
     length: int
@@ -253,47 +253,47 @@ class _Schedule:
         return self.length
 
 
-class _Samples(Dataset[Sample]):
-    def __init__(self, sets: tuple[NamedImages, NamedImages | None], make: Make, seed: int) -> None:
+class _SampleDataset(Dataset[Sample]):
+    def __init__(self, sets: tuple[NamedImages, NamedImages | None], load: Load, seed: int) -> None:
         self._sets = sets
-        self._make = make
+        self._load = load
         self._seed = seed
 
     def __getitems__(self, keys: list[_Key]) -> list[Sample]:
-        with _own_generators():
+        with _preserved_rng_states():
             return [self._sample(key) for key in keys]
 
     def _sample(self, key: _Key) -> Sample:
-        images = self._sets[key.beside]
+        images = self._sets[key.pseudo]
         assert images is not None
-        _seed_generators(mixed(self._seed + key.beside, key.epoch, key.number))
+        _seed_generators(derive_seeds(self._seed + key.pseudo, key.epoch, key.image_index))
         try:
-            return Sample(self._make(images, key.number), key.number, "", key.step_images)
+            return Sample(self._load(images, key.image_index), key.image_index, "", key.step_images)
         except UnreadableImage as error:
-            return Sample(None, key.number, f"{images.name(key.number)}: {error.reason}", key.step_images)
+            return Sample(None, key.image_index, f"{images.name(key.image_index)}: {error.reason}", key.step_images)
 
 
-def _begin_worker(worker: int) -> None:
-    """A signal to the whole group is for the training process, which ends its workers after a checkpoint."""
+def _init_worker(worker: int) -> None:
+    """Ignore signals to the process group: the training process shuts its workers down after a checkpoint."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    end_with_parent()  # also while it hangs in an image: PyTorch looks between batches only
+    end_with_parent()  # PyTorch checks that between batches only, not while a worker hangs in an image
 
 
-def _own_words(error: InputError) -> str:
-    """What an error says, without the traceback that PyTorch puts before it where a worker raised it."""
+def _without_traceback(error: InputError) -> str:
+    """The message of an error, without the traceback that PyTorch prepends to an error of a worker."""
     return str(error).strip().rpartition(f"{InputError.__module__}.InputError: ")[2]
 
 
-def _seed_generators(numbers: list[int]) -> None:
-    random.seed(numbers[0])
-    np.random.seed(np.array(numbers, dtype=np.uint64).view(np.uint32))
-    torch.default_generator.manual_seed(numbers[1])  # torch.manual_seed would seed the GPUs as well
+def _seed_generators(seeds: list[int]) -> None:
+    random.seed(seeds[0])
+    np.random.seed(np.array(seeds, dtype=np.uint64).view(np.uint32))
+    torch.default_generator.manual_seed(seeds[1])  # torch.manual_seed would seed the GPUs as well
 
 
 @contextmanager
-def _own_generators() -> Iterator[None]:
-    """Put the states of the three global generators back afterwards."""
+def _preserved_rng_states() -> Iterator[None]:
+    """Restore the states of the three global generators after the block."""
     states: tuple[Any, Any, Tensor] = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""A training and a validation set from whatever names a data set."""
+"""Opens a data set of any kind as a training and a validation set."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ import numpy as np
 from lambdanets.bounds import VALIDATION_SHARE, check
 from lambdanets.data.idx_files import find_idx_folder, read_idx_set
 from lambdanets.data.image_folders import read_class_folders, split_folders
-from lambdanets.data.labelled_images import ImageArray, LabelledImages, SelectedImages
-from lambdanets.data.order import permuted
+from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
+from lambdanets.data.order import permutation
 from lambdanets.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.data.tar_files import find_validation_tar, read_tar
 from lambdanets.data.timm_sets import is_timm_name, read_timm_set
 from lambdanets.errors import InputError
 
-__all__ = ["LabelledImages", "Splits", "fewer", "hold_out", "open_splits"]
+__all__ = ["LabeledImages", "Splits", "hold_out", "open_splits", "subset"]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A training and a validation set with one numbering of their classes; `source` says where they came from.
+    """A training and a validation set with the same class indices. source: where they came from, for messages.
 
-    test: where part of the training images was held out, so that weights can be chosen by those, the set to measure on.
+    test: with `hold_out`, the set to report accuracy on, because weights are selected on the held-out images.
     """
 
-    train: LabelledImages
-    validation: LabelledImages
+    train: LabeledImages
+    validation: LabeledImages
     classes: tuple[str, ...]
     source: str
-    test: LabelledImages | None = None
+    test: LabeledImages | None = None
 
 
 @dataclass(frozen=True)
-class _Part:
-    images: LabelledImages
+class _Split:
+    images: LabeledImages
     classes: tuple[str, ...]
     source: str
 
@@ -45,59 +45,60 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     """Open a data set as a training and a validation set.
 
     `data` is one of
-      - "digits": scikit-learn's 1,797 grey images of 8 x 8 pixels;
-      - a folder with a sub-folder of images a class, or with such folders in `train/` and in `val/` (or `valid/`,
-        `validation/`, `test/`); images beside the class folders are ignored;
+      - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
+      - a folder with one sub-folder per class, or with such folders in `train/` and in `val/` (or `valid/`,
+        `validation/`, `test/`); images outside the class folders are ignored;
       - a folder of MNIST, FashionMNIST or KMNIST in torchvision's layout (the root, the set's folder or `raw/`);
-      - a tar file of PNG and JPEG images with a folder a class; `val.tar`, `validation.tar` or `test.tar` beside it is
-        the validation set;
-      - images in shards, as `lambdanets shard` writes them: a folder with shards.json, or a URL (`shards.py`);
+      - a tar file of PNG and JPEG images with one folder per class; `val.tar`, `validation.tar` or `test.tar` in its
+        folder is the validation set;
+      - shards, as `lambdanets shard` writes them: a folder with shards.json, or its URL (`shards/`);
       - a name with one of timm's prefixes "torch/", "hfds/", "hfids/", "tfds/", "wds/"; `root` is then its folder.
-    Where there is no validation set, `validation_share` of the images are held out, stratified by class and drawn with
-    `seed`, whatever the file system's order; of images in shards, that share of the shards. No image is decoded, but
-    for sets that can only be read through.
+    Without a validation set, validation_share of the images is held out, stratified by class and drawn with `seed`,
+    independent of the order in the file system; of a set in shards, that share of the shards. Images are decoded only
+    for sets without random access.
 
     Raises InputError for a data set that is missing, damaged, empty or of one class, for a validation class that
-    training lacks, and for a class of fewer than 2 images, or a single shard, when some must be held out.
+    training lacks, and, for a hold-out, for a class of 1 image or a set of 1 shard.
     """
     check("validation_share", validation_share, float, VALIDATION_SHARE)
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if root is not None and not is_timm_name(data):
-        raise InputError(f"expected data_root only with a timm data set such as 'torch/cifar10', but '{data}' is none")
-    if root == "":  # which libraries take for the current folder
+        raise InputError(f"data_root is for timm data sets such as 'torch/cifar10', got data '{data}'")
+    if root == "":  # which libraries would read as the current folder
         raise InputError("data_root must be a folder, got ''")
     if is_sharded(data):
         return _open_shards(data, validation_share, seed)
     try:
         train, validation = _open(data, root)
     except OSError as error:
-        raise InputError(f"expected to read the data set '{data}', but: {error.strerror or error}") from error
-    _check(train)
+        raise InputError(f"cannot read the data set '{data}': {error.strerror or error}") from error
+    _check_classes(train)
     if validation is None:
         return _hold_out(train, validation_share, seed)
-    return Splits(train.images, _renumber(validation, train), train.classes, f"{train.source} and {validation.source}")
+    source = f"{train.source} and {validation.source}"
+    return Splits(train.images, _match_classes(validation, train), train.classes, source)
 
 
 def hold_out(splits: Splits, share: float, seed: int) -> Splits:
-    """The splits with a share of the training images as the validation set, and the validation set as the test set.
+    """Splits that validate on a share of the training images, with the former validation set as the test set.
 
-    Of images in shards, whole shards are held out. Raises InputError for a class of fewer than 2 images, and for a
-    single shard. A share of 0 changes nothing.
+    Of a set in shards, whole shards are held out. A share of 0 returns the splits. Raises InputError for a class of 1
+    image and for a set of 1 shard.
     """
     if not share:
         return splits
     if isinstance(splits.train, ShardedImages):
         held = _hold_out_shards(splits.train, splits.classes, splits.source, share, seed)
         return replace(held, test=splits.validation)
-    held = _hold_out(_Part(splits.train, splits.classes, splits.source), share, seed)
+    held = _hold_out(_Split(splits.train, splits.classes, splits.source), share, seed)
     return replace(held, test=splits.validation)
 
 
-def fewer(splits: Splits, count: int | None, seed: int) -> Splits:
-    """The splits with so many training images, drawn with a seed in the shares of the classes; all if None.
+def subset(splits: Splits, count: int | None, seed: int) -> Splits:
+    """The splits with `count` training images, stratified by class and drawn with a seed; all if None.
 
-    Raises InputError for more images than there are, for fewer than classes, and for images in shards.
+    Raises InputError for more images than available, for fewer than classes, and for images in shards.
     """
     from sklearn.model_selection import train_test_split
 
@@ -105,11 +106,11 @@ def fewer(splits: Splits, count: int | None, seed: int) -> Splits:
     if count is None or count == available:
         return splits
     if isinstance(splits.train, ShardedImages):
-        raise InputError(f"training_images works on sets in files only, and {splits.source} are shards, got {count}")
-    least = len(set(splits.train.labels))
-    if not least <= count <= available - least:
+        raise InputError(f"training_images must be None for shards ({splits.source}), got {count}")
+    classes = len(set(splits.train.labels))
+    if not classes <= count <= available - classes:
         raise InputError(
-            f"training_images must be {available}, or from {least} (one a class) to {available - least}, got {count}"
+            f"training_images must be {available}, or {classes} (one per class) to {available - classes}, got {count}"
         )
     labels = splits.train.labels
     kept, _ = train_test_split(range(available), train_size=count, random_state=seed, stratify=labels)
@@ -117,123 +118,122 @@ def fewer(splits: Splits, count: int | None, seed: int) -> Splits:
     return replace(splits, train=_select(splits.train, sorted(kept)), source=source)
 
 
-def _open(data: str, root: str | None) -> tuple[_Part, _Part | None]:
+def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
     if data == "digits":
         return _digits(), None
     if is_timm_name(data):
         (train, train_classes), (validation, classes) = read_timm_set(data, root)
-        return _Part(train, train_classes, f"{data} (train)"), _Part(validation, classes, "its validation split")
+        return _Split(train, train_classes, f"{data} (train)"), _Split(validation, classes, "its validation split")
     path = Path(data)
     if not data or not path.exists():
         raise InputError(
-            f"data must be 'digits', a folder, a .tar or a timm data set, got '{data}', which is not there"
+            f"data must be 'digits', a folder, a .tar or a timm data set, got '{data}', which does not exist"
         )
     if not path.is_dir():
         if path.suffix != ".tar":
             raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-        beside = find_validation_tar(path)
-        return _Part(*read_tar(path), str(path)), _Part(*read_tar(beside), str(beside)) if beside else None
+        val_tar = find_validation_tar(path)
+        return _Split(*read_tar(path), str(path)), _Split(*read_tar(val_tar), str(val_tar)) if val_tar else None
     raw = find_idx_folder(path)
     if raw is not None:
         train, validation, classes = read_idx_set(raw)
-        return _Part(train, classes, f"{raw} (train)"), _Part(validation, classes, "its t10k images")
+        return _Split(train, classes, f"{raw} (train)"), _Split(validation, classes, "its t10k images")
     folders = split_folders(path)
     if folders is None:
-        return _Part(*read_class_folders(path), str(path)), None
-    train_part, validation_part = (_Part(*read_class_folders(part), str(part)) if part else None for part in folders)
-    assert train_part is not None
-    return train_part, validation_part
+        return _Split(*read_class_folders(path), str(path)), None
+    train_split, val_split = (_Split(*read_class_folders(path), str(path)) if path else None for path in folders)
+    assert train_split is not None
+    return train_split, val_split
 
 
 def _open_shards(data: str, share: float, seed: int) -> Splits:
     parts, classes = open_shards(data)
     if len(classes) < 2:
-        came = f"only '{classes[0]}'" if classes else "images without classes"
-        raise InputError(f"expected at least 2 classes in the shards of '{data}', but came {came}")
+        got = f"only '{classes[0]}'" if classes else "images without classes"
+        raise InputError(f"the shards of '{data}' must have at least 2 classes, got {got}")
     train, validation = parts["train"], parts.get("validation")
     if validation is None:
         splits = _hold_out_shards(train, classes, data, share, seed)
     else:
         splits = Splits(train, validation, classes, f"{data} (train) and its validation shards")
-    for part, images in (("train", splits.train), ("validate", splits.validation)):
+    for split, images in (("training", splits.train), ("validation", splits.validation)):
         if not len(images):
-            raise InputError(f"expected images to {part} on in the shards of '{data}', but there are none")
+            raise InputError(f"the shards of '{data}' must have {split} images, and have none")
     return splits
 
 
 def _hold_out_shards(images: ShardedImages, classes: tuple[str, ...], source: str, share: float, seed: int) -> Splits:
     count = len(images.groups)
     if count < 2:
-        raise InputError(f"expected at least 2 shards in '{source}' to hold some out, but came {count}")
+        raise InputError(f"'{source}' must have at least 2 shards to hold some out, got {count}")
     held = min(int(np.ceil(share * count)), count - 1)
-    drawn = permuted(count, seed, 0)
-    train, validation = (images.of_shards(sorted(part.tolist())) for part in (drawn[held:], drawn[:held]))
+    order = permutation(count, seed, 0)
+    train, validation = (images.of_shards(sorted(shards.tolist())) for shards in (order[held:], order[:held]))
     return Splits(train, validation, classes, f"{source}, {held} of {count} shards held out with seed {seed}")
 
 
-def _digits() -> _Part:
+def _digits() -> _Split:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    return _Part(ImageArray(pixels, bunch.target.tolist(), "digits"), tuple("0123456789"), "scikit-learn's digits")
+    return _Split(ImageArray(pixels, bunch.target.tolist(), "digits"), tuple("0123456789"), "scikit-learn's digits")
 
 
-def _check(train: _Part) -> None:
+def _check_classes(train: _Split) -> None:
     present = sorted(set(train.images.labels))
     if not present:
-        raise InputError(f"expected images in {train.source}, but there are none")
+        raise InputError(f"{train.source} must have images, and has none")
     if len(present) < 2:
         name = train.classes[present[0]]
-        raise InputError(f"expected at least 2 classes with images in {train.source}, but came only '{name}'")
+        raise InputError(f"{train.source} must have images of at least 2 classes, got only '{name}'")
 
 
-def _hold_out(part: _Part, share: float, seed: int) -> Splits:
+def _hold_out(split: _Split, share: float, seed: int) -> Splits:
     from sklearn.model_selection import train_test_split
 
-    labels = part.images.labels
+    labels = split.images.labels
     counts = Counter(labels)
-    for number, count in sorted(counts.items()):
+    for label, count in sorted(counts.items()):
         if count < 2:
-            name = part.classes[number]
-            raise InputError(
-                f"expected at least 2 images a class in {part.source} to hold some out, but '{name}' has 1"
-            )
-    # scikit-learn refuses a side with fewer images than classes, which the share alone can ask for in a small set
+            name = split.classes[label]
+            raise InputError(f"{split.source} must have at least 2 images per class for a hold-out, but '{name}' has 1")
+    # scikit-learn needs at least one image per class on each side, which a share of a small set may not give
     held = min(max(int(np.ceil(share * len(labels))), len(counts)), len(labels) - len(counts))
     train, validation = train_test_split(range(len(labels)), test_size=held, random_state=seed, stratify=labels)
-    source = f"{part.source}, {held} of {len(labels)} images held out with seed {seed}"
-    return Splits(_select(part.images, sorted(train)), _select(part.images, sorted(validation)), part.classes, source)
+    source = f"{split.source}, {held} of {len(labels)} images held out with seed {seed}"
+    kept, held_out = _select(split.images, sorted(train)), _select(split.images, sorted(validation))
+    return Splits(kept, held_out, split.classes, source)
 
 
-def _select(images: LabelledImages, indices: Sequence[int]) -> SelectedImages:
+def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
     labels = images.labels
     return SelectedImages(images, indices, [labels[index] for index in indices])
 
 
-def _renumber(validation: _Part, train: _Part) -> LabelledImages:
-    """The validation images with training's class numbers, matched by name."""
+def _match_classes(validation: _Split, train: _Split) -> LabeledImages:
+    """The validation images with the class indices of training, matched by name."""
     if not len(validation.images.labels):
-        raise InputError(f"expected images in {validation.source}, but there are none")
-    return renumber(validation.images, validation.classes, train.classes, validation.source)
+        raise InputError(f"{validation.source} must have images, and has none")
+    return remap_labels(validation.images, validation.classes, train.classes, validation.source)
 
 
-def renumber(images: LabelledImages, classes: Sequence[str], wanted: Sequence[str], source: str) -> LabelledImages:
-    """Images of a set with some classes, by the numbers those have in another list; matched by name.
+def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence[str], source: str) -> LabeledImages:
+    """Images whose labels index `classes`, with labels that index `target`; classes are matched by name.
 
-    Raises InputError, naming `source`, for an image whose class the list lacks.
+    Raises InputError, naming `source`, for an image whose class is not in `target`.
     """
-    if tuple(classes) == tuple(wanted):
+    if tuple(classes) == tuple(target):
         return images
-    numbers = {name: number for number, name in enumerate(wanted)}
-    missing = sorted({classes[label] for label in images.labels} - numbers.keys())
-    if missing:
+    indices = {name: index for index, name in enumerate(target)}
+    unknown = sorted({classes[label] for label in images.labels} - indices.keys())
+    if unknown:
         raise InputError(
-            f"expected in {source} only the {len(wanted)} classes that are known ({_some(wanted)}), "
-            f"but came {_some(missing)}"
+            f"classes of {source} must be among the {len(target)} of training ({_first_few(target)}), "
+            f"got {_first_few(unknown)}"
         )
-    return SelectedImages(images, range(len(images)), [numbers[classes[label]] for label in images.labels])
+    return SelectedImages(images, range(len(images)), [indices[classes[label]] for label in images.labels])
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_few(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")

@@ -1,4 +1,4 @@
-"""MNIST-like sets of grey images in IDX files, in the layout that torchvision keeps them in."""
+"""MNIST-like sets of gray images in IDX files, in torchvision's layout."""
 
 import gzip
 import math
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lambdanets.data.labelled_images import ImageArray
+from lambdanets.data.labeled_images import ImageArray
 from lambdanets.errors import InputError
 
 _DIGITS = tuple("0123456789")
-_GZIP_RATIO = 1040  # how many times its size a gzip file can unpack to: deflate makes 258 bytes of 2 bits
+_GZIP_RATIO = 1040  # upper bound of unpacked size / gzip size: deflate codes 258 bytes in 2 bits
 _CLASSES = {
     "FashionMNIST": (
         "T-shirt/top",
@@ -31,49 +31,49 @@ _CLASSES = {
 
 
 def find_idx_folder(folder: Path) -> Path | None:
-    """The raw folder of IDX files in a root, a set's own folder or the raw folder itself; None if there is none.
+    """The raw folder of IDX files, given a root, a set's folder or the raw folder itself; None if there is none.
 
     Raises InputError where the root holds several sets.
     """
-    for place in (folder, folder / "raw"):
-        if _file(place, "train-images-idx3-ubyte") is not None:
-            return place
+    for raw in (folder, folder / "raw"):
+        if _file(raw, "train-images-idx3-ubyte") is not None:
+            return raw
     sets = [name for name in _CLASSES if _file(folder / name / "raw", "train-images-idx3-ubyte") is not None]
     if len(sets) > 1:
-        raise InputError(f"'{folder}' must hold one data set, got {', '.join(sets)}; give the folder of one")
+        raise InputError(f"'{folder}' must hold one data set, got {', '.join(sets)}; name the folder of one")
     return folder / sets[0] / "raw" if sets else None
 
 
 def read_idx_set(raw: Path) -> tuple[ImageArray, ImageArray, tuple[str, ...]]:
-    """Read a raw folder's train and t10k images and the class names, gzipped or not, writing nothing.
+    """Read the train and t10k images of a raw folder, gzipped or not, and the class names, without writing files.
 
-    A set of a name not known has the digits as its class names. Raises InputError for a missing or damaged file.
+    Sets of other names get the digits as class names. Raises InputError for a missing or damaged file.
     """
     parts = raw.resolve().parts
     classes = next((_CLASSES[part] for part in reversed(parts[-2:]) if part in _CLASSES), _DIGITS)
-    return _read_part(raw, "train", classes), _read_part(raw, "t10k", classes), classes
+    return _read_split(raw, "train", classes), _read_split(raw, "t10k", classes), classes
 
 
-def _read_part(raw: Path, part: str, classes: tuple[str, ...]) -> ImageArray:
-    images_path = _existing(raw, f"{part}-images-idx3-ubyte")
-    labels_path = _existing(raw, f"{part}-labels-idx1-ubyte")
+def _read_split(raw: Path, split: str, classes: tuple[str, ...]) -> ImageArray:
+    images_path = _existing(raw, f"{split}-images-idx3-ubyte")
+    labels_path = _existing(raw, f"{split}-labels-idx1-ubyte")
     pixels, labels = _read_idx(images_path, 3), _read_idx(labels_path, 1)
     if len(pixels) != len(labels):
-        raise InputError(f"'{labels_path}' must have {len(pixels)} labels, one for each image, got {len(labels)}")
+        raise InputError(f"'{labels_path}' must have {len(pixels)} labels, one per image, got {len(labels)}")
     if len(labels) and labels.max() >= len(classes):
         raise InputError(f"'{labels_path}' must have labels from 0 to {len(classes) - 1}, got {labels.max()}")
-    return ImageArray(pixels, labels.tolist(), f"{raw}/{part}")
+    return ImageArray(pixels, labels.tolist(), f"{raw}/{split}")
 
 
 def _read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Read an IDX file of unsigned bytes: two zero bytes, type 8, the number of dimensions, their sizes, the data.
+    """Read an IDX file of uint8: two zero bytes, type 8, the number of dimensions, their sizes, the data.
 
-    A gzip file is unpacked no further than its header says, so that it takes no more memory than that.
+    A gzip file is unpacked up to the size in its header, which bounds the memory.
     """
     magic = bytes([0, 0, 8, dimensions])
-    packed = path.suffix == ".gz"
+    gzipped = path.suffix == ".gz"
     try:
-        with gzip.open(path) if packed else path.open("rb") as file:
+        with gzip.open(path) if gzipped else path.open("rb") as file:
             header = file.read(4 + 4 * dimensions)
             if header[:4] != magic or len(header) < 4 + 4 * dimensions:
                 raise InputError(f"'{path}' must begin with the bytes {magic.hex()}, got {header[:4].hex()!r}")
@@ -81,21 +81,21 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray:
             expected = math.prod(shape)
             if not expected:
                 raise InputError(f"'{path}' must have sizes of at least 1 in its header, got {shape}")
-            possible = path.stat().st_size * (_GZIP_RATIO if packed else 1)
-            content = file.read(expected) if expected <= possible else b""
-            more = file.read(1)
+            max_size = path.stat().st_size * (_GZIP_RATIO if gzipped else 1)
+            content = file.read(expected) if expected <= max_size else b""
+            excess = file.read(1)
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"'{path}' must be an IDX file, and cannot be read: {error}") from error
-    if more or len(content) < expected:
-        came = "more" if more and len(content) == expected else "fewer"
-        raise InputError(f"'{path}' must have {expected} bytes after its header, as that says, got {came}")
+        raise InputError(f"'{path}' must be an IDX file: {error}") from error
+    if excess or len(content) < expected:
+        got = "more" if excess and len(content) == expected else "fewer"
+        raise InputError(f"'{path}' must have {expected} bytes of data, the size in its header, got {got}")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _existing(raw: Path, name: str) -> Path:
     path = _file(raw, name)
     if path is None:
-        raise InputError(f"'{raw}' must have the file '{name}' or '{name}.gz', and has neither")
+        raise InputError(f"'{raw}' must have a file '{name}' or '{name}.gz', and has neither")
     return path
 
 

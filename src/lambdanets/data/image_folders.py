@@ -1,19 +1,19 @@
-"""Labelled images in a folder with a sub-folder a class."""
+"""Labeled images in a folder with one sub-folder per class."""
 
 from pathlib import Path
 
 from lambdanets.data.images import images_under, is_image_name
-from lambdanets.data.labelled_images import ImageFiles
+from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.errors import InputError
 
 _VALIDATION_NAMES = ("val", "valid", "validation", "test")
 
 
 def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
-    """The folder's train and validation sub-folders, or None where it is not divided so.
+    """The train and validation sub-folders of a folder, or None if it has no such layout.
 
-    A `train` that holds class folders, with no validation folder beside it, stands alone. Raises InputError where
-    other folders with images stand beside such a one: they could be classes or parts.
+    The validation folder is None if only `train` exists and has class folders. Raises InputError if such a `train`
+    stands next to other folders with images, which could be classes or splits.
     """
     train = folder / "train"
     if not train.is_dir():
@@ -21,31 +21,32 @@ def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
     validation = next((folder / name for name in _VALIDATION_NAMES if (folder / name).is_dir()), None)
     if validation is not None:
         return train, validation
-    if not any(place.is_dir() and images_under(place) for place in train.iterdir()):
-        return None  # a class that is called train
-    others = [place.name for place in sorted(folder.iterdir()) if place.is_dir() and place != train]
+    if not any(child.is_dir() and images_under(child) for child in train.iterdir()):
+        return None  # a class named train
+    others = [child.name for child in sorted(folder.iterdir()) if child.is_dir() and child != train]
     if any(images_under(folder / name) for name in others):
         raise InputError(
-            f"expected {' or '.join(_VALIDATION_NAMES)} beside 'train' in '{folder}', but came {', '.join(others)}"
+            f"'{folder}' must have 'train' and {' or '.join(_VALIDATION_NAMES)}, or class folders only, "
+            f"got 'train' and {', '.join(others)}"
         )
     return train, None
 
 
 def read_class_folders(folder: Path) -> tuple[ImageFiles, tuple[str, ...]]:
-    """List the images of a folder with a sub-folder a class, and the class names, sorted.
+    """The images of a folder with one sub-folder per class, and the sorted class names.
 
-    Images deeper inside a class folder belong to it; class folders without images are ignored, as are images beside
-    the class folders. Raises InputError where there are no images or none is in a class folder.
+    Class folders are searched recursively; those without images are ignored, as are images outside them. Raises
+    InputError if no class folder has images.
     """
-    found = {
-        place.name: images
-        for place in sorted(folder.iterdir())
-        if place.is_dir() and not place.name.startswith(".") and (images := images_under(place))
+    by_class = {
+        child.name: images
+        for child in sorted(folder.iterdir())
+        if child.is_dir() and not child.name.startswith(".") and (images := images_under(child))
     }
-    if not found:
-        if any(is_image_name(place.name) for place in folder.iterdir()):
-            raise InputError(f"expected a sub-folder of images for each class in '{folder}', but its images lie loose")
-        raise InputError(f"expected a sub-folder of images for each class in '{folder}', but there are no images in it")
-    paths = [path for images in found.values() for path in images]
-    labels = [number for number, images in enumerate(found.values()) for _ in images]
-    return ImageFiles(paths, labels), tuple(found)
+    if not by_class:
+        has_images = any(is_image_name(child.name) for child in folder.iterdir())
+        reason = "got images outside class folders" if has_images else "and has no images"
+        raise InputError(f"'{folder}' must have one sub-folder of images per class, {reason}")
+    paths = [path for images in by_class.values() for path in images]
+    labels = [label for label, images in enumerate(by_class.values()) for _ in images]
+    return ImageFiles(paths, labels), tuple(by_class)

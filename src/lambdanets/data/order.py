@@ -1,4 +1,4 @@
-"""The order that images are trained in: drawn from a seed and an epoch, and from nothing else."""
+"""The order of training images, which depends on the seed and the epoch alone."""
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -6,27 +6,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-WINDOW = 8  # shards open at a time: 80,000 images to shuffle among in shards of the usual size
+WINDOW = 8  # shards shuffled together and open at a time: 80,000 images at 10,000 per shard
 
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """The part of each batch that a rank takes, and in how many micro-batches it accumulates gradients over it."""
+    """Which images of each global batch a rank takes, and over how many micro-batches it accumulates gradients."""
 
     rank: int = 0
     world_size: int = 1
     accumulation_steps: int = 1
 
     def count(self, positions: int) -> int:
-        """How many of that many positions are this rank's: every world_size-th."""
+        """The number of this rank's positions below `positions`: every world_size-th is its own."""
         return len(range(self.rank, positions, self.world_size))
 
 
 class Order:
-    """The images that a process trains on, by position in an epoch, in an order drawn from the seed and the epoch.
+    """The shuffled image indices of a rank, by position in an epoch.
 
-    Of images in files, each process takes every processes-th of one order. Of images in shards, which have `groups`,
-    it takes as many from shards of its own: then no process reads the shards of another, but those at its two ends.
+    Images in files: each rank takes every world_size-th index of one permutation. Images in shards, which have
+    `groups` (the images per shard): each rank takes a contiguous range of positions in the permuted shards, so that two
+    ranks share at most the shard at their boundary.
     """
 
     def __init__(self, images: Sized, seed: int, batch_slice: BatchSlice) -> None:
@@ -34,68 +35,67 @@ class Order:
         self._groups: Sequence[int] | None = getattr(images, "groups", None)
         self._seed = seed
         self._slice = batch_slice
-        self._drawn: tuple[int, np.ndarray] | None = None
+        self._cached: tuple[int, np.ndarray] | None = None
 
-    def of_epoch(self, epoch: int, first: int, size: int) -> np.ndarray:
-        """This process's image numbers among so many positions of an epoch, from a first one on."""
-        own = np.arange(self._slice.count(first), self._slice.count(first + size))
-        order = self._draw(epoch)
-        return order[own if self._groups is not None else self._slice.rank + own * self._slice.world_size]
+    def epoch_indices(self, epoch: int, start: int, size: int) -> np.ndarray:
+        """This rank's image indices at the positions [start, start + size) of an epoch, int64."""
+        local = np.arange(self._slice.count(start), self._slice.count(start + size))
+        order = self._epoch_order(epoch)
+        return order[local if self._groups is not None else self._slice.rank + local * self._slice.world_size]
 
-    def of_epochs(self, first: int, size: int) -> Iterator[tuple[int, int]]:
-        """This process's epochs and image numbers among so many positions of epochs that follow each other."""
-        whole = self._slice.count(self._count) if self._groups is not None else self._count
-        for own in range(self._slice.count(first), self._slice.count(first + size)):
-            place = own if self._groups is not None else self._slice.rank + own * self._slice.world_size
-            epoch, position = divmod(place, whole)
-            yield epoch, int(self._draw(epoch)[position])
+    def consecutive_indices(self, start: int, size: int) -> Iterator[tuple[int, int]]:
+        """This rank's (epoch, image index) at the positions [start, start + size), counted over all epochs."""
+        epoch_size = self._slice.count(self._count) if self._groups is not None else self._count
+        for local in range(self._slice.count(start), self._slice.count(start + size)):
+            position = local if self._groups is not None else self._slice.rank + local * self._slice.world_size
+            epoch, position = divmod(position, epoch_size)
+            yield epoch, int(self._epoch_order(epoch)[position])
 
-    def _draw(self, epoch: int) -> np.ndarray:
-        if self._drawn is None or self._drawn[0] != epoch:
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        if self._cached is None or self._cached[0] != epoch:
             if self._groups is None:
-                order = permuted(self._count, self._seed, epoch)
+                order = permutation(self._count, self._seed, epoch)
             else:
-                others = (BatchSlice(other, self._slice.world_size) for other in range(self._slice.rank))
-                before = sum(other.count(self._count) for other in others)
-                stretch = range(before, before + self._slice.count(self._count))
-                order = permuted_in_windows(self._groups, self._seed, epoch, stretch)
-            self._drawn = epoch, order
-        return self._drawn[1]
+                lower_ranks = (BatchSlice(rank, self._slice.world_size) for rank in range(self._slice.rank))
+                start = sum(lower.count(self._count) for lower in lower_ranks)
+                positions = range(start, start + self._slice.count(self._count))
+                order = windowed_permutation(self._groups, self._seed, epoch, positions)
+            self._cached = epoch, order
+        return self._cached[1]
 
 
-def mixed(seed: int, *place: int) -> list[int]:
-    """Two 64-bit numbers, unrelated for any two seeds or places (a sum of them would repeat along diagonals)."""
-    return np.random.SeedSequence(seed, spawn_key=place).generate_state(2, np.uint64).tolist()
+def derive_seeds(seed: int, *spawn_key: int) -> list[int]:
+    """Two 64-bit seeds from a seed and a spawn key such as (epoch, index). A sum would collide: 1 + 2 = 2 + 1."""
+    return np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(2, np.uint64).tolist()
 
 
-def permuted(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The numbers below `count` in an order of the epoch's own, int64 (count,)."""
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A random permutation of range(count) for an epoch, int64 (count,)."""
     return torch.randperm(count, generator=_generator(seed, epoch)).numpy()
 
 
-def permuted_in_windows(groups: Sequence[int], seed: int, epoch: int, stretch: range | None = None) -> np.ndarray:
-    """The numbers below sum(groups) in an order of the epoch's own that stays within few groups for long, int64.
+def windowed_permutation(groups: Sequence[int], seed: int, epoch: int, positions: range | None = None) -> np.ndarray:
+    """A random permutation of range(sum(groups)) for an epoch that visits WINDOW shards at a time, int64.
 
-    `groups` are the counts of images in consecutive shards. The shards are permuted, taken WINDOW at a time, and the
-    images of a window shuffled together, so that a reader has WINDOW shards open and not all of them. `stretch` are the
-    positions wanted of all images in the order of the permuted shards; they are shuffled among themselves.
+    groups: images per shard. The shards are permuted, and the images of WINDOW consecutive ones shuffled together, so
+    that a reader has WINDOW shards open. positions: the part to return of the images in order of the permuted shards,
+    shuffled on its own; all by default.
     """
     generator = _generator(seed, epoch)
     sizes = np.asarray(groups, dtype=np.int64)
     shards = torch.randperm(len(sizes), generator=generator).numpy()
-    ends = np.cumsum(sizes)  # of numbers, shard by shard
-    places = np.cumsum(sizes[shards])  # of positions, in the order of the permuted shards
-    stretch = range(int(places[-1]) if len(places) else 0) if stretch is None else stretch
-    order = np.empty(len(stretch), dtype=np.int64)
-    begins = places - sizes[shards]
-    touched = np.flatnonzero((places > stretch.start) & (begins < stretch.stop))
+    first_index = np.cumsum(sizes) - sizes  # of each shard
+    stops = np.cumsum(sizes[shards])  # positions, in order of the permuted shards
+    starts = stops - sizes[shards]
+    positions = range(int(stops[-1]) if len(stops) else 0) if positions is None else positions
+    order = np.empty(len(positions), dtype=np.int64)
+    overlapping = np.flatnonzero((stops > positions.start) & (starts < positions.stop))
     done = 0
-    for first in range(0, len(touched), WINDOW):
+    for window in range(0, len(overlapping), WINDOW):
         pieces = []
-        for i in touched[first : first + WINDOW]:
-            shard = shards[i]
-            inside = np.arange(max(stretch.start, begins[i]), min(stretch.stop, places[i])) - begins[i]
-            pieces.append(ends[shard] - sizes[shard] + inside)
+        for i in overlapping[window : window + WINDOW]:
+            within = np.arange(max(positions.start, starts[i]), min(positions.stop, stops[i])) - starts[i]
+            pieces.append(first_index[shards[i]] + within)
         images = np.concatenate(pieces)
         shuffled = torch.randperm(len(images), generator=generator).numpy()
         order[done : done + len(images)] = images[shuffled]
@@ -104,4 +104,4 @@ def permuted_in_windows(groups: Sequence[int], seed: int, epoch: int, stretch: r
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    return torch.Generator().manual_seed(mixed(seed, epoch)[0])
+    return torch.Generator().manual_seed(derive_seeds(seed, epoch)[0])

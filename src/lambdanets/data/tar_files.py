@@ -1,4 +1,4 @@
-"""Labelled images in a tar file with a folder a class."""
+"""Labeled images in a tar file with one folder per class."""
 
 import io
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ _VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
 
 @dataclass(frozen=True)
 class TarImages:
-    """Images inside one tar file, each as its name, its first byte and its length there.
+    """Images inside one tar file. members: name, offset and length in bytes of each.
 
-    The file is opened for each image, as an open file's position would be shared by forked workers.
+    The file is opened for each image, because forked workers would share the position of an open one.
     """
 
     path: Path
@@ -41,29 +41,29 @@ class TarImages:
 
 
 def find_validation_tar(train: Path) -> Path | None:
-    """The validation set's tar beside a train tar, or None."""
+    """The tar of the validation set in the folder of a training tar, or None."""
     siblings = (train.with_name(name) for name in _VALIDATION_NAMES)
     return next((tar for tar in siblings if tar.is_file() and tar != train), None)
 
 
 def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
-    """Index an uncompressed tar of PNG and JPEG images with timm's reader; a class is the innermost folder's name.
+    """Index an uncompressed tar of PNG and JPEG images with timm's reader, which names classes by innermost folder.
 
-    Images may lie in tars within the tar. Raises InputError for a tar, or one within it, that is compressed, damaged or
-    cut off, and for one without images.
+    The tar may hold tars with images. Raises InputError for a tar, or one within it, that is compressed, damaged or
+    truncated, and for one without images.
     """
     from timm.data import is_img_extension
 
     if not any(is_img_extension(Path(name).suffix.lower()) for name in names_in_tar(path)):
         raise InputError(f"'{path}' must have images as PNG or JPEG, and has none")
-    reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader  # a cache would write beside it
+    reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader  # a cache would be a file there
     members = []
-    for member, _, inner in reader.samples:  # `inner` is the tar within the tar that holds the member, if any
+    for member, _, inner in reader.samples:  # inner: the tar within the tar that holds the member, if any
         start = member.offset_data + (inner.offset_data if inner is not None else 0)
         name = f"{inner.name}/{member.name}" if inner is not None else member.name
         members.append((name, start, member.size))
     labels = integer_labels(reader.targets, str(path))
     classes = class_names(reader.class_name_to_idx, labels)
     if {"", "."} & set(classes):
-        raise InputError(f"expected a folder of images for each class in '{path}', but some images lie loose")
+        raise InputError(f"'{path}' must have one folder of images per class, got images outside folders")
     return TarImages(path, members, labels), classes

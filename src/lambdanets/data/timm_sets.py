@@ -1,4 +1,4 @@
-"""Data sets that timm knows by a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
+"""Data sets that timm opens by name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
 
 import contextlib
 import io
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.images import UnreadableImage, read_image, to_grey_or_rgb
-from lambdanets.data.labelled_images import LabelledImages, Numbered
+from lambdanets.data.images import UnreadableImage, read_image, to_gray_or_rgb
+from lambdanets.data.labeled_images import LabeledImages, NamedByIndex
 from lambdanets.data.shards.tar_samples import names_in_tar
 from lambdanets.errors import InputError, one_line
 
@@ -19,8 +19,8 @@ _PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")
 
 
 @dataclass(frozen=True)
-class IndexedImages(Numbered):
-    """Images of a torchvision data set, which gives (image, label) for a number."""
+class IndexedImages(NamedByIndex):
+    """Images of a torchvision data set, whose items are (image, label)."""
 
     dataset: Any
     labels: Sequence[int]
@@ -28,16 +28,16 @@ class IndexedImages(Numbered):
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         try:
-            return to_grey_or_rgb(self.dataset[index][0]), self.labels[index]
+            return to_gray_or_rgb(self.dataset[index][0]), self.labels[index]
         except UnreadableImage:
             raise
-        except Exception as error:  # a data set of any kind may fail in any way over a damaged file
+        except Exception as error:  # data sets raise exceptions of any type for damaged files
             raise UnreadableImage(self.name(index), one_line(error)) from error
 
 
 @dataclass(frozen=True)
-class StreamedImages(Numbered):
-    """Images of a timm reader, which gives (binary file, label) for a number."""
+class StreamedImages(NamedByIndex):
+    """Images of a timm reader, whose items are (binary file, label)."""
 
     reader: Any
     labels: Sequence[int]
@@ -53,8 +53,8 @@ class StreamedImages(Numbered):
 
 
 @dataclass(frozen=True)
-class EncodedImages(Numbered):
-    """Images kept in memory as the bytes of PNG files."""
+class EncodedImages(NamedByIndex):
+    """Images in memory as PNG files."""
 
     files: Sequence[bytes]
     labels: Sequence[int]
@@ -68,25 +68,25 @@ class EncodedImages(Numbered):
 
 
 def is_timm_name(data: str) -> bool:
-    """Whether `data` begins with one of timm's data-set prefixes (in whatever case) and a slash."""
+    """Whether `data` begins with one of timm's data set prefixes, in any case, and a slash."""
     prefix, slash, _ = data.partition("/")
     return bool(slash) and prefix.lower() in _PREFIXES
 
 
-def read_timm_set(data: str, root: str | None) -> list[tuple[LabelledImages, tuple[str, ...]]]:
-    """Open a data set's train and validation splits ("test" where it has no "validation"), with their class names.
+def read_timm_set(data: str, root: str | None) -> list[tuple[LabeledImages, tuple[str, ...]]]:
+    """Open a data set's train and validation splits ("test" where "validation" is missing), with their class names.
 
-    `root` is the folder it is kept in; nothing is downloaded for "torch/". Sets without random access ("hfids/",
-    "tfds/", "wds/") are read through once and kept in memory as PNG. Raises InputError with timm's reason.
+    root: the folder of the data set; "torch/" sets are not downloaded. Sets without random access ("hfids/", "tfds/",
+    "wds/") are read once and kept in memory as PNG. Raises InputError with timm's reason.
     """
     prefix, _, name = data.partition("/")
     if prefix.lower() in ("torch", "wds") and root is None:
-        raise InputError(f"expected data_root, the folder that holds '{data}', but came none")
-    if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):  # timm may give one folder twice
-        raise InputError(f"expected the path of the folder itself in place of '{data}'")
+        raise InputError(f"data_root must be the folder that holds '{data}', got None")
+    if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):  # timm may open one as both splits
+        raise InputError(f"data must be the path of the folder, got '{data}'")
     if prefix.lower() == "wds" and root is not None:
         for path in sorted(Path(root).rglob("*.tar")):
-            names_in_tar(path)  # webdataset takes a tar that is cut within a header for a whole one
+            names_in_tar(path)  # webdataset does not notice a tar truncated within a header
     train = _read_split(data, root, "train")
     try:
         return [train, _read_split(data, root, "validation")]
@@ -97,7 +97,7 @@ def read_timm_set(data: str, root: str | None) -> list[tuple[LabelledImages, tup
             raise error from None
 
 
-def _read_split(data: str, root: str | None, split: str) -> tuple[LabelledImages, tuple[str, ...]]:
+def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages, tuple[str, ...]]:
     dataset = create_timm_dataset(data, root, split)
     source = f"{data}/{split}"
     reader = getattr(dataset, "reader", None)
@@ -105,67 +105,65 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabelledImages
         if hasattr(dataset, "loader"):
             dataset.loader = read_image  # torchvision's own clips 16-bit images and ignores the EXIF orientation
         if not hasattr(dataset, "targets"):
-            raise InputError(f"expected a data set with a list of labels in '{source}', but torchvision gives it none")
+            raise InputError(f"'{source}' must have `targets`, a list of labels, which its torchvision class lacks")
         labels = integer_labels(dataset.targets, source)
         return IndexedImages(dataset, labels, source), _torchvision_classes(dataset, labels)
     if hasattr(reader, "__getitem__"):
         labels = integer_labels(reader.iter_targets(), source)
         return StreamedImages(reader, labels, source), class_names(reader.class_to_idx, labels)
-    files, labels = _read_through(dataset, source)
+    files, labels = _read_into_memory(dataset, source)
     return EncodedImages(files, labels, source), class_names(getattr(reader, "class_to_idx", None) or {}, labels)
 
 
 def create_timm_dataset(name: str, root: str | None, split: str, **options: Any) -> Any:
-    """Call timm's create_dataset; whatever it raises becomes an InputError with its reason."""
+    """Call timm's create_dataset. Raises InputError with the reason where timm raises anything."""
     import timm.data
 
     printed = io.StringIO()
     try:
-        # an empty mode keeps the image's own, which read_image turns into 8 bits
-        with contextlib.redirect_stdout(printed):  # where a package is missing, timm prints which
+        # an empty mode leaves the image as it is, for read_image to convert
+        with contextlib.redirect_stdout(printed):  # timm prints the name of a missing package
             return timm.data.create_dataset(name, root=root, split=split, input_img_mode="", **options)
     except Exception as error:  # the readers raise whatever their libraries do
         what = f"'{name}' (split '{split}')" if name else f"'{root}'"
         reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
-        raise InputError(f"expected {what} to be a data set that timm can open, but: {reason}") from error
+        raise InputError(f"timm cannot open the data set {what}: {reason}") from error
 
 
-def _read_through(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list[bytes], list[int]]:
+def _read_into_memory(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list[bytes], list[int]]:
     files: list[bytes] = []
     labels: list[Any] = []
     try:
         for image, label in dataset:
-            if isinstance(image, np.ndarray):  # "tfds/" leaves the making of an image to the mode that is not set
+            if isinstance(image, np.ndarray):  # "tfds/" makes images only for a mode that is set
                 image = Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)
             buffer = io.BytesIO()
-            to_grey_or_rgb(image).save(buffer, "PNG")
+            to_gray_or_rgb(image).save(buffer, "PNG")
             files.append(buffer.getvalue())
             labels.append(label)
     except Exception as error:  # the readers raise whatever their libraries do
-        raise InputError(
-            f"expected to read '{source}' through, but after {len(files)} images: {one_line(error)}"
-        ) from error
+        raise InputError(f"cannot read '{source}' after {len(files)} images: {one_line(error)}") from error
     return files, integer_labels(labels, source)
 
 
 def integer_labels(labels: Iterable[Any], source: str) -> list[int]:
-    """Labels as whole numbers from 0. Raises InputError for other labels and for negative ones."""
+    """Labels as class indices from 0. Raises InputError for negative labels and for those that are no integers."""
     try:
-        whole = [int(label) for label in labels]
+        indices = [int(label) for label in labels]
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"expected one class number an image in '{source}', but: {one_line(error)}") from error
-    if whole and min(whole) < 0:
-        raise InputError(f"expected class numbers from 0 in '{source}', but came {min(whole)}")
-    return whole
+        raise InputError(f"labels of '{source}' must be one class index per image: {one_line(error)}") from error
+    if indices and min(indices) < 0:
+        raise InputError(f"labels of '{source}' must be at least 0, got {min(indices)}")
+    return indices
 
 
 def class_names(class_to_idx: Mapping[Any, int], labels: Sequence[int]) -> tuple[str, ...]:
-    """A name for every class number in either argument; a number without a name is its own."""
-    names = {number: str(name) for name, number in class_to_idx.items()}
-    return tuple(names.get(number, str(number)) for number in range(max([-1, *names, *labels]) + 1))
+    """The name of each class index in either argument; the index itself where it has no name."""
+    names = {index: str(name) for name, index in class_to_idx.items()}
+    return tuple(names.get(index, str(index)) for index in range(max([-1, *names, *labels]) + 1))
 
 
 def _torchvision_classes(dataset: Any, labels: Sequence[int]) -> tuple[str, ...]:
     names = getattr(dataset, "classes", ())
-    whole_names = [name if isinstance(name, str) else ", ".join(name) for name in names]  # ImageNet gives synonyms
-    return tuple(whole_names) + tuple(str(number) for number in range(len(names), max([-1, *labels]) + 1))
+    joined = [name if isinstance(name, str) else ", ".join(name) for name in names]  # ImageNet's are lists of synonyms
+    return tuple(joined) + tuple(str(index) for index in range(len(names), max([-1, *labels]) + 1))

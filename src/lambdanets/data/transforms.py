@@ -1,4 +1,4 @@
-"""How a classifier's images are prepared in evaluation, with timm's transforms."""
+"""A classifier's evaluation transform, from timm's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,11 +44,11 @@ class Preprocessing:
 
     @property
     def mode(self) -> str:
-        """Pillow's name of gray or RGB."""
+        """The Pillow mode for the number of channels: "L" or "RGB"."""
         return "L" if self.channels == 1 else "RGB"
 
     def transform(self) -> Callable[[Image], Tensor]:
-        """From an image in `mode` to (channels, image_size, image_size), float32."""
+        """From a Pillow image in `mode` to a tensor (channels, image_size, image_size), float32."""
         crop_and_normalize = create_transform(
             (self.channels, self.image_size, self.image_size),
             is_training=False,
@@ -61,7 +61,7 @@ class Preprocessing:
 
 
 def center_square(image: Image) -> Image:
-    """The largest centered square. Taken before resizing: a strip of 1 x 60,000 pixels must not grow to its length."""
+    """The largest centered square, cropped before the resize, which would enlarge a strip of 1 x 60,000 pixels."""
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return image.crop((left, top, left + side, top + side))

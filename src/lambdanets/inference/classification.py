@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdanets.data.datasets import LabelledImages, open_splits, renumber
+from lambdanets.data.datasets import LabeledImages, open_splits, remap_labels
 from lambdanets.data.loader import ImageBatches
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
@@ -55,7 +55,7 @@ class ClassificationEvaluation:
         return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 
 
-def batches_for(classifier: Classifier, images: LabelledImages, batch_size: int, workers: int = 0) -> ImageBatches:
+def batches_for(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
     """Batches of a set, in its order, preprocessed for a classifier; workers: processes that decode images."""
     preprocessing = classifier.card.preprocessing
     return ImageBatches(
@@ -70,7 +70,7 @@ def batches_for(classifier: Classifier, images: LabelledImages, batch_size: int,
 
 
 def predict_set(
-    classifier: Classifier, images: LabelledImages, batch_size: int, workers: int = 0
+    classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0
 ) -> ClassificationEvaluation:
     """Classify a labeled set. Raises InputError when no image of it can be read."""
     unreadable: list[str] = []
@@ -106,7 +106,7 @@ def evaluate(
         validation_share=source.validation_share,
         seed=source.seed,
     )
-    images = renumber(splits.validation, splits.classes, classifier.classes, splits.source)
+    images = remap_labels(splits.validation, splits.classes, classifier.classes, splits.source)
     return predict_set(classifier, images, batch_size or batch_size_that_fits(classifier), workers)
 
 

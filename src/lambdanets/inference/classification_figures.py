@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lambdanets.data.datasets import LabelledImages
+from lambdanets.data.datasets import LabeledImages
 from lambdanets.files import atomic_open
 from lambdanets.inference.classification import ClassificationEvaluation
 
@@ -17,7 +17,7 @@ COLUMNS = 8
 SHOWN = 16  # of each kind
 
 
-def draw_predictions(predictions: ClassificationEvaluation, images: LabelledImages, path: Path) -> None:
+def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImages, path: Path) -> None:
     """The surest mistakes above, and right answers from the least sure to the surest below; class and confidence."""
     classes = predictions.classes
     hit = predictions.labels == predictions.predicted

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.coco.annotations import AnnotatedImage, Patch, decoded_patch
+from lambdanets.data.coco.annotations import AnnotatedImage, CroppedMask, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import as_tensor
 from lambdanets.data.images import UnreadableImage
@@ -44,9 +44,11 @@ def draw_truth(image: Image.Image, known: AnnotatedImage, classes: Sequence[str]
     objects = [each for each in known.objects if not each.crowd]
     boxes = torch.tensor([each.box for each in objects]).reshape(-1, 4)
     labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
-    return overlay(
-        image, boxes, labels, None, lambda number: decoded_patch(objects[number], known.height, known.width), classes
-    )
+
+    def mask_of(number: int) -> CroppedMask:
+        return decode_cropped_mask(objects[number], known.height, known.width)
+
+    return overlay(image, boxes, labels, None, mask_of, classes)
 
 
 def draw_found(
@@ -56,7 +58,7 @@ def draw_found(
     sure = (found["scores"] >= least_score).nonzero().flatten()
     boxes, labels, scores = (found[name][sure] for name in ("boxes", "labels", "scores"))
 
-    def mask_of(number: int) -> Patch:  # one at a time: those of a photograph are large
-        return Patch(0, 0, (found["masks"][sure[number], 0] > 0.5).cpu().numpy())
+    def mask_of(number: int) -> CroppedMask:  # one at a time: those of a photograph are large
+        return CroppedMask(0, 0, (found["masks"][sure[number], 0] > 0.5).cpu().numpy())
 
     return overlay(image, boxes, labels, scores, mask_of, classes)

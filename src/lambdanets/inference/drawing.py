@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from lambdanets.data.coco.segmentations import Patch
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_open, printable_bytes
 from lambdanets.inference.coco_scores import RECALLS, Scores
 
@@ -30,7 +30,7 @@ def overlay(
     boxes: Tensor,
     labels: Tensor,
     scores: Tensor | None,
-    masks: Tensor | Callable[[int], Patch] | None,
+    masks: Tensor | Callable[[int], CroppedMask] | None,
     names: Sequence[str],
 ) -> Image.Image:
     """An image with objects drawn over it, each in a colour of its own; a small image is enlarged.
@@ -52,7 +52,7 @@ def overlay(
     by_area = np.argsort(-areas, kind="stable")
     if masks is not None:
         for number in by_area:
-            top, left, mask = masks(int(number)) if callable(masks) else Patch(0, 0, _inside(masks[number]))
+            top, left, mask = masks(int(number)) if callable(masks) else CroppedMask(0, 0, _inside(masks[number]))
             window = painted[top * factor :, left * factor :]
             _paint(window, mask.repeat(factor, 0).repeat(factor, 1), _colour(int(number)), line)
     picture = Image.fromarray(painted)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lambdanets.bounds import WORKERS, Range, check
-from lambdanets.data.coco.sets import tell_findings
+from lambdanets.data.coco.sets import report_findings
 from lambdanets.errors import InputError, need_packages
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
@@ -59,5 +59,5 @@ def evaluate(
     from lambdanets.inference.detection import detect_in_set, open_evaluation_set
 
     annotated = open_evaluation_set(model, data, images)
-    tell_findings(data=annotated)
+    report_findings(data=annotated)
     return detect_in_set(model, annotated, batch_size or 1, workers)

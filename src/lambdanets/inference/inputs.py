@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from lambdanets.bounds import Range, check
-from lambdanets.data.images import UnreadableImage, read_image, to_grey_or_rgb
+from lambdanets.data.images import UnreadableImage, read_image, to_gray_or_rgb
 from lambdanets.errors import InputError, one_line
 
 ImageInput = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
@@ -99,6 +99,6 @@ def _decode(image: ImageInput, name: str) -> Image.Image:
     if not image.width or not image.height:
         raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
     try:
-        return to_grey_or_rgb(ImageOps.exif_transpose(image))
+        return to_gray_or_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # Pillow decodes a file here that the caller has only opened
         raise UnreadableImage(name, one_line(error)) from error

@@ -44,7 +44,7 @@ class KeepLast(Callback):
         self.data = data
 
     def state_dict(self) -> dict[str, Any]:
-        return {"data": self.data, "parts": self.training.parts, **self.training.state_dict()}
+        return {"data": self.data, "parts": self.training.accumulation_steps, **self.training.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["data"] != self.data:
@@ -55,7 +55,7 @@ class KeepLast(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning counts micro-batches, and another world size has another number of them per step
-        before, now = checkpoint["callbacks"]["KeepLast"]["parts"], self.training.parts
+        before, now = checkpoint["callbacks"]["KeepLast"]["parts"], self.training.accumulation_steps
         for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
             if isinstance(counts, dict):
                 in_progress = counts["processed"] - counts["completed"]  # the batch at whose end it was written

@@ -194,7 +194,7 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
     if these.is_rank_zero:
         remove_unfinished(checkpoints)
         task.begin(folder)
-    module = task.module(recipe, prepared.training.steps, prepared.batch_slice)
+    module = task.module(recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
     if recipe.compile:
         model.compile()
     speed, timer = Speed(folder, these), Timer()

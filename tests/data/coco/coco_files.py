@@ -1,4 +1,4 @@
-"""Small files of COCO instances, and images for them, for tests."""
+"""Writes small COCO files and their images, for tests."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-SQUARE = [2, 3, 8, 3, 8, 9, 2, 9]  # the polygon of the box of every `annotation`
+SQUARE = [2, 3, 8, 3, 8, 9, 2, 9]  # the outline of BOX, the default polygon of an annotation
 BOX = [2, 3, 6, 6]
 
 
@@ -18,8 +18,8 @@ def image(number: int, name: str | None = None, height: int = 20, width: int = 3
 
 
 def annotation(number: int, image_id: int = 1, **fields: Any) -> dict[str, Any]:
-    usual = {"id": number, "image_id": image_id, "category_id": 7, "bbox": BOX, "area": 36, "iscrowd": 0}
-    return usual | {"segmentation": [SQUARE]} | fields
+    defaults = {"id": number, "image_id": image_id, "category_id": 7, "bbox": BOX, "area": 36, "iscrowd": 0}
+    return defaults | {"segmentation": [SQUARE]} | fields
 
 
 def content(*annotations: dict[str, Any], images: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -30,12 +30,12 @@ def content(*annotations: dict[str, Any], images: list[dict[str, Any]] | None = 
     }
 
 
-def write_json(what: Any) -> bytes:
-    return json.dumps(what).encode()
+def to_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
 
-def write(path: Path, what: Any) -> Path:
-    path.write_bytes(write_json(what))
+def write(path: Path, value: Any) -> Path:
+    path.write_bytes(to_json(value))
     return path
 
 

@@ -11,9 +11,9 @@ import pytest
 from coco_files import annotation, content, image, png, write, write_folder, write_tar
 from PIL import Image
 
-from lambdanets.data.coco.annotations import decoded
+from lambdanets.data.coco.annotations import decode_mask
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.segmentations import run_string
+from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
 
@@ -30,7 +30,7 @@ def values(images: AnnotatedImages) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "write_images",
     [
         lambda folder: write_folder(folder / "direct", FILES),
         lambda folder: write_folder(folder / "root", {f"train2017/{name}": data for name, data in FILES.items()}),
@@ -40,64 +40,64 @@ def values(images: AnnotatedImages) -> list[int]:
     ],
     ids=["folder", "subfolder", "tar", "tar with a folder", "tar with dots"],
 )
-def test_folder_and_tar_give_the_same_images(tmp_path: Path, place: Callable[[Path], Path]) -> None:
-    images = open_annotated(write_set(tmp_path), place(tmp_path))
+def test_folder_and_tar_have_the_same_images(tmp_path: Path, write_images: Callable[[Path], Path]) -> None:
+    images = open_annotated(write_set(tmp_path), write_images(tmp_path))
     assert len(images) == 2
     assert values(images) == [10, 20]
-    loaded, known = images.load(1)
+    loaded, annotated = images.load(1)
     assert (loaded.mode, loaded.size) == ("L", (30, 20))
-    assert [each.id for each in known.objects] == [5]
+    assert [each.id for each in annotated.objects] == [5]
     assert images.name(1).endswith("2.png")
     assert images.findings.counts() == {}
 
 
-def test_a_folder_below_the_one_that_the_names_tell_of_is_taken(tmp_path: Path) -> None:
+def test_a_folder_may_be_the_parent_folder_of_the_file_names(tmp_path: Path) -> None:
     names = [image(1, "train/1.png"), image(2, "./train/2.png")]
     images = open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "train", FILES))
     assert values(images) == [10, 20]
 
 
-def test_names_with_folders_are_told_apart(tmp_path: Path) -> None:
+def test_equal_base_names_are_matched_by_their_folders(tmp_path: Path) -> None:
     names = [image(1, "left/x.png"), image(2, "right/x.png")]
     files = {"right/x.png": png(value=2), "left/x.png": png(value=1)}
     assert values(open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "f", files))) == [1, 2]
 
 
-def test_the_file_of_just_that_name_is_taken_before_those_that_end_in_it(tmp_path: Path) -> None:
+def test_an_exact_match_is_preferred_to_a_longer_path(tmp_path: Path) -> None:
     files = FILES | {"old/1.png": png(value=99)}
     assert values(open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", files))) == [10, 20]
 
 
-def test_an_image_with_two_files_is_refused(tmp_path: Path) -> None:
+def test_rejects_an_image_that_matches_two_files(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "f", {"a/1.png": png(), "b/1.png": png(), "2.png": png()})
-    with pytest.raises(InputError, match=r"one file for '1\.png' in .*, but there are a/1\.png, b/1\.png"):
+    with pytest.raises(InputError, match=r"one file for '1\.png', got a/1\.png, b/1\.png"):
         open_annotated(write_set(tmp_path), folder)
 
 
-def test_two_images_with_one_file_are_refused(tmp_path: Path) -> None:
+def test_rejects_two_images_that_match_one_file(tmp_path: Path) -> None:
     names = [image(1, "left/x.png"), image(2, "right/x.png")]
-    with pytest.raises(InputError, match=r"'x\.png' could be any of left/x\.png, right/x\.png"):
+    with pytest.raises(InputError, match=r"got only 'x\.png' for left/x\.png, right/x\.png"):
         open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "f", {"x.png": png()}))
 
 
-def test_images_without_a_file_are_left_out_and_counted_with_their_objects(tmp_path: Path) -> None:
+def test_images_without_a_file_are_dropped_with_their_objects(tmp_path: Path) -> None:
     images = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", {"2.png": FILES["2.png"]}))
     assert values(images) == [20]
     assert images.findings.counts() == {"missing_file": 1, "of_missing_file": 2}
     assert (images.findings.ids["missing_file"], images.findings.ids["of_missing_file"]) == ((1,), (6, 7))
     assert images.findings.lines() == [
-        "1 images dropped: their files are not there (id 1)",
-        "2 annotations dropped with the images whose files are not there (id 6, 7)",
+        "1 images dropped: their files are missing (id 1)",
+        "2 annotations dropped with the images whose files are missing (id 6, 7)",
     ]
     assert [each["id"] for each in images.annotations.to_coco()["annotations"]] == [5]
 
 
-def make_gzip(path: Path) -> None:
-    path.write_bytes(gzip.compress(write_tar(path.with_suffix(".whole"), FILES).read_bytes()))
+def write_gzip(path: Path) -> None:
+    path.write_bytes(gzip.compress(write_tar(path.with_suffix(".complete"), FILES).read_bytes()))
 
 
-def cut(path: Path, size: int = 1500) -> None:
-    path.write_bytes(write_tar(path.with_suffix(".whole"), FILES).read_bytes()[:size])
+def truncate(path: Path, size: int = 1500) -> None:
+    path.write_bytes(write_tar(path.with_suffix(".complete"), FILES).read_bytes()[:size])
 
 
 @pytest.mark.parametrize(
@@ -105,29 +105,29 @@ def cut(path: Path, size: int = 1500) -> None:
     [
         (lambda path: None, "uncompressed tar.*No such file"),
         (lambda path: path.write_bytes(b"text" * 500), "uncompressed tar"),
-        (make_gzip, "uncompressed tar"),
-        (cut, "uncompressed tar"),
-        (lambda path: cut(path, 1124), "uncompressed tar.*cut off after 1124 bytes"),
-        (lambda path: cut(path, 1024), "uncompressed tar.*cut off after 1024 bytes; copy it again"),
+        (write_gzip, "uncompressed tar"),
+        (truncate, "uncompressed tar"),
+        (lambda path: truncate(path, 1124), "uncompressed tar.*cut off after 1124 bytes"),
+        (lambda path: truncate(path, 1024), "uncompressed tar.*cut off after 1024 bytes; copy it again"),
         (os.mkfifo, "uncompressed tar.*it is a named pipe, not a file"),
-        (lambda path: path.mkdir(), r"the 2 images of '\S*a.json' in '\S*', but none is there, such as '1.png'"),
-        (lambda path: write_tar(path, {}), "none is there"),
-        (lambda path: write_tar(path, {"3.png": png()}), "none is there"),
+        (lambda path: path.mkdir(), r"must hold the 2 images of '\S*a.json', got none, such as '1.png'"),
+        (lambda path: write_tar(path, {}), "got none"),
+        (lambda path: write_tar(path, {"3.png": png()}), "got none"),
     ],
     ids=[
         "missing",
         "text",
         "gzip",
-        "cut off",
-        "cut in a header",
-        "cut between members",
+        "truncated",
+        "truncated in a header",
+        "truncated between members",
         "pipe",
         "empty folder",
         "empty tar",
         "other images",
     ],
 )
-def test_where_no_images_can_be_had_it_is_refused(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+def test_rejects_a_source_without_matching_images(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
     make(tmp_path / "images")
     with pytest.raises(InputError, match=message):
         open_annotated(write_set(tmp_path), tmp_path / "images")
@@ -142,29 +142,29 @@ def test_a_damaged_image_is_unreadable(tmp_path: Path, write_images: Callable[..
 
 
 @pytest.mark.parametrize("write_images", [write_folder, write_tar])
-def test_an_image_that_is_removed_later_is_unreadable(tmp_path: Path, write_images: Callable[..., Path]) -> None:
+def test_an_image_removed_after_opening_is_unreadable(tmp_path: Path, write_images: Callable[..., Path]) -> None:
     images = open_annotated(write_set(tmp_path), write_images(tmp_path / "f", FILES))
     (tmp_path / "f").rename(tmp_path / "g")
     with pytest.raises(UnreadableImage, match="there is no such file"):
         images.load(0)
 
 
-def test_an_image_of_another_size_than_annotated_is_unreadable(tmp_path: Path) -> None:
+def test_an_image_not_of_the_annotated_size_is_unreadable(tmp_path: Path) -> None:
     files = FILES | {"1.png": png(height=21)}
     images = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", files))
-    with pytest.raises(UnreadableImage, match="it is 30 x 21 pixels and was annotated as 30 x 20"):
+    with pytest.raises(UnreadableImage, match="must be the annotated 30 x 20 pixels, got 30 x 21"):
         images.load(0)
 
 
 @pytest.mark.parametrize(("height", "width", "brightest"), [(20, 30, "left"), (30, 20, "top")])
-def test_an_image_is_turned_as_it_was_annotated(tmp_path: Path, height: int, width: int, brightest: str) -> None:
+def test_exif_orientation_follows_the_annotations(tmp_path: Path, height: int, width: int, brightest: str) -> None:
     pixels = np.zeros((20, 30), np.uint8)
     pixels[:, :15] = 255
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise: what is stored at the left is seen at the top
+    exif[0x0112] = 6  # rotate clockwise: the stored left side is the top
     Image.fromarray(pixels).save(tmp_path / "1.png", exif=exif)
-    known = [image(1, height=height, width=width)]
-    images = open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), tmp_path)
+    rows = [image(1, height=height, width=width)]
+    images = open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), tmp_path)
     loaded = np.asarray(images.load(0)[0])
     assert loaded.shape == (height, width)
     bright = loaded[:, : width // 2] if brightest == "left" else loaded[: height // 2]
@@ -174,7 +174,7 @@ def test_an_image_is_turned_as_it_was_annotated(tmp_path: Path, height: int, wid
 
 @pytest.mark.parametrize("write_images", [write_folder, write_tar])
 @pytest.mark.parametrize("name", ["图像 一.png", "صورة.png", "no suffix", ".hidden.png", "50% [x]*?.JPG", "a\nb.png"])
-def test_images_may_have_any_name(tmp_path: Path, name: str, write_images: Callable[..., Path]) -> None:
+def test_file_names_may_be_in_any_script(tmp_path: Path, name: str, write_images: Callable[..., Path]) -> None:
     annotations = write(tmp_path / "a.json", content(annotation(1), images=[image(1, name)]))
     images = open_annotated(annotations, write_images(tmp_path / "f", {f"训练/{name}": png(value=7)}))
     assert values(images) == [7]
@@ -182,21 +182,21 @@ def test_images_may_have_any_name(tmp_path: Path, name: str, write_images: Calla
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_a_name_is_found_however_its_accents_are_written(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+def test_file_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
     name, other = "한글é.png", {"NFC": "NFD", "NFD": "NFC"}[form]
-    known = [image(1, unicodedata.normalize(form, name))]
+    rows = [image(1, unicodedata.normalize(form, name))]
     folder = write_folder(tmp_path / "f", {unicodedata.normalize(other, f"é/{name}"): png(value=7)})
-    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), folder)) == [7]
+    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [7]
 
 
-def test_two_files_whose_names_look_the_same_are_told_apart(tmp_path: Path) -> None:
+def test_file_names_that_differ_in_unicode_form_alone_are_distinct(tmp_path: Path) -> None:
     names = [unicodedata.normalize("NFC", "é.png"), unicodedata.normalize("NFD", "é.png")]
     folder = write_folder(tmp_path / "f", {names[0]: png(value=10), names[1]: png(value=20)})
-    known = [image(number, name) for number, name in enumerate(names, 1)]
-    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=known)), folder)) == [10, 20]
+    rows = [image(number, name) for number, name in enumerate(names, 1)]
+    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [10, 20]
 
 
-def test_a_file_name_may_be_no_text(tmp_path: Path) -> None:
+def test_a_file_name_may_be_invalid_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\xfe.png")
     try:
         write_folder(tmp_path / "f", {name: png(value=7)})
@@ -209,23 +209,23 @@ def test_a_file_name_may_be_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write_images", [write_folder, write_tar])
-def test_selected_images_are_the_same_in_their_order(tmp_path: Path, write_images: Callable[..., Path]) -> None:
+def test_selected_images_are_in_the_order_of_the_indices(tmp_path: Path, write_images: Callable[..., Path]) -> None:
     images = open_annotated(write_set(tmp_path), write_images(tmp_path / "f", FILES))
     swapped = images.selected([1, 0])
     assert values(swapped) == [20, 10]
-    assert [known.id for _, known in map(swapped.load, range(2))] == [2, 1]
+    assert [annotated.id for _, annotated in map(swapped.load, range(2))] == [2, 1]
     assert values(images.selected([1])) == [20]
     assert swapped.categories == images.categories
 
 
-def test_images_are_handed_to_another_process_whole(tmp_path: Path) -> None:
+def test_annotated_images_survive_pickling(tmp_path: Path) -> None:
     images = open_annotated(write_set(tmp_path), write_tar(tmp_path / "f.tar", FILES))
-    there = pickle.loads(pickle.dumps(images))
-    assert values(there) == [10, 20]
-    assert there.fingerprint == images.fingerprint
+    restored = pickle.loads(pickle.dumps(images))
+    assert values(restored) == [10, 20]
+    assert restored.fingerprint == images.fingerprint
 
 
-def test_the_fingerprint_is_that_of_the_set_wherever_it_lies(tmp_path: Path) -> None:
+def test_fingerprint_does_not_depend_on_paths(tmp_path: Path) -> None:
     first = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", FILES))
     second = open_annotated(write_set(tmp_path / "other"), write_tar(tmp_path / "f.tar", FILES))
     assert first.fingerprint == second.fingerprint
@@ -246,10 +246,10 @@ RUNS = {"size": [20, 30], "counts": [45, 20, 535]}
         {"image_id": 2},
         {"segmentation": [[2, 3, 8, 3, 8, 9.5, 2, 9]]},
         {"segmentation": RUNS},
-        {"segmentation": RUNS | {"counts": run_string(np.eye(20, 30, dtype=bool))}},
+        {"segmentation": RUNS | {"counts": encode_rle(np.eye(20, 30, dtype=bool))}},
     ],
 )
-def test_the_fingerprint_changes_with_an_annotation(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_fingerprint_depends_on_each_annotation_field(tmp_path: Path, fields: dict[str, Any]) -> None:
     folder = write_folder(tmp_path / "f", FILES)
     first = open_annotated(write(tmp_path / "a.json", content(annotation(1))), folder)
     second = open_annotated(write(tmp_path / "a.json", content(annotation(1, **fields))), folder)
@@ -257,7 +257,7 @@ def test_the_fingerprint_changes_with_an_annotation(tmp_path: Path, fields: dict
     assert first.fingerprint != second.fingerprint
 
 
-def test_the_fingerprint_changes_with_names_sizes_and_categories(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_names_sizes_and_categories(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "f", FILES)
     usual = content(annotation(1))
     others = [
@@ -270,15 +270,15 @@ def test_the_fingerprint_changes_with_names_sizes_and_categories(tmp_path: Path)
     assert len(found) == 4
 
 
-@pytest.mark.skipif("LAMBDANETS_COCO_MINI" not in os.environ, reason="LAMBDANETS_COCO_MINI names no folder of COCO's")
-def test_images_of_coco_are_read_with_masks_of_the_areas_in_the_file() -> None:
+@pytest.mark.skipif("LAMBDANETS_COCO_MINI" not in os.environ, reason="LAMBDANETS_COCO_MINI is not set")
+def test_masks_of_coco_have_the_annotated_areas() -> None:
     folder = Path(os.environ["LAMBDANETS_COCO_MINI"])
     images = open_annotated(folder / "instances_train2017.json", folder / "train2017.tar")
     assert images.findings.counts() == {}
     assert len(images.categories) == 80
     ratios = []
     for index in range(len(images)):
-        loaded, known = images.load(index)
-        assert loaded.size == (known.width, known.height)
-        ratios += [decoded(each, known.height, known.width).sum() / each.area for each in known.objects]
+        loaded, annotated = images.load(index)
+        assert loaded.size == (annotated.width, annotated.height)
+        ratios += [decode_mask(each, annotated.height, annotated.width).sum() / each.area for each in annotated.objects]
     assert np.median(ratios) == pytest.approx(1, abs=0.02)

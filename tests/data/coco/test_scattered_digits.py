@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambdanets.data.coco.annotations import decoded
+from lambdanets.data.coco.annotations import decode_mask
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.scattered_digits import DARKEST, write_scattered_digits
+from lambdanets.data.coco.scattered_digits import MIN_BRIGHTNESS, write_scattered_digits
 from lambdanets.errors import InputError
 
 
@@ -23,44 +23,46 @@ def training(folder: Path) -> AnnotatedImages:
     return open_annotated(folder / "train.json", folder / "train")
 
 
-def test_there_is_nothing_to_find_fault_with(folder: Path, training: AnnotatedImages) -> None:
-    validation = open_annotated(folder / "val.json", folder)  # with train/ beside val/
+def test_the_set_has_no_findings(folder: Path, training: AnnotatedImages) -> None:
+    validation = open_annotated(folder / "val.json", folder)  # which holds train/ and val/
     assert (len(training), len(validation)) == (60, 20)
     assert training.findings.lines() == validation.findings.lines() == []
 
 
-def test_the_masks_are_the_pasted_pixels(training: AnnotatedImages) -> None:
+def test_masks_are_the_pasted_pixels(training: AnnotatedImages) -> None:
     kinds = set()
     for index in range(len(training)):
-        image, known = training.load(index)
-        masks = [decoded(each, known.height, known.width) for each in known.objects]
+        image, annotated = training.load(index)
+        size = annotated.height, annotated.width
+        masks = [decode_mask(obj, *size) for obj in annotated.objects]
         assert image.mode == "L"
-        assert (sum(masks, np.zeros((known.height, known.width))) == (np.asarray(image) >= DARKEST)).all()
-        for each, mask in zip(known.objects, masks, strict=True):
+        assert (sum(masks, np.zeros(size)) == (np.asarray(image) >= MIN_BRIGHTNESS)).all()
+        for obj, mask in zip(annotated.objects, masks, strict=True):
             rows, columns = np.nonzero(mask)
-            assert each.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
-            assert each.area == mask.sum()
-            kinds.add(type(each.segmentation))
-    assert len(kinds) == 3  # polygons, runs, runs as a string
+            assert obj.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+            assert obj.area == mask.sum()
+            kinds.add(type(obj.segmentation))
+    assert len(kinds) == 3  # polygons, RLE, compressed RLE
 
 
-def test_sizes_and_numbers_of_objects_are_as_promised(training: AnnotatedImages) -> None:
+def test_image_sizes_and_object_counts_are_as_documented(training: AnnotatedImages) -> None:
     images = training.annotations.images
-    assert all(64 <= each.height <= 96 and 64 <= each.width <= 128 and each.height != each.width for each in images)
-    digits = [sum(not each.crowd for each in image.objects) for image in images]
-    crowds = [sum(each.crowd for each in image.objects) for image in images]
+    assert all(64 <= image.height <= 96 and 64 <= image.width <= 128 for image in images)
+    assert all(image.height != image.width for image in images)
+    digits = [sum(not obj.crowd for obj in image.objects) for image in images]
+    crowds = [sum(obj.crowd for obj in image.objects) for image in images]
     assert Counter(digits)[0] == 6
     assert max(digits) == 6
     assert 1 <= sum(crowds) <= 20
-    assert {each.category for image in images for each in image.objects} == set(range(10))
+    assert {obj.category for image in images for obj in image.objects} == set(range(10))
 
 
-def test_ids_of_the_categories_have_holes(training: AnnotatedImages) -> None:
+def test_category_ids_have_gaps(training: AnnotatedImages) -> None:
     assert [category.id for category in training.categories] == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28]
     assert [category.name for category in training.categories] == list("0123456789")
 
 
-def test_a_seed_gives_the_same_files(folder: Path, tmp_path: Path) -> None:
+def test_files_depend_on_the_seed_alone(folder: Path, tmp_path: Path) -> None:
     write_scattered_digits(tmp_path / "again", 60, 20, seed=1)
     write_scattered_digits(tmp_path / "other", 60, 20, seed=2)
     files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -69,19 +71,19 @@ def test_a_seed_gives_the_same_files(folder: Path, tmp_path: Path) -> None:
     assert all(files[path] != (tmp_path / "other" / path).read_bytes() for path in files)
 
 
-def test_fewer_training_images_leave_the_others_as_they_are(folder: Path, tmp_path: Path) -> None:
+def test_image_does_not_depend_on_the_number_of_images(folder: Path, tmp_path: Path) -> None:
     write_scattered_digits(tmp_path, 3, 20, seed=1)
     assert json.loads((tmp_path / "val.json").read_text()) == json.loads((folder / "val.json").read_text())
     assert (tmp_path / "train/train_00003.png").read_bytes() == (folder / "train/train_00003.png").read_bytes()
 
 
-def test_counts_below_one_are_refused(tmp_path: Path) -> None:
+def test_rejects_counts_below_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="validation must be at least 1, got 0"):
         write_scattered_digits(tmp_path / "digits", 5, 0, seed=0)
     assert not (tmp_path / "digits").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_rejects_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "digits").write_text("a file")
-    with pytest.raises(InputError, match=r"expected to write into '.*digits', but"):
+    with pytest.raises(InputError, match=r"cannot write into '.*digits': "):
         write_scattered_digits(tmp_path / "digits", 1, 1, seed=0)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lambdanets.data.coco.annotations import decoded
+from lambdanets.data.coco.annotations import decode_mask
 from lambdanets.training.detection.loaders import as_tensor
 
 
@@ -28,7 +28,7 @@ class Oracle(nn.Module):
         objects = [each for each in known.objects if not each.crowd and number not in self._blind]
         masks = np.zeros((len(objects), 1, known.height, known.width), np.float32)
         for place, each in zip(masks, objects, strict=True):
-            place[0] = decoded(each, known.height, known.width)
+            place[0] = decode_mask(each, known.height, known.width)
         return {
             "boxes": torch.tensor([each.box for each in objects]).reshape(-1, 4),
             "labels": torch.tensor([each.category + 1 for each in objects], dtype=torch.int64),

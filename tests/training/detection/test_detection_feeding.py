@@ -14,7 +14,7 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from data.coco import coco_files
 from data.same_batches import assert_same
 from lambdanets.data.coco.annotations import parse_annotations
-from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
+from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.detection.digits import recipe as DIGITS
@@ -28,7 +28,7 @@ RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
 def known_image(*annotations, height=20, width=30):
     """What is known of an image with such annotations."""
     image = coco_files.image(1, height=height, width=width)
-    content = coco_files.write_json(coco_files.content(*annotations, images=[image]))
+    content = coco_files.to_json(coco_files.content(*annotations, images=[image]))
     return parse_annotations(content, Path("here")).images[0]
 
 
@@ -206,8 +206,8 @@ def test_images_of_any_mode_come_in_three_colours_from_zero_to_one():
     files = {f"{mode}.png": as_png(grey.convert(mode)) for mode in ("L", "RGBA", "P", "1")}
     images = [coco_files.image(number, name) for number, name in enumerate(files, 1)]
     objects = [coco_files.annotation(number, number) for number in range(1, 5)]
-    annotations = parse_annotations(coco_files.write_json(coco_files.content(*objects, images=images)), Path("here"))
-    some = AnnotatedImages(annotations, FilesInMemory(files, list(files), "memory"), range(4))
+    annotations = parse_annotations(coco_files.to_json(coco_files.content(*objects, images=images)), Path("here"))
+    some = AnnotatedImages(annotations, InMemoryFiles(files, list(files), "memory"), range(4))
     training = training_batches(replace(RECIPE, batch_size=4), some, BatchSlice())
     for (batch,), objects_left in ((training, 3), (evaluation_batches(some, 4), 0)):
         assert len(batch.images) == 4
@@ -241,7 +241,7 @@ def test_batches_are_the_same_after_a_resumption(recipe):
     first, second = list(whole), list(whole)
     assert not torch.equal(first[0].images[0], second[0].images[0])
     resumed = batches_of(recipe)
-    resumed.load_state_dict({"steps": 1, "steps_per_epoch": whole.steps})
+    resumed.load_state_dict({"steps": 1, "steps_per_epoch": whole.steps_per_epoch})
     assert_same([*first[1:], *second], [*resumed, *resumed])
 
 

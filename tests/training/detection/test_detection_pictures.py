@@ -6,7 +6,7 @@ import torch
 from made_up_detections import made_up_truth, perturbed
 from PIL import Image
 
-from lambdanets.data.coco.segmentations import Patch
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.drawing import LEAST_SIDE, contact_sheet, draw_curves_of_precision, overlay
 
@@ -54,7 +54,7 @@ def test_masks_may_be_probabilities_as_they_come_from_a_detector(objects):
 
 
 def test_masks_may_be_made_one_at_a_time_each_where_there_is_any_of_it(objects):
-    patches = [Patch(4, 5, np.ones((10, 30), bool)), Patch(18, 5, np.ones((12, 30), bool))]
+    patches = [CroppedMask(4, 5, np.ones((10, 30), bool)), CroppedMask(18, 5, np.ones((12, 30), bool))]
     assert overlay(GREY, **objects) == overlay(GREY, **objects | {"masks": patches.__getitem__})
 
 

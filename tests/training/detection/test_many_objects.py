@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from lambdanets.data.coco.annotations import parse_annotations
-from lambdanets.data.coco.images import AnnotatedImages, FilesInMemory
+from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.inference.detection import detect_in_set
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
@@ -52,7 +52,7 @@ def set_of(height, width, count, across, scale=1):
         "categories": [{"id": 1, "name": "square"}],
     }
     annotations = parse_annotations(json.dumps(content).encode(), Path("here"))
-    return AnnotatedImages(annotations, FilesInMemory({"1.png": file.getvalue()}, ["1.png"], "memory"), range(1))
+    return AnnotatedImages(annotations, InMemoryFiles({"1.png": file.getvalue()}, ["1.png"], "memory"), range(1))
 
 
 @pytest.fixture(scope="module")

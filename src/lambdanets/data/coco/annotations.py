@@ -1,4 +1,4 @@
-"""Reads the instances of a COCO file, and checks them."""
+"""Reads and validates COCO instance annotations."""
 
 import json
 from collections import Counter, defaultdict
@@ -9,17 +9,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from lambdanets.data.coco.findings import Dropped, Findings, first
+from lambdanets.data.coco.findings import AnnotationError, Findings, first_few
 from lambdanets.data.coco.segmentations import (
-    MOST_PIXELS,
-    Patch,
+    MAX_PIXELS,
+    CroppedMask,
     Segmentation,
-    area_of,
-    as_in_file,
-    mask_of,
+    mask_area,
     pack_polygons,
-    patch_of,
-    read_segmentation,
+    parse_segmentation,
+    segmentation_to_coco,
+    to_cropped_mask,
+    to_mask,
 )
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular
@@ -27,7 +27,7 @@ from lambdanets.files import open_regular
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A class of objects: its id in the file and its name."""
+    """A COCO category: its id in the file and its name."""
 
     id: int
     name: str
@@ -37,9 +37,9 @@ class Category:
 class Object:
     """An annotated object of an image.
 
-    id: the annotation's; category: number of the category, from 0, in order of the ids; box: x1, y1, x2, y2 in pixels,
-    within the image; area: in pixels, as in the file, or that of the mask where the file has none; crowd: whether it is
-    a region of many objects, which is no target to learn, and counts against no detection in it.
+    id: of the annotation; category: index of the category, in order of the ids; box: x1, y1, x2, y2 in pixels, clipped
+    to the image; area: in pixels, from the file, or of the mask where the file has none; crowd: iscrowd, a region of
+    many objects, which is not trained on, and in which detections are no false positives.
     """
 
     id: int
@@ -52,7 +52,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedImage:
-    """An image as its annotations know it: id, file name, sides in pixels, objects in the file's order."""
+    """The annotations of an image: id, file name, size in pixels, objects in the file's order."""
 
     id: int
     name: str
@@ -63,16 +63,16 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class Annotations:
-    """What is kept of a file: categories and images in order of their ids, and what was left out."""
+    """The valid annotations of a file: categories and images in order of their ids; findings: what was dropped."""
 
     categories: tuple[Category, ...]
     images: tuple[AnnotatedImage, ...]
     findings: Findings
 
     def to_coco(self, indices: Iterable[int] | None = None) -> dict[str, Any]:
-        """The instances of some images by number, or of all, as COCO's evaluation takes them; ids are the file's.
+        """The instances of the images at `indices`, or of all, in COCO's format, for evaluation.
 
-        With crowd regions; boxes are the clipped ones.
+        Ids are the file's, boxes are clipped; crowd regions are included.
         """
         chosen = self.images if indices is None else [self.images[index] for index in indices]
         return {
@@ -80,147 +80,147 @@ class Annotations:
                 {"id": image.id, "file_name": image.name, "height": image.height, "width": image.width}
                 for image in chosen
             ],
-            "annotations": [self._to_coco(each, image) for image in chosen for each in image.objects],
+            "annotations": [self._to_coco(obj, image) for image in chosen for obj in image.objects],
             "categories": [{"id": category.id, "name": category.name} for category in self.categories],
         }
 
-    def _to_coco(self, each: Object, image: AnnotatedImage) -> dict[str, Any]:
-        left, top, right, bottom = each.box
+    def _to_coco(self, obj: Object, image: AnnotatedImage) -> dict[str, Any]:
+        left, top, right, bottom = obj.box
         return {
-            "id": each.id,
+            "id": obj.id,
             "image_id": image.id,
-            "category_id": self.categories[each.category].id,
+            "category_id": self.categories[obj.category].id,
             "bbox": [left, top, right - left, bottom - top],
-            "area": each.area,
-            "iscrowd": int(each.crowd),
-            "segmentation": as_in_file(each.segmentation, image.height, image.width),
+            "area": obj.area,
+            "iscrowd": int(obj.crowd),
+            "segmentation": segmentation_to_coco(obj.segmentation, image.height, image.width),
         }
 
 
-def decoded(each: Object, height: int, width: int) -> np.ndarray:
-    """The mask of an object in an image of that size, uint8 (height, width), 1 inside.
+def decode_mask(obj: Object, height: int, width: int) -> np.ndarray:
+    """The mask of an object in an image of height x width pixels, uint8 (height, width), 1 inside.
 
-    It may be empty where a polygon holds no pixel's centre.
+    It is all 0 where a polygon contains no pixel center.
     """
-    return mask_of(each.segmentation, height, width)
+    return to_mask(obj.segmentation, height, width)
 
 
-def decoded_patch(each: Object, height: int, width: int) -> Patch:
-    """The mask of an object in an image of that size, where there is any of it."""
-    return patch_of(each.segmentation, height, width)
+def decode_cropped_mask(obj: Object, height: int, width: int) -> CroppedMask:
+    """The mask of an object in an image of height x width pixels, cropped to its bounding box."""
+    return to_cropped_mask(obj.segmentation, height, width)
 
 
 def read_annotations(path: Path) -> Annotations:
-    """Read a file of COCO instances: images, annotations and categories; no image file is read.
+    """Read a COCO instances file (images, annotations, categories), without opening image files.
 
-    Ids may be any whole numbers; iscrowd, area and segmentation may be missing. Annotations that cannot be used are
-    left out and counted, as `findings` tells. Raises InputError for a file that is not whole or not of this format, for
-    ids and file names that two have, and for one without images or categories.
+    Ids may be any integers; iscrowd, area and segmentation are optional. Invalid annotations are dropped and listed in
+    `findings`. Raises InputError for a file that is truncated or not in this format, for duplicate ids or file names of
+    images and categories, and for a file without images or categories.
 
-    Time and memory grow with the file: a made one with a tenth of the objects of COCO's training set (86,000 in 9,500
-    images) took 2.5 s and 160 MB on a core of a virtual machine; 80 MB are kept.
+    Time and memory are linear in the file: a synthetic one with a tenth of the objects of COCO's training set (86,000
+    in 9,500 images) took 2.5 s and 160 MB on one core of a virtual machine; the result holds 80 MB.
     """
     try:
         with open_regular(path) as file:
             content = file.read()
     except OSError as error:
-        raise InputError(f"expected COCO instances in '{path}', but: {error.strerror or error}") from error
+        raise InputError(f"cannot read the COCO instances '{path}': {error.strerror or error}") from error
     return parse_annotations(content, path)
 
 
-def parse_annotations(file: bytes, path: Path) -> Annotations:
-    """`read_annotations` of a file that is in memory; path names it in errors."""
-    content = _read(file, path)
+def parse_annotations(encoded: bytes, path: Path) -> Annotations:
+    """`read_annotations` of a file in memory. path: its name in errors."""
+    content = _parse_json(encoded, path)
     for section, rules in _RULES.items():
         _check(path, section, content[section], rules)
     for section, key in (("categories", "id"), ("images", "id"), ("images", "file_name")):
-        if repeated := _repeated(entry[key] for entry in content[section]):
-            _refuse(path, f"two of its {section} have the same {key} ({len(repeated)}: {first(repeated)})")
-    if vast := [entry["id"] for entry in content["images"] if entry["height"] * entry["width"] >= MOST_PIXELS]:
-        _refuse(path, f"there are images of {MOST_PIXELS:,} pixels or more ({len(vast)}: id {first(vast)})")
-    known = sorted((entry["id"], entry["name"]) for entry in content["categories"])
-    categories = tuple(Category(number, name) for number, name in known)
-    reader = _Reader(categories, content["images"])
+        if duplicates := _duplicates(entry[key] for entry in content[section]):
+            _fail(path, f"{section} with the same {key} ({len(duplicates)}: {first_few(duplicates)})")
+    if huge := [entry["id"] for entry in content["images"] if entry["height"] * entry["width"] >= MAX_PIXELS]:
+        _fail(path, f"images of {MAX_PIXELS:,} pixels or more ({len(huge)}: id {first_few(huge)})")
+    pairs = sorted((entry["id"], entry["name"]) for entry in content["categories"])
+    categories = tuple(Category(category_id, name) for category_id, name in pairs)
+    reader = _ObjectReader(categories, content["images"])
     for entry in content["annotations"]:
         reader.add(entry)
     images = tuple(
         AnnotatedImage(entry["id"], entry["file_name"], *reader.sizes[entry["id"]], tuple(reader.objects[entry["id"]]))
         for entry in sorted(content["images"], key=lambda entry: entry["id"])
     )
-    return Annotations(categories, images, Findings() | reader.found)
+    return Annotations(categories, images, Findings() | reader.findings)
 
 
-class _Reader:
-    """Takes the annotations of a file one by one, and keeps the good ones by their image."""
+class _ObjectReader:
+    """Collects the valid annotations of a file per image, and the ids of the others per kind of finding."""
 
     def __init__(self, categories: Sequence[Category], images: Sequence[dict[str, Any]]) -> None:
         self.sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in images}
         self.objects: dict[int, list[Object]] = {entry["id"]: [] for entry in images}
-        self.found: defaultdict[str, list[int]] = defaultdict(list)
-        self._numbers = {category.id: number for number, category in enumerate(categories)}
+        self.findings: defaultdict[str, list[int]] = defaultdict(list)
+        self._category_indices = {category.id: index for index, category in enumerate(categories)}
         self._seen: set[int] = set()
 
     def add(self, entry: dict[str, Any]) -> None:
         try:
-            found = self._object(entry)
-        except Dropped as dropped:
-            self.found[dropped.kind].append(entry["id"])
+            annotated = self._parse(entry)
+        except AnnotationError as error:
+            self.findings[error.kind].append(entry["id"])
         else:
-            self.objects[entry["image_id"]].append(found)
+            self.objects[entry["image_id"]].append(annotated)
 
-    def _object(self, entry: dict[str, Any]) -> Object:
-        number = entry["id"]
-        if number in self._seen:
-            raise Dropped("duplicate_id")
-        self._seen.add(number)
+    def _parse(self, entry: dict[str, Any]) -> Object:
+        annotation_id = entry["id"]
+        if annotation_id in self._seen:
+            raise AnnotationError("duplicate_id")
+        self._seen.add(annotation_id)
         if entry["image_id"] not in self.sizes:
-            raise Dropped("unknown_image")
-        category = self._numbers.get(entry["category_id"])
+            raise AnnotationError("unknown_image")
+        category = self._category_indices.get(entry["category_id"])
         if category is None:
-            raise Dropped("unknown_category")
+            raise AnnotationError("unknown_category")
         height, width = self.sizes[entry["image_id"]]
-        x, y, across, down = map(float, entry["bbox"])
+        x, y, box_width, box_height = map(float, entry["bbox"])
         area = entry.get("area")
-        if across <= 0 or down <= 0 or (area is not None and area <= 0):
-            raise Dropped("no_extent")
-        box = (max(x, 0.0), max(y, 0.0), min(x + across, float(width)), min(y + down, float(height)))
+        if box_width <= 0 or box_height <= 0 or (area is not None and area <= 0):
+            raise AnnotationError("no_extent")
+        box = (max(x, 0.0), max(y, 0.0), min(x + box_width, float(width)), min(y + box_height, float(height)))
         if box[0] >= box[2] or box[1] >= box[3]:
-            raise Dropped("outside")
-        segmentation = read_segmentation(entry.get("segmentation"), height, width)
+            raise AnnotationError("outside")
+        segmentation = parse_segmentation(entry.get("segmentation"), height, width)
         if area is None:
-            area = area_of(segmentation, height, width)
+            area = mask_area(segmentation, height, width)
             if not area:
-                raise Dropped("no_mask")
+                raise AnnotationError("no_mask")
         if isinstance(segmentation, tuple) and len(segmentation) < len(entry["segmentation"]):
-            self.found["shortened_polygon"].append(number)
-        if max(-x, -y, x + across - width, y + down - height) > 1:
-            self.found["clipped"].append(number)
-        return Object(number, category, box, float(area), bool(entry.get("iscrowd")), segmentation)
+            self.findings["shortened_polygon"].append(annotation_id)
+        if max(-x, -y, x + box_width - width, y + box_height - height) > 1:
+            self.findings["clipped"].append(annotation_id)
+        return Object(annotation_id, category, box, float(area), bool(entry.get("iscrowd")), segmentation)
 
 
-def _read(file: bytes, path: Path) -> dict[str, list[Any]]:
+def _parse_json(encoded: bytes, path: Path) -> dict[str, list[Any]]:
     try:
-        content = json.loads(file.decode("utf-8-sig"), object_hook=pack_polygons, parse_constant=_refuse_constant)
+        content = json.loads(encoded.decode("utf-8-sig"), object_hook=pack_polygons, parse_constant=_reject_constant)
     except UnicodeDecodeError:
-        _refuse(path, "it is not UTF-8")
+        _fail(path, "a file that is not UTF-8")
     except (ValueError, RecursionError) as error:
-        _refuse(path, f"it is no whole JSON: {one_line(error)}")
+        _fail(path, f"invalid JSON: {one_line(error)}")
     if not isinstance(content, dict):
-        _refuse(path, "it is no object of JSON with images, annotations and categories")
+        _fail(path, "JSON that is not an object with images, annotations and categories")
     for section in _RULES:
         if not isinstance(content.get(section), list):
-            _refuse(path, f"it has no list of {section}")
+            _fail(path, f"no list of {section}")
         if section != "annotations" and not content[section]:
-            _refuse(path, f"it has no {section}")
+            _fail(path, f"no {section}")
     return content
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
 
 
-def _refuse(path: Path, what: str) -> NoReturn:
-    raise InputError(f"expected COCO instances in '{path}', but {what}")
+def _fail(path: Path, got: str) -> NoReturn:
+    raise InputError(f"'{path}' must hold COCO instances, got {got}")
 
 
 def _is_number(value: Any) -> bool:
@@ -235,19 +235,19 @@ def _is_side(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _is_text(value: Any) -> bool:
+def _is_nonempty_string(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
 _Rule = tuple[str, Callable[[Any], bool], str]
-_ID: _Rule = ("id", lambda value: type(value) is int, "a whole number")
+_ID: _Rule = ("id", lambda value: type(value) is int, "an integer")
 _RULES: dict[str, tuple[_Rule, ...]] = {
-    "categories": (_ID, ("name", _is_text, "a text")),
+    "categories": (_ID, ("name", _is_nonempty_string, "a nonempty string")),
     "images": (
         _ID,
-        ("file_name", _is_text, "a text"),
-        ("height", _is_side, "a whole number from 1"),
-        ("width", _is_side, "a whole number from 1"),
+        ("file_name", _is_nonempty_string, "a nonempty string"),
+        ("height", _is_side, "an integer of at least 1"),
+        ("width", _is_side, "an integer of at least 1"),
     ),
     "annotations": (
         _ID,
@@ -258,31 +258,31 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         ("iscrowd", lambda value: value in (0, 1), "0 or 1"),
     ),
 }
-_MAY_BE_MISSING = {"area", "iscrowd"}
+_OPTIONAL = {"area", "iscrowd"}
 
 
 def _check(path: Path, section: str, entries: list[Any], rules: Sequence[_Rule]) -> None:
-    """Raise InputError where entries of a section are not what COCO's format says, for the first kind of fault."""
-    whose: defaultdict[str, list[str]] = defaultdict(list)
-    for place, entry in enumerate(entries):
+    """Raise InputError for the first kind of fault against COCO's format among the entries of a section."""
+    faults: defaultdict[str, list[str]] = defaultdict(list)
+    for index, entry in enumerate(entries):
         if fault := _fault(entry, rules):
-            known = isinstance(entry, dict) and type(entry.get("id")) is int
-            whose[fault].append(f"id {entry['id']}" if known else f"{section}[{place}]")
-    for fault, labels in whose.items():
-        _refuse(path, f"there are {section} {fault} ({len(labels)}: {first(labels)})")
+            has_id = isinstance(entry, dict) and type(entry.get("id")) is int
+            faults[fault].append(f"id {entry['id']}" if has_id else f"{section}[{index}]")
+    for fault, names in faults.items():
+        _fail(path, f"{section} {fault} ({len(names)}: {first_few(names)})")
 
 
 def _fault(entry: Any, rules: Sequence[_Rule]) -> str | None:
     if not isinstance(entry, dict):
-        return "that are no objects of JSON"
-    for key, is_right, expected in rules:
+        return "that are no JSON objects"
+    for key, is_valid, expected in rules:
         if key not in entry:
-            if key not in _MAY_BE_MISSING:
+            if key not in _OPTIONAL:
                 return f"without {key}"
-        elif not is_right(entry[key]):
+        elif not is_valid(entry[key]):
             return f"whose {key} is not {expected}"
     return None
 
 
-def _repeated(values: Iterable[Hashable]) -> list[Hashable]:
+def _duplicates(values: Iterable[Hashable]) -> list[Hashable]:
     return [value for value, count in Counter(values).items() if count > 1]

@@ -1,4 +1,4 @@
-"""Annotated images: a COCO file joined to the images that it tells of, in a folder or a tar."""
+"""Annotated images: a COCO file joined with its images in a folder or a tar."""
 
 import hashlib
 import io
@@ -14,28 +14,28 @@ from typing import Protocol
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
-from lambdanets.data.coco.findings import Findings, first
+from lambdanets.data.coco.findings import Findings, first_few
 from lambdanets.data.images import UnreadableImage, images_under, read_image
-from lambdanets.data.labelled_images import ImageFiles
+from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards.tar_samples import tar_members
 from lambdanets.data.tar_files import TarImages
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular, printable_bytes
 
 
-class Files(Protocol):
-    """Where images lie, by number."""
+class ImageSource(Protocol):
+    """Encoded images by index."""
 
     def file(self, index: int) -> tuple[bytes, str]:
-        """The content of one, and its suffix. Raises UnreadableImage."""
+        """The encoded bytes of an image, and their suffix. Raises UnreadableImage."""
 
     def name(self, index: int) -> str:
-        """What a person would call it."""
+        """The image's name in messages."""
 
 
 @dataclass(frozen=True)
-class FilesInMemory:
-    """Files by name, those of a set called `source`."""
+class InMemoryFiles:
+    """Encoded images in memory by file name. source: the set's name in messages."""
 
     contents: Mapping[str, bytes]
     names: Sequence[str]
@@ -50,105 +50,103 @@ class FilesInMemory:
 
 @dataclass(frozen=True)
 class AnnotatedImages:
-    """Images with their objects, in order of the images' ids; `annotations` are theirs.
+    """Images with their annotations, in order of the image ids.
 
-    places: the number of each among `files`. drawn_from: of images selected from a set, its fingerprint.
+    file_indices: the index in `files` of each image. parent_fingerprint: that of the whole set, for a subset.
     """
 
     annotations: Annotations
-    files: Files
-    places: Sequence[int]
-    drawn_from: str | None = None
+    files: ImageSource
+    file_indices: Sequence[int]
+    parent_fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self.annotations.images)
 
     @property
     def categories(self) -> tuple[Category, ...]:
-        """The classes of objects; an object's category is the number of one of them."""
+        """The categories, which the objects' `category` indexes."""
         return self.annotations.categories
 
     @property
     def findings(self) -> Findings:
-        """What was left out of the set."""
+        """What was dropped from the set."""
         return self.annotations.findings
 
     def name(self, index: int) -> str:
-        """What a person would call the image: its path, or the tar's and its name in it."""
-        return self.files.name(self.places[index])
+        """The image's name in messages: its path, or the tar's path and its name in it."""
+        return self.files.name(self.file_indices[index])
 
     def load(self, index: int) -> tuple[Image.Image, AnnotatedImage]:
-        """Decode an image, in mode "L" or "RGB", turned as it was when annotated, and give its objects.
+        """The decoded image, mode "L" or "RGB", in the orientation of its annotations, and its annotations.
 
-        Raises UnreadableImage, also where it has another size than was annotated.
+        Raises UnreadableImage, also where its size is not the annotated one.
         """
-        known = self.annotations.images[index]
-        content = io.BytesIO(self.files.file(self.places[index])[0])
-        image = read_image(content, self.name(index), known_size=(known.width, known.height))
-        if image.size != (known.width, known.height):
-            sizes = f"it is {image.width} x {image.height} pixels and was annotated as {known.width} x {known.height}"
-            raise UnreadableImage(self.name(index), sizes)
-        return image, known
+        annotated = self.annotations.images[index]
+        content = io.BytesIO(self.files.file(self.file_indices[index])[0])
+        image = read_image(content, self.name(index), known_size=(annotated.width, annotated.height))
+        if image.size != (annotated.width, annotated.height):
+            expected = f"its size must be the annotated {annotated.width} x {annotated.height} pixels"
+            raise UnreadableImage(self.name(index), f"{expected}, got {image.width} x {image.height}")
+        return image, annotated
 
     def selected(self, indices: Iterable[int]) -> "AnnotatedImages":
-        """Some of the images, by their numbers, in that order."""
-        numbers = list(indices)
-        chosen = replace(self.annotations, images=tuple(self.annotations.images[number] for number in numbers))
-        places = [self.places[number] for number in numbers]
-        return AnnotatedImages(chosen, self.files, places, self.drawn_from or self.fingerprint)
+        """The subset of the images at `indices`, in that order."""
+        indices = list(indices)
+        annotations = replace(self.annotations, images=tuple(self.annotations.images[index] for index in indices))
+        file_indices = [self.file_indices[index] for index in indices]
+        return AnnotatedImages(annotations, self.files, file_indices, self.parent_fingerprint or self.fingerprint)
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of categories, file names, sizes and objects in hexadecimal digits; no pixels are read."""
+        """The SHA-256 of categories, file names, sizes and objects, in hexadecimal digits; no image is opened."""
         digest = hashlib.sha256()
-        for piece in _pieces(self.annotations):
+        for piece in _fingerprint_pieces(self.annotations):
             digest.update(len(piece).to_bytes(8, "little"))
             digest.update(piece)
         return digest.hexdigest()
 
 
 def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
-    """Join a file of COCO instances to the images in a folder or an uncompressed tar. No image is decoded.
+    """Join COCO instances with the images in a folder or an uncompressed tar. No image is decoded.
 
-    A file is an image's if its path there is the image's file_name, or one of them is the end of the other, as for
-    0001.jpg and train2017/0001.jpg. Images without a file are left out, and counted in `findings`. Raises InputError
-    where `read_annotations` does, for a folder or tar that cannot be read, where an image may have several files or
-    several images the same, and where none has any.
+    A file matches an image if its path equals the image's file_name, or if one of them ends in the other, such as
+    0001.jpg and train2017/0001.jpg. Images without a file are dropped, and listed in `findings`. Raises InputError
+    where `read_annotations` does, for a folder or tar that cannot be read, for ambiguous matches, and where no image
+    has a file.
     """
     read = read_annotations(annotations)
     names = [str(PurePosixPath(image.name)) for image in read.images]
     members: dict[str, tuple[int, int]] = {}
     if images.is_dir():
-        wanted = {_composed(PurePosixPath(name).name) for name in names}
-        those = images_under(images, lambda name: _composed(name) in wanted)
-        paths = [path.relative_to(images).as_posix() for path in those]
+        base_names = {_nfc(PurePosixPath(name).name) for name in names}
+        candidates = images_under(images, lambda name: _nfc(name) in base_names)
+        paths = [path.relative_to(images).as_posix() for path in candidates]
     else:
-        members = _index(images)
+        members = _index_tar(images)
         paths = list(members)
-    places = _match(names, paths, images)
-    there = [number for number, place in enumerate(places) if place is not None]
-    if not there:
+    matches = _match(names, paths, images)
+    missing = [image for image, path in zip(read.images, matches, strict=True) if path is None]
+    kept = tuple(image for image, path in zip(read.images, matches, strict=True) if path is not None)
+    if not kept:
         raise InputError(
-            f"expected the {len(names)} images of '{annotations}' in '{images}', but none is there, "
-            f"such as '{names[0]}'"
+            f"'{images}' must hold the {len(names)} images of '{annotations}', got none, such as '{names[0]}'"
         )
-    missing = [image for image, place in zip(read.images, places, strict=True) if place is None]
     findings = read.findings | {
         "missing_file": [image.id for image in missing],
-        "of_missing_file": [each.id for image in missing for each in image.objects],
+        "of_missing_file": [obj.id for image in missing for obj in image.objects],
     }
-    found = [place for place in places if place is not None]
-    files: Files
+    found = [path for path in matches if path is not None]
+    files: ImageSource
     if members:
-        files = TarImages(images, [(place, *members[place]) for place in found], ())
+        files = TarImages(images, [(path, *members[path]) for path in found], ())
     else:
-        files = ImageFiles([images / place for place in found], ())
-    kept = tuple(read.images[number] for number in there)
+        files = ImageFiles([images / path for path in found], ())
     return AnnotatedImages(replace(read, images=kept, findings=findings), files, range(len(kept)))
 
 
-def _index(path: Path) -> dict[str, tuple[int, int]]:
-    """The first byte and length of each file in a tar, by its name; of several with one name, the last."""
+def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
+    """Offset and length in bytes of each file in a tar, by name; of files with the same name, the last."""
     try:
         with open_regular(path) as file:
             return {
@@ -158,60 +156,58 @@ def _index(path: Path) -> dict[str, tuple[int, int]]:
             }
     except (OSError, tarfile.TarError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
-        raise InputError(f"expected a folder or an uncompressed tar of images in '{path}', but: {reason}") from error
+        raise InputError(f"'{path}' must be a folder or an uncompressed tar of images: {reason}") from error
 
 
 def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str | None]:
-    """The path of each name: itself, or the one that ends in it, or the longest that it ends in.
+    """The path of each name: an equal path, or the one that ends in the name, or the longest that the name ends in.
 
-    Letters with accents are the same whether written as one character or as several.
+    Names are compared in Unicode's NFC form, because macOS decomposes accents.
     """
-    written = {_composed(path): path for path in paths}
-    if len(written) == len(paths):
-        paths, names = list(written), [_composed(name) for name in names]
-    else:  # two that look the same are told apart by how they are written
-        written = {path: path for path in paths}
-    whole = set(paths)
-    ending: defaultdict[str, list[str]] = defaultdict(list)
+    originals = {_nfc(path): path for path in paths}
+    if len(originals) == len(paths):
+        paths, names = list(originals), [_nfc(name) for name in names]
+    else:  # paths that differ in their Unicode form alone
+        originals = {path: path for path in paths}
+    known = set(paths)
+    by_suffix: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
-        for tail in _tails(path):
-            ending[tail].append(path)
-    found: list[str | None] = []
+        for suffix in _path_suffixes(path):
+            by_suffix[suffix].append(path)
+    matches: list[str | None] = []
     for name in names:
-        candidates = [name] if name in whole else ending.get(name, [])
+        candidates = [name] if name in known else by_suffix.get(name, [])
         if len(candidates) > 1:
-            raise InputError(f"expected one file for '{name}' in '{source}', but there are {first(candidates)}")
-        found.append(next(iter(candidates), None) or next((tail for tail in _tails(name) if tail in whole), None))
-    shared = [path for path, count in Counter(found).items() if path is not None and count > 1]
+            raise InputError(f"'{source}' must have one file for '{name}', got {first_few(candidates)}")
+        suffixes = (suffix for suffix in _path_suffixes(name) if suffix in known)
+        matches.append(next(iter(candidates), None) or next(suffixes, None))
+    shared = [path for path, count in Counter(matches).items() if path is not None and count > 1]
     if shared:
-        rivals = [name for name, path in zip(names, found, strict=True) if path == shared[0]]
-        raise InputError(
-            f"expected a file for each image in '{source}', but '{shared[0]}' could be any of {first(rivals)}"
-        )
-    return [None if path is None else written[path] for path in found]
+        claims = [name for name, path in zip(names, matches, strict=True) if path == shared[0]]
+        raise InputError(f"'{source}' must have one file per image, got only '{shared[0]}' for {first_few(claims)}")
+    return [None if path is None else originals[path] for path in matches]
 
 
-def _composed(name: str) -> str:
-    """With each letter and its accents in one character, where Unicode has that."""
+def _nfc(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def _tails(path: str) -> Iterator[str]:
-    """What a path ends in, in whole parts, from the longest to the file's name."""
+def _path_suffixes(path: str) -> Iterator[str]:
+    """The path itself, then without its first folder, and so on down to the file name."""
     parts = path.split("/")
     return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
-def _pieces(annotations: Annotations) -> Iterator[bytes]:
+def _fingerprint_pieces(annotations: Annotations) -> Iterator[bytes]:
     yield printable_bytes(repr([(category.id, category.name) for category in annotations.categories]))
     for image in annotations.images:
         yield printable_bytes(image.name)
         yield repr((image.id, image.height, image.width, len(image.objects))).encode()
-        for each in image.objects:
-            yield repr((each.id, each.category, each.box, each.area, each.crowd)).encode()
-            if isinstance(each.segmentation, str):
-                yield each.segmentation.encode()
-            elif isinstance(each.segmentation, tuple):
-                yield from (part.tobytes() for part in each.segmentation)
+        for obj in image.objects:
+            yield repr((obj.id, obj.category, obj.box, obj.area, obj.crowd)).encode()
+            if isinstance(obj.segmentation, str):
+                yield obj.segmentation.encode()
+            elif isinstance(obj.segmentation, tuple):
+                yield from (polygon.tobytes() for polygon in obj.segmentation)
             else:
-                yield each.segmentation.tobytes()
+                yield obj.segmentation.tobytes()

@@ -15,11 +15,11 @@ Target = dict[str, Tensor]
 
 
 class DetectionBatch(NamedTuple):
-    """Images, each float32 (3, H, W) in [0, 1] of a size of its own, and their numbers in the set, int64.
+    """Images of varying sizes, each float32 (3, H, W) in [0, 1], and their indices in the set (b,) int64.
 
-    targets: in training, of each image boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, masks (n, H, W) uint8.
-    Images that could not be read are left out and named in `unreadable` ("name: reason"), so a batch may be smaller
-    than asked for, or empty. step_images: how many images the whole step was to have, over all processes and parts.
+    targets: one dict per image, in training with boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1 and masks
+    (n, H, W) uint8, else empty. Unreadable images are left out and listed in `unreadable` ("name: reason"), so a batch
+    may be smaller, or empty. step_images: images in the whole step, over all ranks and micro-batches.
     """
 
     images: list[Tensor]
@@ -32,14 +32,14 @@ class DetectionBatch(NamedTuple):
 def evaluation_batches(
     images: AnnotatedImages, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
 ) -> Batches[DetectionBatch]:
-    """Batches of images in their order and of their own sizes, without targets."""
+    """Batches of images in order of the indices, not resized, without targets."""
     return Batches(
         images, _load, collate, batch_size=batch_size, seed=0, training=False, workers=workers, batch_slice=batch_slice
     )
 
 
-def _load(images: AnnotatedImages, number: int) -> tuple[Tensor, Target]:
-    return as_tensor(images.load(number)[0]), {}
+def _load(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+    return as_tensor(images.load(index)[0]), {}
 
 
 def as_tensor(image: Image) -> Tensor:
@@ -48,12 +48,12 @@ def as_tensor(image: Image) -> Tensor:
 
 
 def collate(samples: list[Sample]) -> DetectionBatch:
-    """A batch of samples (image, target)."""
+    """A batch from samples whose content is (image, target)."""
     read = [sample for sample in samples if sample.content is not None]
     return DetectionBatch(
         images=[sample.content[0] for sample in read],
         targets=[sample.content[1] for sample in read],
-        indices=torch.tensor([sample.number for sample in read], dtype=torch.int64),
+        indices=torch.tensor([sample.image_index for sample in read], dtype=torch.int64),
         unreadable=[sample.unreadable for sample in samples if sample.content is None],
         step_images=samples[0].step_images,
     )

@@ -16,8 +16,8 @@ import numpy as np
 
 from lambdanets.data.datasets import Splits
 from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.labelled_images import ImageFiles, LabelledImages, image_file
-from lambdanets.data.order import permuted
+from lambdanets.data.labeled_images import ImageFiles, LabeledImages, image_file
+from lambdanets.data.order import permutation
 from lambdanets.data.readable import check_readable, check_unreadable
 from lambdanets.data.shards.division import WRITING, begin, dependencies, identity, made_in, split_evenly, unique_keys
 from lambdanets.data.shards.images import UNLABELLED
@@ -44,7 +44,7 @@ class Written:
 
 @dataclass(frozen=True)
 class _Part:
-    images: LabelledImages
+    images: LabeledImages
     labels: np.ndarray
     keys: list[str]
     shards: list[np.ndarray]  # the numbers of each shard's images, in the order they are written
@@ -134,7 +134,7 @@ def write_shards(
 def _parts(
     source: Splits | Sequence[Path], images_per_shard: int, seed: int
 ) -> tuple[tuple[str, ...], dict[str, _Part]]:
-    sets: dict[str, LabelledImages]
+    sets: dict[str, LabeledImages]
     if isinstance(source, Splits):
         classes, sets = source.classes, {"train": source.train, "validation": source.validation}
     else:
@@ -145,7 +145,7 @@ def _parts(
     parts, done = {}, 0
     for name, images in sets.items():
         own_keys = keys[done : done + len(images)]
-        shards = split_evenly(permuted(len(images), seed, 0), images_per_shard)
+        shards = split_evenly(permutation(len(images), seed, 0), images_per_shard)
         parts[name] = _Part(images, np.asarray(images.labels, dtype=np.int64), own_keys, shards)
         done += len(images)
     return classes, parts

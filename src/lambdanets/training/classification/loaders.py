@@ -6,7 +6,7 @@ from PIL.Image import Image
 from timm.data import create_transform
 from torch import Tensor
 
-from lambdanets.data.labelled_images import LabelledImages
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
@@ -15,15 +15,15 @@ from lambdanets.training.recipe import Recipe
 
 def make_batches(
     recipe: Recipe,
-    images: LabelledImages,
+    images: LabeledImages,
     *,
     training: bool,
     batch_slice: BatchSlice | None = None,
-    beside: LabelledImages | None = None,
+    pseudo_images: LabeledImages | None = None,
 ) -> ImageBatches:
     """The recipe's batches: shuffled and augmented in training, else in order with the evaluation transform.
 
-    batch_slice: this rank's part of each batch and the accumulation steps. beside: the pseudo-labeled images.
+    batch_slice: this rank's part of each batch and the accumulation steps. pseudo_images: the pseudo-labeled images.
     """
     return ImageBatches(
         images,
@@ -34,8 +34,8 @@ def make_batches(
         training=training,
         workers=recipe.workers,
         batch_slice=batch_slice,
-        beside=beside,
-        beside_size=recipe.pseudo_batch_size,
+        pseudo_images=pseudo_images,
+        pseudo_batch_size=recipe.pseudo_batch_size,
     )
 
 

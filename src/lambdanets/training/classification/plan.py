@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lambdanets.data.batches import least_of_step, steps_in_epoch
-from lambdanets.data.labelled_images import image_file
+from lambdanets.data.batches import min_batch_size, steps_per_epoch
+from lambdanets.data.labeled_images import image_file
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
@@ -128,7 +128,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     probe = ClassificationProbe(recipe, data.classes)
     fitting = largest_micro_batch(probe, min(largest, recipe.micro_batch or largest), free)
     accumulated = accumulation_steps(largest, smallest, fitting, recipe.MIN_MICRO_BATCH)
-    least_images = least_of_step(BatchSlice(0, devices, accumulated), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH)
+    min_images = min_batch_size(BatchSlice(0, devices, accumulated), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH)
     fixed, per_image = training_memory(probe)
     with torch.device("meta"):
         model: Any = probe.build()
@@ -139,7 +139,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
         data=data,
         pseudo_images=pseudo,
         devices=devices,
-        steps_per_epoch=steps_in_epoch(data.images, recipe.batch_size, least_images),
+        steps_per_epoch=steps_per_epoch(data.images, recipe.batch_size, min_images),
         micro_batch=-(-largest // accumulated),
         accumulation_steps=accumulated,
         parameters=count_parameters(model),

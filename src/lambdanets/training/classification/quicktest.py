@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lambdanets.data.datasets import fewer, open_splits
+from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.training.classification.model import build_model, describe
@@ -38,7 +38,7 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
     }
     if recipe.data == "digits":
         return replace(recipe, training_images=IMAGES, validation_share=0.02, **changes)
-    splits = fewer(open_splits("digits", validation_share=0.02), IMAGES, 0)
+    splits = subset(open_splits("digits", validation_share=0.02), IMAGES, 0)
     write_shards(splits, folder / "shards", images_per_shard=IMAGES // 4)
     recipe = replace(recipe, data=str(folder / "shards"), data_root=None, **changes)
     if recipe.weights is not None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from lightning.pytorch import seed_everything
 from torch import nn
 
-from lambdanets.data.datasets import Splits, fewer, hold_out, open_splits
+from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
@@ -51,14 +51,14 @@ class ClassificationTask(Task):
 
     recipe: Recipe
     splits: Splits
-    beside: PseudoLabelledImages | None
+    pseudo: PseudoLabelledImages | None
     model: nn.Module
 
     def __post_init__(self) -> None:
         self.classes = self.splits.classes
         self.source = self.splits.source
         self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
-        self.fingerprint = fingerprint(self.splits) + (self.beside.fingerprint if self.beside is not None else "")
+        self.fingerprint = fingerprint(self.splits) + (self.pseudo.fingerprint if self.pseudo is not None else "")
         self.patience = self.recipe.patience
 
     @classmethod
@@ -71,19 +71,21 @@ class ClassificationTask(Task):
         for part, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
             if images is not None:
                 check_readable(images.load, len(images), part, recipe.max_unreadable)
-        beside = None
+        pseudo = None
         if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
             soft = recipe.pseudo_targets == "soft"
-            beside = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
+            pseudo = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
         seed_everything(recipe.seed, verbose=False)
         model = build_model(replace(recipe, weights=None) if begun else recipe, splits.classes)
-        return cls(recipe, splits, beside, prepare_batch_norm(model, recipe, these.world_size))
+        return cls(recipe, splits, pseudo, prepare_batch_norm(model, recipe, these.world_size))
 
     def probe(self) -> ClassificationProbe:
         return ClassificationProbe(self.recipe, len(self.classes))
 
     def batches(self, recipe: Recipe, batch_slice: BatchSlice) -> tuple[ImageBatches, ImageBatches]:
-        training = make_batches(recipe, self.splits.train, training=True, batch_slice=batch_slice, beside=self.beside)
+        training = make_batches(
+            recipe, self.splits.train, training=True, batch_slice=batch_slice, pseudo_images=self.pseudo
+        )
         return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
 
     def description(self, recipe: Recipe) -> str:
@@ -110,7 +112,7 @@ class ClassificationTask(Task):
 def open_for_training(recipe: Recipe) -> Splits:
     """The recipe's data splits, with its hold-out and subset of training images."""
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
-    return fewer(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
+    return subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
 
 
 def fingerprint(splits: Splits) -> str:

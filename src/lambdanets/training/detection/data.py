@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.sets import digits, open_validation
-from lambdanets.data.order import permuted
+from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
 from lambdanets.records import write_json
 from lambdanets.terminal import say
@@ -30,7 +30,7 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
     if recipe.training_images is not None:
         if recipe.training_images > len(training):
             raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
-        subset = permuted(len(training), recipe.seed, 0)[: recipe.training_images]
+        subset = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
         source = f"{source}, {len(subset)} of {len(training)} training images"
         training = training.selected(sorted(subset.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):

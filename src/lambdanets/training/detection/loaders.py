@@ -12,10 +12,10 @@ from torchvision.ops import masks_to_boxes
 from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.annotations import AnnotatedImage, decoded_patch
+from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import DetectionBatch, Target, as_tensor, collate
-from lambdanets.data.coco.segmentations import Patch
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection.recipe import DetectionRecipe
 
@@ -76,7 +76,7 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     for number in visible:
         if len(kept) == recipe.max_objects:
             break
-        patch = decoded_patch(objects[number], annotated.height, annotated.width)
+        patch = decode_cropped_mask(objects[number], annotated.height, annotated.width)
         # nearest, not nearest-exact: its shift by half a pixel is undone by torchvision's roi_align of masks
         mask: Any = transforms.resize(tv_tensors.Mask(_crop_patch(patch, top, left, height, width)), [rows, columns])
         if mask.any():
@@ -92,7 +92,7 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     return transforms.horizontal_flip(crop) if flipped else crop, target
 
 
-def _crop_patch(patch: Patch, top: int, left: int, height: int, width: int) -> Tensor:
+def _crop_patch(patch: CroppedMask, top: int, left: int, height: int, width: int) -> Tensor:
     """A mask patch cropped and padded to a crop of the image, uint8 (height, width)."""
     mask = np.zeros((height, width), np.uint8)
     above, before = max(0, top - patch.top), max(0, left - patch.left)  # rows and columns of the patch outside the crop

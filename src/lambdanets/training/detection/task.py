@@ -10,7 +10,7 @@ from lightning.pytorch import seed_everything
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
-from lambdanets.data.coco.sets import tell_findings
+from lambdanets.data.coco.sets import report_findings
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
@@ -69,7 +69,7 @@ class DetectionTask(Task):
     def opened(cls, recipe: DetectionRecipe, these: Processes, begun: bool) -> "DetectionTask":
         training, validation, source = open_sets(recipe)
         if these.is_rank_zero:
-            tell_findings(training=training, validation=validation)
+            report_findings(training=training, validation=validation)
         for part, images in (("training", training), ("validation", validation)):
             check_readable(images.load, len(images), part, recipe.max_unreadable)
         seed_everything(recipe.seed, verbose=False)
@@ -119,7 +119,7 @@ class DetectionTask(Task):
             "training_data": {
                 "name": recipe.data,
                 # a subset depends on the seed
-                "sha256": self.training.drawn_from or self.training.fingerprint,
+                "sha256": self.training.parent_fingerprint or self.training.fingerprint,
             },
             "validation_data": {
                 "name": recipe.validation_data or recipe.data,

@@ -1,4 +1,4 @@
-"""Labelled images behind one small interface: files, arrays in memory, and selections of either."""
+"""The interface of labeled images, and the sets in files, in memory and by selection."""
 
 import io
 from collections.abc import Sequence
@@ -12,29 +12,29 @@ from PIL import Image
 from lambdanets.data.images import read_file, read_image
 
 
-class LabelledImages(Protocol):
-    """A sequence of images with a class number each; only `load` decodes an image."""
+class LabeledImages(Protocol):
+    """Images with class indices; only `load` decodes an image."""
 
     @property
     def labels(self) -> Sequence[int] | np.ndarray:
-        """The class number of every image, in order."""
+        """The class index of every image."""
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """The number of images."""
 
     def load(self, index: int) -> tuple[Image.Image, int | np.ndarray]:
-        """Decode one image (mode "L" or "RGB") and give its class number. Raises UnreadableImage.
+        """The decoded image (mode "L" or "RGB") and its class index. Raises UnreadableImage.
 
-        In place of a number a teacher's label may be its distribution over the classes, float32 (classes,).
+        A teacher's soft label is a distribution over the classes, float32 (classes,), in place of the index.
         """
 
     def name(self, index: int) -> str:
-        """What a person would call the image: its path, or a set and a number ("digits/17")."""
+        """The image's name in messages: its path, or set and index ("digits/17")."""
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images in files of their own."""
+    """Images in one file each."""
 
     paths: Sequence[Path]
     labels: Sequence[int]
@@ -52,8 +52,8 @@ class ImageFiles:
         return str(self.paths[index])
 
 
-class Numbered:
-    """What images without file names of their own share: their count, and names like "digits/17"."""
+class NamedByIndex:
+    """A base class for images without file names, named "`source`/index", such as "digits/17"."""
 
     labels: Sequence[int]
     source: str
@@ -66,8 +66,8 @@ class Numbered:
 
 
 @dataclass(frozen=True)
-class ImageArray(Numbered):
-    """Grey images in one array `pixels` of uint8 (n, height, width), named "`source`/number"."""
+class ImageArray(NamedByIndex):
+    """Gray images in one array `pixels`, uint8 (n, height, width)."""
 
     pixels: np.ndarray
     labels: Sequence[int]
@@ -79,9 +79,9 @@ class ImageArray(Numbered):
 
 @dataclass(frozen=True)
 class SelectedImages:
-    """Some images of a set, by their numbers in it, with class numbers of their own."""
+    """A subset of images by index, with its own class indices."""
 
-    images: LabelledImages
+    images: LabeledImages
     indices: Sequence[int]
     labels: Sequence[int]
 
@@ -98,14 +98,14 @@ class SelectedImages:
         return self.images.name(self.indices[index])
 
 
-def image_file(images: LabelledImages, index: int) -> tuple[bytes, str]:
-    """An image as a file, and its suffix: as it is where the set has files (a method `file`), else a PNG.
+def image_file(images: LabeledImages, index: int) -> tuple[bytes, str]:
+    """The encoded bytes of an image and their suffix: the original where the set has a method `file`, else a PNG.
 
     Raises UnreadableImage.
     """
-    own = getattr(images, "file", None)
-    if own is not None:
-        return own(index)
+    file = getattr(images, "file", None)
+    if file is not None:
+        return file(index)
     content = io.BytesIO()
     images.load(index)[0].save(content, "PNG")
     return content.getvalue(), ".png"
