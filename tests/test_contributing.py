@@ -63,9 +63,11 @@ def test_a_mixer_is_a_file_and_a_line(package):
     assert "layers/baselines/NAME.py" in steps
     assert "layers/baselines/__init__.py" in steps
     (package / "layers/baselines/pointwise.py").write_text(
-        "from torch import nn\n\n\nclass Pointwise(nn.Conv2d):\n"
+        "from torch import nn\n\nfrom lambdanets.layers.baselines.mixer import Mixer\n\n\nclass Pointwise(Mixer):\n"
         "    def __init__(self, dim, dim_out=None, *, stride=1, device=None, dtype=None):\n"
-        "        super().__init__(dim, dim_out or dim, 1, stride=stride, device=device, dtype=dtype)\n"
+        "        super().__init__(dim, dim_out, stride)\n"
+        "        self.convolution = nn.Conv2d(dim, self.dim_out, 1, device=device, dtype=dtype)\n\n"
+        "    def mix(self, x):\n        return self.convolution(x)\n"
     )
     registry = package / "layers/baselines/__init__.py"
     add_line(
@@ -91,6 +93,141 @@ def test_a_recipe_is_a_file(package):
     said = run(package, "-m", "lambdanets", "train", "wide_digits", "--help")
     assert "wide_digits: Scanned digits in larger batches" in said
     assert "(default: 32)" in said
+
+
+TASK = {
+    "training/echo/recipe.py": """
+import dataclasses
+from typing import ClassVar
+
+from lambdanets.training.recipe import TrainingRecipe
+
+
+@dataclasses.dataclass(frozen=True)
+class EchoRecipe(TrainingRecipe):
+    task: ClassVar[str] = "echo"
+""",
+    "training/echo/task.py": """
+import numpy as np
+import torch
+from torch import nn
+
+from lambdanets.data.batches import Batches
+from lambdanets.data.datasets import open_splits
+from lambdanets.training.memory import MemoryProbe
+from lambdanets.training.module import TrainingModule
+from lambdanets.training.report import Result
+from lambdanets.training.task import Task
+
+
+def load(images, index):
+    pixels = torch.from_numpy(np.asarray(images.load(index)[0])).float() / 255
+    return pixels.flatten()
+
+
+class Batch:
+    def __init__(self, samples):
+        self.images = torch.stack([sample.content for sample in samples])
+        self.unreadable, self.step_images = [], samples[0].step_images
+
+
+class Probe(MemoryProbe):
+    size = "8 x 8"
+
+    def build(self):
+        return nn.Linear(64, 64)
+
+    def loss(self, model, images, device):
+        return model(torch.empty(images, 64, device=device)).sum()
+
+
+class Module(TrainingModule):
+    SUMS = ("loss",)
+
+    def count(self, batch):
+        return len(batch.images)
+
+    def sums(self, batch):
+        return {"loss": (self.model(batch.images) - batch.images).square().sum()}
+
+    def inputs(self, batch):
+        return (batch.images,)
+
+    def validation_step(self, batch, batch_idx):
+        self.validated = {"loss": float(self.sums(batch)["loss"]) / len(batch.images)}
+
+    def on_validation_epoch_end(self):
+        self.validated["gain"] = -self.validated["loss"]
+        self.log("gain", self.validated["gain"], logger=False)
+
+    def format_validated(self):
+        return f"val loss {self.validated['loss']:.3f}"
+
+
+class EchoTask(Task):
+    METRICS, PANELS, BEST, RESULT = ("loss", "gain"), (("loss", ("loss",)),), "gain", Result
+    classes, source, fingerprint = ("none",), "digits", "digits"
+
+    def __init__(self, recipe):
+        self.recipe, self.model = recipe, nn.Linear(64, 64)
+        self.splits = open_splits("digits")
+        self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
+
+    @classmethod
+    def opened(cls, recipe, these, begun):
+        return cls(recipe)
+
+    def probe(self):
+        return Probe(self.recipe)
+
+    def batches(self, recipe, batch_slice):
+        sets = (self.splits.train, True), (self.splits.validation, False)
+        return tuple(
+            Batches(images, load, Batch, batch_size=64, seed=0, training=training, workers=0, batch_slice=batch_slice)
+            for images, training in sets
+        )
+
+    def description(self, recipe):
+        return '{"classes": ["none"], "recipe": %s}' % recipe.to_json()
+
+    def module(self, recipe, steps_per_epoch, batch_slice):
+        return Module(self.model, recipe, steps_per_epoch, self.description(recipe), batch_slice)
+
+    def conclude(self, recipe, folder, log):
+        return {"unreadable": []}
+""",
+}
+
+
+def test_a_task_is_a_package_and_an_entry(package, tmp_path):
+    steps = steps_of("a task")
+    assert "TrainingRecipe" in steps
+    assert "training/tasks.py" in steps
+    for name, text in TASK.items():
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text(text.lstrip())
+    (package / "training/echo/__init__.py").write_text("")
+    tasks = package / "training/tasks.py"
+    add_line(
+        tasks,
+        "\n\ndef task_of",
+        'TASKS["echo"] = TaskEntry(EchoRecipe, "lambdanets.training.echo.task:EchoTask", "", "")\n',
+    )
+    add_line(tasks, "from lambdanets.training.recipe", "from lambdanets.training.echo.recipe import EchoRecipe\n")
+    script = f"""
+from lambdanets.training import run
+from lambdanets.training.echo.recipe import EchoRecipe
+from pathlib import Path
+folder = Path({str(tmp_path / "run")!r})
+recipe = EchoRecipe(data="digits", model="echo", epochs=2, warmup_epochs=0, learning_rate=0.001)
+result = run.start(recipe, folder)
+assert run.start(recipe, folder) == result
+print(result["epochs"], sorted(path.name for path in folder.iterdir() if path.is_file()))
+"""
+    printed = run(package, "-c", script).splitlines()[-1]
+    assert printed.startswith("2 ")
+    assert "weights.safetensors" in printed
+    assert "metrics.csv" in printed
 
 
 def test_a_row_of_a_table_is_a_line_and_its_figures(package):

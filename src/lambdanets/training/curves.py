@@ -37,7 +37,7 @@ def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, pat
     """
     steps_per_epoch = max((row[0] / row[1] for row in rows if row[2] == "val"), default=0)
     figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
-    for axis, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+    for axis, (title, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for name in names:
             for split, color in _COLORS.items():
                 column = 3 + metrics.index(name)

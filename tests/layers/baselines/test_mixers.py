@@ -62,6 +62,10 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(output, (x, *parameters), fast_mode=True)
 
 
+def test_every_mixer_has_a_reference_in_plain_loops():
+    assert PLAIN.keys() == MIXERS.keys() - {"convolution", "lambda"}  # PyTorch's, and tests/layers/test_lambda_layer.py
+
+
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", MIXERS)
 def test_channels_last_changes_only_the_layout(name, training):

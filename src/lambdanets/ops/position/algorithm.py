@@ -31,7 +31,11 @@ class Bound(ABC):
 
     @abstractmethod
     def prepare(self, table: Tensor) -> Prepared:
-        """Everything that depends on the table alone; table: (before + 1 + after for each axis, k, u)."""
+        """Everything that depends on the table alone; table: (before + 1 + after for each axis, k, u).
+
+        In a causal problem `after` is 0 along the first axis, and future offsets within its last row are zero already.
+        The result must not share memory with the table, which may change before the backward pass.
+        """
 
     @abstractmethod
     def forward(self, operands: Operands) -> Tensor:
@@ -39,7 +43,11 @@ class Bound(ABC):
 
     @abstractmethod
     def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
-        """Gradients from grad_output (b, h, n, v), without that of the content lambda (see `execution`)."""
+        """Gradients from grad_output (b, h, n, v), without that of the content lambda (see `execution`).
+
+        Those of the prepared tensors must own their memory, as those of later calls are added in place. Sum them in
+        parts, such as one row of the grid at a time: a float32 sum over all positions exceeds the error budget.
+        """
 
     @abstractmethod
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
@@ -84,11 +92,18 @@ class Algorithm(ABC):
 
     @abstractmethod
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        """The predicted cost; None for an unsupported problem."""
+        """The predicted cost; None for an unsupported problem. A prediction that is too low makes "auto" choose it.
+
+        `experiments/plan.py` compares predictions with measurements.
+        """
 
     @abstractmethod
     def bind(self, problem: Problem, rates: Rates) -> Bound:
-        """Bind to a supported problem, with a batch per call that fits the caches."""
+        """Bind to a supported problem, with a batch per call whose intermediate results fit the caches.
+
+        `Problem.with_batch` sets that batch, `Problem.with_small_lambdas` for an algorithm that holds lambdas. The cost
+        is that of the whole problem, with the workspace of one call.
+        """
 
     def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
         """The dtype that queries, values and table are cast to, from the dtype of the problem."""
