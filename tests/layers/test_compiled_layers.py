@@ -16,18 +16,12 @@ LAYERS = {
         {"algorithm": "convolution", "dilation": 2},
         ((8, 9), (9, 12), (16, 20)),
     ),
-    "2d lambda order, dilated": (
+    "2d stride, intra-depth, other normalizations": (
         LambdaLayer2d,
-        {"algorithm": "lambda_order", "dilation": 2},
-        ((8, 9), (9, 12), (16, 20)),
-    ),
-    "2d stride, intra-depth": (LambdaLayer2d, {"stride": 2, "intra_depth": 2}, ((8, 8), (9, 12), (16, 20))),
-    "2d multi-head": (LambdaLayer2d, {"multi_head": True}, ((8, 8), (9, 12), (16, 20))),
-    "2d other normalizations": (
-        LambdaLayer2d,
-        {"normalize_keys": "l2", "normalize_queries": "softmax"},
+        {"stride": 2, "intra_depth": 2, "normalize_keys": "l2", "normalize_queries": "softmax"},
         ((8, 8), (9, 12), (16, 20)),
     ),
+    "2d multi-head": (LambdaLayer2d, {"multi_head": True}, ((8, 8), (9, 12), (16, 20))),
     "3d": (LambdaLayer3d, {"scope": 3}, ((3, 4, 5), (4, 6, 7), (5, 7, 8))),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 4)}, ((9,), (12,), (30,))),
     "tokens, dense embeddings": (

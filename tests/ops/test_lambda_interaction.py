@@ -271,7 +271,7 @@ def test_outputs_are_independent_of_padding(embeddings, causal):
         torch.testing.assert_close(lambda_interaction(queries, keys[:, :-2], values[:, :-2], short), one)
 
 
-@pytest.mark.parametrize("how", ["softmax", "l2", None])
+@pytest.mark.parametrize("normalize_keys", ["softmax", "l2", None])
 @pytest.mark.parametrize("embeddings", ["shared", "per example"])
 @pytest.mark.parametrize("shape", [(N, M), (2, N, M)], ids=str)
 def test_positions_masked_for_all_queries_have_no_effect(shape, embeddings, normalize_keys):
@@ -288,7 +288,7 @@ def test_positions_masked_for_all_queries_have_no_effect(shape, embeddings, norm
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("how", ["softmax", "l2", None])
+@pytest.mark.parametrize("normalize_keys", ["softmax", "l2", None])
 @pytest.mark.parametrize("shape", [(N, M), (2, 1, M)], ids=str)
 def test_empty_context_gives_zero_and_finite_gradients(normalize_keys, shape):
     inputs, _ = problem({})

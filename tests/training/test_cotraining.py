@@ -95,7 +95,7 @@ def test_a_run_goes_on_where_the_selection_has_moved(together, material, tmp_pat
         ({"pseudo_targets": "firm"}, "pseudo_targets must be one of soft, hard, got 'firm'"),
         (
             {"pseudo_labels": "a", "pseudo_images": "b", "pseudo_ratio": 0.001},
-            "a step of 64 images a pseudo-.*got 0.001",
+            "pseudo_ratio must give at least one pseudo-labeled image per batch of 64, got 0.001",
         ),
     ],
 )

@@ -130,7 +130,7 @@ def test_two_damaged_checkpoints_are_named_with_what_to_do(small, tmp_path, monk
     [
         (
             {"seed": SEED + 1},
-            f"holds a run with seed {SEED}, not {SEED + 1}; go on with it by --resume, or",
+            f"holds a run with seed {SEED}, not {SEED + 1}; resume it with --resume, or",
         ),
         ({"epochs": 9, "dropout": 0.0}, r"holds a run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
     ],

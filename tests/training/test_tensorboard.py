@@ -13,13 +13,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lambdanets.training import history, run, speed
+from lambdanets.training import metrics_log, run, speed
 from training.runs import assert_same_end, at_step
 
 
 @pytest.fixture(autouse=True)
 def rows_every_second_step(monkeypatch):
-    for module in (history, speed):
+    for module in (metrics_log, speed):
         monkeypatch.setattr(module, "STEPS_PER_ROW", 2)
 
 
