@@ -55,7 +55,7 @@ $(BIN)/python:
 # A stamp is written after a whole installation, so that one that broke off is done again.
 $(VENV)/demo-ready: pyproject.toml | $(BIN)/python
 	@echo "installing what is needed (several minutes the first time: PyTorch is large)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
 	@touch $@
 
 $(VENV)/dev-ready: pyproject.toml | $(BIN)/python

@@ -1,0 +1,70 @@
+"""Without the packages of an extra, the core works, and each command that needs more says which extra to install."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lambdanets.errors import EXTRAS
+
+CORE = """
+import json, sys
+packages, run, image, commands = json.loads(sys.argv[1])
+sys.modules.update(dict.fromkeys(packages))  # importing them raises ModuleNotFoundError
+import torch, timm, lambdanets as ln
+from lambdanets.cli import main
+model = ln.create_model("lambda_resnet20_small", num_classes=3).eval()
+images = torch.randn(2, 3, 32, 32)
+assert model(images).shape == torch.compile(model, backend="eager")(images).shape == (2, 3)
+assert torch.export.export(model, (images,)).module()(images).shape == (2, 3)
+make_layer = lambda conv: ln.LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0])
+assert ln.replace_convolutions(timm.create_model("resnet10t"), make_layer, "layer4.*.conv2")
+assert ln.load(run).predict(image)
+assert main(["predict", run, image]) == 0
+for command in commands:
+    print("exit code", main(command))
+"""
+
+
+@pytest.fixture
+def image(tmp_path):
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "image.png")
+    return tmp_path / "image.png"
+
+
+@pytest.mark.slow
+def test_the_core_works_without_extras_and_commands_name_theirs(quick_end, image, tmp_path):
+    commands = [
+        ["evaluate", str(quick_end)],
+        ["train", "digits", "--run", "run"],
+        ["compare", "mixers", "--out", "study"],
+        ["tables", "--check"],
+        ["benchmark", "layer", "--out", "times"],
+        ["pseudo-label", str(quick_end), "shards", "labels"],
+        ["detect", "train", "digits", "--run", "detector"],
+    ]
+    given = json.dumps([list(EXTRAS), str(quick_end), str(image), commands])
+    done = subprocess.run(
+        [sys.executable, "-c", CORE, given], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"exit code (\d+)", done.stdout) == ["2"] * len(commands)
+    refused = [line for line in done.stderr.splitlines() if line.startswith("lambdanets: ")]
+    message = r"lambdanets: \w+ is not installed; install it with: pip install 'lambdanets\[(train|detection)\]'"
+    assert [bool(re.fullmatch(message, line)) for line in refused] == [True] * len(commands), refused
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.png", "predictions.jsonl"]
+
+
+def test_every_extra_of_an_error_installs_the_package():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    distributions = {"sklearn": "scikit-learn"}
+    for package, extra in EXTRAS.items():
+        requirements = " ".join(project["optional-dependencies"][extra])
+        assert distributions.get(package, package).replace("_", "-") in requirements
+        assert package not in " ".join(project["dependencies"])
