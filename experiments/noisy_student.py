@@ -126,7 +126,7 @@ def commands_of(seed: int, work: Path) -> dict[str, str]:
     train = f"lambdanets train fashion_mnist --data {place}labelled --seed {seed}"
     return {
         "teacher": f"{train} {TEACHER} --run {place}teacher",
-        "shard": f"lambdanets shard {place}unlabelled {place}shards --unlabelled --images-per-shard 5800",
+        "shard": f"lambdanets shard {place}unlabelled {place}shards --unlabeled --images-per-shard 5800",
         "label": f"lambdanets pseudo-label {place}teacher {place}shards {place}labels --top 10",
         "select": f"lambdanets pseudo-label select {place}labels {place}selected {SELECT}",
         "student": f"{train} {STUDENT} {PSEUDO} --pseudo-labels {place}selected --pseudo-images {place}shards "

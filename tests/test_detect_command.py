@@ -138,7 +138,7 @@ def test_evaluate_writes_the_scores_that_result_json_has_also_by_category(traine
 
 def test_evaluate_makes_its_folder_before_it_judges(trained_detector, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("lambdanets.inference.detection.detect_in_set", lambda *_, **__: pytest.fail("judged"))
+    monkeypatch.setattr("lambdanets.inference.detection.detect_set", lambda *_, **__: pytest.fail("judged"))
     assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
 
 
@@ -221,7 +221,7 @@ def test_predict_draws_what_is_above_the_score_and_writes_everything(trained_det
 
 def test_predict_without_pictures_draws_none(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[0]
-    does("predict", trained_detector / "run", image, "--no-pictures", "--out", tmp_path / "x")
+    does("predict", trained_detector / "run", image, "--no-figures", "--out", tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["images.json", "results.json"]
 
 
@@ -241,7 +241,7 @@ def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
 def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     number, trained_detector, photos, tmp_path, monkeypatch, capsys
 ):
-    drawn, draw = [], detection_figures.draw_found
+    drawn, draw = [], detection_figures.draw_predicted
 
     def with_signal(*given):
         if len(drawn) == 2:
@@ -253,7 +253,7 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     assert main([*map(str, command), str(tmp_path / "whole")]) == 0
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(detection_figures, "draw_found", with_signal)
+        patch.setattr(detection_figures, "draw_predicted", with_signal)
         assert main([*map(str, command), str(tmp_path / "out")]) == 130
     said = capsys.readouterr()
     known = json.loads((tmp_path / "out/images.json").read_bytes())
@@ -268,7 +268,7 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
 
 
 def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
-    draw = detection_figures.draw_found
+    draw = detection_figures.draw_predicted
 
     def with_signal(*given):
         picture = draw(*given)
@@ -282,7 +282,7 @@ def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, phot
 
     command = ["detect", "predict", str(trained_detector / "run"), str(photos), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
-        patch.setattr(detection_figures, "draw_found", with_signal)
+        patch.setattr(detection_figures, "draw_predicted", with_signal)
         assert main(command) == 130
     assert len(list((tmp_path / "out").glob("*.png"))) == 1
     assert main(command) == 0

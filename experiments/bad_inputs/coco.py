@@ -171,7 +171,7 @@ ANNOTATIONS: list[Input] = [
     refused(FOUND, "new", COCO, file("new/mine.txt", "x")),
     refused("detect predict {detector} c/val --out ''", ".", COCO),
     accepted(f"{FOUND} --score 1", "2 images", COCO, check=scores),
-    accepted(f"{FOUND} --no-pictures", "2 images", COCO, check=scores),
+    accepted(f"{FOUND} --no-figures", "2 images", COCO, check=scores),
     accepted("detect predict {detector} d --out new", "1 images", image("d/esc\x1b[31m.png"), check=scores),
     accepted("detect predict {detector} d --out new", "1 images", image("d/new\nline.png"), check=scores),
     accepted("detect predict {detector} d --out new", "1 images", image("d/1.png", width=1, height=1), check=scores),

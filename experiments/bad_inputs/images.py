@@ -221,7 +221,7 @@ FOLDERS: list[Input] = [
         *(file(f"d/{n}/{i}.png", "") for n in "ab" for i in range(5)),
         lines=UNREADABLE,
     ),
-    refused("shard d new --processes 1 --unlabelled", "images", folder("d")),
+    refused("shard d new --processes 1 --unlabeled", "images", folder("d")),
     refused("shard {photo} new", "photo"),
     refused("shard {images}", "folder for the shards"),
     refused("shard {images} new --index", "--index"),
@@ -243,7 +243,7 @@ FOLDERS: list[Input] = [
     ),
     refused("shard {images} old --processes 1", "old", file("old/mine.txt", "x")),
     refused("shard {images} old --processes 1 --seed 5", "seed|another set", copied("shards", "old")),
-    refused("shard {images}/dark old --unlabelled --processes 1", "old|another set", copied("shards", "old")),
+    refused("shard {images}/dark old --unlabeled --processes 1", "old|another set", copied("shards", "old")),
     accepted("shard {images} old --processes 1 --images-per-shard 4", "16 images", copied("shards", "old")),
 ]
 

@@ -80,7 +80,7 @@ PATHS: list[Input] = [
     refused("train --data /dev/null --run new", "/dev/null"),
     refused("train --data pipes --run new", "pipe|a.png", pipe("pipes/a/a.png"), pipe("pipes/b/b.png"), lines="."),
     refused("predict {run} pipes", "none of the 1|a.png", pipe("pipes/a.png"), lines=r"a\.png|skipped"),
-    refused("shard pipes new --unlabelled --processes 1", "a.png|images", pipe("pipes/a.png"), lines=r"a\.png"),
+    refused("shard pipes new --unlabeled --processes 1", "a.png|images", pipe("pipes/a.png"), lines=r"a\.png"),
     refused(
         "predict {run} dangling.png",
         "dangling|none of the 1",

@@ -28,7 +28,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 def test_whole_shards_are_found_whole(shards: Path) -> None:
     verified = verify_shards(str(shards), processes=2)
-    assert (verified.shards, verified.images, verified.bad) == (10, 20, [])
+    assert (verified.shards, verified.images, verified.damaged) == (10, 20, [])
 
 
 def test_a_flipped_bit_a_cut_and_a_missing_shard_are_named(shards: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_flipped_bit_a_cut_and_a_missing_shard_are_named(shards: Path) -> None
     flipped.write_bytes(content)
     cut.write_bytes(cut.read_bytes()[:-512])
     missing.unlink()
-    first, second, third = verify_shards(str(shards)).bad
+    first, second, third = verify_shards(str(shards)).damaged
     assert first == f"{flipped}: its SHA-256 is not that of the list"
     assert second.startswith(f"{cut}: it has ")
     assert third == f"{missing}: there is no such file"
@@ -47,7 +47,7 @@ def test_a_flipped_bit_a_cut_and_a_missing_shard_are_named(shards: Path) -> None
 def test_a_count_that_is_not_the_lists_is_named(shards: Path) -> None:
     path = shards / "shards.json"
     path.write_text(path.read_text().replace('"images": 2', '"images": 3', 1))
-    (sentence,) = verify_shards(str(shards)).bad
+    (sentence,) = verify_shards(str(shards)).damaged
     assert sentence == f"{shards}/train-00000.tar: it holds 2 images and not 3"
 
 
@@ -83,7 +83,7 @@ def test_shards_that_webdataset_wrote_are_listed_and_read(tmp_path: Path) -> Non
     assert [train.load(index)[1] for index in range(5)] == [0, 1, 2, 0, 1]
     assert train.load(2)[0].getpixel((0, 0)) == 80
     assert train.key(4) == "train-1-1"
-    assert verify_shards(str(tmp_path)).bad == []
+    assert verify_shards(str(tmp_path)).damaged == []
 
 
 def test_members_in_any_order_and_of_other_kinds_are_sorted_out(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_folder_becomes_shards_that_are_verified(
 def test_bad_shards_are_named_with_exit_code_2(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shard(two_classes, tmp_path / "out", "--unlabelled", "--images-per-shard", 10)
+    shard(two_classes, tmp_path / "out", "--unlabeled", "--images-per-shard", 10)
     (tmp_path / "out/train-00001.tar").unlink()
     assert shard(tmp_path / "out", "--verify") == 2
     out = capsys.readouterr().out
@@ -49,11 +49,11 @@ def test_options_that_do_not_fit_together_are_refused(two_classes: Path, tmp_pat
         shard(two_classes, tmp_path / "out", "--index")
     with pytest.raises(InputError, match="processes must be at least 1"):
         shard(two_classes, tmp_path / "out", "--processes", 0)
-    with pytest.raises(InputError, match="a folder of images with --unlabelled"):
-        shard("digits", tmp_path / "out", "--unlabelled")
+    with pytest.raises(InputError, match="a folder of images with --unlabeled"):
+        shard("digits", tmp_path / "out", "--unlabeled")
 
 
-@pytest.mark.parametrize("options", [["OUT"], ["OUT", "--unlabelled"], ["--verify"], ["--index"]])
+@pytest.mark.parametrize("options", [["OUT"], ["OUT", "--unlabeled"], ["--verify"], ["--index"]])
 def test_an_empty_folder_name_is_refused_and_not_the_current_folder(
     options: list[str],
     shards: Path,
@@ -77,15 +77,15 @@ def test_an_empty_second_folder_is_refused(shards: Path, capsys: pytest.CaptureF
     ("arguments", "sentence"),
     [
         (("--verify", "--classes", "names"), "--classes does nothing when shards are verified"),
-        (("--verify", "--unlabelled"), "--unlabelled does nothing when shards are verified"),
+        (("--verify", "--unlabeled"), "--unlabeled does nothing when shards are verified"),
         (("--verify", "--no-check-images"), "--no-check-images does nothing when shards are verified"),
-        (("--index", "--unlabelled"), "--unlabelled does nothing when shards are listed"),
+        (("--index", "--unlabeled"), "--unlabeled does nothing when shards are listed"),
         (("--index", "--processes", "1"), "--processes does nothing when shards are listed"),
         (("--index", "--images-per-shard", "5"), "--images-per-shard does nothing when shards are listed"),
         (("OUT", "--classes", "names"), "--classes does nothing when shards are written"),
-        (("OUT", "--unlabelled", "--data-root", "x"), "--data-root does nothing when images without classes"),
-        (("OUT", "--unlabelled", "--validation-share", "0.5"), "--validation-share does nothing when images without"),
-        (("--unlabelled",), "name a folder for the shards"),
+        (("OUT", "--unlabeled", "--data-root", "x"), "--data-root does nothing when images without classes"),
+        (("OUT", "--unlabeled", "--validation-share", "0.5"), "--validation-share does nothing when images without"),
+        (("--unlabeled",), "name a folder for the shards"),
         (("--classes", "names"), "name a folder for the shards"),
         (("--index", "--verify"), "name a folder for the shards after the data set, or one of --verify and --index"),
         (("--index", "--classes", "names"), "expected class names in names, but it cannot be read"),

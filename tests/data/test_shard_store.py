@@ -213,12 +213,12 @@ def test_a_missing_shard_is_named_at_once(nginx: Served, shards: Path, tmp_path:
 
 @needs_nginx
 def test_every_shard_at_a_url_is_verified_anew(nginx: Served, shards: Path) -> None:
-    assert verify_shards(nginx.url, processes=2).bad == []
+    assert verify_shards(nginx.url, processes=2).damaged == []
     path = shards / "train-00001.tar"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", lambda seconds: None)
-        (sentence,) = verify_shards(nginx.url).bad
+        (sentence,) = verify_shards(nginx.url).damaged
     assert sentence.startswith(f"{nginx.url}/train-00001.tar: it came as ")
 
 

@@ -16,8 +16,8 @@ from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.images import images_under
 from lambdanets.data.shards import writing
-from lambdanets.data.shards.division import unique_keys
-from lambdanets.data.shards.images import UNLABELLED, ShardedImages, open_shards
+from lambdanets.data.shards.images import UNLABELED, ShardedImages, open_shards
+from lambdanets.data.shards.plan import unique_keys
 from lambdanets.data.shards.tar_samples import split_name
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
@@ -72,8 +72,8 @@ def test_loose_images_are_written_without_classes(two_classes: Path, tmp_path: P
     parts, classes = open_shards(str(tmp_path / "out"))
     assert (list(parts), classes) == (["train"], ())
     assert len(files_of(parts["train"])) == 20
-    assert parts["train"].load(0)[1] == UNLABELLED
-    assert parts["train"].labels.tolist() == [UNLABELLED] * 20
+    assert parts["train"].load(0)[1] == UNLABELED
+    assert parts["train"].labels.tolist() == [UNLABELED] * 20
     with pytest.raises(InputError, match="images without classes"):
         open_splits(str(tmp_path / "out"))
 
@@ -297,7 +297,7 @@ def test_the_shard_command_refuses_a_set_of_unreadable_images(
 ) -> None:
     for path in images_under(two_classes):
         path.write_bytes(b"")
-    for options in ([], ["--unlabelled"]):
+    for options in ([], ["--unlabeled"]):
         assert main(["shard", str(two_classes), str(tmp_path / "out"), *options]) == 2
         assert "training images can be read; the first: " in capsys.readouterr().err
         assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from lambdanets.bounds import VALIDATION_SHARE, WORKERS, Range, convert, types_of_fields
 from lambdanets.errors import InputError, nearest
-from lambdanets.records import parse_json, refused
+from lambdanets.records import as_input_error, parse_json
 
 if TYPE_CHECKING:
     from lambdanets.data.transforms import Preprocessing
@@ -172,7 +172,7 @@ class TrainingRecipe:
         for name in ("data", "model"):
             if name not in fields:
                 raise InputError(f"{source} must have the field {name!r}, and has not")
-        with refused(source):
+        with as_input_error(source):
             return convert(fields, cls)
 
 

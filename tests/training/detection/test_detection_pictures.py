@@ -8,7 +8,7 @@ from PIL import Image
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.coco_scores import evaluate
-from lambdanets.inference.drawing import LEAST_SIDE, contact_sheet, draw_curves_of_precision, overlay
+from lambdanets.inference.drawing import LEAST_SIDE, contact_sheet, draw_precision_recall, overlay
 
 
 def pixels(picture):
@@ -121,7 +121,7 @@ def test_a_contact_sheet_reduces_large_pictures_and_may_be_empty():
 def test_curves_are_drawn_as_a_png(tmp_path, objects):
     truth = made_up_truth(0)
     scores = evaluate(truth, perturbed(truth, 0)) if objects == "some" else evaluate(truth | {"annotations": []}, [])
-    draw_curves_of_precision(scores, tmp_path / "curves.png")
+    draw_precision_recall(scores, tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.format == "PNG"
         shown = pixels(picture.convert("RGB"))
