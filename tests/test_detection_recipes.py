@@ -98,7 +98,7 @@ def test_the_twin_of_nuclei_differs_in_the_network_alone():
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])
 def test_a_recipe_without_data_asks_for_annotations(name, tmp_path):
-    with pytest.raises(InputError, match=r"data must be given, such as --data PATH"):
+    with pytest.raises(InputError, match=r"data must be given; set it with --data PATH"):
         run.start(recipe_of(name), tmp_path / "run")
 
 

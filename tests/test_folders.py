@@ -40,16 +40,16 @@ def test_a_folder_of_the_same_work_is_begun_and_cleaned(tmp_path):
 
 def test_a_folder_of_other_work_is_refused_and_left_as_it_is(tmp_path):
     folder = WorkFolder(begun(tmp_path / "out", seed=1), "shards", {"seed": 2}, found)
-    with pytest.raises(InputError, match=r"out holds shards with seed 1, not 2; name another folder$"), folder.open():
+    with pytest.raises(InputError, match=r"out has shards with seed 1, not 2; choose another folder$"), folder.open():
         pass
     assert [path.name for path in folder.path.iterdir()] == ["work.json"]
 
 
 def test_a_folder_of_something_else_and_a_file_are_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InputError, match=r"holds something already: thesis\.tex; name another folder$"):
+    with pytest.raises(InputError, match=r"is not empty, it has thesis\.tex; choose another folder$"):
         WorkFolder(tmp_path, found=found).is_started()
-    with pytest.raises(InputError, match=r"thesis\.tex must be a folder, got a file; name another folder$"):
+    with pytest.raises(InputError, match=r"thesis\.tex must be a folder, got a file; choose another folder$"):
         WorkFolder(tmp_path / "thesis.tex").is_started()
 
 

@@ -50,7 +50,7 @@ def read(*make, name: str = "", command: str = PREDICT) -> Input:
 
 def unreadable(*make, name: str = "", says: str = "", command: str = PREDICT) -> Input:
     """An image that cannot be read: it is named with the reason, and the command ends as there is no other."""
-    return refused(command, "none of the 1", *make, lines=rf"^skipped 1 images|^  .*\ba\.\w+.*{says}", name=name)
+    return refused(command, "none of the 1", *make, lines=rf"^skipped 1 unreadable images|^  .*\ba\.\w+.*{says}", name=name)
 
 
 def framed(here: Path, places: object) -> None:
@@ -223,7 +223,7 @@ FOLDERS: list[Input] = [
     ),
     refused("shard d new --processes 1 --unlabeled", "images", folder("d")),
     refused("shard {photo} new", "photo"),
-    refused("shard {images}", "folder for the shards"),
+    refused("shard {images}", "OUT"),
     refused("shard {images} new --index", "--index"),
     refused("shard {images} --verify", "shards.json"),
     refused("shard {images} --verify --index", "verify"),

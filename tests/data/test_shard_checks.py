@@ -52,7 +52,7 @@ def test_a_count_that_is_not_the_lists_is_named(shards: Path) -> None:
 
 
 def test_a_folder_without_a_list_cannot_be_verified(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a list of shards in '.*shards\.json', but there is no such file"):
+    with pytest.raises(InputError, match=r"shards\.json cannot be read: it does not exist"):
         verify_shards(str(tmp_path))
 
 
@@ -128,20 +128,20 @@ def test_tars_of_another_kind_are_refused(tmp_path: Path, members: dict[str, byt
 def test_a_cut_tar_and_a_mixed_set_are_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {"1.jpg": jpeg(1)})
     write_tar(tmp_path / "1.tar", {"1.jpg": jpeg(1), "1.cls": b"0"})
-    with pytest.raises(InputError, match=r"1\.tar' is unlike those before"):
+    with pytest.raises(InputError, match=r"got a difference at .*1\.tar"):
         index_shards(tmp_path)
     whole = (tmp_path / "1.tar").read_bytes()
     for cut in (1024, 1124, 1700, len(whole) - len(whole) % 10240 + 600):
         (tmp_path / "0.tar").write_bytes(whole[:cut])
         if cut < len(whole):
-            with pytest.raises(InputError, match=r"expected a whole tar in '.*0\.tar'"):
+            with pytest.raises(InputError, match=r"0\.tar must be a complete tar file"):
                 index_shards(tmp_path)
 
 
 def test_a_folder_without_tars_or_with_a_list_is_refused(tmp_path: Path, shards: Path) -> None:
     with pytest.raises(InputError, match="there are none"):
         index_shards(tmp_path)
-    with pytest.raises(InputError, match="has a list of shards already"):
+    with pytest.raises(InputError, match="shards.json exists; remove it"):
         index_shards(shards)
     with pytest.raises(InputError, match="there is no"):
         index_shards(tmp_path / "nowhere")

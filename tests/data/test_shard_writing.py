@@ -171,7 +171,7 @@ def test_a_killed_process_of_several_is_told_of(
 
     with monkeypatch.context() as patch:
         patch.setattr(writing, "write_tar_samples", die)
-        with pytest.raises(InputError, match="was ended from outside, perhaps for want of memory; the same command"):
+        with pytest.raises(InputError, match="was killed, perhaps out of memory; run the same command"):
             write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
     assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
 
@@ -224,11 +224,11 @@ def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, 
         (two_classes / "dark/05.png").write_bytes(b"damaged")
         with pytest.raises(InputError, match="max_unreadable"):
             write_shards(splits, out, max_unreadable=0)
-    with pytest.raises(InputError, match=r"holds shards with seed 0, not 1; name another folder"):
+    with pytest.raises(InputError, match=r"has shards with seed 0, not 1; choose another folder"):
         write_shards(splits, out, seed=1)
-    with pytest.raises(InputError, match=r"holds shards with images_per_shard 10000, not 5"):
+    with pytest.raises(InputError, match=r"has shards with images_per_shard 10000, not 5"):
         write_shards(splits, out, images_per_shard=5)
-    with pytest.raises(InputError, match="holds shards with other images, names or classes"):
+    with pytest.raises(InputError, match="has shards with other images, names or classes"):
         write_shards(open_splits(str(two_classes), seed=5), out)
 
 
@@ -236,7 +236,7 @@ def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, 
 def test_a_damaged_plan_of_begun_work_is_refused(two_classes: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "out/unfinished").mkdir(parents=True)
     (tmp_path / "out/unfinished/plan.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"plan\.json is damaged: .*; remove \S*out, or name a new folder"):
+    with pytest.raises(InputError, match=r"plan\.json is damaged: .*; remove \S*out, or choose another folder"):
         write_shards(images_under(two_classes), tmp_path / "out")
 
 
@@ -244,12 +244,12 @@ def test_a_folder_of_other_things_is_refused(two_classes: Path, tmp_path: Path) 
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file must be a folder, got a file"):
         write_shards(images_under(two_classes), tmp_path / "file")
-    with pytest.raises(InputError, match="holds something already: dark; name another folder"):
+    with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
         write_shards(images_under(two_classes), two_classes)
     (tmp_path / "foreign").mkdir()
     entry = {"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}
     (tmp_path / "foreign/shards.json").write_text(json.dumps({"classes": [], "parts": {"train": [entry]}}))
-    with pytest.raises(InputError, match=r"holds something already: shards\.json"):
+    with pytest.raises(InputError, match=r"is not empty, it has shards\.json"):
         write_shards(images_under(two_classes), tmp_path / "foreign")
 
 
@@ -323,7 +323,7 @@ def test_a_shard_that_reads_otherwise_than_written_is_refused(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lambdanets.data.shards.tar_samples._contents", lambda file: [])
-    with pytest.raises(InputError, match="reads otherwise than written"):
+    with pytest.raises(InputError, match="differs after it was written"):
         write_shards(images_under(two_classes), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.tar"))
 

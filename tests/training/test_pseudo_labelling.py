@@ -102,7 +102,7 @@ def test_labelling_that_was_stopped_goes_on_with_the_other_shards(teacher, shard
     with pytest.raises(StoppedError):
         label_shards(teacher, str(shards), tmp_path / "out", report=stop)
     assert [*tables_in(tmp_path / "out")] == SHARDS[:1]
-    with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, train-00001.parquet first; finish labelling"):
+    with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, such as train-00001.parquet; finish lambdanets"):
         select(tmp_path / "out", tmp_path / "selection")
     told = []
     done = label_shards(
@@ -135,7 +135,7 @@ def test_a_shard_of_a_host_that_is_gone_is_labelled_after_the_others(teacher, sh
     label_shards(teacher, str(shards), tmp_path / "out", report=lambda name, *_: names.append(name))
     assert names[-1] == "train-00000.tar"
     assert tables_in(tmp_path / "out") == tables_in(tmp_path / "whole")
-    assert capsys.readouterr().err.count("waiting 1 s to see whether it is alive") == 1
+    assert capsys.readouterr().err.count("waiting 1 s to see if it is alive") == 1
 
 
 def in_processes(count, work):
@@ -200,7 +200,7 @@ def test_a_folder_of_other_labels_is_refused_and_left_as_it_is(teacher, shards, 
         teacher = write_teacher(tmp_path / "other", seed=1)
     elif "classes" in what:
         teacher = write_teacher(tmp_path / "other", (*CLASSES[:3], "spotted"))
-    with pytest.raises(InputError, match=f"out holds labels with {what}; name another folder"):
+    with pytest.raises(InputError, match=f"out has labels with {what}; choose another folder"):
         label_shards(teacher, str(shards), tmp_path / "out", **options)
     assert tables_in(tmp_path / "out") == {name: before[name] for name in SHARDS[1:]}
 
@@ -218,12 +218,12 @@ def test_a_damaged_teacher_is_refused_before_a_folder_is_made(shards, tmp_path):
 def test_a_folder_of_labels_for_other_images_is_refused(teacher, shards, two_classes, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "more", images_per_shard=5)
-    with pytest.raises(InputError, match="out holds labels with other images; name another folder"):
+    with pytest.raises(InputError, match="out has labels with other images; choose another folder"):
         label_shards(teacher, str(tmp_path / "more"), tmp_path / "out")
 
 
 def test_a_folder_that_holds_something_else_is_refused(teacher, shards, two_classes, tmp_path):
-    with pytest.raises(InputError, match="holds something already: dark; name another folder"):
+    with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
         label_shards(teacher, str(shards), two_classes)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file must be a folder, got a file"):
@@ -242,7 +242,7 @@ def test_images_that_cannot_be_read_are_left_out_named_and_counted(teacher, shar
 
 def test_a_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tmp_path):
     first, second = (changed(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
-    with pytest.raises(InputError, match=rf"2 images could not be read, and max_unreadable is 1: {first}/"):
+    with pytest.raises(InputError, match=rf"at most max_unreadable=1, got 2: {first}/"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=1)
     assert [*tables_in(tmp_path / "out")] == SHARDS[:4]
     second.write_bytes(second.read_bytes().replace(b"XXXX", b"IHDR"))
@@ -251,7 +251,7 @@ def test_a_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, 
 
 def test_a_shard_that_cannot_be_had_is_labelled_once_it_can(teacher, shards, tmp_path):
     away = Path(shards, "train-00003.tar").rename(tmp_path / "away.tar")
-    with pytest.raises(InputError, match="2 images could not be read, and max_unreadable is 0"):
+    with pytest.raises(InputError, match="at most max_unreadable=0, got 2"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0)
     away.rename(shards / "train-00003.tar")
     assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 10

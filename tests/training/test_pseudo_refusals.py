@@ -32,9 +32,9 @@ def test_options_out_of_range_are_refused_and_nothing_is_made(tmp_path, options,
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"confidence": 0.2}, r"holds a selection with confidence 0.3, not 0.2; name another folder"),
-        ({"per_class": 5}, r"holds a selection with per_class None, not 5"),
-        ({"seed": 9}, r"holds a selection with seed 0, not 9"),
+        ({"confidence": 0.2}, r"has a selection with confidence 0.3, not 0.2; choose another folder"),
+        ({"per_class": 5}, r"has a selection with per_class None, not 5"),
+        ({"seed": 9}, r"has a selection with seed 0, not 9"),
     ],
 )
 @pytest.mark.parametrize("finished", [True, False])
@@ -49,7 +49,7 @@ def test_a_folder_of_other_options_is_refused(tmp_path, options, sentence, finis
 def test_a_folder_of_other_labels_is_refused(tmp_path):
     select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
     select(write_labels(tmp_path / "in", [some_labels(20), []]), tmp_path / "out2")
-    with pytest.raises(InputError, match="out holds a selection with other labels; name another folder"):
+    with pytest.raises(InputError, match="out has a selection with other labels; choose another folder"):
         select(tmp_path / "in", tmp_path / "out")
 
 
@@ -58,8 +58,8 @@ def test_folders_with_something_else_are_refused(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("")
     for out, sentence in (
-        (labels, "in holds something already: "),
-        (tmp_path / "other", "holds something already: notes.txt; name another folder"),
+        (labels, "in is not empty: "),
+        (tmp_path / "other", "is not empty: notes.txt; choose another folder"),
         (tmp_path / "other/notes.txt", "must be a folder, got a file"),
     ):
         with pytest.raises(InputError, match=sentence):

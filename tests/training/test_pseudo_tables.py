@@ -94,12 +94,12 @@ def test_a_folder_says_which_tables_it_must_have(tmp_path):
     write_labels(tmp_path, [[Label("a", 0, 0.5)], [Label("b", 1, 0.5)]])
     assert open_labels(tmp_path) == (ORIGIN, [tmp_path / f"train-{i:05}.parquet" for i in (0, 1)])
     write_description(tmp_path, ORIGIN, ["train-00000", "train-00002", "train-00001"])
-    with pytest.raises(InputError, match=r"lacks 1 of 3 tables, train-00002.parquet first; finish labelling"):
+    with pytest.raises(InputError, match=r"lacks 1 of 3 tables, such as train-00002.parquet; finish lambdanets"):
         open_labels(tmp_path)
 
 
 def test_a_folder_without_description_or_tables_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"it has no pseudo-labels.json"):
+    with pytest.raises(InputError, match=r"got one without pseudo-labels.json"):
         open_labels(tmp_path)
     write_description(tmp_path, ORIGIN)
     with pytest.raises(InputError, match="lacks all tables"):
@@ -129,13 +129,13 @@ def test_a_changed_byte_anywhere_is_found(tmp_path):
 def test_a_cut_off_file_is_named(tmp_path, kept):
     path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(InputError, match=r"train-00000.parquet is damaged \(.*\); remove train-00000.parquet and have"):
+    with pytest.raises(InputError, match=r"train-00000.parquet is damaged \(.*\); remove train-00000.parquet and run"):
         read_table(path)
 
 
 def test_a_table_of_something_else_is_refused(tmp_path):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=r"must be a table of pseudo-labels, with key, .*; got x; remove t.parquet"):
+    with pytest.raises(InputError, match=r"must be a table of pseudo-labels with columns key, .*, got x; remove t.parquet"):
         read_table(tmp_path / "t.parquet")
 
 

@@ -57,7 +57,7 @@ def test_a_recipe_file_whose_error_has_no_message_is_refused(tmp_path):
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"no recipe named 'digit', only cifar10, digits, .*; the nearest is digits"):
+    with pytest.raises(ValueError, match=r"recipe must be one of cifar10, digits, .*, got 'digit'; the nearest is digits"):
         find_recipe("digit")
 
 

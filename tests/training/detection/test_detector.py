@@ -192,5 +192,5 @@ def test_weights_that_do_not_say_the_ids_of_their_categories_are_refused(ids, tr
 
 def test_the_weights_of_a_classifier_are_no_detector(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
-    with pytest.raises(InputError, match="is of a run of classification, not of detection"):
+    with pytest.raises(InputError, match="must be a detection model, got a classification model"):
         load_detector(tmp_path / "weights.safetensors")

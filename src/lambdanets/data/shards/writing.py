@@ -146,7 +146,7 @@ def _plan_splits(
         classes, sets = source.classes, {"train": source.train, "validation": source.validation}
     else:
         if not source:
-            raise InputError("source must have at least one image, got none")
+            raise InputError("source must have images, got none")
         classes, sets = (), {"train": ImageFiles(source, [UNLABELED] * len(source))}
     keys = unique_keys([images.name(index) for images in sets.values() for index in range(len(images))])
     splits, done = {}, 0
