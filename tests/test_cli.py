@@ -386,7 +386,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys):
 
 
 def test_resume_takes_no_recipe_beside_it(trained, capsys):
-    assert "remove the recipe, its fields and --run" in fails(capsys, "train", "--resume", trained / "run", "--epochs", "9")
+    assert "remove the recipe" in fails(capsys, "train", "--resume", trained / "run", "--epochs", "9")
     assert "must be a run folder" in fails(capsys, "train", "--resume", trained / "images")
 
 

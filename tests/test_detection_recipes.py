@@ -60,7 +60,7 @@ def test_the_command_in_a_promise_of_detection_is_understood(name, tmp_path, mon
     assert main(words[2:]) == 0
     ((recipe, _),) = begun
     given = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
-    for field in DetectionRecipe.PLACES:
+    for field in DetectionRecipe.PATHS:
         assert getattr(recipe, field) != ""
         assert getattr(recipe, field) == given.get(field, getattr(recipe_of(words[4]), field))
 

@@ -48,7 +48,7 @@ def test_a_folder_of_other_work_is_refused_and_left_as_it_is(tmp_path):
 def test_a_folder_of_something_else_and_a_file_are_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(InputError, match=r"is not empty, it has thesis\.tex; choose another folder$"):
-        WorkFolder(tmp_path, found=found).is_started()
+        WorkFolder(tmp_path, read_identity=found).is_started()
     with pytest.raises(InputError, match=r"thesis\.tex must be a folder, got a file; choose another folder$"):
         WorkFolder(tmp_path / "thesis.tex").is_started()
 

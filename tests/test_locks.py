@@ -137,7 +137,7 @@ def test_lock_that_was_lost_is_noticed_at_once(replaced, tmp_path):
         if replaced:
             (tmp_path / LOCK).write_text(text)
             rewrite(tmp_path / LOCK, host="elsewhere")
-        with pytest.raises(LostLockError, match="taken over by process .* on elsewhere" if replaced else "lost its lock"):
+        with pytest.raises(LostLockError, match="taken over by process .*" if replaced else "lost its"):
             lock.check()
     assert (tmp_path / LOCK).exists() == replaced
 

@@ -63,5 +63,5 @@ def test_an_error_of_the_program_s_own_keeps_its_traceback(error, monkeypatch):
     with pytest.raises(OSError, match=error.strerror or "closed") as raised:
         ends_with(error, monkeypatch)
     assert raised.value is error
-    with pytest.raises(OSError, match=error.strerror or "closed"), report_errors("lambdanets train", Path("runs/first")):
+    with pytest.raises(OSError, match=error.strerror or "closed"), report_errors("lambdanets train", Path("run")):
         raise error

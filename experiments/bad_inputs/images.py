@@ -50,7 +50,9 @@ def read(*make, name: str = "", command: str = PREDICT) -> Input:
 
 def unreadable(*make, name: str = "", says: str = "", command: str = PREDICT) -> Input:
     """An image that cannot be read: it is named with the reason, and the command ends as there is no other."""
-    return refused(command, "none of the 1", *make, lines=rf"^skipped 1 unreadable images|^  .*\ba\.\w+.*{says}", name=name)
+    return refused(
+        command, "none of the 1", *make, lines=rf"^skipped 1 unreadable images|^  .*\ba\.\w+.*{says}", name=name
+    )
 
 
 def framed(here: Path, places: object) -> None:

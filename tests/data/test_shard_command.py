@@ -29,7 +29,7 @@ def test_bad_shards_are_named_with_exit_code_2(
     (tmp_path / "out/train-00001.tar").unlink()
     assert shard(tmp_path / "out", "--verify") == 2
     out = capsys.readouterr().out
-    assert "train-00001.tar: it does not exist\n1 of 2 shards are intact; 20 images in shards.json" in out
+    assert "train-00001.tar: there is no such file\n1 of 2 shards are intact; 20 images in shards.json" in out
 
 
 def test_foreign_shards_are_listed_with_class_names(
@@ -43,7 +43,7 @@ def test_foreign_shards_are_listed_with_class_names(
 
 
 def test_options_that_do_not_fit_together_are_refused(two_classes: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="OUT, --verify or --index must be given"):
+    with pytest.raises(InputError, match="OUT, or one of --verify and --index, must be given"):
         shard(two_classes)
     with pytest.raises(InputError, match="OUT must not be given with --index"):
         shard(two_classes, tmp_path / "out", "--index")
@@ -84,11 +84,11 @@ def test_an_empty_second_folder_is_refused(shards: Path, capsys: pytest.CaptureF
         (("--index", "--images-per-shard", "5"), "--images-per-shard has no effect when indexing shards"),
         (("OUT", "--classes", "names"), "--classes has no effect when writing shards"),
         (("OUT", "--unlabeled", "--data-root", "x"), "--data-root has no effect when writing images without classes"),
-        (("OUT", "--unlabeled", "--validation-share", "0.5"), "--validation-share has no effect when writing images without"),
-        (("--unlabeled",), "OUT, --verify or --index must be given"),
-        (("--classes", "names"), "OUT, --verify or --index must be given"),
-        (("--index", "--verify"), "OUT, --verify or --index must be given after the data set, or one of --verify and --index"),
-        (("--index", "--classes", "names"), "expected class names in names, but it cannot be read"),
+        (("OUT", "--unlabeled", "--validation-share", "0.5"), "--validation-share has no effect when writing images"),
+        (("--unlabeled",), "OUT, or one of --verify and --index, must be given"),
+        (("--classes", "names"), "OUT, or one of --verify and --index, must be given"),
+        (("--index", "--verify"), "OUT, or one of --verify and --index, must be given"),
+        (("--index", "--classes", "names"), "classes must be a readable text file, got names"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(

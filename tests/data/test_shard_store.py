@@ -184,7 +184,7 @@ def test_a_url_is_a_data_set_like_any_other(
     splits = open_splits(f"{nginx.url}/")
     assert splits.train.labels.tolist() == open_splits(str(shards)).train.labels.tolist()
     assert len(list((tmp_path / "cache").glob("*.tar"))) == 8
-    with pytest.raises(InputError, match=r"shards\.json cannot be read: it does not exist"):
+    with pytest.raises(InputError, match=r"shards\.json cannot be read: there is no such file"):
         open_splits(f"{nginx.url}/elsewhere")
 
 
@@ -203,7 +203,7 @@ def test_https_takes_the_certificates_that_fsspec_is_told_of(
 def test_a_missing_shard_is_named_at_once(nginx: Served, shards: Path, tmp_path: Path) -> None:
     (shards / "train-00003.tar").unlink()
     images = train(nginx.url, tmp_path / "cache", pause=60)
-    with pytest.raises(UnreadableImage, match=rf"{nginx.url}/train-00003\.tar, image 1: it does not exist"):
+    with pytest.raises(UnreadableImage, match=rf"{nginx.url}/train-00003\.tar, image 1: there is no such file"):
         images.load(7)
     with pytest.raises(UnreadableImage):
         images.load(6)
@@ -219,7 +219,7 @@ def test_every_shard_at_a_url_is_verified_anew(nginx: Served, shards: Path) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", lambda seconds: None)
         (sentence,) = verify_shards(nginx.url).damaged
-    assert sentence.startswith(f"{nginx.url}/train-00001.tar: it came as ")
+    assert sentence.startswith(f"{nginx.url}/train-00001.tar: the download has ")
 
 
 @needs_nginx
@@ -275,7 +275,7 @@ def test_a_server_that_stalls_is_tried_again(faulty: Faulty, tmp_path: Path, mon
     ("fault", "reason"),
     [
         ("drop", r"payload.*\(tried 3 times\)"),
-        ("damage", r"it came as \d+ bytes with SHA-256 .*as the list of shards says \(tried 3 times\)"),
+        ("damage", r"the download has \d+ bytes and SHA-256 .* as in shards\.json \(tried 3 times\)"),
         ("502", r"the server responded with status 502 \(tried 3 times\)"),
         ("403", "the server responded with status 403$"),
     ],

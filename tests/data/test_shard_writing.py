@@ -332,7 +332,7 @@ def test_a_shard_that_reads_otherwise_than_written_is_refused(
 def test_options_out_of_range_are_refused(two_classes: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
         write_shards(images_under(two_classes), tmp_path / "out", **{option: -1})
-    with pytest.raises(InputError, match="there are none"):
+    with pytest.raises(InputError, match="source must have images, got none"):
         write_shards([], tmp_path / "out")
 
 

@@ -61,7 +61,7 @@ def sum_beside(rank, port, lost):
                 os._exit(9)
             all_reduce_sum(rank)
     except InputError as error:
-        os._exit(7 if "another process of the run was lost" in str(error) else 1)
+        os._exit(7 if "connection to another rank was lost" in str(error) else 1)
 
 
 @pytest.mark.forks

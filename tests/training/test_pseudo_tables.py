@@ -135,7 +135,7 @@ def test_a_cut_off_file_is_named(tmp_path, kept):
 
 def test_a_table_of_something_else_is_refused(tmp_path):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=r"must be a table of pseudo-labels with columns key, .*, got x; remove t.parquet"):
+    with pytest.raises(InputError, match=r"must be a table of pseudo-labels with .*, got x; remove t.parquet"):
         read_table(tmp_path / "t.parquet")
 
 

@@ -57,19 +57,19 @@ def test_a_recipe_file_whose_error_has_no_message_is_refused(tmp_path):
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"recipe must be one of cifar10, digits, .*, got 'digit'; the nearest is digits"):
+    with pytest.raises(ValueError, match=r"must be one of cifar10, .*, got 'digit'; the nearest is digits"):
         find_recipe("digit")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"{", "run is no recipe: "),
-        (b"\xff", "run is no recipe: "),
-        (b"[]", r"run is no recipe: it must be an object, got \[\]"),
+        (b"{", "run is not a valid recipe: "),
+        (b"\xff", "run is not a valid recipe: "),
+        (b"[]", r"run is not a valid recipe: it must be an object, got \[\]"),
         (b"{}", "run must have the field 'data'"),
         (b'{"data": "digits", "model": "x", "epochs": "many"}', "run: epochs must be a whole number, .* got 'many'"),
-        (b'{"epoch": 3}', "run has the field 'epoch', which no recipe has; the nearest is epochs"),
+        (b'{"epoch": 3}', "run has the unknown field 'epoch'; the nearest is epochs"),
     ],
 )
 def test_a_recipe_file_that_is_none_is_refused(text, message):

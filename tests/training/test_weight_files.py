@@ -120,9 +120,7 @@ def test_classes_that_are_no_list_of_names_are_refused(classes, tmp_path, capsys
         content = json.loads(file.metadata()["lambdanets"])
     wrong = {"lambdanets": json.dumps(content | {"classes": classes})}
     path = edit(source, tmp_path / "wrong.safetensors", lambda tensors: None, wrong)
-    expected = (
-        "classes must have at least one name" if classes == [] else "has no valid model card: "
-    )
+    expected = "classes must have at least one name" if classes == [] else "has no valid model card: "
     assert expected in refusal(capsys, "evaluate", path)
 
 

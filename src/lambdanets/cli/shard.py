@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         raise InputError("DATA must be a data set, a folder or a URL, got ''")
     if options.out is None:
         if options.verify == options.index:
-            raise InputError("OUT, --verify or --index must be given")
+            raise InputError("OUT, or one of --verify and --index, must be given")
         if options.verify:
             _check_unused(options, "verifying shards", {"verify", "processes"})
             return _verify(options.data, processes)

@@ -92,7 +92,7 @@ def resume(folder: Path) -> dict[str, Any]:
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     """The recipe's paths, absolute, so that a run can be resumed and evaluated from any working directory."""
-    paths = {name: getattr(recipe, name) for name in recipe.PLACES}
+    paths = {name: getattr(recipe, name) for name in recipe.PATHS}
     return {
         name: str(Path(path).resolve())
         for name, path in paths.items()

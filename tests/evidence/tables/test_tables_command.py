@@ -71,12 +71,12 @@ def test_the_committed_document_is_what_the_command_writes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["6", "--check", "--format", "json"], "--check prints a summary of what is counted"),
+        (["6", "--check", "--format", "json"], "--check prints only a summary"),
         (["21"], "there is no table '21' to show, only 2, 3, 4"),
         (["--repeats", "0", "--measure"], "--repeats must be at least 1, got 0"),
-        (["--batch-size", "2"], "--batch-size needs --measure beside it"),
-        (["--measure", "--measured", "x.json"], "--measure and --measured exclude each other"),
-        (["--check", "--measure"], "--check prints a summary of what is counted"),
+        (["--batch-size", "2"], "--batch-size needs --measure"),
+        (["--measure", "--measured", "x.json"], "--measure and --measured must not be given together"),
+        (["--check", "--measure"], "--check prints only a summary"),
         (["--measured", "nowhere.json"], "nowhere.json: No such file"),
         (["8", "--measure", "--out", "new.json"], "table 8 has no speeds to measure, only 4, 5, 10, 12, 13, 18 have"),
         (["--out", "nowhere/tables.md"], "--out must be in an existing folder, got nowhere/tables.md"),

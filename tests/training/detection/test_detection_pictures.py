@@ -8,7 +8,7 @@ from PIL import Image
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.coco_scores import evaluate
-from lambdanets.inference.drawing import LEAST_SIDE, contact_sheet, draw_precision_recall, overlay
+from lambdanets.inference.drawing import MIN_SIDE, contact_sheet, draw_precision_recall, overlay
 
 
 def pixels(picture):
@@ -87,7 +87,7 @@ def test_thin_images_can_be_drawn(size):
     width, height = size
     boxes, masks = torch.tensor([[0.0, 0, width, height]]), torch.ones(1, height, width, dtype=torch.bool)
     picture = overlay(Image.new("L", size), boxes, torch.tensor([1]), None, masks, ["cat"])
-    assert max(picture.size) >= LEAST_SIDE
+    assert max(picture.size) >= MIN_SIDE
     assert pixels(picture).max() > 100
 
 

@@ -81,7 +81,7 @@ def test_a_recipe_of_detection_survives_json():
 
 @pytest.mark.parametrize(("mine", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
 def test_the_recipe_of_another_task_is_refused_by_name(mine, other):
-    with pytest.raises(InputError, match=f"here is of a run of {mine.task}, not of {other.task}"):
+    with pytest.raises(InputError, match=f"here must be a {other.task} recipe, got a {mine.task} recipe"):
         other.from_json(mine.to_json().encode(), "here")
 
 

@@ -71,7 +71,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     if (folder / SHARD_LIST).exists():
         raise InputError(f"{folder / SHARD_LIST} exists; remove it to write it again")
     if not folder.is_dir():
-        raise InputError(f"DATA must be a folder of tar files, got {str(folder)!r}, which does not exist")
+        raise InputError(f"folder must be a folder of tar files, got {str(folder)!r}, which does not exist")
     paths = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
     parts: dict[str, list[Shard]] = {"train": [], "validation": []}
     highest = -1

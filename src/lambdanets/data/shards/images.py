@@ -38,7 +38,7 @@ class ShardedImages:
         self._store = store
         self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
-        self._opened: OrderedDict[int, _OpenShard] = OrderedDict()  # least recently used first
+        self._open_shards: OrderedDict[int, _OpenShard] = OrderedDict()  # least recently used first
         self._failed: dict[int, tuple[float, str, str]] = {}  # time, path and reason
 
     def __len__(self) -> int:
@@ -82,27 +82,27 @@ class ShardedImages:
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         """Decode an image; return it and its label. Raises UnreadableImage, also for an unreadable shard."""
-        opened, position = self._find(index)
-        label = self._label(opened, position) if self.classes else UNLABELED
-        return read_image(io.BytesIO(opened.image(position)), opened.name(position)), label
+        shard, position = self._find(index)
+        label = self._label(shard, position) if self.classes else UNLABELED
+        return read_image(io.BytesIO(shard.image(position)), shard.name(position)), label
 
     def file(self, index: int) -> tuple[bytes, str]:
         """An image's file content and suffix. Raises UnreadableImage for an unreadable shard."""
-        opened, position = self._find(index)
-        return opened.image(position), PurePosixPath(opened.samples.names[position]).suffix.lower()
+        shard, position = self._find(index)
+        return shard.image(position), PurePosixPath(shard.samples.names[position]).suffix.lower()
 
     def name(self, index: int) -> str:
         """The shard's path or URL, and the member's name, or the image's position in an unreadable shard."""
         try:
-            opened, position = self._find(index)
+            shard, position = self._find(index)
         except UnreadableImage as error:
             return error.path
-        return opened.name(position)
+        return shard.name(position)
 
     def key(self, index: int) -> str:
         """An image's WebDataset key. Raises UnreadableImage for an unreadable shard."""
-        opened, position = self._find(index)
-        return split_name(opened.samples.names[position])[0]
+        shard, position = self._find(index)
+        return split_name(shard.samples.names[position])[0]
 
     def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
         """The images of some shards."""
@@ -113,7 +113,7 @@ class ShardedImages:
         return ShardedImages(self._store, self._shards, ())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": OrderedDict(), "_failed": {}}
+        return self.__dict__ | {"_open_shards": OrderedDict(), "_failed": {}}
 
     def _find(self, index: int) -> tuple["_OpenShard", int]:
         if not 0 <= index < len(self):
@@ -126,32 +126,32 @@ class ShardedImages:
             raise UnreadableImage(f"{error.path}, image {position}", error.reason) from error
 
     def _open(self, number: int) -> "_OpenShard":
-        opened = self._opened.get(number)
-        if opened is not None:
-            self._opened.move_to_end(number)
-            return opened
+        shard = self._open_shards.get(number)
+        if shard is not None:
+            self._open_shards.move_to_end(number)
+            return shard
         failed = self._failed.get(number)
         if failed is not None and time.monotonic() - failed[0] < _RETRY_SECONDS:
             raise UnreadableShard(*failed[1:])
         try:
-            opened = _open_shard(self._store, self._shards[number])
+            shard = _open_shard(self._store, self._shards[number])
         except UnreadableShard as error:
             self._failed[number] = (time.monotonic(), error.path, error.reason)
             raise
-        self._opened[number] = opened
-        if len(self._opened) > _MAX_OPEN:
-            self._opened.popitem(last=False)
-        return opened
+        self._open_shards[number] = shard
+        if len(self._open_shards) > _MAX_OPEN:
+            self._open_shards.popitem(last=False)
+        return shard
 
-    def _label(self, opened: "_OpenShard", position: int) -> int:
-        content = opened.label(position)
+    def _label(self, shard: "_OpenShard", position: int) -> int:
+        content = shard.label(position)
         if not content:
-            raise UnreadableImage(opened.name(position), "it has no class (.cls)")
+            raise UnreadableImage(shard.name(position), "it has no class (.cls)")
         label = parse_class(content)
         if label is None:
-            raise UnreadableImage(opened.name(position), f"its class must be a number, got {content[:20]!r}")
+            raise UnreadableImage(shard.name(position), f"its class must be a number, got {content[:20]!r}")
         if label >= len(self.classes):
-            raise UnreadableImage(opened.name(position), f"its class must be below {len(self.classes)}, got {label}")
+            raise UnreadableImage(shard.name(position), f"its class must be below {len(self.classes)}, got {label}")
         return label
 
 

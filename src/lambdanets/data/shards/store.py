@@ -214,7 +214,7 @@ def _reason(error: Exception) -> str:
     if isinstance(status, int):
         return f"the server responded with status {status}"
     if isinstance(error, FileNotFoundError):
-        return "it does not exist"
+        return "there is no such file"
     if isinstance(error, TimeoutError) and not error.errno:
         return "the server timed out"
     return one_line(error)
