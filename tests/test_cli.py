@@ -130,7 +130,7 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(classifiers, "predict_files", with_signal)
         assert main([*command, str(out)]) == 130
-    kept = f"stopped after 7 of 20 images, kept in {out}.partial; run the same command to resume"
+    kept = f"stopped after 7 of 20 images, saved in {out}.partial; run the same command to resume"
     assert capsys.readouterr().err.strip() == kept
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.partial", "whole.jsonl"]
     assert "was started with options [3, None], not [1, None]; remove it" in fails(capsys, *command, out, "--top", 1)
@@ -205,7 +205,7 @@ def test_an_unknown_model_is_refused_with_the_nearest_names(tmp_path, capsys):
 
 def test_a_wrong_model_option_is_named(tmp_path, capsys):
     said = fails(capsys, "train", "--model-options", "scopes", "7", "--run", tmp_path / "run")
-    assert "has no argument 'scopes'" in said
+    assert "takes no argument 'scopes'" in said
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
         (["--run", ""], "--run must be a path, got ''"),
         (["--resume="], "--resume must be a path, got ''"),
         (["--run", "a\0b"], "an argument must not contain a null byte, got 'a\\x00b'"),
-        (["--epochs", "3", "cifar10"], "takes no argument 'cifar10' here"),
+        (["--epochs", "3", "cifar10"], "has no argument 'cifar10'"),
     ],
 )
 def test_a_value_that_does_not_fit_is_said_in_one_sentence(arguments, message, capsys, tmp_path, monkeypatch):
@@ -313,7 +313,7 @@ def test_a_detection_recipe_is_refused_with_its_command(tmp_path, capsys):
     file = tmp_path / "det.py"
     file.write_text("from lambdanets.training.detection.recipe import DetectionRecipe\nrecipe = DetectionRecipe()\n")
     said = fails(capsys, "train", file)
-    assert said.endswith(f"got one of detection; train by it with: lambdanets detect train {file}")
+    assert said.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
     file.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
     said = fails(capsys, "detect", "train", file)
     assert said.endswith(f"got one of classification; train by it with: lambdanets train {file}")

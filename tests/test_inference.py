@@ -182,9 +182,9 @@ WRONG = [
     (torch.full((3, 4, 4), 255.0), r"images must be in \[0, 1\], got 255 to 255; divide 8-bit values by 255"),
     (torch.full((1, 3, 4, 4), -0.5), r"images\[0\] must be in \[0, 1\], got -0.5 to -0.5"),
     (torch.full((3, 4, 4), float("nan")), r"images must be in \[0, 1\], got nan to nan"),
-    ("nowhere.png", "expected a readable image in nowhere.png, but there is no such file"),
-    (Image.new("RGB", (0, 4)), "expected a readable image in images, but its size is 0 x 4"),
-    ([Image.new("F", (4, 4), 9.0)], r"expected a readable image in images\[0\], but its floats must lie in 0..1"),
+    ("nowhere.png", "cannot read the image nowhere.png: there is no such file"),
+    (Image.new("RGB", (0, 4)), "cannot read the image images: it is 0 x 4 pixels"),
+    ([Image.new("F", (4, 4), 9.0)], r"cannot read the image images\[0\]: its floats must be in 0..1"),
 ]
 
 
@@ -207,7 +207,7 @@ def test_a_truncated_file_that_is_only_opened_is_named(classifier, tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "whole.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"^expected a readable image in images\[0\], but "):
+    with pytest.raises(ValueError, match=r"^cannot read the image images\[0\]: "):
         classifier.predict([Image.open(tmp_path / "cut.png")])
 
 

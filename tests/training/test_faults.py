@@ -171,7 +171,7 @@ def test_more_unreadable_images_than_max_unreadable_stop_the_run_and_are_named(s
     for number in range(4, 8):
         (two_classes / f"dark/{number:02}.png").write_bytes(b"no image")
     with pytest.raises(
-        InputError, match=r"images could not be read, and max_unreadable is 1: .*dark/0\d\.png: it is not an image"
+        InputError, match=r"images cannot be read, more than max_unreadable \(1\): .*dark/0\d\.png: it is not an image"
     ):
         run.start(replace(small, max_unreadable=1), tmp_path / "run")
     # the run goes on with what the same command allows now

@@ -57,17 +57,17 @@ def test_other_libraries_find_names_and_teacher_in_the_file(tmp_path):
     [
         (
             {"classes": np.array([[3], [1]])},
-            r"of shapes \(2,\), \(2, 2\) and \(2, 2\), got \(2,\), \(2, 1\) and \(2, 2\)",
+            r"must have shapes \(2,\), \(2, 2\) and \(2, 2\), got \(2,\), \(2, 1\) and \(2, 2\)",
         ),
         ({"positions": np.arange(3)}, r"got \(3,\)"),
-        ({"keys": ["a", "\udcff"]}, r"keys must be text, got '\\udcff'"),
-        ({"keys": ["a", "a"]}, "keys of a shard must differ from each other, got repeats among 2"),
-        ({"positions": np.array([5, 5])}, "positions of a shard must differ"),
-        ({"classes": np.array([[4, 0], [1, 2]])}, "classes must lie in 0 to 3, got 0 to 4"),
+        ({"keys": ["a", "\udcff"]}, r"keys must be valid text, got '\\udcff'"),
+        ({"keys": ["a", "a"]}, "keys of a shard must be unique, got repeats among 2"),
+        ({"positions": np.array([5, 5])}, "positions of a shard must be unique"),
+        ({"classes": np.array([[4, 0], [1, 2]])}, r"classes must be in \[0, 3\], got 0 to 4"),
         ({"classes": np.array([[-1, 0], [1, 2]])}, "got -1 to 2"),
-        ({"probabilities": np.array([[0.2, 0.7], [0.5, 0.1]])}, "the largest of a row first"),
-        ({"probabilities": np.array([[1.5, 0.7], [0.5, 0.1]])}, "probabilities must lie in 0 to 1"),
-        ({"probabilities": np.array([[np.nan, 0.7], [0.5, 0.1]])}, "probabilities must lie in 0 to 1"),
+        ({"probabilities": np.array([[0.2, 0.7], [0.5, 0.1]])}, "in descending order within a row"),
+        ({"probabilities": np.array([[1.5, 0.7], [0.5, 0.1]])}, r"probabilities must be in \[0, 1\]"),
+        ({"probabilities": np.array([[np.nan, 0.7], [0.5, 0.1]])}, r"probabilities must be in \[0, 1\]"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_no_file_is_left(tmp_path, changed, sentence):
@@ -79,9 +79,9 @@ def test_what_does_not_fit_is_refused_and_no_file_is_left(tmp_path, changed, sen
 @pytest.mark.parametrize(
     ("classes", "top", "sentence"),
     [
-        ((), 1, "classes must be names that differ"),
+        ((), 1, "classes must be unique names"),
         (("a", "a"), 1, "got 2 with repeats"),
-        (("a", "b"), 3, "top must lie in 1 to 2"),
+        (("a", "b"), 3, r"top must be in \[1, 2\]"),
         (("a", "b"), 0, "got 0"),
     ],
 )

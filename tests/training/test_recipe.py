@@ -12,7 +12,7 @@ from lambdanets.training.recipe import Recipe
 def test_every_recipe_has_a_promise_and_a_command(name):
     assert isinstance(find_recipe(name), Recipe)
     assert name in __import__(f"lambdanets.recipes.{name}", fromlist=["x"]).__doc__
-    assert any(word in list_recipes()[name] for word in ("%", "Accuracy", "Not measured"))
+    assert any(word in list_recipes()[name] for word in ("%", "accuracy"))
 
 
 def test_a_recipe_survives_json():

@@ -124,7 +124,7 @@ def test_the_key_decides_and_not_the_position(shards, selection):
 def test_an_image_whose_key_the_shard_lacks_is_unreadable(shards, selection):
     rewrite(selection / "train-00001.parquet", lambda rows: rows[1].update(key="dark/gone"))
     images = student(shards, selection)
-    with pytest.raises(UnreadableImage, match=r"train-00001.parquet: no image has key 'dark/gone'"):
+    with pytest.raises(UnreadableImage, match=r"train-00001.parquet: no image has the key 'dark/gone'"):
         images.load(3)
     assert images.name(3) == f"{selection}/train-00001.parquet"
     images.load(2)
@@ -147,7 +147,7 @@ def test_the_images_of_a_shard_that_cannot_be_had_are_unreadable(shards, selecti
 
 
 def test_a_class_that_the_student_lacks_is_refused(shards, selection):
-    with pytest.raises(InputError, match=r"must be classes of the labeled images, such as dark, light, got 'red'"):
+    with pytest.raises(InputError, match=r"must be classes of the labeled images, .*, got 'red'"):
         student(shards, selection, classes=("dark", "light", "striped"))
 
 
@@ -166,7 +166,7 @@ def test_a_selection_of_labels_from_elsewhere_needs_the_names_of_the_shards(shar
     assert len(student(shards, selection)) == 16
     content["shards"][3]["name"] = "part-3"
     (selection / "selection.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"selection has labels of a missing shard, 'part-3'"):
+    with pytest.raises(InputError, match=r"selection has labels of the shard 'part-3', which does not exist"):
         student(shards, selection)
 
 

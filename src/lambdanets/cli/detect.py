@@ -205,7 +205,7 @@ def _predict(arguments: list[str]) -> int:
 
 
 def _detect(options: Predict, paths: list[Path]) -> None:
-    """Detect objects, draw them and write the results, on an interruption those so far."""
+    """Detect objects, draw them and write the results; if interrupted, those so far."""
     from lambdanets.files import atomic_open
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files

@@ -41,9 +41,9 @@ def _model_option(text: str) -> bool | int | float | str:
 
 # Type -> metavar and parser.
 _SIMPLE: dict[Any, tuple[str, Callable[[str], Any]]] = {
-    int: ("INT", lambda text: _number(text, int, "a whole number")),
-    float: ("FLOAT", lambda text: _number(text, float, "a number")),
-    str: ("STR", str),
+    int: ("N", lambda text: _number(text, int, "a whole number")),
+    float: ("NUMBER", lambda text: _number(text, float, "a number")),
+    str: ("TEXT", str),
     Path: ("PATH", _path),
 }
 

@@ -97,7 +97,7 @@ def _decode(image: ImageInput, name: str) -> Image.Image:
     if isinstance(image, np.ndarray):
         return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
     if not image.width or not image.height:
-        raise UnreadableImage(name, f"its size is {image.width} x {image.height}")
+        raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
     try:
         return to_gray_or_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # Pillow decodes files lazily

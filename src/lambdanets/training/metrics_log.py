@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lambdanets.data.readable import check_unreadable
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.training.callbacks import ends_step
@@ -130,12 +131,7 @@ class MetricsLog(Callback):
     def _add_unreadable(self) -> None:
         self.unreadable.update(all_gather_lists(self._new))
         self._new = []
-        if len(self.unreadable) > self._max_unreadable:
-            examples = "; ".join(sorted(self.unreadable)[:3])
-            raise InputError(
-                f"{len(self.unreadable)} images could not be read, and max_unreadable is {self._max_unreadable}: "
-                f"{examples}"
-            )
+        check_unreadable(sorted(self.unreadable), self._max_unreadable)
 
     def _end_row(self, trainer: Trainer, module: TrainingModule) -> None:
         if self._sums and self._sums[0]:

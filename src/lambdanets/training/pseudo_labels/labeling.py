@@ -10,6 +10,7 @@ import numpy as np
 
 from lambdanets.bounds import WORKERS, check
 from lambdanets.data.loader import ImageBatches
+from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished, sha256_of
@@ -133,11 +134,7 @@ def _label(
     with batches:
         for batch in track(batches, f"labeling {table.stem}", len(batches), "batches"):
             unreadable += batch.unreadable
-            if len(unreadable) > max_unreadable:
-                first = "; ".join(unreadable[:3])
-                raise InputError(
-                    f"unreadable images must be at most max_unreadable={max_unreadable}, got {len(unreadable)}: {first}"
-                )
+            check_unreadable(unreadable, max_unreadable)
             if len(batch.labels):
                 top = classifier.probabilities(batch.images).topk(origin.top)
                 positions.append(batch.indices.numpy())
