@@ -41,7 +41,7 @@ IMPORTED = (
     "lambdanets.training.classification.quicktest",
     "lambdanets.inference.detection_figures",
     "lambdanets.training.detection.task",
-    "lambdanets.training.pseudo_labels.labelling",
+    "lambdanets.training.pseudo_labels.labeling",
     "lambdanets.training.pseudo_labels.selection",
     "lambdanets.training.run",
 )

@@ -52,7 +52,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "training": [(Trainer, "fit")],
     "writing a checkpoint": [(AtomicCheckpointIO, "save_checkpoint")],
     "validation": [(lightning.pytorch.loops._EvaluationLoop, "run")],
-    "weights, pictures, result": [(run, "_conclude")],
+    "weights, pictures, result": [(run, "_finish")],
 }
 NAMES = list(PHASES)
 HALF, RENAME = "half a file", "a rename"

@@ -84,16 +84,16 @@ def page(results: dict[str, Any]) -> str:
 {commands}
     lambdanets evaluate student --data test
 
-Noisy Student (Xie et al. 2020): a teacher learns from labelled images and labels others, the confident labels are
+Noisy Student (Xie et al. 2020): a teacher learns from labeled images and labels others, the confident labels are
 selected and balanced over classes, and a student learns from both. Labelling runs on any number of processes, each
 shard once; every command resumes after an interruption.
 
-`labelled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`, `unlabelled` is a folder of images.
+`labeled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`, `unlabeled` is a folder of images.
 `lambdanets pseudo-label --help` and `lambdanets pseudo-label select --help` list the options.
 
 ## Results
 
-Top-1 on the 10,000 test images of Fashion-MNIST. The teacher learns from {results["labelled"]:,} labelled images and labels the other
+Top-1 on the 10,000 test images of Fashion-MNIST. The teacher learns from {results["labelled"]:,} labeled images and labels the other
 {results["pseudo_labelled"]:,}; the student has the same architecture (`lambda_resnet20_small`). The control is the student's recipe
 without pseudo-labels.
 
@@ -103,7 +103,7 @@ without pseudo-labels.
 average. The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
 work on the machine, November 2026.
 
-The seed draws the labelled images, the weights and the order of the images. The test images select nothing: 500 of them
+The seed draws the labeled images, the weights and the order of the images. The test images select nothing: 500 of them
 are evaluated after each epoch, and the weights are those of the last epoch. The student's recipe is the second one
 tried; the first, 10 epochs with the teacher's crops and no EMA, gained 0.6 and 0.1 points on seeds 0 and 2.
 
@@ -123,10 +123,10 @@ def spread(values: list[float]) -> dict[str, float]:
 def commands_of(seed: int, work: Path) -> dict[str, str]:
     """The commands for a seed, in order."""
     place = "" if work == Path() else f"{work}/"
-    train = f"lambdanets train fashion_mnist --data {place}labelled --seed {seed}"
+    train = f"lambdanets train fashion_mnist --data {place}labeled --seed {seed}"
     return {
         "teacher": f"{train} {TEACHER} --run {place}teacher",
-        "shard": f"lambdanets shard {place}unlabelled {place}shards --unlabelled --images-per-shard 5800",
+        "shard": f"lambdanets shard {place}unlabeled {place}shards --unlabeled --images-per-shard 5800",
         "label": f"lambdanets pseudo-label {place}teacher {place}shards {place}labels --top 10",
         "select": f"lambdanets pseudo-label select {place}labels {place}selected {SELECT}",
         "student": f"{train} {STUDENT} {PSEUDO} --pseudo-labels {place}selected --pseudo-images {place}shards "
@@ -158,16 +158,16 @@ def evaluated(folder: Path, data: Path) -> float:
 
 
 def write_images(seed: int, data: Path, work: Path) -> None:
-    """The labelled images and 2,000 test images, the unlabelled, and all test images, as PNG files."""
+    """The labeled images and 2,000 test images, the unlabeled, and all test images, as PNG files."""
     splits = open_splits(str(data))
     random = np.random.default_rng(seed)
     labels, test_labels = np.asarray(splits.train.labels), np.asarray(splits.validation.labels)
     chosen = drawn(random, labels, LABELLED)
     watched = drawn(random, test_labels, 500)
     parts = {
-        "labelled/train": (splits.train, chosen, True),
-        "labelled/val": (splits.validation, watched, True),
-        "unlabelled": (splits.train, np.setdiff1d(np.arange(len(labels)), chosen), False),
+        "labeled/train": (splits.train, chosen, True),
+        "labeled/val": (splits.validation, watched, True),
+        "unlabeled": (splits.train, np.setdiff1d(np.arange(len(labels)), chosen), False),
         "test/train": (splits.train, drawn(random, labels, 20), True),  # a set has a training part
         "test/val": (splits.validation, np.arange(len(test_labels)), True),
     }

@@ -1,4 +1,4 @@
-"""docs/scale.md: what 130 million pseudo-labelled images at 350 epochs take, from figures of one image.
+"""docs/scale.md: what 130 million pseudo-labeled images at 350 epochs take, from figures of one image.
 
     python experiments/scale.py --measure [--out scale.json]   measure this machine, a minute
     python experiments/scale.py [--page docs/scale.md]         write the page from experiments/results
@@ -113,7 +113,7 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         failures = hours * devices / HOURS_A_FAILURE
         row = {
             "devices": str(devices),
-            "labelling": duration(IMAGES / (LABEL_RATE * devices)),
+            "labeling": duration(IMAGES / (LABEL_RATE * devices)),
             "training": duration(seconds),
             "350 passes over all": duration(every / (TRAIN_RATE * devices)),
             "images/s": f"{TRAIN_RATE * devices:,.0f}",
@@ -135,13 +135,13 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
     ]
     return f"""# 130 million images
 
-    lambdanets shard IMAGES SHARDS --unlabelled --processes 32
+    lambdanets shard IMAGES SHARDS --unlabeled --processes 32
     torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 -m -- lambdanets pseudo-label TEACHER SHARDS LABELS
     lambdanets pseudo-label select LABELS SELECTION --confidence 0.3 --per-class 130000
     torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 --max-restarts 100 -m -- lambdanets train imagenet_pseudo \\
         --data IMAGENET_SHARDS --pseudo-labels SELECTION --pseudo-images SHARDS --run DIR
 
-These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350 epochs on ImageNet and 130 million pseudo-labelled images
+These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350 epochs on ImageNet and 130 million pseudo-labeled images
 (Tables 5 and 18). [`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
 `lambdanets train imagenet_pseudo --plan --devices 64` estimates a run for the device it runs on.
 
@@ -153,9 +153,9 @@ this project has measured no device of its own. `python experiments/scale.py` wr
 
 {markdown_table(list(rows[0]), *(list(row.values()) for row in rows))}
 
-- **Epochs.** A step has 4,096 labelled images and {RATIO} times as many pseudo-labelled ones (the ratio of Noisy Student's larger
-  models). Epochs count the labelled images: {steps:,} steps see {seen / 1e9:.2f} billion images, and each
-  pseudo-labelled one {EPOCHS * LABELLED * RATIO / IMAGES:.0f} times. The fourth column is for the other reading of the paper, 350 passes over all 130 million images.
+- **Epochs.** A step has 4,096 labeled images and {RATIO} times as many pseudo-labeled ones (the ratio of Noisy Student's larger
+  models). Epochs count the labeled images: {steps:,} steps see {seen / 1e9:.2f} billion images, and each
+  pseudo-labeled one {EPOCHS * LABELLED * RATIO / IMAGES:.0f} times. The fourth column is for the other reading of the paper, 350 passes over all 130 million images.
 - **Reading.** The data rate of all devices together, at {per_image / 1e3:.0f} kB per image. Each rank reads its own shards, so
   nodes do not read the same ones in an epoch.
 - **Processor cores.** Decoding, cropping and augmenting (RandAugment, two layers) an image takes {1000 * core:.1f} ms of one core for 288 pixels,

@@ -110,7 +110,7 @@ def test_predict_names_what_it_cannot_read_and_goes_on(trained, tmp_path, capsys
     good = str(trained / "images/dark/0.png")
     arguments = ["predict", str(trained / "run"), str(tmp_path / "text.png"), good, "--out", str(tmp_path / "o.jsonl")]
     assert main(arguments) == 0
-    assert "skipped 1 images that could not be read" in capsys.readouterr().err
+    assert "skipped 1 unreadable images" in capsys.readouterr().err
     assert len((tmp_path / "o.jsonl").read_text().splitlines()) == 1
 
 
@@ -130,11 +130,11 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(classifiers, "predict_files", with_signal)
         assert main([*command, str(out)]) == 130
-    kept = f"stopped after 7 of 20 images, kept in {out}.partial; give the same command to resume"
+    kept = f"stopped after 7 of 20 images, saved in {out}.partial; run the same command to resume"
     assert capsys.readouterr().err.strip() == kept
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.partial", "whole.jsonl"]
-    assert "was begun with options [3, None], not [1, None]; remove it" in fails(capsys, *command, out, "--top", 1)
-    assert "was begun with other images" in fails(capsys, *command[:2], trained / "images/dark", "--out", out)
+    assert "was started with options [3, None], not [1, None]; remove it" in fails(capsys, *command, out, "--top", 1)
+    assert "was started with other images" in fails(capsys, *command[:2], trained / "images/dark", "--out", out)
     assert main([*command, str(out)]) == 0
     assert "resuming: 7 of 20 images are done" in capsys.readouterr().err
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -160,7 +160,7 @@ def test_predict_with_nothing_readable_fails(trained, tmp_path, capsys):
 def test_predict_overwrites_nothing(trained, tmp_path, capsys):
     out = tmp_path / "precious.jsonl"
     out.write_text("kept")
-    assert "exists; name another file" in fails(
+    assert "exists; choose another file" in fails(
         capsys, "predict", trained / "run", trained / "images/dark", "--out", out
     )
     assert out.read_text() == "kept"
@@ -173,12 +173,12 @@ def test_predict_overwrites_nothing_that_came_while_it_loaded(trained, tmp_path,
 
     monkeypatch.setattr("lambdanets.inference.classifier.load_classifier", slow)
     given = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
-    assert "exists; name another file" in fails(capsys, *given)
+    assert "exists; choose another file" in fails(capsys, *given)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.jsonl", "another's")]
 
 
 def test_predict_without_images_fails(trained, capsys):
-    assert "no images given" in fails(capsys, "predict", trained / "run")
+    assert "IMAGES must be at least one file" in fails(capsys, "predict", trained / "run")
 
 
 def test_an_image_that_does_not_exist_is_named(trained, capsys):
@@ -273,7 +273,7 @@ def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
         (["--clip-gradient", "-1"], "clip_gradient must be a finite number or None, above 0, got -1.0"),
         (["--epochs"], "--epochs must have a value"),
         (["--scale", "0.5"], "--scale must have 2 values"),
-        (["--model-options", "scope"], "--model-options must be names, each with a value after it, got 'scope'"),
+        (["--model-options", "scope"], "--model-options must be pairs of a name and a value, got 'scope'"),
         (["--image-size", "3"], "image_size must be a whole number, at least 8"),
         (["--batch-size", "1000000000000"], "batch_size must be a whole number, at least 2 and at most 1,000,000"),
         (["--validation-share", "0.99999"], "validation_share must be a finite number, at least 0.001 and at most 0.9"),
@@ -282,8 +282,8 @@ def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
         (["--rand-augment", ""], "rand_augment must be a policy like rand-m10-n2, or None, got ''"),
         (["--run", ""], "--run must be a path, got ''"),
         (["--resume="], "--resume must be a path, got ''"),
-        (["--run", "a\0b"], "an argument must hold no null byte, got 'a\\x00b'"),
-        (["--epochs", "3", "cifar10"], "takes no argument 'cifar10' here"),
+        (["--run", "a\0b"], "an argument must not contain a null byte, got 'a\\x00b'"),
+        (["--epochs", "3", "cifar10"], "has no argument 'cifar10'"),
     ],
 )
 def test_a_value_that_does_not_fit_is_said_in_one_sentence(arguments, message, capsys, tmp_path, monkeypatch):
@@ -313,7 +313,7 @@ def test_a_detection_recipe_is_refused_with_its_command(tmp_path, capsys):
     file = tmp_path / "det.py"
     file.write_text("from lambdanets.training.detection.recipe import DetectionRecipe\nrecipe = DetectionRecipe()\n")
     said = fails(capsys, "train", file)
-    assert said.endswith(f"got one of detection; train by it with: lambdanets detect train {file}")
+    assert said.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
     file.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
     said = fails(capsys, "detect", "train", file)
     assert said.endswith(f"got one of classification; train by it with: lambdanets train {file}")
@@ -339,7 +339,7 @@ def test_predict_refuses_an_empty_path_for_its_output(trained, capsys):
 
 def test_predict_refuses_a_null_byte_in_its_output(trained, capsys):
     said = fails(capsys, "predict", trained / "run", "a.png", "--out", "a\0b")
-    assert "must hold no null byte, got 'a\\x00b'" in said
+    assert "must not contain a null byte, got 'a\\x00b'" in said
 
 
 def test_a_refusal_of_a_version_of_tyro_without_the_hook_is_its_own(monkeypatch, capsys):
@@ -350,7 +350,7 @@ def test_a_refusal_of_a_version_of_tyro_without_the_hook_is_its_own(monkeypatch,
 
 
 def test_an_unknown_recipe_and_an_unknown_command_are_named(capsys):
-    assert "no recipe named 'digit'" in fails(capsys, "train", "digit")
+    assert "recipe must be one of cifar10, " in fails(capsys, "train", "digit")
     assert "got 'trian'; the nearest is train" in fails(capsys, "trian")
 
 
@@ -370,7 +370,7 @@ def test_weights_that_do_not_say_what_they_are_are_refused(trained, tmp_path, ca
     from safetensors.torch import load_file, save_file
 
     save_file(load_file(trained / "run/weights.safetensors"), tmp_path / "bare.safetensors")
-    assert "does not say which model" in fails(capsys, "evaluate", tmp_path / "bare.safetensors")
+    assert "has no valid model card" in fails(capsys, "evaluate", tmp_path / "bare.safetensors")
 
 
 def test_a_model_that_needs_more_memory_than_there_is_is_refused(tmp_path, capsys):
@@ -386,8 +386,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys):
 
 
 def test_resume_takes_no_recipe_beside_it(trained, capsys):
-    assert "give no recipe, field or --run" in fails(capsys, "train", "--resume", trained / "run", "--epochs", "9")
-    assert "is no folder of a run" in fails(capsys, "train", "--resume", trained / "images")
+    assert "remove the recipe" in fails(capsys, "train", "--resume", trained / "run", "--epochs", "9")
+    assert "must be a run folder" in fails(capsys, "train", "--resume", trained / "images")
 
 
 def test_resuming_a_finished_run_shows_its_result(trained, capsys):

@@ -72,7 +72,7 @@ def test_a_quicktest_ends_with_the_scores_and_the_same_command_shows_them_again(
     said = capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert said[-2:] == scores_of(result)
-    assert f"truth beside prediction: {tmp_path / 'run/predictions.png'}" in said
+    assert f"predictions:      {tmp_path / 'run/predictions.png'}" in said
     does(*command)
     assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
 
@@ -108,7 +108,7 @@ def test_evaluate_on_other_data_writes_results_and_pictures(trained_detector, tm
     ]
     results = read_results(out / "results.json")
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"4 images, {len(results)} objects found"
+    assert said[0] == f"4 images, {len(results)} detections"
     assert {result["category_id"] for result in results} <= {4, 7}
     assert said[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
 
@@ -138,7 +138,7 @@ def test_evaluate_writes_the_scores_that_result_json_has_also_by_category(traine
 
 def test_evaluate_makes_its_folder_before_it_judges(trained_detector, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("lambdanets.inference.detection.detect_in_set", lambda *_, **__: pytest.fail("judged"))
+    monkeypatch.setattr("lambdanets.inference.detection.detect_set", lambda *_, **__: pytest.fail("judged"))
     assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
 
 
@@ -163,14 +163,14 @@ def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsy
     assert "must have the 2 categories" in fails(capsys, "evaluate", run, *other)
     assert "data and images must be given together" in fails(capsys, "evaluate", run, *other[:2])
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert "holds something already" in fails(capsys, "evaluate", run, "--out", tmp_path)
-    assert "is no folder of a run" in fails(capsys, "evaluate", digits)
+    assert "is not empty" in fails(capsys, "evaluate", run, "--out", tmp_path)
+    assert "must be a run folder" in fails(capsys, "evaluate", digits)
     assert "nowhere" in fails(capsys, "evaluate", tmp_path / "nowhere")
 
 
 def test_a_detector_is_no_classifier(trained_detector, capsys):
     assert main(["evaluate", str(trained_detector / "run")]) == 2
-    assert "is of a run of detection, not of classification" in capsys.readouterr().err
+    assert "must be a classification model, got a detection model" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -203,8 +203,8 @@ def test_predict_writes_results_a_picture_of_each_image_and_which_is_which(train
     for image, name in zip(known["images"], pictures, strict=True):
         with Image.open(out / name) as picture:
             assert picture.width / image["width"] == picture.height / image["height"] >= 1
-    assert said.out.splitlines()[-1] == f"{len(results)} objects in 4 images, written to {out}"
-    assert "skipped 1 images that could not be read" in said.err
+    assert said.out.splitlines()[-1] == f"{len(results)} detections in 4 images, written to {out}"
+    assert "skipped 1 unreadable images" in said.err
     assert "text.png" in said.err
 
 
@@ -221,7 +221,7 @@ def test_predict_draws_what_is_above_the_score_and_writes_everything(trained_det
 
 def test_predict_without_pictures_draws_none(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[0]
-    does("predict", trained_detector / "run", image, "--no-pictures", "--out", tmp_path / "x")
+    does("predict", trained_detector / "run", image, "--no-figures", "--out", tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["images.json", "results.json"]
 
 
@@ -231,7 +231,7 @@ def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
     run = trained_detector / "run"
     (tmp_path / "full").mkdir()
     (tmp_path / "full/results.json").write_text("kept")
-    assert "holds something already" in fails(capsys, "predict", run, photos, "--out", tmp_path / "full")
+    assert "is not empty" in fails(capsys, "predict", run, photos, "--out", tmp_path / "full")
     assert (tmp_path / "full/results.json").read_text() == "kept"
     assert "none of the 1 images" in fails(capsys, "predict", run, photos / "text.png", "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -241,7 +241,7 @@ def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
 def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     number, trained_detector, photos, tmp_path, monkeypatch, capsys
 ):
-    drawn, draw = [], detection_figures.draw_found
+    drawn, draw = [], detection_figures.draw_predicted
 
     def with_signal(*given):
         if len(drawn) == 2:
@@ -253,14 +253,14 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     assert main([*map(str, command), str(tmp_path / "whole")]) == 0
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(detection_figures, "draw_found", with_signal)
+        patch.setattr(detection_figures, "draw_predicted", with_signal)
         assert main([*map(str, command), str(tmp_path / "out")]) == 130
     said = capsys.readouterr()
     known = json.loads((tmp_path / "out/images.json").read_bytes())
     assert [image["id"] for image in known["images"]] == [1, 2]
     assert {result["image_id"] for result in read_results(tmp_path / "out/results.json")} <= {1, 2}
-    assert "objects in 2 images, written to" in said.out
-    assert "give the same command to resume" in said.err
+    assert "detections in 2 images, written to" in said.out
+    assert "run the same command to resume" in said.err
     assert not list((tmp_path / "out").glob(".*"))
     assert main([*map(str, command), str(tmp_path / "out")]) == 0
     assert "resuming: 2 of " in capsys.readouterr().err
@@ -268,7 +268,7 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
 
 
 def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
-    draw = detection_figures.draw_found
+    draw = detection_figures.draw_predicted
 
     def with_signal(*given):
         picture = draw(*given)
@@ -282,7 +282,7 @@ def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, phot
 
     command = ["detect", "predict", str(trained_detector / "run"), str(photos), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
-        patch.setattr(detection_figures, "draw_found", with_signal)
+        patch.setattr(detection_figures, "draw_predicted", with_signal)
         assert main(command) == 130
     assert len(list((tmp_path / "out").glob("*.png"))) == 1
     assert main(command) == 0
@@ -291,7 +291,7 @@ def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, phot
 
 def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
-    assert "no images given" in fails(capsys, "predict", run)
+    assert "IMAGES must be at least one file" in fails(capsys, "predict", run)
     assert "score must be between 0 and 1, got 2" in fails(capsys, "predict", run, photos, "--score", "2")
     assert "nowhere.png" in fails(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
 
@@ -300,23 +300,23 @@ def test_memory_that_runs_out_ends_the_command_with_a_sentence(trained_detector,
     monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
     for given in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
         said = fails(capsys, *given)
-        assert said == "lambdanets: out of memory; free some, or choose a smaller model or smaller images"
+        assert said == "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"
 
 
 def test_report_compares_finished_runs(trained_detector, capsys):
     does("report", trained_detector / "run", "--format", "markdown")
     assert "| lambda_resnet20_small" in capsys.readouterr().out
-    assert "no runs given" in fails(capsys, "report")
+    assert "RUNS must be at least one folder" in fails(capsys, "report")
     assert "result.json" in fails(capsys, "report", trained_detector / "digits")
 
 
 def test_what_is_mistyped_is_named_with_the_nearest(tmp_path, capsys):
-    assert "has no action 'trian', only train, evaluate, predict, report; the nearest is train" in fails(
+    assert "action must be one of train, evaluate, predict, report, got 'trian'; the nearest is train" in fails(
         capsys, "trian"
     )
     assert "no option --proposal; the nearest is --proposals" in fails(capsys, "train", "--proposal", "7")
     said = fails(capsys, "train", "digit")
-    assert "no recipe named 'digit', only coco, digits" in said
+    assert "recipe must be one of coco, digits" in said
     assert said.endswith("; the nearest is digits")
     said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
     assert "no model named 'lamda_resnet50'" in said
@@ -336,7 +336,7 @@ def test_a_network_in_which_padding_cannot_be_hidden_is_refused(tmp_path, capsys
 def test_a_recipe_of_a_classifier_is_none_of_a_detector(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
-    assert "must hold a recipe of detection, got one of classification" in fails(capsys, "train", path)
+    assert "must be a detection recipe, got a classification recipe" in fails(capsys, "train", path)
 
 
 def test_training_by_options_leaves_a_run_that_resume_shows(tmp_path, capsys):
@@ -350,25 +350,23 @@ def test_training_by_options_leaves_a_run_that_resume_shows(tmp_path, capsys):
     first = capsys.readouterr().out
     does("train", "--resume", tmp_path / "run")
     assert capsys.readouterr().out.splitlines()[-2:] == first.splitlines()[-2:]
-    assert "give no recipe, field or --run" in fails(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
+    assert "remove the recipe" in fails(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
 
 
 def test_going_on_with_the_run_of_another_task_names_the_right_command(trained_detector, tmp_path, capsys):
     run = trained_detector / "run"
     assert main(["train", "--resume", str(run)]) == 2
     said = capsys.readouterr().err
-    assert f"is the folder of a run of detection; resume it with: lambdanets detect train --resume {run}" in said
+    assert f"has a detection run; resume it with: lambdanets detect train --resume {run}" in said
     (tmp_path / "recipe.json").write_text(Recipe(model="resnet18").to_json())
     said = fails(capsys, "train", "--resume", tmp_path)
-    assert said.endswith(
-        f"is the folder of a run of classification; resume it with: lambdanets train --resume {tmp_path}"
-    )
+    assert said.endswith(f"has a classification run; resume it with: lambdanets train --resume {tmp_path}")
 
 
 def test_a_run_of_another_task_is_not_trained_over(trained_detector, two_classes, capsys):
     command = ["train", "--data", str(two_classes), "--channels", "3", "--run", str(trained_detector / "run")]
     assert main(command) == 2
-    assert "holds a run of detection, not of classification; name another folder" in capsys.readouterr().err
+    assert "must be empty or hold a classification run, got" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["faster_coco_eval", "pycocotools"])
@@ -381,5 +379,5 @@ def test_a_package_that_is_missing_is_said_with_what_to_install(package, trained
         ["report", trained_detector / "run"],
     ):
         said = fails(capsys, *arguments)
-        assert said == f"lambdanets: detection needs {package}; install it with: pip install 'lambdanets[detection]'"
+        assert said == f"lambdanets: detection requires {package}; install it with: pip install 'lambdanets[detection]'"
     assert main(["detect", "--help"]) == 0

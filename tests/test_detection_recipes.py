@@ -60,7 +60,7 @@ def test_the_command_in_a_promise_of_detection_is_understood(name, tmp_path, mon
     assert main(words[2:]) == 0
     ((recipe, _),) = begun
     given = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
-    for field in DetectionRecipe.PLACES:
+    for field in DetectionRecipe.PATHS:
         assert getattr(recipe, field) != ""
         assert getattr(recipe, field) == given.get(field, getattr(recipe_of(words[4]), field))
 
@@ -98,7 +98,7 @@ def test_the_twin_of_nuclei_differs_in_the_network_alone():
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])
 def test_a_recipe_without_data_asks_for_annotations(name, tmp_path):
-    with pytest.raises(InputError, match=r"data must be given, such as --data PATH"):
+    with pytest.raises(InputError, match=r"data must be given; set it with --data PATH"):
         run.start(recipe_of(name), tmp_path / "run")
 
 

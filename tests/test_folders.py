@@ -24,7 +24,7 @@ def begun(folder, **identity):
 def test_hidden_files_and_empty_folders_do_not_count(inside, tmp_path):
     for name in inside:
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
-    assert not WorkFolder(tmp_path).is_begun()
+    assert not WorkFolder(tmp_path).is_started()
 
 
 def test_a_folder_of_the_same_work_is_begun_and_cleaned(tmp_path):
@@ -32,7 +32,7 @@ def test_a_folder_of_the_same_work_is_begun_and_cleaned(tmp_path):
     (tmp_path / "out/.a.bin.1.unfinished").touch()
     (tmp_path / "out/.spill.unfinished").mkdir()
     with folder.open():
-        assert folder.is_begun()
+        assert folder.is_started()
         assert {path.name for path in folder.path.iterdir()} == {".lock", "work.json"}
         with pytest.raises(InUseError, match="is in use by process"), folder.open():
             pass
@@ -40,17 +40,17 @@ def test_a_folder_of_the_same_work_is_begun_and_cleaned(tmp_path):
 
 def test_a_folder_of_other_work_is_refused_and_left_as_it_is(tmp_path):
     folder = WorkFolder(begun(tmp_path / "out", seed=1), "shards", {"seed": 2}, found)
-    with pytest.raises(InputError, match=r"out holds shards with seed 1, not 2; name another folder$"), folder.open():
+    with pytest.raises(InputError, match=r"out has shards with seed 1, not 2; choose another folder$"), folder.open():
         pass
     assert [path.name for path in folder.path.iterdir()] == ["work.json"]
 
 
 def test_a_folder_of_something_else_and_a_file_are_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InputError, match=r"holds something already: thesis\.tex; name another folder$"):
-        WorkFolder(tmp_path, found=found).is_begun()
-    with pytest.raises(InputError, match=r"thesis\.tex must be a folder, got a file; name another folder$"):
-        WorkFolder(tmp_path / "thesis.tex").is_begun()
+    with pytest.raises(InputError, match=r"is not empty, it has thesis\.tex; choose another folder$"):
+        WorkFolder(tmp_path, read_identity=found).is_started()
+    with pytest.raises(InputError, match=r"thesis\.tex must be a folder, got a file; choose another folder$"):
+        WorkFolder(tmp_path / "thesis.tex").is_started()
 
 
 def test_differences_are_named_with_short_values():

@@ -50,7 +50,7 @@ def test_line_that_was_cut_off_is_dropped(cut, tmp_path):
 def test_journal_of_other_work_is_refused(tmp_path):
     path = tmp_path / "out.partial"
     interrupted(path, [1], {"weights": "x", "images": "y", "options": [1]})
-    with pytest.raises(ValueError, match=r"was begun with weights 'x', not 'z', options \[1\], not \[2\]; remove it"):
+    with pytest.raises(ValueError, match=r"was started with weights 'x', not 'z', options \[1\], not \[2\]; remove it"):
         reopen(path, {"weights": "z", "images": "y", "options": [2]})
     assert path.is_file()
 
@@ -59,6 +59,6 @@ def test_journal_of_other_work_is_refused(tmp_path):
 def test_journal_that_is_damaged_is_refused(content, tmp_path):
     path = tmp_path / "out.partial"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"is damaged: .*; remove it to start again"):
+    with pytest.raises(ValueError, match=r"is damaged: .*; remove it to restart"):
         reopen(path, {"weights": 1})
     assert path.read_bytes() == content

@@ -147,10 +147,10 @@ def test_corrections_that_cannot_be_understood_count_as_none(kept, tmp_path, mon
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "mps"])
 def test_the_command_names_a_device_it_cannot_measure(device, capsys):
     assert main(["calibrate", "--device", device]) == 2
-    assert f"device must be cpu, cuda or a GPU by its number such as cuda:1, got '{device}'" in capsys.readouterr().err
+    assert f"device must be cpu, cuda or one GPU such as cuda:1, got '{device}'" in capsys.readouterr().err
 
 
 def test_the_command_refuses_threads_beside_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert main(["calibrate", "--device", "cuda", "--threads", "2"]) == 2
-    assert "threads must be left out where a GPU is measured" in capsys.readouterr().err
+    assert "threads must be none for a GPU" in capsys.readouterr().err

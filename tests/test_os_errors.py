@@ -9,7 +9,7 @@ import timm
 
 from lambdanets import cli
 from lambdanets.cli import evaluate
-from lambdanets.cli.training import explained
+from lambdanets.cli.training import report_errors
 from lambdanets.errors import InputError
 
 
@@ -42,7 +42,7 @@ def test_an_error_about_a_user_s_file_or_the_machine_is_one_sentence(error, monk
     assert ends_with(error, monkeypatch) == 2
     place = f"{error.filename}: " if error.filename else ""
     assert capsys.readouterr().err == f"lambdanets: {place}{error.strerror}\n"
-    with pytest.raises(InputError), explained("lambdanets train", Path("runs/first")):
+    with pytest.raises(InputError), report_errors("lambdanets train", Path("runs/first")):
         raise error
 
 
@@ -63,5 +63,5 @@ def test_an_error_of_the_program_s_own_keeps_its_traceback(error, monkeypatch):
     with pytest.raises(OSError, match=error.strerror or "closed") as raised:
         ends_with(error, monkeypatch)
     assert raised.value is error
-    with pytest.raises(OSError, match=error.strerror or "closed"), explained("lambdanets train", Path("runs/first")):
+    with pytest.raises(OSError, match=error.strerror or "closed"), report_errors("lambdanets train", Path("run")):
         raise error

@@ -46,7 +46,7 @@ def test_lines_come_while_a_single_item_takes_long(often, capsys):
 
 def test_the_note_says_what_is_under_way(often, capsys):
     with Progress("table 4", 3, "rows") as under_way:
-        under_way.tell("resnet50\x1b[2J, warming up")
+        under_way.set_note("resnet50\x1b[2J, warming up")
         assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in until_said(capsys, "warming")
 
 
@@ -62,7 +62,7 @@ def test_a_terminal_gets_a_bar_and_no_lines(often, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with Progress("shards", 10, "images") as under_way:
         under_way.update(5)
-        under_way.tell("00000\x1b[2J.tar", label="labels")
+        under_way.set_note("00000\x1b[2J.tar", label="labels")
         time.sleep(0.2)
     said = capsys.readouterr().err
     assert "shards:" in said

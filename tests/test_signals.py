@@ -121,7 +121,7 @@ def test_signal_during_work_lets_it_clean_up_once(number, tmp_path):
             (tmp_path / "cleaned").touch()
 
     code, said = outcome_of(command, tmp_path)
-    assert (code, said) == (130, "stopped; all is kept; give the same command to resume\n")
+    assert (code, said) == (130, "stopped; all is kept; run the same command to resume\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned", "log"]
 
 
@@ -160,7 +160,7 @@ def test_signal_where_python_drops_exceptions_is_not_lost(tmp_path):
             time.sleep(60)
         raise AssertionError
 
-    assert outcome_of(command, tmp_path) == (130, "stopped; all is kept; give the same command to resume\n")
+    assert outcome_of(command, tmp_path) == (130, "stopped; all is kept; run the same command to resume\n")
 
 
 def test_handlers_are_put_back(tmp_path):

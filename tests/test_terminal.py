@@ -5,7 +5,7 @@ import io
 import pytest
 from tqdm import tqdm
 
-from lambdanets.terminal import printable, say
+from lambdanets.terminal import echo, printable
 from lambdanets.text_tables import markdown_table, text_table
 
 
@@ -31,7 +31,7 @@ def test_text_in_any_script_is_left_alone(text):
 
 def test_each_line_is_printed_as_one_line():
     stream = io.StringIO()
-    say("one\ntwo", 3, file=stream)
+    echo("one\ntwo", 3, file=stream)
     assert stream.getvalue() == "one\\ntwo\n3\n"
 
 
@@ -46,5 +46,5 @@ def test_a_line_beside_a_progress_bar_stands_alone():
     stream = io.StringIO()
     with tqdm(total=2, file=stream) as bar:
         bar.update()
-        say("a line", file=stream)
+        echo("a line", file=stream)
     assert "\ra line\n" in stream.getvalue()

@@ -50,7 +50,9 @@ def read(*make, name: str = "", command: str = PREDICT) -> Input:
 
 def unreadable(*make, name: str = "", says: str = "", command: str = PREDICT) -> Input:
     """An image that cannot be read: it is named with the reason, and the command ends as there is no other."""
-    return refused(command, "none of the 1", *make, lines=rf"^skipped 1 images|^  .*\ba\.\w+.*{says}", name=name)
+    return refused(
+        command, "none of the 1", *make, lines=rf"^skipped 1 unreadable images|^  .*\ba\.\w+.*{says}", name=name
+    )
 
 
 def framed(here: Path, places: object) -> None:
@@ -221,9 +223,9 @@ FOLDERS: list[Input] = [
         *(file(f"d/{n}/{i}.png", "") for n in "ab" for i in range(5)),
         lines=UNREADABLE,
     ),
-    refused("shard d new --processes 1 --unlabelled", "images", folder("d")),
+    refused("shard d new --processes 1 --unlabeled", "images", folder("d")),
     refused("shard {photo} new", "photo"),
-    refused("shard {images}", "folder for the shards"),
+    refused("shard {images}", "OUT"),
     refused("shard {images} new --index", "--index"),
     refused("shard {images} --verify", "shards.json"),
     refused("shard {images} --verify --index", "verify"),
@@ -243,7 +245,7 @@ FOLDERS: list[Input] = [
     ),
     refused("shard {images} old --processes 1", "old", file("old/mine.txt", "x")),
     refused("shard {images} old --processes 1 --seed 5", "seed|another set", copied("shards", "old")),
-    refused("shard {images}/dark old --unlabelled --processes 1", "old|another set", copied("shards", "old")),
+    refused("shard {images}/dark old --unlabeled --processes 1", "old|another set", copied("shards", "old")),
     accepted("shard {images} old --processes 1 --images-per-shard 4", "16 images", copied("shards", "old")),
 ]
 

@@ -99,7 +99,7 @@ COMMANDS: list[Input] = [
     refused("train --resume nowhere --epochs 3", "resume"),
     refused("train digits --resume nowhere", "resume"),
     refused("train --resume nowhere", "nowhere"),
-    refused("train --resume ''", r"resume|''|\. is no folder of a run"),
+    refused("train --resume ''", r"resume|''|\. must be a run folder"),
     refused("train --plan --run new", "plan"),
     refused("train --plan --quicktest", "plan"),
     refused("train --quicktest --run old", "old", folder("old")),

@@ -5,7 +5,7 @@ from .makers import copied, file, folder, forbidden, image, link, pipe, unix_soc
 from .options import TRAIN
 
 LONG = "x" * 300
-UNREADABLE = r"^(skipped|left out) \d+ images|^  "
+UNREADABLE = r"^skipped \d+ unreadable images|^  "
 DEEP = "/".join(["x" * 200] * 30)
 # The places that an option or argument names, each with a command that takes it.
 READ = {
@@ -80,7 +80,7 @@ PATHS: list[Input] = [
     refused("train --data /dev/null --run new", "/dev/null"),
     refused("train --data pipes --run new", "pipe|a.png", pipe("pipes/a/a.png"), pipe("pipes/b/b.png"), lines="."),
     refused("predict {run} pipes", "none of the 1|a.png", pipe("pipes/a.png"), lines=r"a\.png|skipped"),
-    refused("shard pipes new --unlabelled --processes 1", "a.png|images", pipe("pipes/a.png"), lines=r"a\.png"),
+    refused("shard pipes new --unlabeled --processes 1", "a.png|images", pipe("pipes/a.png"), lines=r"a\.png"),
     refused(
         "predict {run} dangling.png",
         "dangling|none of the 1",
@@ -89,7 +89,7 @@ PATHS: list[Input] = [
     ),
     refused("predict {run} '*.nothing'", "nothing"),
     refused("predict {run} '['", r"\["),
-    refused("predict {run}", "images"),
+    refused("predict {run}", "IMAGES"),
     refused("predict {run} void", "void|image", folder("void")),
     refused(
         "predict {run} closed.png", "closed|none", image("closed.png"), forbidden("closed.png"), lines="closed|ski"

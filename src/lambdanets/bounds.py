@@ -34,12 +34,12 @@ class Range:
 
 
 WORKERS = Range(0, 1024)
-# A smaller share holds out no image of most data sets, a larger one leaves too few to train on.
+# Less holds out no image of most data sets, more leaves too few to train on.
 VALIDATION_SHARE = Range(0.001, 0.9)
 
 
-_ONE = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text", type(None): "None"}
-_SEVERAL = {int: "whole numbers", float: "finite numbers", str: "texts"}
+_ONE = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a string", type(None): "None"}
+_SEVERAL = {int: "whole numbers", float: "finite numbers", str: "strings"}
 
 
 @functools.cache
@@ -50,15 +50,15 @@ def types_of_fields(kind: Any) -> dict[str, Any]:
 
 
 def check(name: str, value: Any, annotation: Any, bounds: Range | None = None) -> None:
-    """Raise InputError unless a value is of an annotated type and, where it is a number, in its range."""
+    """Raise InputError unless a value is of an annotated type and, if it is a number, in its range."""
     convert(value, annotation, name, bounds)
 
 
 def convert(value: Any, kind: Any, name: str = "it", bounds: Range | None = None) -> Any:
-    """A value, such as JSON gives, as one of a type: objects as dataclasses or TypedDicts, lists as tuples.
+    """Convert a JSON value to an annotated type: objects to dataclasses or TypedDicts, lists to tuples.
 
-    kind: of these, lists, dicts, unions, Literals and plain classes. A whole number fits where a float is wanted, True
-    and False fit no number, and floats must be finite. bounds: of numbers. Raises InputError for what does not fit.
+    kind: a dataclass, TypedDict, list, tuple, dict, union, Literal or plain class. An int is accepted for a float, a
+    bool for no number, and floats must be finite. bounds: range of numbers. Raises InputError for any other value.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or is_typeddict(kind)):
@@ -68,7 +68,7 @@ def convert(value: Any, kind: Any, name: str = "it", bounds: Range | None = None
     if isinstance(value, list | tuple) and origin in (list, tuple):
         kinds = arguments if origin is tuple and arguments[-1] is not Ellipsis else arguments[:1] * len(value)
         if arguments[0] not in _SEVERAL:
-            return origin(convert(item, arguments[0], f"{name}[{place}]") for place, item in enumerate(value))
+            return origin(convert(item, arguments[0], f"{name}[{index}]") for index, item in enumerate(value))
         if len(kinds) == len(value) and all(_fits(item, each, bounds) for item, each in zip(value, kinds, strict=True)):
             return origin(value)
     for alternative in arguments if origin in (Union, UnionType) else ():
@@ -81,23 +81,23 @@ def convert(value: Any, kind: Any, name: str = "it", bounds: Range | None = None
     raise InputError(f"{name} must be {expected}, got {text if len(text) < 200 else f'{text[:150]} ... {text[-45:]}'}")
 
 
-def _record(value: dict[str, Any], kind: Any, inside: str) -> Any:
-    """The fields that a record has; a TypedDict keeps others. RANGES are those of fields, ALIASES other names."""
+def _record(value: dict[str, Any], kind: Any, prefix: str) -> Any:
+    """A dataclass or TypedDict, with its RANGES and ALIASES of fields. A TypedDict keeps unknown fields."""
     value = {getattr(kind, "ALIASES", {}).get(name, name): item for name, item in value.items()} | value
     ranges = getattr(kind, "RANGES", {})
-    given = () if is_typeddict(kind) else dataclasses.fields(kind)
-    optional = {field.name for field in given if (field.default, field.default_factory) != (dataclasses.MISSING,) * 2}
+    fields = () if is_typeddict(kind) else dataclasses.fields(kind)
+    optional = {field.name for field in fields if (field.default, field.default_factory) != (dataclasses.MISSING,) * 2}
     values = {}
     for name, annotation in types_of_fields(kind).items():
         if name in value:
-            values[name] = convert(value[name], annotation, f"{inside}{name}", ranges.get(name))
+            values[name] = convert(value[name], annotation, f"{prefix}{name}", ranges.get(name))
         elif name not in optional | getattr(kind, "__optional_keys__", set()):
-            raise InputError(f"{inside}{name} must be {expected_of(annotation)}, got nothing")
-    return kind(**values) if given else value | values
+            raise InputError(f"{prefix}{name} must be {expected_of(annotation)}, got nothing")
+    return kind(**values) if fields else value | values
 
 
 def _fits(value: Any, kind: Any, bounds: Range | None) -> bool:
-    """Whether a value is of a class, Literal or Any, and in its range if it is a number."""
+    """Whether a value is of a class, a Literal or Any and, if it is a number, in its range."""
     if get_origin(kind) is Literal:
         return value in get_args(kind) and not isinstance(value, bool)
     if kind in (int, float):

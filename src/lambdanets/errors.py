@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# Failures of the machine, whichever the file: no space, too many open files, a failing disk.
+# Failures of the machine, whatever the file: disk full, too many open files, I/O errors.
 _MACHINE_ERRORS = {
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE")
@@ -40,9 +40,9 @@ class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process
 
 
 def is_for_user(error: OSError) -> bool:
-    """Whether a user can fix the error: it names a file outside the installed packages, or the machine is at a limit.
+    """Whether a user can fix the error: it names a file outside the installed packages, or is one of _MACHINE_ERRORS.
 
-    Others, such as a closed file descriptor or a missing file of a package, are bugs, which keep their traceback.
+    Others, such as a closed file descriptor or a missing file of a package, are bugs, and keep their traceback.
     """
     if error.errno in _MACHINE_ERRORS:
         return True
@@ -55,12 +55,12 @@ def is_for_user(error: OSError) -> bool:
 
 
 def need_packages(*packages: str, extra: str) -> None:
-    """Raise InputError, which says what to install, unless all packages of an extra are there. Imports none of them."""
+    """Raise InputError with the install command unless all packages of an extra are installed. Imports none of them."""
     import importlib.util
 
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"{extra} needs {package}; install it with: pip install 'lambdanets[{extra}]'")
+            raise InputError(f"{extra} requires {package}; install it with: pip install 'lambdanets[{extra}]'")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""A journal of finished work, one line of JSON per entry, from which an interrupted command resumes."""
+"""A journal (JSON Lines) of finished items, from which an interrupted command resumes."""
 
 import contextlib
 import json
@@ -10,13 +10,13 @@ from lambdanets.bounds import convert
 from lambdanets.errors import InputError
 from lambdanets.files import printable_bytes
 from lambdanets.folders import differences
-from lambdanets.records import refused
+from lambdanets.records import as_input_error
 
 SUFFIX = ".partial"
 
 
 class Journal:
-    """An open journal. entries: those of the interrupted command (`resumed` is their number), then the added ones."""
+    """An open journal. entries: all entries; the first `resumed` are from the interrupted command."""
 
     def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
         self._file = file
@@ -34,17 +34,17 @@ class Journal:
 def open_journal(path: Path, identity: dict[str, Any]) -> Iterator[Journal]:
     """Create or resume the journal at `path`; it is removed after the block, and kept if the block raises.
 
-    identity: what the entries depend on, by name, for messages. Raises InputError if an existing file has another
-    identity or is no journal. A truncated last line is dropped. The caller holds a lock.
+    identity: what the entries depend on, by name. Raises InputError if an existing file has another identity or is not
+    a journal. A truncated last line is dropped. The caller holds a lock.
     """
     content = path.read_bytes() if path.is_file() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    entries = _read(path, whole, identity)
+    complete = content[: content.rfind(b"\n") + 1]
+    entries = _read(path, complete, identity)
     try:
-        with path.open("r+b" if whole else "wb") as file:
-            file.truncate(len(whole))
-            file.seek(len(whole))
-            if not whole:
+        with path.open("r+b" if complete else "wb") as file:
+            file.truncate(len(complete))
+            file.seek(len(complete))
+            if not complete:
                 file.write(_line(identity))
             yield Journal(file, entries)
     except BaseException:
@@ -59,9 +59,9 @@ def _line(entry: Any) -> bytes:
 
 
 def _read(path: Path, content: bytes, identity: dict[str, Any]) -> list[Any]:
-    with refused(f"{path} is damaged", "remove it to start again"):
-        found, *entries = [json.loads(line) for line in content.splitlines()] or [identity]
-        differ = differences(convert(found, dict[str, Any]), identity)
-    if differ:
-        raise InputError(f"{path} was begun with {differ}; remove it to start again, or name another place")
+    with as_input_error(f"{path} is damaged", "remove it to restart"):
+        header, *entries = [json.loads(line) for line in content.splitlines()] or [identity]
+        differing = differences(convert(header, dict[str, Any]), identity)
+    if differing:
+        raise InputError(f"{path} was started with {differing}; remove it to restart, or choose another output path")
     return entries

@@ -1,4 +1,4 @@
-"""Locks: one process at a time works on a folder or file; others raise InUseError, which names the owner.
+"""File locks: one process at a time works on a folder or file; others raise InUseError, which names the owner.
 
 A lock file names its owner (host, process ID, start time), which refreshes it while alive. The lock of a dead owner is
 taken over: on the owner's host at once, also after a reboot; on another host, or if no owner is named, when it has not
@@ -25,7 +25,7 @@ from filelock import LeaseSettingsMismatch, OwnerRecord, SoftFileLease, Timeout
 
 from lambdanets.errors import InputError
 from lambdanets.signals import deferred, interruptible
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 LOCK = ".lock"
 EXPIRY_SECONDS = 60.0
@@ -49,11 +49,11 @@ class Lock:
 
     def check(self) -> None:
         """Raise LostLockError if the lock was removed, or taken over by another host while this process was stopped."""
-        found = _file_at(Path(self._lease.lock_file))
-        if found is None or self._file is None or found.inode != self._file.inode:
+        current = _file_at(Path(self._lease.lock_file))
+        if current is None or self._file is None or current.inode != self._file.inode:
             owner = self._lease.owner
-            why = f"was taken over by {_named(owner)}" if owner else f"has lost its lock file {self._lease.lock_file}"
-            raise LostLockError(f"{self._subject} {why}; this process ends and leaves it alone")
+            why = f"was taken over by {_describe(owner)}" if owner else f"lost its lock file {self._lease.lock_file}"
+            raise LostLockError(f"{self._subject} {why}; this process stops without writing to it")
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def locked(path: Path, subject: Path, wait: float = 0.0, *, patient: bool = True
     the lock file cannot be written. Only a refresh shows that an owner on another host is alive: if patient, wait
     EXPIRY_SECONDS for one, with a message; otherwise assume that it is alive.
     """
-    if not path.parent.is_dir():  # filelock would make it
+    if not path.parent.is_dir():  # filelock would create it
         raise InputError(f"{subject}: {os.strerror(errno.ENOENT)}")
     lease = SoftFileLease(path, lease_duration=EXPIRY_SECONDS, timeout=0, thread_local=False)
     with interruptible():  # a signal that ended the process at once would leave the lock file
@@ -84,21 +84,21 @@ def locked(path: Path, subject: Path, wait: float = 0.0, *, patient: bool = True
 def locked_folder(folder: Path, wait: float = 0.0) -> Iterator[Lock]:
     """Hold the lock of a folder, which is created if missing, and removed if the block leaves it empty.
 
-    Raises InUseError where another live process holds it for `wait` seconds more, and InputError where the folder
-    cannot be made or written to.
+    Raises InUseError if another live process still holds it after `wait` seconds, and InputError if the folder cannot
+    be created or written to.
     """
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     with interruptible(), contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, made)
+        stack.callback(_remove_empty, created)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
+            raise InputError(f"folder {folder} cannot be created: {error.strerror}") from error
         yield stack.enter_context(locked(folder / LOCK, folder, wait))
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    with deferred(), contextlib.suppress(OSError):  # the first that is not empty, or that another process has removed
+    with deferred(), contextlib.suppress(OSError):  # stops at one that is not empty or already removed
         for folder in folders:
             folder.rmdir()
 
@@ -107,25 +107,25 @@ def _acquire(lease: SoftFileLease, subject: Path, wait: float, patient: bool) ->
     if _acquired(lease, wait):
         return
     path = Path(lease.lock_file)
-    found, owner = _file_at(path), lease.owner
-    if found is not None and owner is not None and owner.hostname == _own_host() and _is_dead(owner.pid, found):
-        _remove(path, found)
+    lock_file, owner = _file_at(path), lease.owner
+    if lock_file is not None and owner is not None and owner.hostname == _own_host() and _is_dead(owner.pid, lock_file):
+        _remove(path, lock_file)
     if _acquired(lease, 0.5):  # the owner was dead or has ended meanwhile
         return
-    found, owner = _file_at(path), lease.owner
-    if found is not None and (owner is None or owner.hostname != _own_host()) and patient:
-        said = f"{subject} is in use by {_named(owner)}; waiting {EXPIRY_SECONDS:.0f} s to see whether it is alive"
-        say(said, file=sys.stderr)
+    lock_file, owner = _file_at(path), lease.owner
+    if lock_file is not None and (owner is None or owner.hostname != _own_host()) and patient:
+        message = f"{subject} is in use by {_describe(owner)}; waiting {EXPIRY_SECONDS:.0f} s to see if it is alive"
+        echo(message, file=sys.stderr)
         if _acquired(lease, 1.1 * EXPIRY_SECONDS):
             return
-        if _file_at(path) == found:
-            _remove(path, found)
+        if _file_at(path) == lock_file:
+            _remove(path, lock_file)
             if _acquired(lease, 0.5):
                 return
-    advice = "wait for it to end, or name another place"
+    advice = "wait for it to end, or choose another path"
     if owner is None:
-        advice += f"; if there is none, remove {path}"
-    raise InUseError(f"{subject} is in use by {_named(owner)}; {advice}")
+        advice += f"; if no process uses it, remove {path}"
+    raise InUseError(f"{subject} is in use by {_describe(owner)}; {advice}")
 
 
 def _acquired(lease: SoftFileLease, timeout: float) -> bool:
@@ -137,7 +137,7 @@ def _acquired(lease: SoftFileLease, timeout: float) -> bool:
 
 
 class _File(NamedTuple):
-    """The state of a lock file, which differs after a refresh or a replacement."""
+    """The state of a lock file, which changes when it is refreshed or replaced."""
 
     inode: tuple[int, int]
     refreshed: int  # ns
@@ -168,14 +168,14 @@ def _remove(path: Path, dead: _File) -> None:
             return
 
 
-def _is_dead(pid: int, found: _File) -> bool:
-    """Whether the owner on this host is dead: its process ID is free, a zombie's or a later process's.
+def _is_dead(pid: int, lock_file: _File) -> bool:
+    """Whether the owner on this host is dead: its process ID is unused, a zombie's or reused.
 
     In many containers zombies are never reaped.
     """
     try:
         process = psutil.Process(pid)
-        return process.status() == psutil.STATUS_ZOMBIE or process.create_time() > found.refreshed / 1e9 + 5
+        return process.status() == psutil.STATUS_ZOMBIE or process.create_time() > lock_file.refreshed / 1e9 + 5
     except psutil.NoSuchProcess:
         return True
     except psutil.Error:
@@ -184,21 +184,21 @@ def _is_dead(pid: int, found: _File) -> bool:
 
 @functools.cache
 def _own_host() -> str:
-    """This host as filelock names it in lock files, in a container not by the host name alone."""
+    """This host as filelock names it in lock files; in a container not only the host name."""
     with tempfile.TemporaryDirectory() as folder:
         own = SoftFileLease(Path(folder) / LOCK)
         with own:
             return own.owner.hostname if own.owner else ""
 
 
-def _named(owner: OwnerRecord | None) -> str:
+def _describe(owner: OwnerRecord | None) -> str:
     if owner is None:
         return "another process"
-    words = f"process {owner.pid} on {owner.hostname.partition('?')[0]}"
+    text = f"process {owner.pid} on {owner.hostname.partition('?')[0]}"
     if owner.hostname != _own_host():
-        return words
+        return text
     try:
         started = datetime.datetime.fromtimestamp(psutil.Process(owner.pid).create_time())
     except psutil.Error:
-        return words
-    return f"{words}, which runs since {started:%Y-%m-%d %H:%M:%S}"
+        return text
+    return f"{text}, running since {started:%Y-%m-%d %H:%M:%S}"

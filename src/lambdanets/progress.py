@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from lambdanets.terminal import printable, say
+from lambdanets.terminal import echo, printable
 
 Item = TypeVar("Item")
 SECONDS_PER_LINE = 30.0
@@ -17,8 +17,8 @@ class Progress:
     """A context manager that shows progress on standard error within its block.
 
     Off a terminal a thread prints a line every SECONDS_PER_LINE, also while one item takes longer. Without a total
-    there is no bar, and the lines have the elapsed time. initial: items done before. bar: False if standard output
-    shows each item. note: text for the current item, or a function that returns it for each line; may be set any time.
+    there is no bar, and the lines have the elapsed time. initial: items already done. bar: False if standard output
+    shows each item. note: text on the current item, or a function that returns it for each line; may be set any time.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(count)
 
-    def tell(self, note: str, label: str | None = None) -> None:
+    def set_note(self, note: str, label: str | None = None) -> None:
         """Set the note, and the label if given."""
         self.note = note
         self.label = self.label if label is None else label
@@ -92,7 +92,7 @@ class Progress:
     def _print_lines(self) -> None:
         stream = sys.stderr
         while not self._stopped.wait(SECONDS_PER_LINE):
-            say(self.line(), file=stream)
+            echo(self.line(), file=stream)
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Item]:

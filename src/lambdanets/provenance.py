@@ -19,27 +19,29 @@ from lambdanets.records import parse_json
 
 def commit() -> str | None:
     """The git commit of the source tree, with "-dirty" if it has changes; None for an installed package."""
-    here = Path(__file__).parent
+    source = Path(__file__).parent
     try:
-        command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         tracked = subprocess.run(
-            ["git", "-C", str(here), "ls-files", "--error-unmatch", "provenance.py"], capture_output=True, check=False
+            ["git", "-C", str(source), "ls-files", "--error-unmatch", "provenance.py"],
+            capture_output=True,
+            check=False,
         )
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        described = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return None
-    return answer.stdout.strip() or None if tracked.returncode == 0 else None
+    return described.stdout.strip() or None if tracked.returncode == 0 else None
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, this package and those that results depend on."""
+    """Versions of Python, this package and its main dependencies."""
     packages = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
     ours = {"python": platform.python_version(), "lambdanets": lambdanets.__version__}
     return ours | {name: importlib.metadata.version(name) for name in packages}
 
 
 def hardware() -> dict[str, Any]:
-    """The system, processor, cores, torch's number of threads, and the GPU if there is one."""
+    """Operating system, CPU, cores, PyTorch threads, and the GPU if there is one."""
     cpuinfo = Path("/proc/cpuinfo")
     names = [line.split(":")[1].strip() for line in _lines(cpuinfo) if line.startswith("model name")]
     return {
@@ -55,18 +57,18 @@ class _Measured(TypedDict):
     finished: bool
 
 
-def read_unfinished(path: Path, begun: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a JSON file of interrupted measurements, to resume them.
+def read_unfinished(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the JSON file of interrupted measurements, to resume them.
 
-    begun: values that the file must have, by name, such as options, versions and hardware. Raises InputError where the
-    measurements are finished, a value differs, or the file holds something else.
+    expected: values that the file must have, such as options, versions and hardware. Raises InputError if the
+    measurements are finished, a value differs, or the file has other content.
     """
-    advice = "name another place with --out"
-    content = parse_json(path.read_bytes(), _Measured, f"{path} holds no measurements to resume", advice)
+    advice = "choose another path with --out"
+    content = parse_json(path.read_bytes(), _Measured, f"{path} has no measurements to resume", advice)
     if content["finished"]:
         raise InputError(f"{path} exists and is finished; {advice}, or remove it")
-    if differ := differences(content, json.loads(json.dumps(begun, default=str))):
-        raise InputError(f"{path} was begun with {differ}; remove it, or {advice}")
+    if differing := differences(content, json.loads(json.dumps(expected, default=str))):
+        raise InputError(f"{path} was started with {differing}; remove it, or {advice}")
     return {**content}
 
 

@@ -1,4 +1,4 @@
-"""Records: files of JSON whose content is of an annotated type, checked by `bounds.convert`."""
+"""Typed JSON files: read and checked against an annotated type by `bounds.convert`."""
 
 import json
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
 
 
 def read_json(path: Path, kind: type[T], advice: str = "") -> T:
-    """The content of a file that this package wrote. The InputError for any other ends with the advice."""
+    """Read a file that this package wrote. Raises InputError, which ends with the advice, if it is damaged."""
     return parse_json(path.read_bytes(), kind, f"{path} is damaged", advice)
 
 
 def parse_json(content: bytes | str, kind: type[T], problem: str, advice: str = "") -> T:
-    """JSON as a value of a type. Raises InputError, "problem: what does not fit; advice"."""
-    with refused(problem, advice):
+    """Parse JSON into a type. Raises InputError, "problem: reason; advice", if it does not match."""
+    with as_input_error(problem, advice):
         return convert(json.loads(content), kind)
 
 
 @contextmanager
-def refused(problem: str, advice: str = "") -> Iterator[None]:
-    """Raise InputError, "problem: reason; advice", for a ValueError or the like in the block."""
+def as_input_error(problem: str, advice: str = "") -> Iterator[None]:
+    """Convert a TypeError, ValueError or RecursionError in the block to InputError, "problem: reason; advice"."""
     try:
         yield
     except (TypeError, ValueError, RecursionError) as error:

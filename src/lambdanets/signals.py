@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -27,29 +27,29 @@ _pending: int | None = None  # the signal received in a deferred block
 _interrupted = False
 
 
-def heeded() -> list[signal.Signals]:
-    """SIGNALS without those that the parent process ignores: SIGHUP by nohup, SIGINT by a shell's `&`."""
+def handled_signals() -> list[signal.Signals]:
+    """SIGNALS except those that the parent process made ignored: SIGHUP under nohup, SIGINT in a shell's background."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
-def handled() -> Iterator[None]:
-    """Install the command line's signal handlers, and restore the former ones after the block."""
+def handling() -> Iterator[None]:
+    """Within the block, the command line's signal handlers are installed."""
     global _interrupted, _pending
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former: dict[Any, Any] = {}
+    previous: dict[Any, Any] = {}
     hook = sys.unraisablehook
     _interrupted, _pending = False, None
     try:
-        for number in (*heeded(), signal.SIGALRM):
-            former[number] = signal.signal(number, _handle)
+        for number in (*handled_signals(), signal.SIGALRM):
+            previous[number] = signal.signal(number, _handle)
         sys.unraisablehook = lambda dropped: _raise_again() if _is_ours(dropped.exc_type) else hook(dropped)
         yield
     finally:
         sys.unraisablehook = hook
-        for number, handler in former.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -69,12 +69,12 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def resumable(kept: str) -> Iterator[None]:
-    """`interruptible`, for work that the same command resumes; on a signal it prints `kept` and how to resume."""
+    """`interruptible`, for work that the same command resumes; on a signal, print `kept` and how to resume."""
     try:
         with interruptible():
             yield
     except KeyboardInterrupt:
-        say(f"stopped; {kept}; give the same command to resume", file=sys.stderr)
+        echo(f"stopped; {kept}; run the same command to resume", file=sys.stderr)
         raise
 
 
@@ -98,22 +98,22 @@ def deferred() -> Iterator[None]:
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
     """Within the block, signals are blocked; a process forked in it keeps them blocked until it unblocks them."""
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def end_at_once() -> None:
-    """In a worker forked while signals were `blocked`: unblock them, with default handlers but for ignored ones."""
-    for number in heeded():
+def restore_default_handlers() -> None:
+    """In a worker forked while signals were `blocked`: restore the default handlers and unblock the signals."""
+    for number in handled_signals():
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def end_with_parent() -> None:
-    """In a worker process: it ends once the process that started it has, whatever it does then."""
+def exit_with_parent() -> None:
+    """Make this worker process exit when its parent process has exited."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -125,7 +125,7 @@ def end_with_parent() -> None:
 
 
 def interrupted() -> bool:
-    """Whether a signal raised KeyboardInterrupt, so that the exception at the command line is no error."""
+    """Whether a signal raised KeyboardInterrupt; other exceptions that follow are then no errors."""
     return _interrupted
 
 

@@ -1,4 +1,4 @@
-"""Prints lines with control characters escaped, because names of files and classes may hold terminal escape codes."""
+"""Printing with control characters escaped, because file and class names may contain terminal escape codes."""
 
 import sys
 import unicodedata
@@ -23,10 +23,10 @@ def printable(text: object) -> str:
     )
 
 
-def say(*lines: object, file: TextIO | None = None) -> None:
+def echo(*lines: object, file: TextIO | None = None) -> None:
     """Print and flush escaped lines, by default on standard output, without breaking a tqdm bar.
 
-    The package prints only by this function, which the linter checks.
+    The package prints only with this function; the linter checks it.
     """
     stream = sys.stdout if file is None else file
     text = "".join(f"{printable(line)}\n" for line in lines)

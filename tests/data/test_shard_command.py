@@ -17,19 +17,19 @@ def test_a_folder_becomes_shards_that_are_verified(
     (two_classes / "dark/00.png").write_bytes(b"no image")
     assert shard(two_classes, tmp_path / "out", "--images-per-shard", 4, "--processes", 2, "--verify") == 0
     out = capsys.readouterr().out
-    assert "left out 1 images that could not be read:" in out
+    assert "skipped 1 unreadable images:" in out
     assert f"19 images in 5 shards of {tmp_path}/out" in out
-    assert "5 of 5 shards are whole" in out
+    assert "5 of 5 shards are intact" in out
 
 
 def test_bad_shards_are_named_with_exit_code_2(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shard(two_classes, tmp_path / "out", "--unlabelled", "--images-per-shard", 10)
+    shard(two_classes, tmp_path / "out", "--unlabeled", "--images-per-shard", 10)
     (tmp_path / "out/train-00001.tar").unlink()
     assert shard(tmp_path / "out", "--verify") == 2
     out = capsys.readouterr().out
-    assert "train-00001.tar: there is no such file\n1 of 2 shards are whole; 20 images by their list" in out
+    assert "train-00001.tar: there is no such file\n1 of 2 shards are intact; 20 images in shards.json" in out
 
 
 def test_foreign_shards_are_listed_with_class_names(
@@ -43,17 +43,17 @@ def test_foreign_shards_are_listed_with_class_names(
 
 
 def test_options_that_do_not_fit_together_are_refused(two_classes: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name a folder for the shards"):
+    with pytest.raises(InputError, match="OUT, or one of --verify and --index, must be given"):
         shard(two_classes)
-    with pytest.raises(InputError, match="takes no second folder"):
+    with pytest.raises(InputError, match="OUT must not be given with --index"):
         shard(two_classes, tmp_path / "out", "--index")
     with pytest.raises(InputError, match="processes must be at least 1"):
         shard(two_classes, tmp_path / "out", "--processes", 0)
-    with pytest.raises(InputError, match="a folder of images with --unlabelled"):
-        shard("digits", tmp_path / "out", "--unlabelled")
+    with pytest.raises(InputError, match="a folder of images with --unlabeled"):
+        shard("digits", tmp_path / "out", "--unlabeled")
 
 
-@pytest.mark.parametrize("options", [["OUT"], ["OUT", "--unlabelled"], ["--verify"], ["--index"]])
+@pytest.mark.parametrize("options", [["OUT"], ["OUT", "--unlabeled"], ["--verify"], ["--index"]])
 def test_an_empty_folder_name_is_refused_and_not_the_current_folder(
     options: list[str],
     shards: Path,
@@ -64,7 +64,7 @@ def test_an_empty_folder_name_is_refused_and_not_the_current_folder(
     monkeypatch.chdir(shards)
     arguments = [str(tmp_path / "out") if word == "OUT" else word for word in options]
     assert main(["shard", "", *arguments]) == 2
-    assert "folder must be a data set, a folder or a URL, got ''" in capsys.readouterr().err
+    assert "DATA must be a data set, a folder or a URL, got ''" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -76,19 +76,19 @@ def test_an_empty_second_folder_is_refused(shards: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--verify", "--classes", "names"), "--classes does nothing when shards are verified"),
-        (("--verify", "--unlabelled"), "--unlabelled does nothing when shards are verified"),
-        (("--verify", "--no-check-images"), "--no-check-images does nothing when shards are verified"),
-        (("--index", "--unlabelled"), "--unlabelled does nothing when shards are listed"),
-        (("--index", "--processes", "1"), "--processes does nothing when shards are listed"),
-        (("--index", "--images-per-shard", "5"), "--images-per-shard does nothing when shards are listed"),
-        (("OUT", "--classes", "names"), "--classes does nothing when shards are written"),
-        (("OUT", "--unlabelled", "--data-root", "x"), "--data-root does nothing when images without classes"),
-        (("OUT", "--unlabelled", "--validation-share", "0.5"), "--validation-share does nothing when images without"),
-        (("--unlabelled",), "name a folder for the shards"),
-        (("--classes", "names"), "name a folder for the shards"),
-        (("--index", "--verify"), "name a folder for the shards after the data set, or one of --verify and --index"),
-        (("--index", "--classes", "names"), "expected class names in names, but it cannot be read"),
+        (("--verify", "--classes", "names"), "--classes has no effect when verifying shards"),
+        (("--verify", "--unlabeled"), "--unlabeled has no effect when verifying shards"),
+        (("--verify", "--no-check-images"), "--no-check-images has no effect when verifying shards"),
+        (("--index", "--unlabeled"), "--unlabeled has no effect when indexing shards"),
+        (("--index", "--processes", "1"), "--processes has no effect when indexing shards"),
+        (("--index", "--images-per-shard", "5"), "--images-per-shard has no effect when indexing shards"),
+        (("OUT", "--classes", "names"), "--classes has no effect when writing shards"),
+        (("OUT", "--unlabeled", "--data-root", "x"), "--data-root has no effect when writing images without classes"),
+        (("OUT", "--unlabeled", "--validation-share", "0.5"), "--validation-share has no effect when writing images"),
+        (("--unlabeled",), "OUT, or one of --verify and --index, must be given"),
+        (("--classes", "names"), "OUT, or one of --verify and --index, must be given"),
+        (("--index", "--verify"), "OUT, or one of --verify and --index, must be given"),
+        (("--index", "--classes", "names"), "classes must be a readable text file, got names"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(

@@ -184,7 +184,7 @@ def test_a_url_is_a_data_set_like_any_other(
     splits = open_splits(f"{nginx.url}/")
     assert splits.train.labels.tolist() == open_splits(str(shards)).train.labels.tolist()
     assert len(list((tmp_path / "cache").glob("*.tar"))) == 8
-    with pytest.raises(InputError, match=r"shards\.json', but there is no such file"):
+    with pytest.raises(InputError, match=r"shards\.json cannot be read: there is no such file"):
         open_splits(f"{nginx.url}/elsewhere")
 
 
@@ -213,13 +213,13 @@ def test_a_missing_shard_is_named_at_once(nginx: Served, shards: Path, tmp_path:
 
 @needs_nginx
 def test_every_shard_at_a_url_is_verified_anew(nginx: Served, shards: Path) -> None:
-    assert verify_shards(nginx.url, processes=2).bad == []
+    assert verify_shards(nginx.url, processes=2).damaged == []
     path = shards / "train-00001.tar"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", lambda seconds: None)
-        (sentence,) = verify_shards(nginx.url).bad
-    assert sentence.startswith(f"{nginx.url}/train-00001.tar: it came as ")
+        (sentence,) = verify_shards(nginx.url).damaged
+    assert sentence.startswith(f"{nginx.url}/train-00001.tar: the download has ")
 
 
 @needs_nginx
@@ -267,7 +267,7 @@ def test_a_server_that_stalls_is_tried_again(faulty: Faulty, tmp_path: Path, mon
     faulty.faults = {"train-00000.tar": ["stall"]}
     assert train(faulty.url, tmp_path / "cache").load(0)
     faulty.faults = {"train-00001.tar": ["stall"] * 2}
-    with pytest.raises(UnreadableImage, match=r"the server did not answer in time \(tried 2 times\)"):
+    with pytest.raises(UnreadableImage, match=r"the server timed out \(tried 2 times\)"):
         train(faulty.url, tmp_path / "cache", tries=2).load(2)
 
 
@@ -275,9 +275,9 @@ def test_a_server_that_stalls_is_tried_again(faulty: Faulty, tmp_path: Path, mon
     ("fault", "reason"),
     [
         ("drop", r"payload.*\(tried 3 times\)"),
-        ("damage", r"it came as \d+ bytes with SHA-256 .*as the list of shards says \(tried 3 times\)"),
-        ("502", r"the server answered 502 \(tried 3 times\)"),
-        ("403", "the server answered 403$"),
+        ("damage", r"the download has \d+ bytes and SHA-256 .* as in shards\.json \(tried 3 times\)"),
+        ("502", r"the server responded with status 502 \(tried 3 times\)"),
+        ("403", "the server responded with status 403$"),
     ],
 )
 def test_what_does_not_pass_is_said_after_the_tries(faulty: Faulty, tmp_path: Path, fault: str, reason: str) -> None:
@@ -304,7 +304,7 @@ def test_pauses_grow(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_server_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     (port,) = _free_ports(1)
-    with pytest.raises(InputError, match=r"shards\.json', but .*\(tried 3 times\)"):
+    with pytest.raises(InputError, match=r"shards\.json cannot be read: .*\(tried 3 times\)"):
         train(f"http://127.0.0.1:{port}", tmp_path / "cache", tries=9)
 
 
@@ -328,12 +328,12 @@ def test_each_retry_is_reported_in_one_line(faulty: Faulty, tmp_path: Path, caps
     train(faulty.url, tmp_path / "cache")
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
-    assert said[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server answered 503"
-    assert said[2] == f"{faulty.url}/shards.json: retrying in 0.04 s (3 of 5): the server answered 429"
+    assert said[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server responded with status 503"
+    assert said[2] == f"{faulty.url}/shards.json: retrying in 0.04 s (3 of 5): the server responded with status 429"
 
 
 def test_a_scheme_that_nobody_knows_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nobody://set/shards\.json', but Protocol not known"):
+    with pytest.raises(InputError, match=r"nobody://set/shards\.json cannot be read: Protocol not known"):
         train("nobody://set", tmp_path / "cache", pause=60)
 
 
@@ -363,7 +363,7 @@ def test_the_shard_opened_longest_ago_is_removed_first(faulty: Faulty, shards: P
 
 
 def test_a_shard_larger_than_the_cache_is_refused(faulty: Faulty, tmp_path: Path) -> None:
-    with pytest.raises(UnreadableImage, match="do not fit into a cache of 1000"):
+    with pytest.raises(UnreadableImage, match="do not fit into the cache of 1000"):
         train(faulty.url, tmp_path / "cache", cache_bytes=1000).load(0)
 
 
@@ -393,14 +393,14 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(faulty: Faulty, tmp_path: 
 
 def test_the_bound_of_the_cache_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_BYTES, "many")
-    with pytest.raises(InputError, match="a number of bytes in LAMBDANETS_SHARDS_CACHE_BYTES, but came 'many'"):
+    with pytest.raises(InputError, match="LAMBDANETS_SHARDS_CACHE_BYTES must be a number of bytes, got 'many'"):
         ShardStore("http://127.0.0.1")
 
 
 def test_an_unreadable_shard_keeps_its_path_and_reason_between_processes() -> None:
     error = pickle.loads(pickle.dumps(UnreadableShard("a.tar", "it is gone")))
     assert (error.path, error.reason) == ("a.tar", "it is gone")
-    assert str(error) == "expected a whole shard in a.tar, but it is gone"
+    assert str(error) == "shard a.tar cannot be read: it is gone"
 
 
 def test_paths_are_no_urls() -> None:

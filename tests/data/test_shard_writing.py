@@ -16,8 +16,8 @@ from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.images import images_under
 from lambdanets.data.shards import writing
-from lambdanets.data.shards.division import unique_keys
-from lambdanets.data.shards.images import UNLABELLED, ShardedImages, open_shards
+from lambdanets.data.shards.images import UNLABELED, ShardedImages, open_shards
+from lambdanets.data.shards.plan import unique_keys
 from lambdanets.data.shards.tar_samples import split_name
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
@@ -72,8 +72,8 @@ def test_loose_images_are_written_without_classes(two_classes: Path, tmp_path: P
     parts, classes = open_shards(str(tmp_path / "out"))
     assert (list(parts), classes) == (["train"], ())
     assert len(files_of(parts["train"])) == 20
-    assert parts["train"].load(0)[1] == UNLABELLED
-    assert parts["train"].labels.tolist() == [UNLABELLED] * 20
+    assert parts["train"].load(0)[1] == UNLABELED
+    assert parts["train"].labels.tolist() == [UNLABELED] * 20
     with pytest.raises(InputError, match="images without classes"):
         open_splits(str(tmp_path / "out"))
 
@@ -171,7 +171,7 @@ def test_a_killed_process_of_several_is_told_of(
 
     with monkeypatch.context() as patch:
         patch.setattr(writing, "write_tar_samples", die)
-        with pytest.raises(InputError, match="was ended from outside, perhaps for want of memory; the same command"):
+        with pytest.raises(InputError, match="was killed, perhaps out of memory; run the same command"):
             write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
     assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
 
@@ -224,11 +224,11 @@ def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, 
         (two_classes / "dark/05.png").write_bytes(b"damaged")
         with pytest.raises(InputError, match="max_unreadable"):
             write_shards(splits, out, max_unreadable=0)
-    with pytest.raises(InputError, match=r"holds shards with seed 0, not 1; name another folder"):
+    with pytest.raises(InputError, match=r"has shards with seed 0, not 1; choose another folder"):
         write_shards(splits, out, seed=1)
-    with pytest.raises(InputError, match=r"holds shards with images_per_shard 10000, not 5"):
+    with pytest.raises(InputError, match=r"has shards with images_per_shard 10000, not 5"):
         write_shards(splits, out, images_per_shard=5)
-    with pytest.raises(InputError, match="holds shards with other images, names or classes"):
+    with pytest.raises(InputError, match="has shards with other images, names or classes"):
         write_shards(open_splits(str(two_classes), seed=5), out)
 
 
@@ -236,7 +236,7 @@ def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, 
 def test_a_damaged_plan_of_begun_work_is_refused(two_classes: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "out/unfinished").mkdir(parents=True)
     (tmp_path / "out/unfinished/plan.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"plan\.json is damaged: .*; remove \S*out, or name a new folder"):
+    with pytest.raises(InputError, match=r"plan\.json is damaged: .*; remove \S*out, or choose another folder"):
         write_shards(images_under(two_classes), tmp_path / "out")
 
 
@@ -244,12 +244,12 @@ def test_a_folder_of_other_things_is_refused(two_classes: Path, tmp_path: Path) 
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file must be a folder, got a file"):
         write_shards(images_under(two_classes), tmp_path / "file")
-    with pytest.raises(InputError, match="holds something already: dark; name another folder"):
+    with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
         write_shards(images_under(two_classes), two_classes)
     (tmp_path / "foreign").mkdir()
     entry = {"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}
     (tmp_path / "foreign/shards.json").write_text(json.dumps({"classes": [], "parts": {"train": [entry]}}))
-    with pytest.raises(InputError, match=r"holds something already: shards\.json"):
+    with pytest.raises(InputError, match=r"is not empty, it has shards\.json"):
         write_shards(images_under(two_classes), tmp_path / "foreign")
 
 
@@ -297,7 +297,7 @@ def test_the_shard_command_refuses_a_set_of_unreadable_images(
 ) -> None:
     for path in images_under(two_classes):
         path.write_bytes(b"")
-    for options in ([], ["--unlabelled"]):
+    for options in ([], ["--unlabeled"]):
         assert main(["shard", str(two_classes), str(tmp_path / "out"), *options]) == 2
         assert "training images can be read; the first: " in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
@@ -323,7 +323,7 @@ def test_a_shard_that_reads_otherwise_than_written_is_refused(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lambdanets.data.shards.tar_samples._contents", lambda file: [])
-    with pytest.raises(InputError, match="reads otherwise than written"):
+    with pytest.raises(InputError, match="differs after it was written"):
         write_shards(images_under(two_classes), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.tar"))
 
@@ -332,7 +332,7 @@ def test_a_shard_that_reads_otherwise_than_written_is_refused(
 def test_options_out_of_range_are_refused(two_classes: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
         write_shards(images_under(two_classes), tmp_path / "out", **{option: -1})
-    with pytest.raises(InputError, match="there are none"):
+    with pytest.raises(InputError, match="source must have images, got none"):
         write_shards([], tmp_path / "out")
 
 

@@ -77,7 +77,7 @@ def test_rejects_a_tar_truncated_within_or_before_a_header(tmp_path: Path, beyon
     content = tar.read_bytes()
     tar.write_bytes(content[: boundaries(content)[6] + beyond])
     with pytest.raises(
-        InputError, match=r"all\.tar' must be a whole, uncompressed tar, but: (it is cut off|unexpected)"
+        InputError, match=r"all\.tar must be a complete, uncompressed tar: (it is truncated|unexpected)"
     ):
         open_splits(str(tar))
 
@@ -96,7 +96,7 @@ def test_rejects_concatenated_tars_and_a_damaged_header(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
     content = tar.read_bytes()
     tar.write_bytes(content + content)
-    with pytest.raises(InputError, match="several tars were joined"):
+    with pytest.raises(InputError, match="concatenated tars"):
         open_splits(str(tar))
     offset = boundaries(content)[3]
     tar.write_bytes(content[:offset] + b"x" + content[offset + 1 :])
@@ -109,7 +109,7 @@ def test_rejects_a_truncated_tar_within_a_tar(tmp_path: Path, cut: str) -> None:
     inner = write_tar(tmp_path / "a.inner", {f"{i}.png": png(i) for i in range(3)}).read_bytes()
     offset = boundaries(inner)[2] + {"within a header": 100, "between members": 0, "within an image": 520}[cut]
     tar = write_tar(tmp_path / "all.tar", {"a.tar": inner[:offset], "b.tar": inner})
-    with pytest.raises(InputError, match=r"all\.tar' must be a whole, uncompressed tar, but: it is cut off after"):
+    with pytest.raises(InputError, match=r"all\.tar must be a complete, uncompressed tar: it is truncated after"):
         open_splits(str(tar))
 
 

@@ -22,7 +22,7 @@ from lambdanets.inference.classifier import Classifier, load_classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.model import card_of
-from lambdanets.training.pseudo_labels import labelling
+from lambdanets.training.pseudo_labels import labeling
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
 from training.teaching import write_teacher
@@ -102,12 +102,14 @@ def test_failed_evaluation_of_a_classifier_kills_hanging_workers(
 def test_failed_pseudo_labeling_kills_hanging_workers(
     hang: Callable[[type[Any]], Any], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_shards = ShardedImages.of_shards
-    monkeypatch.setattr(ShardedImages, "of_shards", lambda self, _: of_shards(self, range(8)))  # one large shard
+    select_shards = ShardedImages.select_shards
+    monkeypatch.setattr(
+        ShardedImages, "select_shards", lambda self, _: select_shards(self, range(8))
+    )  # one large shard
     teacher = write_teacher(tmp_path / "teacher")
     with kills_two_hanging_workers(hang(ShardedImages)) as stop:
         monkeypatch.setattr(Classifier, "probabilities", stop)
-        labelling.label_shards(teacher, str(shards), tmp_path / "out", batch_size=2, workers=2)
+        labeling.label_shards(teacher, str(shards), tmp_path / "out", batch_size=2, workers=2)
 
 
 def test_failed_evaluation_of_a_detector_kills_hanging_workers(
@@ -119,7 +121,7 @@ def test_failed_evaluation_of_a_detector_kills_hanging_workers(
     detector = Detector(Oracle(subset), card_of(recipe, [c.name for c in categories], [c.id for c in categories]))
     with kills_two_hanging_workers(hang(AnnotatedImages)) as stop:
         monkeypatch.setattr(Detector, "detect", stop)
-        detection.detect_in_set(detector, subset, batch_size=2, workers=2)
+        detection.detect_set(detector, subset, batch_size=2, workers=2)
 
 
 @pytest.mark.forks

@@ -8,7 +8,7 @@ import torch
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import build_model, describe
-from lambdanets.training.pseudo_labels.labelling import label_shards
+from lambdanets.training.pseudo_labels.labeling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.recipe import Recipe
 

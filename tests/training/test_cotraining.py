@@ -107,9 +107,9 @@ def test_fields_that_do_not_go_together_are_refused(fields, sentence):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"pseudo_labels": ""}, "pseudo_labels must be given, such as --pseudo-labels PATH"),
-        ({"pseudo_images": ""}, "pseudo_images must be given, such as --pseudo-images PATH"),
-        ({"pseudo_labels": "nowhere"}, "nowhere is no finished selection of pseudo-labels"),
+        ({"pseudo_labels": ""}, "pseudo_labels must be given; set it with --pseudo-labels PATH"),
+        ({"pseudo_images": ""}, "pseudo_images must be given; set it with --pseudo-images PATH"),
+        ({"pseudo_labels": "nowhere"}, "nowhere must be a finished selection of pseudo-labels"),
         ({"pseudo_images": "nowhere"}, "nowhere"),
     ],
 )

@@ -130,9 +130,9 @@ def test_two_damaged_checkpoints_are_named_with_what_to_do(small, tmp_path, monk
     [
         (
             {"seed": SEED + 1},
-            f"holds a run with seed {SEED}, not {SEED + 1}; resume it with --resume, or",
+            f"has a run with seed {SEED}, not {SEED + 1}; resume it with --resume, or",
         ),
-        ({"epochs": 9, "dropout": 0.0}, r"holds a run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
+        ({"epochs": 9, "dropout": 0.0}, r"has a run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
     ],
 )
 def test_a_folder_of_another_recipes_run_is_refused_with_the_fields_that_differ(small, changed, sentence, tmp_path):
@@ -171,7 +171,7 @@ def test_more_unreadable_images_than_max_unreadable_stop_the_run_and_are_named(s
     for number in range(4, 8):
         (two_classes / f"dark/{number:02}.png").write_bytes(b"no image")
     with pytest.raises(
-        InputError, match=r"images could not be read, and max_unreadable is 1: .*dark/0\d\.png: it is not an image"
+        InputError, match=r"images cannot be read, more than max_unreadable \(1\): .*dark/0\d\.png: it is not an image"
     ):
         run.start(replace(small, max_unreadable=1), tmp_path / "run")
     # the run goes on with what the same command allows now
@@ -317,7 +317,7 @@ def test_a_signal_ends_the_command_with_the_command_to_go_on_with(small, number,
     at_step(monkeypatch, 1, lambda: signal.raise_signal(number))
     assert on_the_command_line(small, tmp_path / "run") == 130
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == f"stopped; go on with: lambdanets train --resume {tmp_path / 'run'}"
+    assert said[-1] == f"stopped; resume with: lambdanets train --resume {tmp_path / 'run'}"
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
 
 

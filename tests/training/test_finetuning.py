@@ -143,8 +143,8 @@ def test_a_run_is_started_again_by_the_same_command(finetune, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"weights": ""}, r"weights must be given, such as --weights PATH; the recipe names none"),
-        ({"data": ""}, r"data must be given, such as --data PATH"),
+        ({"weights": ""}, r"weights must be given; set it with --weights PATH"),
+        ({"data": ""}, r"data must be given; set it with --data PATH"),
         ({"weights": "nowhere"}, "nowhere"),
         ({"model_options": {"scope": 4}}, "scope"),
     ],
@@ -162,4 +162,4 @@ def test_a_recipe_without_model_and_weights_is_refused(finetune, tmp_path):
 
 def test_the_command_line_says_in_a_sentence_what_is_missing(two_classes, tmp_path, capsys):
     assert main(["train", "finetune", "--data", str(two_classes), "--run", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err.startswith("lambdanets: weights must be given, such as --weights PATH")
+    assert capsys.readouterr().err.startswith("lambdanets: weights must be given; set it with --weights PATH")

@@ -69,7 +69,7 @@ def test_a_full_disk_ends_the_command_with_a_sentence_and_the_run_goes_on_when_t
     assert json.loads((tmp_path / "codes.json").read_text()) == [2, 0]
     (said,) = told.stderr.strip().splitlines()
     assert said.endswith(
-        "best.ckpt: No space left on device; the last checkpoint is whole; once mended, go on with: "
+        "best.ckpt: No space left on device; the last checkpoint is intact; once fixed, resume with: "
         f"lambdanets train --resume {tmp_path}/disk/run"
     )
     check_stopped(tmp_path / "stopped")

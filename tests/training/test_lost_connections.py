@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lambdanets.errors import InputError
-from lambdanets.training.processes import all_reduce_sum, lost_connection_explained, process_group
+from lambdanets.training.distributed import all_reduce_sum, process_group, report_lost_connection
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -28,7 +28,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
     ids=lambda error: str(error)[-40:],
 )
 def test_a_connection_lost_in_a_collective_or_the_store_is_explained(error):
-    with pytest.raises(InputError, match="another process of the run was lost or"), lost_connection_explained():
+    with pytest.raises(InputError, match="connection to another rank was lost"), report_lost_connection():
         raise error
 
 
@@ -44,7 +44,7 @@ def test_a_connection_lost_in_a_collective_or_the_store_is_explained(error):
     ids=lambda error: str(error)[:40],
 )
 def test_an_error_that_is_no_lost_connection_is_raised_as_it_is(error):
-    with pytest.raises(RuntimeError) as raised, lost_connection_explained():
+    with pytest.raises(RuntimeError) as raised, report_lost_connection():
         raise error
     assert raised.value is error
 
@@ -61,7 +61,7 @@ def sum_beside(rank, port, lost):
                 os._exit(9)
             all_reduce_sum(rank)
     except InputError as error:
-        os._exit(7 if "another process of the run was lost" in str(error) else 1)
+        os._exit(7 if "connection to another rank was lost" in str(error) else 1)
 
 
 @pytest.mark.forks

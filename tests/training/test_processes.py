@@ -181,7 +181,7 @@ def test_what_processes_refuse_is_said_once_with_exit_code_2(tmp_path):
     (folder / "thesis.tex").write_text("years of work")
     first, second = by_two_processes(lambda rank: refused(rank, folder), tmp_path)
     assert first[0] == 2
-    assert "thesis holds something already: thesis.tex; name another folder" in first[1]
+    assert "thesis is not empty, it has thesis.tex; choose another folder" in first[1]
     assert second == (2, "")
 
 

@@ -13,7 +13,7 @@ from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import locked
-from lambdanets.training.pseudo_labels.labelling import label_shards
+from lambdanets.training.pseudo_labels.labeling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.pseudo_labels.tables import open_labels, read_table
 from training.teaching import CLASSES, changed, write_teacher
@@ -40,7 +40,7 @@ def tables_in(folder):
 
 def test_each_training_shard_gets_a_table_with_its_own_keys(teacher, shards, tmp_path):
     done = label_shards(teacher, str(shards), tmp_path / "out")
-    assert (done.shards, done.images, done.unreadable, done.elsewhere) == (8, 16, (), 0)
+    assert (done.shards, done.images, done.unreadable, done.in_progress) == (8, 16, (), 0)
     images = open_shards(str(shards))[0]["train"]
     origin, tables = open_labels(tmp_path / "out")
     assert [path.stem for path in tables] == SHARDS
@@ -93,20 +93,20 @@ def test_shards_without_classes_are_labelled_too(teacher, two_classes, tmp_path)
 def test_a_second_call_labels_nothing(teacher, shards, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
-    done = label_shards(teacher, str(shards), tmp_path / "out", tell=stop)
+    done = label_shards(teacher, str(shards), tmp_path / "out", report=stop)
     assert (done.shards, done.images) == (0, 0)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
 
 
 def test_labelling_that_was_stopped_goes_on_with_the_other_shards(teacher, shards, tmp_path):
     with pytest.raises(StoppedError):
-        label_shards(teacher, str(shards), tmp_path / "out", tell=stop)
+        label_shards(teacher, str(shards), tmp_path / "out", report=stop)
     assert [*tables_in(tmp_path / "out")] == SHARDS[:1]
-    with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, train-00001.parquet first; finish labelling"):
+    with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, such as train-00001.parquet; finish lambdanets"):
         select(tmp_path / "out", tmp_path / "selection")
     told = []
     done = label_shards(
-        teacher, str(shards), tmp_path / "out", tell=lambda name, images, _: told.append((name, images))
+        teacher, str(shards), tmp_path / "out", report=lambda name, images, _: told.append((name, images))
     )
     assert told == [(f"{name}.tar", 2) for name in SHARDS[1:]]
     assert (done.shards, done.images) == (7, 14)
@@ -116,7 +116,7 @@ def test_a_locked_shard_is_left_to_the_process_that_holds_it(teacher, shards, tm
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out/.train-00003.tar.lock", tmp_path):
         done = label_shards(teacher, str(shards), tmp_path / "out")
-    assert (done.shards, done.elsewhere) == (7, 1)
+    assert (done.shards, done.in_progress) == (7, 1)
     assert not (tmp_path / "out/train-00003.parquet").exists()
     assert label_shards(teacher, str(shards), tmp_path / "out").shards == 1
 
@@ -125,17 +125,17 @@ def test_a_shard_of_a_host_that_is_gone_is_labelled_after_the_others(teacher, sh
     monkeypatch.setattr(locks, "EXPIRY_SECONDS", 1.0)
     label_shards(teacher, str(shards), tmp_path / "whole")
     with pytest.raises(StoppedError):
-        label_shards(teacher, str(shards), tmp_path / "out", tell=stop)
+        label_shards(teacher, str(shards), tmp_path / "out", report=stop)
     (tmp_path / "out/train-00000.parquet").unlink()
     lock = tmp_path / "out/.train-00000.tar.lock"
     with locked(lock, tmp_path):
         text = lock.read_text()
     lock.write_text(text.replace("host=", "host=elsewhere-"))
     names = []
-    label_shards(teacher, str(shards), tmp_path / "out", tell=lambda name, *_: names.append(name))
+    label_shards(teacher, str(shards), tmp_path / "out", report=lambda name, *_: names.append(name))
     assert names[-1] == "train-00000.tar"
     assert tables_in(tmp_path / "out") == tables_in(tmp_path / "whole")
-    assert capsys.readouterr().err.count("waiting 1 s to see whether it is alive") == 1
+    assert capsys.readouterr().err.count("waiting 1 s to see if it is alive") == 1
 
 
 def in_processes(count, work):
@@ -163,7 +163,7 @@ def test_two_processes_label_every_shard_once(teacher, shards, tmp_path):
                 if first.pop() if first else False:
                     barrier.wait(60)  # each has one shard, and holds it, before either goes on
 
-            label_shards(teacher, str(shards), tmp_path / "out", tell=tell)
+            label_shards(teacher, str(shards), tmp_path / "out", report=tell)
 
     assert in_processes(2, work) == [0, 0]
     told = [(tmp_path / f"told-{number}").read_text().split() for number in range(2)]
@@ -180,7 +180,7 @@ def test_what_a_killed_process_began_the_next_finishes(teacher, shards, tmp_path
 
     def work(number, barrier):
         torch.set_num_threads(1)
-        label_shards(teacher, str(shards), out, tell=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        label_shards(teacher, str(shards), out, report=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
     assert in_processes(1, work) == [-signal.SIGKILL]
     assert [*tables_in(out)] == SHARDS[:1]
@@ -200,7 +200,7 @@ def test_a_folder_of_other_labels_is_refused_and_left_as_it_is(teacher, shards, 
         teacher = write_teacher(tmp_path / "other", seed=1)
     elif "classes" in what:
         teacher = write_teacher(tmp_path / "other", (*CLASSES[:3], "spotted"))
-    with pytest.raises(InputError, match=f"out holds labels with {what}; name another folder"):
+    with pytest.raises(InputError, match=f"out has labels with {what}; choose another folder"):
         label_shards(teacher, str(shards), tmp_path / "out", **options)
     assert tables_in(tmp_path / "out") == {name: before[name] for name in SHARDS[1:]}
 
@@ -218,12 +218,12 @@ def test_a_damaged_teacher_is_refused_before_a_folder_is_made(shards, tmp_path):
 def test_a_folder_of_labels_for_other_images_is_refused(teacher, shards, two_classes, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "more", images_per_shard=5)
-    with pytest.raises(InputError, match="out holds labels with other images; name another folder"):
+    with pytest.raises(InputError, match="out has labels with other images; choose another folder"):
         label_shards(teacher, str(tmp_path / "more"), tmp_path / "out")
 
 
 def test_a_folder_that_holds_something_else_is_refused(teacher, shards, two_classes, tmp_path):
-    with pytest.raises(InputError, match="holds something already: dark; name another folder"):
+    with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
         label_shards(teacher, str(shards), two_classes)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file must be a folder, got a file"):
@@ -242,7 +242,7 @@ def test_images_that_cannot_be_read_are_left_out_named_and_counted(teacher, shar
 
 def test_a_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tmp_path):
     first, second = (changed(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
-    with pytest.raises(InputError, match=rf"2 images could not be read, and max_unreadable is 1: {first}/"):
+    with pytest.raises(InputError, match=rf"2 images cannot be read, more than max_unreadable \(1\): {first}/"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=1)
     assert [*tables_in(tmp_path / "out")] == SHARDS[:4]
     second.write_bytes(second.read_bytes().replace(b"XXXX", b"IHDR"))
@@ -251,7 +251,7 @@ def test_a_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, 
 
 def test_a_shard_that_cannot_be_had_is_labelled_once_it_can(teacher, shards, tmp_path):
     away = Path(shards, "train-00003.tar").rename(tmp_path / "away.tar")
-    with pytest.raises(InputError, match="2 images could not be read, and max_unreadable is 0"):
+    with pytest.raises(InputError, match=r"2 images cannot be read, more than max_unreadable \(0\)"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0)
     away.rename(shards / "train-00003.tar")
     assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 10

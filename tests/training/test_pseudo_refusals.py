@@ -13,13 +13,13 @@ from training.pseudo_labels import ORIGIN, Label, some_labels, write_labels
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"confidence": -0.1}, "confidence must be at least 0 and below 1, got -0.1"),
-        ({"confidence": 1.0}, "confidence must be at least 0 and below 1, got 1"),
-        ({"confidence": float("nan")}, "below 1, got nan"),
-        ({"per_class": 0}, "per_class must lie in 1 to 2147483647, got 0"),
+        ({"confidence": -0.1}, r"confidence must be in \[0, 1\), got -0.1"),
+        ({"confidence": 1.0}, r"confidence must be in \[0, 1\), got 1"),
+        ({"confidence": float("nan")}, r"\), got nan"),
+        ({"per_class": 0}, r"per_class must be in \[1, 2147483647\], got 0"),
         ({"per_class": 1 << 31}, "got 2147483648"),
-        ({"seed": -1}, "seed must lie in 0 to 18446744073709551615, got -1"),
-        ({"confidence": 0.95}, r"confidence must be at most 0.9, the highest of 2 rows in .*, got 0.95"),
+        ({"seed": -1}, r"seed must be in \[0, 18446744073709551615\], got -1"),
+        ({"confidence": 0.95}, r"confidence must be at most 0.9, the maximum of 2 rows in .*, got 0.95"),
     ],
 )
 def test_options_out_of_range_are_refused_and_nothing_is_made(tmp_path, options, sentence):
@@ -32,9 +32,9 @@ def test_options_out_of_range_are_refused_and_nothing_is_made(tmp_path, options,
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"confidence": 0.2}, r"holds a selection with confidence 0.3, not 0.2; name another folder"),
-        ({"per_class": 5}, r"holds a selection with per_class None, not 5"),
-        ({"seed": 9}, r"holds a selection with seed 0, not 9"),
+        ({"confidence": 0.2}, r"has a selection with confidence 0.3, not 0.2; choose another folder"),
+        ({"per_class": 5}, r"has a selection with per_class None, not 5"),
+        ({"seed": 9}, r"has a selection with seed 0, not 9"),
     ],
 )
 @pytest.mark.parametrize("finished", [True, False])
@@ -49,7 +49,7 @@ def test_a_folder_of_other_options_is_refused(tmp_path, options, sentence, finis
 def test_a_folder_of_other_labels_is_refused(tmp_path):
     select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
     select(write_labels(tmp_path / "in", [some_labels(20), []]), tmp_path / "out2")
-    with pytest.raises(InputError, match="out holds a selection with other labels; name another folder"):
+    with pytest.raises(InputError, match="out has a selection with other labels; choose another folder"):
         select(tmp_path / "in", tmp_path / "out")
 
 
@@ -58,8 +58,8 @@ def test_folders_with_something_else_are_refused(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("")
     for out, sentence in (
-        (labels, "in holds something already: "),
-        (tmp_path / "other", "holds something already: notes.txt; name another folder"),
+        (labels, "in is not empty, "),
+        (tmp_path / "other", "is not empty, it has notes.txt; choose another folder"),
         (tmp_path / "other/notes.txt", "must be a folder, got a file"),
     ):
         with pytest.raises(InputError, match=sentence):
@@ -86,7 +86,7 @@ def test_mixed_teachers_damaged_and_impossible_tables_are_named(tmp_path):
         select(tmp_path / "in", tmp_path / "out")
     table, origin = read_table(tmp_path / "in/train-00000.parquet")
     for column, kind, value, sentence in (
-        (2, pa.int32(), 4, "is damaged: class must lie in 0 to 3, got 4 to 4"),
+        (2, pa.int32(), 4, r"is damaged: class must be in \[0, 3\], got 4 to 4"),
         (3, pa.float32(), 1.5, "is damaged: confidence must lie in 0 to 1"),
         (3, pa.float32(), float("nan"), "is damaged: confidence must lie in 0 to 1"),
     ):

@@ -144,7 +144,7 @@ def test_a_seed_decides_which_are_repeated_and_gives_the_same_bytes_again(tmp_pa
 def test_an_equal_key_at_the_cut_is_named(tmp_path):
     labels = [Label(f"k{i}", 0, 1.0) for i in range(3)]
     write_labels(tmp_path / "in", [labels, labels])
-    with pytest.raises(InputError, match=r"keys of a set must differ from each other, but 'k\d' is there twice"):
+    with pytest.raises(InputError, match=r"keys of a data set must be unique, got 'k\d' twice"):
         select(tmp_path / "in", tmp_path / "out", per_class=3)
     assert not (tmp_path / "out").exists()
 
@@ -316,5 +316,5 @@ def test_the_command_prints_what_came_of_it_and_what_it_took(tmp_path, capsys):
         "classes with fewer than 4 (1): bee",
         "classes with none (2): cat, dog",
     ]
-    assert "rows/s, peak memory" in lines[4]
+    assert "rows/s, peak RAM" in lines[4]
     assert lines[5] == f"written to {tmp_path / 'out'}: a table a shard, and selection.json"

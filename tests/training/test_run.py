@@ -143,7 +143,7 @@ def test_second_start_of_a_run_is_refused_and_told_the_owner(quick, quick_end, t
     def start_again():
         unfinished.touch()  # the owner's: it may be stopped in the middle of a checkpoint
         for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
-            with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, which runs since"):
+            with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, running since"):
                 start_or_resume()
             assert unfinished.exists()
         unfinished.unlink()
@@ -165,7 +165,7 @@ def test_run_that_lost_its_lock_writes_no_other_checkpoint(quick, tmp_path, monk
 
     with monkeypatch.context() as patch:
         at_step(patch, 4, lose)
-        with pytest.raises(LostLockError, match="has lost its lock file"):
+        with pytest.raises(LostLockError, match="lost its lock file"):
             run.start(replace(quick, checkpoint_every=1), tmp_path / "run")
     assert checkpoint.read_bytes() == left[0]
 
@@ -254,7 +254,7 @@ def test_a_failed_write_leaves_the_checkpoint_before_intact(tmp_path, monkeypatc
 def test_a_folder_that_holds_something_is_not_written_into(quick, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"holds something already: thesis\.tex; name another folder"):
+    with pytest.raises(ValueError, match=r"is not empty, it has thesis\.tex; choose another folder"):
         run.start(quick, tmp_path / "run")
     assert (tmp_path / "run/thesis.tex").read_text() == "years of work"
 

@@ -20,8 +20,8 @@ from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.module import Classification
+from lambdanets.training.distributed import World
 from lambdanets.training.micro_batches import with_micro_batch
-from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import open_student_images
 from training.teaching import CLASSES, write_selection
 
@@ -181,7 +181,7 @@ def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, 
     if min(4, images_there) // count + recipe.pseudo_batch_size // count < 2:
         return
     for rank in range(count):
-        these = Processes(rank, count, rank, count)
+        these = World(rank, count, rank, count)
         batch_slice = with_micro_batch(
             recipe, ClassificationProbe(recipe, 3), torch.nn.Identity(), images_there, these
         )[1]

@@ -124,7 +124,7 @@ def test_the_key_decides_and_not_the_position(shards, selection):
 def test_an_image_whose_key_the_shard_lacks_is_unreadable(shards, selection):
     rewrite(selection / "train-00001.parquet", lambda rows: rows[1].update(key="dark/gone"))
     images = student(shards, selection)
-    with pytest.raises(UnreadableImage, match=r"train-00001.parquet: no image has 'dark/gone'"):
+    with pytest.raises(UnreadableImage, match=r"train-00001.parquet: no image has the key 'dark/gone'"):
         images.load(3)
     assert images.name(3) == f"{selection}/train-00001.parquet"
     images.load(2)
@@ -147,7 +147,7 @@ def test_the_images_of_a_shard_that_cannot_be_had_are_unreadable(shards, selecti
 
 
 def test_a_class_that_the_student_lacks_is_refused(shards, selection):
-    with pytest.raises(InputError, match=r"has the class 'red', which the labelled images have not; they have dark, l"):
+    with pytest.raises(InputError, match=r"must be classes of the labeled images, .*, got 'red'"):
         student(shards, selection, classes=("dark", "light", "striped"))
 
 
@@ -155,7 +155,7 @@ def test_the_labels_of_other_images_are_refused(shards, selection):
     listed = json.loads((shards / "shards.json").read_text())
     listed["parts"]["train"].reverse()
     (shards / "shards.json").write_text(json.dumps(listed))
-    with pytest.raises(InputError, match="selection has the labels of other images than these shards"):
+    with pytest.raises(InputError, match="selection has labels of other shards"):
         student(shards, selection)
 
 
@@ -166,7 +166,7 @@ def test_a_selection_of_labels_from_elsewhere_needs_the_names_of_the_shards(shar
     assert len(student(shards, selection)) == 16
     content["shards"][3]["name"] = "part-3"
     (selection / "selection.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"selection has labels for the shard 'part-3', which is not among these"):
+    with pytest.raises(InputError, match=r"selection has labels of the shard 'part-3', which does not exist"):
         student(shards, selection)
 
 
@@ -208,13 +208,13 @@ def test_a_table_that_is_missing_is_named(shards, selection):
 
 def test_an_unfinished_selection_is_refused(shards, selection):
     (selection / "selection.json").unlink()
-    with pytest.raises(InputError, match=r"is no finished selection of pseudo-labels: it has no selection.json"):
+    with pytest.raises(InputError, match=r"finished selection of pseudo-labels, got a folder without"):
         student(shards, selection)
 
 
 def test_a_table_with_other_rows_than_were_selected_is_refused(shards, selection):
     rewrite(selection / "train-00000.parquet", lambda rows: rows[0].update(copies=2))
-    with pytest.raises(InputError, match=r"train-00000.parquet changed after it was selected"):
+    with pytest.raises(InputError, match=r"train-00000.parquet has changed"):
         student(shards, selection).load(0)
 
 

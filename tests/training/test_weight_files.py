@@ -120,9 +120,7 @@ def test_classes_that_are_no_list_of_names_are_refused(classes, tmp_path, capsys
         content = json.loads(file.metadata()["lambdanets"])
     wrong = {"lambdanets": json.dumps(content | {"classes": classes})}
     path = edit(source, tmp_path / "wrong.safetensors", lambda tensors: None, wrong)
-    expected = (
-        "classes must be one name at least" if classes == [] else "does not say which model and classes it holds: "
-    )
+    expected = "classes must have at least one name" if classes == [] else "has no valid model card: "
     assert expected in refusal(capsys, "evaluate", path)
 
 
@@ -192,7 +190,7 @@ def test_detectors_saved_before_model_cards_load(tmp_path):
         ({"preprocessing": {"std": [0.0]}}, "std must be finite numbers, above 0"),
         ({"preprocessing": {"crop_pct": -1}}, "crop_pct must be a finite number, above 0 and at most 1"),
         ({"preprocessing": {"mean": [0.1, 0.2]}}, "mean must be one number or one for each of 1 channels"),
-        ({"model_options": {"num_classes": 5}}, "model_options must leave num_classes to the card"),
+        ({"model_options": {"num_classes": 5}}, "model_options must not have num_classes"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Options from the command line, by tyro; what a person got wrong is said in one sentence."""
+"""Command-line options with tyro, and one-line errors for invalid ones."""
 
 import contextlib
 import dataclasses
@@ -14,13 +14,13 @@ Options = TypeVar("Options")
 
 
 def parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **more: Any) -> Options:
-    """A dataclass of options from arguments. Raises InputError for an unknown option and for a value that is wrong.
+    """Parse arguments into a dataclass of options. Raises InputError for unknown options and invalid values.
 
-    prog: the command; words in brackets at its end are for its line of usage alone. more: what else tyro.cli takes,
+    prog: the command; a part in brackets at its end is for the usage line only. more: further arguments of tyro.cli,
     such as default.
     """
     command = prog.partition(" [")[0]
-    with _refusals(command):
+    with _tyro_errors(command):
         parsed, unknown = tyro.cli(
             options,
             args=arguments,
@@ -33,36 +33,36 @@ def parse(options: type[Options], arguments: list[str], *, description: str, pro
         )
     if unknown:
         if not unknown[0].startswith("-"):
-            raise InputError(f"{command} takes no argument {unknown[0]!r} here; {command} --help lists what it takes")
-        given = unknown[0].partition("=")[0]
+            raise InputError(f"{command} has no argument {unknown[0]!r}; {command} --help lists its arguments")
+        flag = unknown[0].partition("=")[0]
         flags = [f"--{name.replace('_', '-')}" for name in _names(parsed)]
-        raise InputError(f"{command} has no option {given}{nearest(given, flags)}")
+        raise InputError(f"{command} has no option {flag}{nearest(flag, flags)}")
     return parsed
 
 
-def _refusals(command: str) -> contextlib.AbstractContextManager[None]:
-    """Turn what tyro refuses into InputError.
+def _tyro_errors(command: str) -> contextlib.AbstractContextManager[None]:
+    """Convert tyro's errors to InputError.
 
-    tyro tells its refusals to a hook that it calls private. Where a version of it has none, or other ones, tyro prints
-    its own message, and the command ends by SystemExit with the same exit code.
+    tyro reports errors to a private hook. If a version of it has no such hook, or other events, tyro prints its own
+    message and raises SystemExit with the same exit code.
     """
     hook: Callable[[Callable[[Any], None]], contextlib.AbstractContextManager[None]] | None
     hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", None)
     if hook is None:
         return contextlib.nullcontext()
 
-    def refuse(event: Any) -> None:
+    def on_error(event: Any) -> None:
         try:
-            sentence = _sentence(event)
+            message = _message(event)
         except AttributeError:
             return
-        raise InputError(f"{sentence}; {command} --help lists the options")
+        raise InputError(f"{message}; {command} --help lists the options")
 
-    return hook(refuse)
+    return hook(on_error)
 
 
-def _sentence(event: Any) -> str:
-    """What an event of `tyro._errors` says. Raises AttributeError for one that is not known here."""
+def _message(event: Any) -> str:
+    """The error message for an event of `tyro._errors`. Raises AttributeError for an unknown kind of event."""
     kind = type(event).__name__
     if kind == "MissingArgs":
         missing = [_name(entry.arg) for entry in event.missing_arguments]
@@ -76,19 +76,19 @@ def _sentence(event: Any) -> str:
         close = nearest(event.value, event.choices)
         return f"{_name(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}{close}"
     if kind == "InstantiationFailure" and event.argument is None:
-        return str(event.message)  # of a recipe's own checks
+        return str(event.message)  # from a recipe's own checks
     if kind == "InstantiationFailure":
         return f"{_name(event.argument)} must be {event.message}"
     raise AttributeError(kind)
 
 
 def _name(argument: Any) -> str:
-    """An option as it is written, or an argument as the help names it."""
+    """An option such as --data, or a positional argument's name in the help."""
     return argument.lowered.metavar.strip("[]") if argument.is_positional() else argument.display_name()
 
 
 def _names(options: Any) -> list[str]:
-    """Fields of a dataclass, and of those within it, whose options carry no prefix."""
+    """Names of the fields of a dataclass and of nested dataclasses."""
     names = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

@@ -2,7 +2,7 @@
 
 from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError, nearest
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 
 def main(arguments: list[str]) -> int:
@@ -11,14 +11,18 @@ def main(arguments: list[str]) -> int:
 
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {kind:<9}{(options.__doc__ or '').strip()}" for kind, options in KINDS.items()]
-        say("usage: lambdanets benchmark KIND ...", "", *lines, "", "Each has --help of its own.")
+        echo(
+            "usage: lambdanets benchmark KIND ...",
+            "",
+            *lines,
+            "",
+            "lambdanets benchmark KIND --help lists its options.",
+        )
         return 0
     kind = arguments[0]
     if kind not in KINDS:
-        raise InputError(f"there is no benchmark {kind!r}, only {', '.join(KINDS)}{nearest(kind, KINDS)}")
-    description = (
-        f"{KINDS[kind].__doc__}\n\nOutputs and gradients are checked against float64 before a time is printed."
-    )
+        raise InputError(f"benchmark must be one of {', '.join(KINDS)}, got {kind!r}{nearest(kind, KINDS)}")
+    description = f"{KINDS[kind].__doc__}\n\nOutputs and gradients are verified against float64 before timing."
     options = parse(KINDS[kind], arguments[1:], prog=f"lambdanets benchmark {kind}", description=description)
     from lambdanets.evidence.benchmark.run import run
 

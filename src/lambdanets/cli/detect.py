@@ -16,45 +16,43 @@ from lambdanets.cli.training import parse_with_recipe, train
 from lambdanets.errors import InputError, nearest, need_packages
 from lambdanets.progress import track
 from lambdanets.signals import deferred
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """A recipe's fields, and where the run goes."""
+    """Options of detect train."""
 
     recipe: tyro.conf.OmitArgPrefixes[DetectionRecipe]
     run: Path | None = None
-    """Folder the run leaves: new, empty, or of an unfinished run of the same recipe, which goes on. By default
-    runs/RECIPE-DATE-TIME."""
+    """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
     devices: int | None = None
-    """Processes to train with on this machine, each with a GPU of its own where there are some; torchrun starts more
-    machines."""
+    """Number of processes on this machine, one per GPU; use torchrun for several machines."""
     quicktest: bool = False
-    """Train the recipe made small, on scattered digits, in less than a minute on two cores."""
+    """Train a small version of the recipe on scattered digits, in less than a minute on two cores."""
     resume: Path | None = None
-    """Folder of an unfinished run to go on with, by the recipe it was started with."""
+    """Run folder of an unfinished run to resume, with its own recipe."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """What to evaluate, and on what."""
+    """Options of detect evaluate."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Folder of a run, weights.safetensors, or a .ckpt file."""
+    """Run folder, weights.safetensors or .ckpt file."""
     data: Path | None = None
-    """Instances in COCO's format, with the categories of the training; by default those the run validated on."""
+    """COCO-format JSON file of instances with the same categories; the validation data of the run by default."""
     images: Path | None = None
-    """Their images, a folder or an uncompressed tar."""
+    """Images of data: a folder or an uncompressed tar."""
     out: Path | None = None
-    """Folder for scores.json, results.json, in COCO's format, and pictures; nothing is written if none."""
+    """New folder for scores.json, results.json (COCO results format) and figures; no files if none."""
     batch_size: int = 1
-    """Images in one forward pass, which holds the masks of all of them."""
+    """Images per forward pass, whose masks are in memory together."""
     workers: int = 0
-    """Processes that decode images; 0 for the command's own."""
+    """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None
-    """cpu, cuda, or a GPU by its number such as cuda:1; by default the GPU if there is one."""
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int, Range(1))
@@ -63,23 +61,23 @@ class Evaluate:
 
 @dataclasses.dataclass(frozen=True)
 class Predict:
-    """Where to look for objects, and where to write what is found."""
+    """Options of detect predict."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Folder of a run, weights.safetensors, or a .ckpt file."""
+    """Run folder, weights.safetensors or .ckpt file."""
     images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
-    """Files, folders of images, and globs."""
+    """Image files, folders and globs."""
     out: Path = Path("detections")
-    """New folder for results.json, in COCO's format, images.json, which says the image of each id, and a picture of
-    each image. An interrupted command keeps what it has found there, and the same command resumes."""
+    """New folder for results.json (COCO results format), images.json (file names by image id) and one figure per image.
+    The same command resumes an interrupted one."""
     score: float = 0.5
-    """Least score of what is drawn; results.json has all that is found."""
-    pictures: bool = True
-    """Draw a picture of each image."""
+    """Minimum score of drawn detections; results.json has all detections."""
+    figures: bool = True
+    """Draw the detections of each image."""
     batch_size: int = 1
-    """Images in one forward pass, which holds the masks of all of them."""
+    """Images per forward pass, whose masks are in memory together."""
     device: str | None = None
-    """cpu, cuda, or a GPU by its number such as cuda:1; by default the GPU if there is one."""
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int, Range(1))
@@ -89,44 +87,42 @@ class Predict:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Which runs to compare."""
+    """Options of detect report."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...")] = ()
-    """Folders of finished runs; the first row is the one that gains are over. Those that differ in the seed alone,
-    by the content of weights and data, share a row."""
+    """Folders of finished runs. Gains are relative to the first row; runs that differ only in the seed share a row."""
     format: Literal["text", "markdown"] = "text"
-    """As a terminal or a page shows it."""
+    """Output format."""
 
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets detect` and return its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<10}{(action.__doc__ or '').splitlines()[0]}" for name, action in ACTIONS.items()]
-        say("usage: lambdanets detect ACTION ...", "", *lines)
+        echo("usage: lambdanets detect ACTION ...", "", *lines)
         return 0
     if arguments[0] not in ACTIONS:
         raise InputError(
-            f"lambdanets detect has no action {arguments[0]!r}, only {', '.join(ACTIONS)}"
-            f"{nearest(arguments[0], ACTIONS)}"
+            f"action must be one of {', '.join(ACTIONS)}, got {arguments[0]!r}{nearest(arguments[0], ACTIONS)}"
         )
     need_packages("faster_coco_eval", "pycocotools", extra="detection")
     return ACTIONS[arguments[0]](arguments[1:])
 
 
 def _train(arguments: list[str]) -> int:
-    """Train by a recipe: lambdanets detect train [RECIPE] [--run DIR] [--FIELD VALUE ...], or --resume DIR."""
+    """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
     from lambdanets.recipes import find_recipe, list_recipes
 
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else "digits"
     recipe = find_recipe(name, DetectionRecipe)
-    recipes = "\n".join(f"  {name}: {promise}" for name, promise in list_recipes(DetectionRecipe).items())
+    recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes(DetectionRecipe).items())
     options = parse_with_recipe(
         Train,
         recipe,
         arguments[1:] if named else arguments,
         prog=f"lambdanets detect train {name if named else '[RECIPE]'}",
-        description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
+        description=f"Train Mask R-CNN. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
     from lambdanets.training.detection.quicktest import small
 
@@ -135,30 +131,33 @@ def _train(arguments: list[str]) -> int:
     if isinstance(done, int):
         return done
     result, folder = done
-    if result:  # the first process's
+    if result:  # on rank 0
         report_unreadable(result["unreadable"])
         speed = f"{result['images_per_second']:.1f} images/s"
-        say(
+        echo(
             f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
             f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {speed}",
-            f"truth beside prediction: {folder / 'predictions.png'}",
-            f"precision over recall:   {folder / 'precision_recall.png'}",
-            f"curves:                  {folder / 'curves.png'}",
-            f"weights:                 {folder / 'weights.safetensors'}",
+            f"predictions:      {folder / 'predictions.png'}",
+            f"precision-recall: {folder / 'precision_recall.png'}",
+            f"curves:           {folder / 'curves.png'}",
+            f"weights:          {folder / 'weights.safetensors'}",
         )
         _print_scores(result)
     return 0
 
 
 def _evaluate(arguments: list[str]) -> int:
-    """Score a trained detector: lambdanets detect evaluate CHECKPOINT [--data FILE --images DIR]."""
+    """Evaluate a detector: lambdanets detect evaluate CHECKPOINT [--data FILE --images DIR]."""
     options = parse(
-        Evaluate, arguments, prog="lambdanets detect evaluate", description="Average precision of a trained detector."
+        Evaluate,
+        arguments,
+        prog="lambdanets detect evaluate",
+        description="Average precision (AP) of a trained detector.",
     )
     from lambdanets.data.coco.sets import report_findings
     from lambdanets.folders import WorkFolder
     from lambdanets.inference.coco_results import write_results
-    from lambdanets.inference.detection import detect_in_set, open_evaluation_set
+    from lambdanets.inference.detection import detect_set, open_evaluation_set
     from lambdanets.inference.detection_figures import draw_detections
     from lambdanets.inference.detector import load_detector
     from lambdanets.records import write_json
@@ -167,103 +166,107 @@ def _evaluate(arguments: list[str]) -> int:
         raise InputError("data and images must be given together, got one without the other")
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
-        folder.is_begun()
+        folder.is_started()
     detector = load_detector(options.checkpoint, options.device)
     images = open_evaluation_set(detector, options.data, options.images)
     report_findings(**{"validation" if options.data is None else "data": images})
     with folder.open() if folder is not None else contextlib.nullcontext():
-        found = detect_in_set(detector, images, options.batch_size, options.workers)
-        report_unreadable(found.unreadable)
-        say(f"{len(found.read)} images, {len(found.results)} objects found")
-        _print_scores(found.scores.summary())
+        evaluation = detect_set(detector, images, options.batch_size, options.workers)
+        report_unreadable(evaluation.unreadable)
+        echo(f"{len(evaluation.read)} images, {len(evaluation.results)} detections")
+        _print_scores(evaluation.scores.summary())
         if options.out is not None:
-            with deferred():  # a folder with a part of it would be in the way
-                write_json(options.out / "scores.json", {**found.scores.as_dict(), "images": len(found.read)}, 2)
-                write_results(found.results, options.out / "results.json")
-                draw_detections(detector, images, found, options.out)
+            with deferred():  # an incomplete folder could not be used again
+                write_json(
+                    options.out / "scores.json", {**evaluation.scores.as_dict(), "images": len(evaluation.read)}, 2
+                )
+                write_results(evaluation.results, options.out / "results.json")
+                draw_detections(detector, images, evaluation, options.out)
     return 0
 
 
 def _predict(arguments: list[str]) -> int:
-    """Find objects in image files: lambdanets detect predict CHECKPOINT IMAGES... takes files, folders and globs."""
+    """Detect objects in image files: lambdanets detect predict CHECKPOINT IMAGES..."""
     options = parse(
         Predict,
         arguments,
         prog="lambdanets detect predict",
-        description="Find objects in images; write COCO's results, and a picture of each image.",
+        description="Detect objects in image files; write COCO-format results and one figure per image.",
     )
     from lambdanets.data.images import find_images
     from lambdanets.folders import WorkFolder
 
     if not options.images:
-        raise InputError("no images given; expected files, folders or globs after the checkpoint")
+        raise InputError("IMAGES must be at least one file, folder or glob, got none")
     paths = find_images(options.images)
-    with WorkFolder(options.out, found=lambda folder: {} if (folder / JOURNAL).is_file() else None).open():
-        _find_objects(options, paths)
+    with WorkFolder(options.out, read_identity=lambda folder: {} if (folder / JOURNAL).is_file() else None).open():
+        _detect(options, paths)
     return 0
 
 
-def _find_objects(options: Predict, paths: list[Path]) -> None:
-    """Find objects in images, draw each, and write what is found, also of those until something ended it."""
+def _detect(options: Predict, paths: list[Path]) -> None:
+    """Detect objects, draw them and write the results; if interrupted, those so far."""
     from lambdanets.files import atomic_open
     from lambdanets.inference.coco_results import coco_results, write_results
-    from lambdanets.inference.detection import find_in_files
+    from lambdanets.inference.detection import detect_files
     from lambdanets.inference.detector import load_detector
-    from lambdanets.inference.weights import identified
+    from lambdanets.inference.weights import file_identity
     from lambdanets.records import write_json
 
-    if options.pictures:  # without them Matplotlib is not imported
-        from lambdanets.inference.detection_figures import draw_found
+    if options.figures:  # imports Matplotlib
+        from lambdanets.inference.detection_figures import draw_predicted
     detector = load_detector(options.checkpoint, options.device)
     unreadable: list[str] = []
-    identity = {"weights": identified(options.checkpoint)["sha256"], "options": [options.score, options.pictures]}
+    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.score, options.figures]}
     with images_journal(options.out / "detections", identity, paths) as journal:
         done = {entry["image"]["file_name"] for entry in journal.entries}
-        left = [path for path in paths if str(path) not in done]
+        remaining = [path for path in paths if str(path) not in done]
         try:
-            files = find_in_files(detector, left, unreadable, options.batch_size)
-            for path, image, found in track(files, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
+            files = detect_files(detector, remaining, unreadable, options.batch_size)
+            for path, image, detections in track(
+                files, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()
+            ):
                 number = len(journal.entries) + 1
                 entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
-                results = coco_results(found, number, detector.card.category_ids)
-                drawn = draw_found(image, found, detector.classes, options.score) if options.pictures else None
-                with deferred():  # a picture without its entry in the journal would be in the way
-                    if drawn is not None:
-                        with atomic_open(options.out / f"{number:05}-{path.stem[:LONGEST_STEM]}.png") as file:
-                            drawn.save(file, "PNG")
+                results = coco_results(detections, number, detector.card.category_ids)
+                figure = draw_predicted(image, detections, detector.classes, options.score) if options.figures else None
+                with deferred():  # so that a figure and its journal entry are written both or not at all
+                    if figure is not None:
+                        with atomic_open(options.out / f"{number:05}-{path.stem[:MAX_STEM]}.png") as file:
+                            figure.save(file, "PNG")
                     journal.add({"image": entry, "results": results})
-                say(f"{path}  {int((found['scores'] >= options.score).sum())} objects")
+                echo(f"{path}  {int((detections['scores'] >= options.score).sum())} detections")
         finally:
             report_unreadable(unreadable)
             if journal.entries:
                 images = [entry["image"] for entry in journal.entries]
                 results = [result for entry in journal.entries for result in entry["results"]]
-                known = {"images": images, "categories": [*map(dataclasses.asdict, detector.categories)]}
-                write_json(options.out / "images.json", known)
+                index = {"images": images, "categories": [*map(dataclasses.asdict, detector.categories)]}
+                write_json(options.out / "images.json", index)
                 write_results(results, options.out / "results.json")
-                say(f"{len(results)} objects in {len(images)} images, written to {options.out}")
+                echo(f"{len(results)} detections in {len(images)} images, written to {options.out}")
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")
 
 
 def _report(arguments: list[str]) -> int:
-    """Compare finished runs as the paper's Table 14 does: lambdanets detect report RUN..."""
+    """Compare finished runs as in the paper's Table 14: lambdanets detect report RUNS..."""
     options = parse(
         Report,
         arguments,
         prog="lambdanets detect report",
-        description="Average precision of boxes and masks, in percent, and gains over the first run.",
+        description="Box and mask AP of finished runs, in percent, and gains over the first run.",
     )
     from lambdanets.evidence.detection_report import report
 
     if not options.runs:
-        raise InputError("no runs given; expected folders of finished runs")
-    say(*report(options.runs, options.format).split("\n"))
+        raise InputError("RUNS must be at least one folder of a finished run, got none")
+    echo(*report(options.runs, options.format).split("\n"))
     return 0
 
 
 JOURNAL = "detections.partial"  # in the folder of an interrupted detect predict
-LONGEST_STEM = 50  # of a picture's name: with all around it, 255 bytes in any script
+MAX_STEM = 50  # characters of the image's name in a figure's name, which must be at most 255 bytes
 ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,
@@ -273,6 +276,6 @@ ACTIONS: dict[str, Callable[[list[str]], int]] = {
 
 
 def _print_scores(summary: dict[str, Any]) -> None:
-    for kind, words in (("bbox", "boxes"), ("segm", "masks")):
+    for kind, label in (("bbox", "boxes"), ("segm", "masks")):
         scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in summary[kind].items()]
-        say(f"{words}  {'  '.join(scores)}")
+        echo(f"{label}  {'  '.join(scores)}")

@@ -1,4 +1,4 @@
-"""What commands that go through images share: a journal to resume from, and what could not be read."""
+"""Shared by commands that process image files: a journal to resume from, and a report of unreadable images."""
 
 import contextlib
 import hashlib
@@ -9,31 +9,31 @@ from typing import Any
 
 from lambdanets.journal import SUFFIX, Journal, open_journal
 from lambdanets.signals import interruptible
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 
 @contextlib.contextmanager
 def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -> Iterator[Journal]:
-    """The journal OUT.partial of a command that goes through images; says what is resumed, and how to resume.
+    """Open the journal OUT.partial of a command that processes images; print what is resumed, and how to resume.
 
-    identity: what its entries depend on beside the images.
+    identity: what its entries depend on besides the images.
     """
     path = out.with_name(out.name + SUFFIX)
-    listed = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
+    images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     journal = None
     try:
-        with interruptible(), open_journal(path, identity | {"images": listed}) as journal:
+        with interruptible(), open_journal(path, identity | {"images": images_hash}) as journal:
             if journal.resumed:
-                say(f"resuming: {journal.resumed} of {len(paths)} images are done", file=sys.stderr)
+                echo(f"resuming: {journal.resumed} of {len(paths)} images are done", file=sys.stderr)
             yield journal
     except KeyboardInterrupt:
         if journal is not None and journal.entries:
-            done = f"stopped after {len(journal.entries)} of {len(paths)} images, kept in {path}"
-            say(f"{done}; give the same command to resume", file=sys.stderr)
+            done = f"stopped after {len(journal.entries)} of {len(paths)} images, saved in {path}"
+            echo(f"{done}; run the same command to resume", file=sys.stderr)
         raise
 
 
 def report_unreadable(unreadable: list[str]) -> None:
     if unreadable:
-        say(f"skipped {len(unreadable)} images that could not be read:", file=sys.stderr)
-        say(*(f"  {sentence}" for sentence in unreadable), file=sys.stderr)
+        echo(f"skipped {len(unreadable)} unreadable images:", file=sys.stderr)
+        echo(*(f"  {message}" for message in unreadable), file=sys.stderr)

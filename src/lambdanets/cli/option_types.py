@@ -1,6 +1,6 @@
-"""How a value of each type is read from the command line, and what help and refusals call it.
+"""Parsing of command-line values by type, with metavars for the help.
 
-Rules for tyro in place of its own, which say "no type matching {None}|INT could be instantiated from ['x']".
+These rules replace tyro's own, whose errors read "no type matching {None}|INT could be instantiated from ['x']".
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _any_of_several(text: str) -> bool | int | float | str:
-    """A value of an option of the model: what it looks like."""
+def _model_option(text: str) -> bool | int | float | str:
+    """The value of a model option: a bool, int or float if it can be parsed as one, else a string."""
     if text in ("True", "False"):
         return text == "True"
     for kind in (int, float):
@@ -39,10 +39,10 @@ def _any_of_several(text: str) -> bool | int | float | str:
     return text
 
 
-# Type -> its name in the help, and how it is read.
+# Type -> metavar and parser.
 _SIMPLE: dict[Any, tuple[str, Callable[[str], Any]]] = {
     int: ("N", lambda text: _number(text, int, "a whole number")),
-    float: ("X", lambda text: _number(text, float, "a number")),
+    float: ("NUMBER", lambda text: _number(text, float, "a number")),
     str: ("TEXT", str),
     Path: ("PATH", _path),
 }
@@ -50,7 +50,7 @@ _SIMPLE: dict[Any, tuple[str, Callable[[str], Any]]] = {
 
 @RULES.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """The rule for a type; None leaves it to tyro: literals, and flags."""
+    """The rule for a type; None for literals and flags, which are left to tyro."""
     origin, arguments = get_origin(info.type), get_args(info.type)
     if info.type in _SIMPLE:
         metavar, read = _SIMPLE[info.type]
@@ -68,7 +68,7 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             lambda value: [str(item) for item in value],
         )
     if origin is dict:
-        return _spec("*", "NAME VALUE ...", _pairs, _shown_pairs)
+        return _spec("*", "NAME VALUE ...", _pairs, _format_pairs)
     return None
 
 
@@ -100,11 +100,11 @@ def _repeated(inner: PrimitiveConstructorSpec[Any]) -> PrimitiveConstructorSpec[
 
 def _pairs(texts: list[str]) -> dict[str, Any]:
     if len(texts) % 2:
-        raise ValueError(f"names, each with a value after it, got {' '.join(texts)!r}")
-    return dict(zip(texts[::2], map(_any_of_several, texts[1::2]), strict=True))
+        raise ValueError(f"pairs of a name and a value, got {' '.join(texts)!r}")
+    return dict(zip(texts[::2], map(_model_option, texts[1::2]), strict=True))
 
 
-def _shown_pairs(value: dict[str, Any]) -> list[str]:
+def _format_pairs(value: dict[str, Any]) -> list[str]:
     return [str(item) for pair in value.items() for item in pair] or [NONE[0]]
 
 

@@ -13,7 +13,7 @@ from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import images_journal, report_unreadable
 from lambdanets.errors import InputError
 from lambdanets.progress import track
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 if TYPE_CHECKING:
     from lambdanets.inference.classifier import Classifier
@@ -21,24 +21,22 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Predict:
-    """What to classify, and where to write it."""
+    """Options of predict."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Folder of a run, weights.safetensors, or a .ckpt file."""
+    """Run folder, weights.safetensors or .ckpt file."""
     images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
-    """Files, folders of images, and globs."""
+    """Image files, folders and globs."""
     top: int = 3
-    """Classes to name for each image."""
+    """Number of most probable classes per image."""
     out: Path = Path("predictions.jsonl")
-    """File for one line of JSON per image; an existing file is refused. An interrupted command keeps its predictions in
-    OUT.partial, and the same command resumes from there."""
+    """Output file in JSON Lines, one line per image; must not exist. The same command resumes an interrupted one."""
     model: str | None = None
-    """Load the weights into this model instead of the one they were trained in."""
-
+    """Load the weights into this model instead of the trained one."""
     batch_size: int = 1
-    """Images in one forward pass."""
+    """Images per forward pass."""
     device: str | None = None
-    """cpu, cuda, or a GPU by its number such as cuda:1; by default the GPU if there is one."""
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
     def __post_init__(self) -> None:
         check("top", self.top, int, Range(1))
@@ -51,46 +49,46 @@ def main(arguments: list[str]) -> int:
         Predict,
         arguments,
         prog="lambdanets predict",
-        description="Classify image files, folders of them and globs; print a table and write JSON lines.",
+        description="Classify image files, print the most probable classes and write them to a file.",
     )
     from lambdanets.data.images import find_images
     from lambdanets.inference.classifier import load_classifier
     from lambdanets.locks import locked
 
-    _refuse_existing(options.out)
+    _check_new(options.out)
     if not options.images:
-        raise InputError("no images given; expected files, folders or globs after the checkpoint")
+        raise InputError("IMAGES must be at least one file, folder or glob, got none")
     paths = find_images(options.images)
     classifier = load_classifier(options.checkpoint, options.model, options.device)
     with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
-        _refuse_existing(options.out)  # another process may have written it meanwhile
+        _check_new(options.out)  # another process may have written it in the meantime
         count = _predict(classifier, options, paths)
-    say(f"{count} images, written to {options.out}")
+    echo(f"{count} images, written to {options.out}")
     return 0
 
 
-def _refuse_existing(out: Path) -> None:
+def _check_new(out: Path) -> None:
     if out.exists():
-        raise InputError(f"{out} exists; name another file with --out, or remove it")
+        raise InputError(f"{out} exists; choose another file with --out, or remove it")
 
 
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
-    """Predict, show and write; predictions are kept in a journal until the file is written. Returns their number."""
+    """Classify, print and write; predictions are in a journal until the file is written. Returns their number."""
     from lambdanets.files import atomic_write, printable_bytes
     from lambdanets.inference.classifier import predict_files
-    from lambdanets.inference.weights import identified
+    from lambdanets.inference.weights import file_identity
 
     width = min(max(len(str(path)) for path in paths), 60)
     unreadable: list[str] = []
-    identity = {"weights": identified(options.checkpoint)["sha256"], "options": [options.top, options.model]}
+    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.top, options.model]}
     with images_journal(options.out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
-        left = [path for path in paths if str(path) not in done]
-        found = predict_files(classifier, left, unreadable, options.batch_size)
-        for path, prediction in track(found, "predicting", len(left), "images", bar=not sys.stdout.isatty()):
+        remaining = [path for path in paths if str(path) not in done]
+        predictions = predict_files(classifier, remaining, unreadable, options.batch_size)
+        for path, prediction in track(predictions, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()):
             best = [(name, round(probability, 6)) for name, probability in prediction.top(options.top)]
             journal.add({"path": str(path), "top": [{"class": c, "probability": p} for c, p in best]})
-            say(f"{path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
+            echo(f"{path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
         report_unreadable(unreadable)
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")

@@ -10,46 +10,46 @@ import tyro
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.signals import resumable
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """Whose labels, for which images, and where to write them."""
+    """Options of pseudo-label."""
 
     teacher: tyro.conf.Positional[Path]
-    """Folder of a run, weights.safetensors, or a .ckpt file."""
+    """Teacher: run folder, weights.safetensors or .ckpt file."""
     shards: tyro.conf.Positional[str]
-    """Images in shards: a folder or a URL. Those for training are labelled; classes of their own are not read."""
+    """Shards, a folder or a URL, whose training images are labeled. Their own labels are ignored."""
     out: tyro.conf.Positional[Path]
-    """Folder for the labels; new, or begun with the same teacher, which is then helped or gone on with."""
+    """Folder for the labels. The same command resumes; several may run at once."""
     top: int = 5
-    """Classes to keep for each image; all where there are fewer."""
+    """Number of most probable classes to keep per image."""
     batch_size: int | None = None
-    """Images at a time; by default as many as fit into memory, up to 128."""
+    """Images per forward pass; the most that fit into memory, up to 128, by default."""
     workers: int = 0
-    """Processes that decode images."""
+    """Data loading worker processes; 0 loads in the main process."""
     max_unreadable: int = 1000
-    """Images that may be left out as they cannot be read; one more stops the command."""
+    """Maximum number of unreadable images, which are skipped."""
 
 
-NAMED = 10
+MAX_NAMES = 10  # of classes, in a message
 
 
 @dataclasses.dataclass(frozen=True)
 class Select:
-    """Which pseudo-labels to select, and where to write them."""
+    """Options of pseudo-label select."""
 
     labels: tyro.conf.Positional[Path]
-    """Folder of pseudo-labels: a table for each shard of images, and pseudo-labels.json."""
+    """Folder of pseudo-labels, written by lambdanets pseudo-label."""
     out: tyro.conf.Positional[Path]
-    """Folder for the selection: new, empty, or of the same selection, which then resumes."""
+    """New folder for the selection; the same command resumes an interrupted one."""
     confidence: float = 0.3
-    """The least probability of its class that an image is kept with."""
+    """Minimum probability of an image's most probable class."""
     per_class: int | None = None
-    """Images of each class: the most confident, or some repeated where there are fewer. By default all, once."""
+    """Images per class: the most confident ones, repeated if there are fewer. All, once, by default."""
     seed: int = 0
-    """Decides which images are repeated, and which of equal confidence are kept."""
+    """Random seed for which images are repeated, and for ties of confidence."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,14 +57,14 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0] == "select":
         return _select(arguments[1:])
     description = (
-        "Write a teacher's labels for images in shards, a table a shard. Any number of these commands may work on one "
-        "folder. `lambdanets pseudo-label select` then selects those that a student learns from."
+        "Label images in shards with a teacher; write one table per shard. Several processes may work on one folder. "
+        "Then select the labels to train on with `lambdanets pseudo-label select`."
     )
     options = parse(Label, arguments, prog="lambdanets pseudo-label", description=description)
-    from lambdanets.training.pseudo_labels.labelling import label_shards
+    from lambdanets.training.pseudo_labels.labeling import label_shards
 
     with resumable("the labels of finished shards are kept"):
-        done = label_shards(
+        result = label_shards(
             options.teacher,
             options.shards,
             options.out,
@@ -72,24 +72,24 @@ def main(arguments: list[str]) -> int:
             batch_size=options.batch_size,
             workers=options.workers,
             max_unreadable=options.max_unreadable,
-            tell=lambda name, images, seconds: say(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
+            report=lambda name, images, seconds: echo(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
         )
-    report_unreadable(list(done.unreadable))
-    rate = done.images / max(done.seconds, 1e-9)
-    say(f"{done.images:,} images in {done.shards:,} shards labelled in {done.seconds:.0f} s, {rate:.0f} images/s")
-    if done.elsewhere:
-        say(f"{done.elsewhere:,} shards are under way in other processes")
-    say(f"written to {options.out}; go on with: lambdanets pseudo-label select {options.out} SELECTION")
+    report_unreadable(list(result.unreadable))
+    rate = result.images / max(result.seconds, 1e-9)
+    echo(f"{result.images:,} images in {result.shards:,} shards labeled in {result.seconds:.0f} s, {rate:.0f} images/s")
+    if result.in_progress:
+        echo(f"{result.in_progress:,} shards are in progress in other processes")
+    echo(f"written to {options.out}; select with: lambdanets pseudo-label select {options.out} SELECTION")
     return 0
 
 
 def _select(arguments: list[str]) -> int:
-    """Select, and print what came of it and what it took."""
+    """Run `lambdanets pseudo-label select` and print statistics."""
     options = parse(
         Select,
         arguments,
         prog="lambdanets pseudo-label select",
-        description="Select the labels that a student learns from: confident ones, balanced over classes.",
+        description="Select confident pseudo-labels, balanced over classes, to train a student on.",
     )
     from lambdanets.training.pseudo_labels.selection import SELECTION, select
 
@@ -103,22 +103,24 @@ def _select(arguments: list[str]) -> int:
             seed=options.seed,
         )
     seconds = time.monotonic() - started
-    say(f"{report.rows:,} rows, {report.confident:,} of confidence {options.confidence:g} or more")
-    copies = f", {report.images:,} images with their copies" if options.per_class is not None else ""
-    say(f"{report.kept:,} kept{copies}")
-    for what, classes in ((f"fewer than {options.per_class}", report.short), ("none", report.without)):
+    echo(f"{report.rows:,} rows, {report.confident:,} with confidence of at least {options.confidence:g}")
+    copies = f", {report.images:,} images counting repeats" if options.per_class is not None else ""
+    echo(f"{report.kept:,} kept{copies}")
+    for count, classes in ((f"fewer than {options.per_class}", report.short), ("none", report.without)):
         if classes:
-            more = f" and {len(classes) - NAMED} more" if len(classes) > NAMED else ""
-            say(f"classes with {what} ({len(classes)}): {', '.join(classes[:NAMED])}{more}")
-    say(f"{seconds:.1f} s, {report.rows / max(seconds, 1e-9):,.0f} rows/s, peak memory {peak_memory() / 2**20:.0f} MiB")
-    say(f"written to {options.out}: a table a shard, and {SELECTION}")
+            more = f" and {len(classes) - MAX_NAMES} more" if len(classes) > MAX_NAMES else ""
+            echo(f"classes with {count} ({len(classes)}): {', '.join(classes[:MAX_NAMES])}{more}")
+    echo(
+        f"{seconds:.1f} s, {report.rows / max(seconds, 1e-9):,.0f} rows/s, peak memory {peak_memory() / 2**20:.0f} MiB"
+    )
+    echo(f"written to {options.out}: one table per shard, and {SELECTION}")
     return 0
 
 
 def peak_memory() -> int:
-    """The most bytes that this process held; 0 where the system does not say."""
+    """Peak resident memory of this process, bytes; 0 if unknown."""
     status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would count the process that started this one
+    if status.is_file():  # getrusage would include the parent process
         lines = status.read_text().splitlines()
         return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
     try:

@@ -1,4 +1,4 @@
-"""`lambdanets shard`: writes, checks and lists images in shards."""
+"""`lambdanets shard`: write, verify and index WebDataset shards."""
 
 import dataclasses
 import os
@@ -9,77 +9,78 @@ import tyro
 from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError
 from lambdanets.signals import resumable
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """What to write into shards, and where; or which shards to check."""
+    """Options of shard."""
 
-    folder: tyro.conf.Positional[str]
-    """A data set as for lambdanets train: a folder, a .tar, digits; with --verify or --index, the shards themselves."""
+    data: tyro.conf.Positional[str]
+    """Data set, as in lambdanets train --data; the shards with --index, or with --verify and no OUT."""
     out: tyro.conf.Positional[Path | None] = None
-    """Folder for the shards; new, or of the same command, which then resumes."""
+    """New folder for the shards; the same command resumes an interrupted one."""
     verify: bool = False
-    """Read all shards again and compare them with shards.json: those in OUT once written, else those in FOLDER."""
+    """Verify the shards in OUT after writing, or those in DATA (folder or URL) if OUT is not given, against
+    shards.json."""
     index: bool = False
-    """Write shards.json for tars in FOLDER that webdataset or img2dataset wrote."""
-    unlabelled: bool = False
-    """Take all images in FOLDER and its sub-folders, without classes."""
+    """Write shards.json for a folder of tar files from webdataset or img2dataset."""
+    unlabeled: bool = False
+    """Write all images in DATA and its sub-folders, without classes."""
     classes: Path | None = None
-    """For --index, a file with the name of a class a line, in the order of their numbers."""
+    """With --index: text file of class names, one per line."""
     data_root: str | None = None
-    """Where a data set named for timm lies."""
+    """Folder of a data set that is named as in timm."""
     validation_share: float = 0.2
-    """Share of the images for validation, where the data set has no validation part."""
+    """Fraction of each class used for validation if the data has no validation split."""
     images_per_shard: int = 10_000
-    """Most images in a shard."""
+    """Maximum number of images per shard."""
     processes: int | None = None
-    """Shards to write at a time; by default one a core."""
+    """Number of worker processes; one per CPU core by default."""
     seed: int = 0
-    """Draws the order of the images and which are held out."""
+    """Random seed of the shuffling and the validation split."""
     check_images: bool = True
-    """Decode every image, and leave out those that cannot be read."""
+    """Decode every image once and skip unreadable ones."""
     max_unreadable: int = 100
-    """Images that may be left out before the command stops."""
+    """Maximum number of unreadable images, which are skipped."""
 
 
 _WRITING = {"out", "verify", "images_per_shard", "processes", "seed", "check_images", "max_unreadable"}
 
 
 def main(arguments: list[str]) -> int:
-    """Run `lambdanets shard` and return its exit code, 2 where shards are bad."""
-    description = "Write a set of images into WebDataset shards, or check or list those in a folder or at a URL."
+    """Run `lambdanets shard` and return its exit code, 2 for damaged shards."""
+    description = "Write a data set as WebDataset shards, or verify or index existing shards."
     options = parse(Shard, arguments, prog="lambdanets shard", description=description)
     processes = len(os.sched_getaffinity(0)) if options.processes is None else options.processes
     if processes < 1:
         raise InputError(f"processes must be at least 1, got {processes}")
-    if not options.folder:  # Path("") is the current folder
-        raise InputError("folder must be a data set, a folder or a URL, got ''")
+    if not options.data:  # Path("") is the current folder
+        raise InputError("DATA must be a data set, a folder or a URL, got ''")
     if options.out is None:
         if options.verify == options.index:
-            raise InputError("name a folder for the shards after the data set, or one of --verify and --index")
+            raise InputError("OUT, or one of --verify and --index, must be given")
         if options.verify:
-            _refuse_idle(options, "shards are verified", {"verify", "processes"})
-            return _verify(options.folder, processes)
-        _refuse_idle(options, "shards are listed", {"index", "classes"})
+            _check_unused(options, "verifying shards", {"verify", "processes"})
+            return _verify(options.data, processes)
+        _check_unused(options, "indexing shards", {"index", "classes"})
         return _index(options)
     if options.index:
-        raise InputError("--index writes a list beside the shards and takes no second folder")
-    if options.unlabelled:
-        _refuse_idle(options, "images without classes are written", _WRITING | {"unlabelled"})
+        raise InputError("OUT must not be given with --index, which writes shards.json into DATA")
+    if options.unlabeled:
+        _check_unused(options, "writing images without classes", _WRITING | {"unlabeled"})
     else:
-        _refuse_idle(options, "shards are written", _WRITING | {"data_root", "validation_share"})
+        _check_unused(options, "writing shards", _WRITING | {"data_root", "validation_share"})
     return _write(options, options.out, processes)
 
 
-def _refuse_idle(options: Shard, when: str, used: set[str]) -> None:
-    """Raise InputError for an option that is given and not among those used."""
+def _check_unused(options: Shard, action: str, used: set[str]) -> None:
+    """Raise InputError for an option that is given and has no effect."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if field.name not in used | {"folder"} and value != field.default:
+        if field.name not in used | {"data"} and value != field.default:
             flag = f"{'no-' if value is False else ''}{field.name.replace('_', '-')}"
-            raise InputError(f"--{flag} does nothing when {when}; leave it out")
+            raise InputError(f"--{flag} has no effect when {action}; remove it")
 
 
 def _write(options: Shard, out: Path, processes: int) -> int:
@@ -87,14 +88,14 @@ def _write(options: Shard, out: Path, processes: int) -> int:
     from lambdanets.data.images import images_under
     from lambdanets.data.shards.writing import write_shards
 
-    if options.unlabelled and not Path(options.folder).is_dir():
-        raise InputError(f"expected a folder of images with --unlabelled, but '{options.folder}' is none")
+    if options.unlabeled and not Path(options.data).is_dir():
+        raise InputError(f"DATA must be a folder of images with --unlabeled, got {options.data!r}")
     with resumable("finished shards are kept"):
         written = write_shards(
-            images_under(Path(options.folder))
-            if options.unlabelled
+            images_under(Path(options.data))
+            if options.unlabeled
             else open_splits(
-                options.folder,
+                options.data,
                 root=options.data_root,
                 validation_share=options.validation_share,
                 seed=options.seed,
@@ -107,10 +108,10 @@ def _write(options: Shard, out: Path, processes: int) -> int:
             max_unreadable=options.max_unreadable,
         )
     if written.unreadable:
-        say(f"left out {len(written.unreadable)} images that could not be read:")
-        say(*(f"  {sentence}" for sentence in written.unreadable))
-    say(f"{written.images:,} images in {written.shards:,} shards of {out}, {written.bytes / 1e9:.3g} GB")
-    say(f"written in {written.seconds:.0f} s; train with --data {out}")
+        echo(f"skipped {len(written.unreadable)} unreadable images:")
+        echo(*(f"  {message}" for message in written.unreadable))
+    echo(f"{written.images:,} images in {written.shards:,} shards of {out}, {written.bytes / 1e9:.3g} GB")
+    echo(f"written in {written.seconds:.0f} s; train with --data {out}")
     return _verify(str(out), processes) if options.verify else 0
 
 
@@ -118,25 +119,25 @@ def _verify(location: str, processes: int) -> int:
     from lambdanets.data.shards.checks import verify_shards
 
     verified = verify_shards(location, processes=processes)
-    say(*verified.bad)
-    whole = verified.shards - len(verified.bad)
-    say(f"{whole:,} of {verified.shards:,} shards are whole; {verified.images:,} images by their list")
-    return 2 if verified.bad else 0
+    echo(*verified.damaged)
+    intact = verified.shards - len(verified.damaged)
+    echo(f"{intact:,} of {verified.shards:,} shards are intact; {verified.images:,} images in shards.json")
+    return 2 if verified.damaged else 0
 
 
 def _index(options: Shard) -> int:
     from lambdanets.data.shards.checks import index_shards
     from lambdanets.data.shards.listing import SHARD_LIST
 
-    folder = Path(options.folder)
+    folder = Path(options.data)
     names = None
     if options.classes is not None:
         try:
             names = options.classes.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"expected class names in {options.classes}, but it cannot be read: {error}") from error
+            raise InputError(f"classes must be a readable text file, got {options.classes}: {error}") from error
     listed = index_shards(folder, names)
     for name, shards in listed.parts.items():
-        say(f"{name}: {sum(shard.images for shard in shards):,} images in {len(shards):,} shards")
-    say(f"{len(listed.classes):,} classes; written to {folder / SHARD_LIST}")
+        echo(f"{name}: {sum(shard.images for shard in shards):,} images in {len(shards):,} shards")
+    echo(f"{len(listed.classes):,} classes; written to {folder / SHARD_LIST}")
     return 0

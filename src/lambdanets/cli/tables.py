@@ -1,4 +1,4 @@
-"""`lambdanets tables`: the paper's tables, a check of them, measurements and figures."""
+"""`lambdanets tables`: the paper's tables next to this package's numbers, with measurements and figures."""
 
 import os
 import sys
@@ -13,42 +13,42 @@ from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.progress import track
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Which tables, and what to do with them."""
+    """Options of tables."""
 
     tables: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="TABLES...")] = ()
-    """Numbers of tables, 2 to 20, and E.2 and fn2 for memory told in the text; all if none is given."""
+    """Table numbers, 2 to 20, and E.2 and fn2 for memory figures in the text; all by default."""
     check: bool = False
-    """Print a summary of the numbers that can be counted; exit code 1 if one that should match does not."""
+    """Print a summary of the reproduced numbers; exit code 1 if one does not match the paper."""
     format: Literal["text", "markdown", "csv", "json"] = "text"
-    """How the tables are written."""
+    """Output format."""
     out: Path | None = None
-    """File to write instead of the terminal, replaced if it is there; with --measure a new one, for its samples."""
+    """Output file instead of the terminal, overwritten if it exists; with --measure, new file for measurements."""
     figures: Path | None = None
     """Folder for frontier.png (Figure 4) and scope.png (Table 10)."""
     measured: tuple[Path, ...] = ()
-    """Files that --measure wrote, to show speeds beside the paper's; for Table 4 also results.json of lambdanets
+    """Files of --measure, whose speeds are shown next to the paper's; for Table 4 also results.json of lambdanets
     benchmark layer and memory."""
     measure: bool = False
-    """Measure speeds and peak memory of tables 4, 5, 10, 12, 13 and 18, or of those named: hours on a processor."""
+    """Measure speed and peak memory for tables 4, 5, 10, 12, 13 and 18, or the given ones; takes hours on a CPU."""
     batch_size: int = 4
-    """Images a batch, with --measure."""
+    """With --measure: images per batch."""
     repeats: int = 3
-    """Timed runs of each row, with --measure."""
+    """With --measure: timed runs per row."""
     image_size: int | None = None
-    """Side of all images, with --measure; by default each row's own."""
+    """With --measure: image size of all rows; each row's own by default."""
 
     def __post_init__(self) -> None:
         _check(self)
 
 
 def main(arguments: list[str]) -> int:
-    """Run `lambdanets tables` and return its exit code: 1 for a check that fails, else 0."""
-    description = "Show the paper's tables with what the models of this package come to beside each figure."
+    """Run `lambdanets tables` and return its exit code: 1 for a failed check, else 0."""
+    description = "Show the paper's tables with this package's number next to each of the paper's."
     options = parse(Tables, arguments, prog="lambdanets tables", description=description)
     from lambdanets.evidence.tables.printed import figures_of
 
@@ -69,41 +69,39 @@ def main(arguments: list[str]) -> int:
     lines = compare(track(figures, "counting", len(figures), "figures"), measured.values)
     if options.figures is not None:
         for table, path in draw(options.figures, measured.values, measured.machine).items():
-            say(f"written to {path}", file=sys.stderr)
-            beside = options.out.parent if options.out is not None else Path()
-            measured.pictures[table] = Path(os.path.relpath(path, beside)).as_posix()
+            echo(f"written to {path}", file=sys.stderr)
+            relative_to = options.out.parent if options.out is not None else Path()
+            measured.pictures[table] = Path(os.path.relpath(path, relative_to)).as_posix()
     if options.check:
         for line in lines:
             if line.verdict == DIFFERS:
                 ours = line.ours if isinstance(line.ours, str) else f"{line.ours:.5g}"
                 printed = line.printed
-                say(f"table {printed.table}, {printed.row}, {printed.column}: {printed.text()} printed, {ours} ours")
-        say(*summary(lines).split("\n"))
+                echo(f"table {printed.table}, {printed.row}, {printed.column}: {printed.text()} printed, {ours} ours")
+        echo(*summary(lines).split("\n"))
         return int(any(line.verdict == DIFFERS for line in lines))
     text = RENDERINGS[options.format](lines, measured)
     if options.out is None or options.measure:
-        say(*text.rstrip("\n").split("\n"))
+        echo(*text.rstrip("\n").split("\n"))
     else:
         atomic_write(options.out, printable_bytes(text))
     return 0
 
 
 def _check(options: Tables) -> None:
-    """Raise InputError for options that do not fit, each other or at all."""
+    """Raise InputError for invalid options and combinations."""
     for name in ("batch_size", "repeats", "image_size"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be positive, got {value}")
-        usual = Tables.__dataclass_fields__[name].default
-        if value != usual and not options.measure:
-            raise InputError(f"--{name.replace('_', '-')} needs --measure beside it")
+            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        default = Tables.__dataclass_fields__[name].default
+        if value != default and not options.measure:
+            raise InputError(f"--{name.replace('_', '-')} needs --measure")
     if options.measure and options.measured:
-        raise InputError("--measure and --measured exclude each other: one measures, the other reads what was measured")
+        raise InputError("--measure and --measured must not be given together; --measured reads earlier measurements")
     if options.check and (options.measure or options.measured or options.out is not None or options.format != "text"):
-        raise InputError(
-            "--check prints a summary of what is counted; give no --measure, --measured, --out or --format beside it"
-        )
+        raise InputError("--check prints only a summary; remove --measure, --measured, --out and --format")
     if options.figures is not None and options.figures.exists() and not options.figures.is_dir():
-        raise InputError(f"--figures must be a folder, and {options.figures} is none")
+        raise InputError(f"--figures must be a folder, got {options.figures}")
     if options.out is not None and not options.out.parent.is_dir():
-        raise InputError(f"--out must be in a folder that exists, got {options.out}")
+        raise InputError(f"--out must be in an existing folder, got {options.out}")

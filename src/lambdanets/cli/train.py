@@ -10,27 +10,26 @@ from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
 from lambdanets.errors import InputError
 from lambdanets.progress import Progress
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 from lambdanets.training.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """A recipe's fields, and where the run goes."""
+    """Options of train."""
 
     recipe: tyro.conf.OmitArgPrefixes[Recipe]
     run: Path | None = None
-    """Folder the run leaves: new, empty, or of an unfinished run of the same recipe, which goes on. By default
-    runs/RECIPE-DATE-TIME."""
+    """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
     devices: int | None = None
-    """Processes to train with on this machine, each with a GPU of its own where there are some; torchrun starts more
-    machines. With --plan, the devices to plan for."""
+    """Number of processes on this machine, one per GPU; use torchrun for several machines. With --plan, the number of
+    devices to plan for."""
     plan: bool = False
-    """Say what training would take, and train nothing: steps, memory, hours, data, and the rate to read it at."""
+    """Print steps, memory, hours, data size and read rate of the training, without training."""
     quicktest: bool = False
-    """Train the recipe made small, on scanned digits, in less than a minute on two cores."""
+    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
     resume: Path | None = None
-    """Folder of an unfinished run to go on with, by the recipe it was started with."""
+    """Run folder of an unfinished run to resume, with its own recipe."""
 
 
 def main(arguments: list[str]) -> int:
@@ -40,13 +39,13 @@ def main(arguments: list[str]) -> int:
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else "digits"
     recipe = find_recipe(name)
-    recipes = "\n".join(f"  {name}: {promise}" for name, promise in list_recipes().items())
+    recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes().items())
     options = parse_with_recipe(
         Train,
         recipe,
         arguments[1:] if named else arguments,
         prog=f"lambdanets train {name if named else '[RECIPE]'}",
-        description=f"Train by a recipe, named first (digits if none is), or by a Python file of one.\n\n{recipes}",
+        description=f"Train a classifier. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
     if options.plan:
         return _plan(options)
@@ -56,30 +55,30 @@ def main(arguments: list[str]) -> int:
     done = train(options, ["train"], arguments, name=name, changed=changed, small=small)
     if isinstance(done, int):
         return done
-    if done[0]:  # the first process's
+    if done[0]:  # on rank 0
         _report(*done)
     return 0
 
 
 def _plan(options: Train) -> int:
     from lambdanets.training.classification.plan import plan
-    from lambdanets.training.processes import processes
+    from lambdanets.training.distributed import get_world
 
     if options.resume is not None or options.run is not None or options.quicktest:
-        raise InputError("--plan makes no run; give no --resume, --run or --quicktest beside it")
+        raise InputError("--plan trains nothing; remove --resume, --run and --quicktest")
     with Progress("planning"):
-        lines = plan(options.recipe, options.devices or processes().world_size).lines()
-    say(*lines)
+        lines = plan(options.recipe, options.devices or get_world().world_size).lines()
+    echo(*lines)
     return 0
 
 
 def _report(result: dict[str, Any], folder: Path) -> None:
     report_unreadable(result["unreadable"])
-    say(
+    echo(
         f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
         f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {result['images_per_second']:.0f} images/s",
-        f"what it got right and wrong: {folder / 'predictions.png'}",
-        f"curves:                      {folder / 'curves.png'}",
-        f"weights:                     {folder / 'weights.safetensors'}",
+        f"predictions: {folder / 'predictions.png'}",
+        f"curves:      {folder / 'curves.png'}",
+        f"weights:     {folder / 'weights.safetensors'}",
         f"top-1 {result['top1']:.4f}",
     )

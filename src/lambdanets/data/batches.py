@@ -16,7 +16,7 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.order import BatchSlice, Order, derive_seeds
 from lambdanets.errors import InputError
-from lambdanets.signals import end_with_parent
+from lambdanets.signals import exit_with_parent
 
 _KILL_AFTER = 3.0  # seconds that workers have to exit
 
@@ -277,7 +277,7 @@ def _init_worker(worker: int) -> None:
     """Ignore signals to the process group: the training process shuts its workers down after a checkpoint."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    end_with_parent()  # PyTorch checks that between batches only, not while a worker hangs in an image
+    exit_with_parent()  # PyTorch checks that between batches only, not while a worker hangs in an image
 
 
 def _without_traceback(error: InputError) -> str:

@@ -168,7 +168,7 @@ def _hold_out_shards(images: ShardedImages, classes: tuple[str, ...], source: st
         raise InputError(f"'{source}' must have at least 2 shards to hold some out, got {count}")
     held = min(int(np.ceil(share * count)), count - 1)
     order = permutation(count, seed, 0)
-    train, validation = (images.of_shards(sorted(shards.tolist())) for shards in (order[held:], order[:held]))
+    train, validation = (images.select_shards(sorted(shards.tolist())) for shards in (order[held:], order[:held]))
     return Splits(train, validation, classes, f"{source}, {held} of {count} shards held out with seed {seed}")
 
 

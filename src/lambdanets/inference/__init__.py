@@ -1,1 +1,1 @@
-"""Trained models at work: load them, predict, evaluate, draw; knows nothing of training."""
+"""Inference with trained models: loading, prediction, evaluation and figures. Does not import training."""

@@ -1,4 +1,4 @@
-"""What a classifier predicts for a labeled set."""
+"""Evaluation of a classifier on a labeled data set."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +14,15 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.progress import track
 
-LARGEST_BATCH = 128
+MAX_BATCH = 128
 
 
 @dataclass(frozen=True, eq=False)
 class ClassificationEvaluation:
-    """What a classifier says of each readable image of a labeled set, in the set's order.
+    """Predictions of a classifier for the readable images of a labeled data set, in order.
 
-    classes: names of the classes, which labels and predicted number from 0. indices: of the images in the set.
-    unreadable: one sentence per image that could not be read.
+    classes: class names. indices: of the images in the data set. labels, predicted: class indices. confidence: the
+    probability of the predicted class. unreadable: one message per unreadable image.
     """
 
     classes: tuple[str, ...]
@@ -39,24 +39,24 @@ class ClassificationEvaluation:
 
     @property
     def confusion_matrix(self) -> np.ndarray:
-        """How many images of each class (row) were given each class (column), int64 (classes, classes)."""
+        """Image counts, true classes in rows and predicted classes in columns, int64 (classes, classes)."""
         matrix = np.zeros((len(self.classes), len(self.classes)), np.int64)
         np.add.at(matrix, (self.labels, self.predicted), 1)
         return matrix
 
     @property
     def accuracy_by_class(self) -> dict[str, float | None]:
-        """The share of each class's images that were given that class, None for a class without images."""
+        """Accuracy per class; None for a class without images."""
         matrix = self.confusion_matrix
         counts = zip(self.classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
-        return {name: right / images if images else None for name, right, images in counts}
+        return {name: correct / images if images else None for name, correct, images in counts}
 
     def __repr__(self) -> str:
         return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 
 
 def batches_for(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
-    """Batches of a set, in its order, preprocessed for a classifier; workers: processes that decode images."""
+    """Batches of a data set, in order, preprocessed for a classifier; workers: data loading processes."""
     preprocessing = classifier.card.preprocessing
     return ImageBatches(
         images,
@@ -72,7 +72,7 @@ def batches_for(classifier: Classifier, images: LabeledImages, batch_size: int, 
 def predict_set(
     classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0
 ) -> ClassificationEvaluation:
-    """Classify a labeled set. Raises InputError when no image of it can be read."""
+    """Classify a labeled data set. Raises InputError if all its images are unreadable."""
     unreadable: list[str] = []
     parts: list[list[Tensor]] = []
     with batches_for(classifier, images, batch_size, workers) as batches:
@@ -95,9 +95,9 @@ def evaluate(
     batch_size: int | None = None,
     workers: int = 0,
 ) -> ClassificationEvaluation:
-    """Classify the validation part of the classifier's own data set, or of another with classes it knows.
+    """Classify the validation split of the classifier's own data set, or of another with classes that it has.
 
-    batch_size: by default as many as fit into memory, up to LARGEST_BATCH.
+    batch_size: by default the most that fit into memory, up to MAX_BATCH.
     """
     source = classifier.card.source
     splits = open_splits(
@@ -111,17 +111,17 @@ def evaluate(
 
 
 def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
-    """How many images fit into memory, 2 to LARGEST_BATCH, where that many processes share a CPU's.
+    """The batch size that fits into memory, 2 to MAX_BATCH; `processes` share the memory of a CPU.
 
-    An image is taken to need the outputs of all layers at once, which is more than a forward pass holds.
+    Estimated from the outputs of all layers together, an upper bound of what a forward pass holds.
     """
     model, preprocessing = classifier.model, classifier.card.preprocessing
     device = next(model.parameters()).device
-    made = 0
+    output_bytes = 0
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal made
-        made += output.nbytes if isinstance(output, Tensor) else 0
+        nonlocal output_bytes
+        output_bytes += output.nbytes if isinstance(output, Tensor) else 0
 
     hooks = [module.register_forward_hook(count) for module in model.modules()]
     try:
@@ -131,4 +131,4 @@ def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
         for hook in hooks:
             hook.remove()
     free = free_memory(device) // (processes if device.type == "cpu" else 1)
-    return max(2, min(LARGEST_BATCH, free // made))
+    return max(2, min(MAX_BATCH, free // output_bytes))

@@ -1,4 +1,4 @@
-"""What a detector found, as COCO's results: a list with an entry an object found, in JSON."""
+"""Detections in COCO results format: a JSON list with one entry per detection."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-from faster_coco_eval import mask as runs
+from faster_coco_eval import mask as rle
 from torch import Tensor
 from torchvision.ops import box_convert
 
@@ -26,17 +26,17 @@ class _Entry(TypedDict):
     segmentation: dict[str, Any]  # a run-length encoding
 
 
-def coco_results(found: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[Result]:
-    """What Mask R-CNN found in an image as entries of COCO's results, in its order.
+def coco_results(detections: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[Result]:
+    """Convert the detections of Mask R-CNN in an image to COCO results, in order.
 
-    found: boxes (n, 4) as x1, y1, x2, y2 in pixels, labels (n,) from 1, scores (n,), and masks (n, 1, H, W), the
-        probability of each pixel, which is in the mask above 0.5.
-    category_ids: COCO's id of each label, that of label 1 first.
+    detections: boxes (n, 4) as x1, y1, x2, y2 in pixels, labels (n,) from 1, scores (n,), and masks (n, 1, H, W), the
+        probability of each pixel, thresholded at 0.5.
+    category_ids: COCO category ids in order of the labels.
 
-    Boxes become x, y, width and height in float32. Masks are encoded one by one: no copy of all is made.
+    Boxes become x, y, width and height in float32. Masks are encoded one by one, without a copy of all.
     """
-    boxes = box_convert(found["boxes"].float(), "xyxy", "xywh").tolist()
-    labels, scores = found["labels"].tolist(), found["scores"].float().tolist()
+    boxes = box_convert(detections["boxes"].float(), "xyxy", "xywh").tolist()
+    labels, scores = detections["labels"].tolist(), detections["scores"].float().tolist()
     return [
         {
             "image_id": image_id,
@@ -45,33 +45,33 @@ def coco_results(found: Mapping[str, Tensor], image_id: int, category_ids: Seque
             "score": score,
             "segmentation": _encoded(mask[0]),
         }
-        for box, label, score, mask in zip(boxes, labels, scores, found["masks"], strict=True)
+        for box, label, score, mask in zip(boxes, labels, scores, detections["masks"], strict=True)
     ]
 
 
 def _encoded(mask: Tensor) -> dict[str, Any]:
-    """A run-length encoding of the pixels above 0.5, (H, W); runs go down the columns."""
+    """The run-length encoding of the pixels above 0.5 of a mask (H, W), column by column."""
     columns = (mask.T > 0.5).contiguous().cpu().numpy().view(np.uint8)
-    encoding = runs.encode(columns.T)
+    encoding = rle.encode(columns.T)
     return {"size": list(mask.shape), "counts": encoding["counts"].decode("ascii")}
 
 
-def check_result(result: Any, where: str) -> None:
-    """Raise InputError, which begins with `where`, for what is no entry of COCO's results with a box and a mask."""
-    convert(result, _Entry, where)
+def check_result(result: Any, name: str) -> None:
+    """Raise InputError, which begins with `name`, unless result is a COCO result with a box and a mask."""
+    convert(result, _Entry, name)
 
 
 def write_results(results: Sequence[Result], path: Path) -> None:
-    """Write results as JSON, whole or not at all."""
+    """Write results as JSON, atomically."""
     atomic_write(path, (json.dumps(list(results), allow_nan=False) + "\n").encode())
 
 
 def read_results(path: Path) -> list[Result]:
-    """The results in a JSON file. Raises InputError where it holds none, or cannot be read."""
+    """Read the results in a JSON file. Raises InputError if it is unreadable or has other content."""
     try:
-        results = parse_json(path.read_bytes(), list[Any], f"{path} holds no results of detection")
+        results = parse_json(path.read_bytes(), list[Any], f"{path} must have COCO results")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    for place, result in enumerate(results):
-        check_result(result, f"{path}: result {place}")
+    for index, result in enumerate(results):
+        check_result(result, f"{path}: result {index}")
     return results

@@ -1,4 +1,4 @@
-"""Where a classifier goes wrong: accuracy by class and the confusion matrix, as CSV and as a figure."""
+"""Per-class accuracy and confusion matrix, as CSV and as a figure."""
 
 import csv
 import io
@@ -12,19 +12,19 @@ from matplotlib.figure import Figure
 from lambdanets.files import atomic_open, atomic_write, printable_bytes
 from lambdanets.inference.classification import ClassificationEvaluation
 
-COUNTS_SHOWN = 20  # classes up to which each cell of the figure has its count
-NAMES_SHOWN = 100  # classes up to which the axes have names
+COUNTS_SHOWN = 20  # maximum number of classes for counts in the cells
+NAMES_SHOWN = 100  # maximum number of classes for names on the axes
 
 
 def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
     """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png into a folder.
 
-    Rows of the matrix are true classes, columns predicted ones.
+    Rows of the matrix are true classes, columns predicted classes.
     """
     classes, matrix = evaluation.classes, evaluation.confusion_matrix
     by_class = [
-        (name, images, right, "" if accuracy is None else f"{accuracy:.6f}")
-        for (name, accuracy), images, right in zip(
+        (name, images, correct, "" if accuracy is None else f"{accuracy:.6f}")
+        for (name, accuracy), images, correct in zip(
             evaluation.accuracy_by_class.items(), matrix.sum(1).tolist(), matrix.diagonal().tolist(), strict=True
         )
     ]
@@ -46,10 +46,10 @@ def _draw(matrix: np.ndarray, classes: tuple[str, ...], top1: float, path: Path)
     figure = Figure(figsize=(side + 1.5, side + 0.5), layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, ax=axis, label="share of the true class")
+    figure.colorbar(image, ax=axis, label="fraction of the true class")
     axis.set(xlabel="predicted", ylabel="true", title=f"{matrix.sum():,} images, top-1 {top1:.4f}")
     if len(classes) <= NAMES_SHOWN:
-        # a class may be called a$b^c
+        # class names may contain $
         axis.set_xticks(range(len(classes)), classes, rotation=90, fontsize=8, parse_math=False)
         axis.set_yticks(range(len(classes)), classes, fontsize=8, parse_math=False)
     if len(classes) <= COUNTS_SHOWN:
@@ -57,5 +57,5 @@ def _draw(matrix: np.ndarray, classes: tuple[str, ...], top1: float, path: Path)
             color = "white" if shares[row, column] > 0.5 else "black"
             axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=color)
     with atomic_open(path) as file, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of names in scripts that the font lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # scripts that the font lacks
         figure.savefig(file, format="png", dpi=110)

@@ -1,4 +1,4 @@
-"""What a detector finds: in an annotated set, and in image files."""
+"""Detection in annotated data sets and in image files."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,9 @@ from lambdanets.progress import track
 
 @dataclass(frozen=True, eq=False)
 class DetectionEvaluation:
-    """What was found in the readable images of an annotated set, as COCO's results, and its average precision.
+    """Detections in the readable images of an annotated data set, as COCO results, and their scores.
 
-    read: numbers of those images in the set. unreadable: one sentence per image that could not be read.
+    read: indices of the readable images. unreadable: one message per unreadable image.
     """
 
     results: list[Result]
@@ -40,9 +40,9 @@ class DetectionEvaluation:
 def open_evaluation_set(
     detector: Detector, data: str | os.PathLike[str] | None, images: str | os.PathLike[str] | None
 ) -> AnnotatedImages:
-    """The set that a detector's run validated on, or one annotated with the same categories.
+    """Open the validation data of the detector's run, or other data with the same categories.
 
-    data: a file of instances in COCO's format. images: their folder or tar.
+    data: COCO-format JSON file of instances. images: their folder or tar.
     """
     if (data is None) != (images is None):
         raise InputError("data and images must be given together, got one without the other")
@@ -51,12 +51,12 @@ def open_evaluation_set(
     return open_with_categories(Path(data), Path(images), detector.categories)
 
 
-def detect_in_set(
+def detect_set(
     detector: Detector, images: AnnotatedImages, batch_size: int = 1, workers: int = 0
 ) -> DetectionEvaluation:
-    """Find objects in a set's images and score them. Raises InputError when no image of it can be read.
+    """Detect objects in a data set and score them. Raises InputError if all images are unreadable.
 
-    batch_size: images in one forward pass, which holds the masks of all of them. workers: processes that decode images.
+    batch_size: images per forward pass, whose masks are in memory together. workers: data loading processes.
     """
     results: list[Result] = []
     read: list[int] = []
@@ -64,8 +64,8 @@ def detect_in_set(
     with evaluation_batches(images, batch_size, workers) as batches:
         for batch in track(batches, "evaluating", len(batches), "batches"):
             unreadable += batch.unreadable
-            found = detector.detect(batch.images) if batch.images else []
-            for number, each in zip(batch.indices.tolist(), found, strict=True):
+            detections = detector.detect(batch.images) if batch.images else []
+            for number, each in zip(batch.indices.tolist(), detections, strict=True):
                 results += coco_results(each, images.annotations.images[number].id, detector.card.category_ids)
                 read.append(number)
     if not read:
@@ -74,11 +74,11 @@ def detect_in_set(
     return DetectionEvaluation(results, scores, read, unreadable)
 
 
-def find_in_files(
+def detect_files(
     detector: Detector, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
 ) -> Iterator[tuple[Path, Image.Image, dict[str, Tensor]]]:
-    """Each image file that can be read, decoded, and what is found in it; others are added to `unreadable`."""
+    """Path, image and detections of each readable file; messages about others are added to `unreadable`."""
     for batch in readable_batches(paths, unreadable, batch_size):
-        found = detector.detect([as_tensor(image) for _, image in batch])
-        for (path, image), each in zip(batch, found, strict=True):
+        detections = detector.detect([as_tensor(image) for _, image in batch])
+        for (path, image), each in zip(batch, detections, strict=True):
             yield path, image, each

@@ -1,4 +1,4 @@
-"""A trained detector: its model, its card, and what it finds in images."""
+"""Detectors: model, model card and detections."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MASK_THRESHOLD = 0.5  # of a pixel's probability
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Detections:
-    """The objects found in one image, most certain first, on the CPU.
+    """Detections in one image, in descending order of score, on the CPU.
 
     boxes: (n, 4) float32, x1, y1, x2, y2 in the image's pixels. labels: (n,) int64, from 1: classes[label - 1].
     scores: (n,) float32. masks: (n, H, W) bool, of the image's size. classes: names of all classes.
@@ -41,11 +41,11 @@ class Detections:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name of each object's class."""
+        """The class name of each detection."""
         return tuple(self.classes[label - 1] for label in self.labels.tolist())
 
     def above(self, score: float) -> "Detections":
-        """The objects with at least this score."""
+        """The detections with at least this score."""
         kept = self.scores >= score
         return Detections(self.boxes[kept], self.labels[kept], self.scores[kept], self.masks[kept], self.classes)
 
@@ -66,7 +66,7 @@ class Detector:
     def from_weights(
         cls, card: DetectorCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
     ) -> "Detector":
-        """The detector of a card with these weights. Raises InputError, which names source, where they do not fit."""
+        """Build a detector from its card and weights. Raises InputError, which names source, for other weights."""
         if len(card.category_ids) != len(card.classes):
             raise InputError(f"{source} does not say which ids its categories have; expected a file that a run left")
         model = build_detector(card)
@@ -76,7 +76,7 @@ class Detector:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the categories, in order of the labels, which begin at 1."""
+        """Category names in order of the labels, which start at 1."""
         return self.card.classes
 
     @property
@@ -87,36 +87,36 @@ class Detector:
     def predict(
         self, images: ImageInputs, *, batch_size: int = 1, device: str | torch.device | None = None
     ) -> list[Detections]:
-        """Find objects in images of any size, in their order.
+        """Detect objects in images of any size, in their order.
 
-        images, device: as in `Classifier.predict`. The model resizes and normalizes images itself, as the card says.
-        batch_size: images in one forward pass, which holds the masks of all of them.
+        images, device: as in `Classifier.predict`. The model resizes and normalizes images itself.
+        batch_size: images per forward pass, whose masks are in memory together.
         """
         if device is not None:
             self.to(device)
-        found: list[Detections] = []
+        detections: list[Detections] = []
         for batch in image_batches(images, batch_size):
-            found += [
+            detections += [
                 Detections(**each | {"masks": each["masks"][:, 0]}, classes=self.classes)
                 for each in self.detect([as_tensor(image) for image in batch])
             ]
-        return found
+        return detections
 
     @torch.inference_mode()
     def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-        """What is found in images (3, H, W) in [0, 1], on the CPU, float32: as `MaskRCNN` gives it."""
+        """Detections in images (3, H, W) in [0, 1], in the format of `MaskRCNN`, float32 on the CPU."""
         device = next(self.model.parameters()).device
-        found = self.model([image.to(device) for image in images])
-        return [{name: tensor.cpu() for name, tensor in each.items()} for each in found]
+        detections = self.model([image.to(device) for image in images])
+        return [{name: tensor.cpu() for name, tensor in each.items()} for each in detections]
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the model, in place. Raises InputError for a device that is not there."""
+        """Move the model in place. Raises InputError for a missing device."""
         self.model.to(as_device(device))
         return self
 
 
 def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: Any) -> MaskRCNN:
-    """The model of a card, with random weights. drop_path and training: arguments that matter in training alone."""
+    """Build a card's model with random weights. drop_path and training: arguments for training only."""
     options: dict[str, Any] = dict(card.model_options)
     if drop_path:
         options["drop_path_rate"] = drop_path
@@ -143,10 +143,11 @@ def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: An
 
 
 def load_detector(path: str | Path, device: str | torch.device | None = None) -> Detector:
-    """The detector in weights.safetensors, in a checkpoint (.ckpt), or in the folder of a run.
+    """Load a detector from weights.safetensors, a checkpoint (.ckpt) or a run folder.
 
-    Weights that do not fit raise InputError with the names that differ, as does a file that does not say what it holds.
+    Raises InputError, with the names that differ, if the weights do not match the model, and for a file without a model
+    card.
     """
-    there = as_device(device)
+    target = as_device(device)
     tensors, card = read_model_file(Path(path), DetectorCard)
-    return Detector.from_weights(card, tensors, str(path), there)
+    return Detector.from_weights(card, tensors, str(path), target)

@@ -1,4 +1,4 @@
-"""A trained model measured on a data set, whatever its task."""
+"""Evaluation of a trained model of any task on a data set."""
 
 import os
 from typing import TYPE_CHECKING
@@ -27,37 +27,38 @@ def evaluate(
     workers: int = 0,
     device: str | torch.device | None = None,
 ) -> "ClassificationEvaluation | DetectionEvaluation":
-    """Accuracy of a classifier, or average precision of a detector, by the preprocessing of its model card.
+    """Accuracy of a classifier or average precision of a detector, with the preprocessing of its model card.
 
-    model: as `load` gives it, or the path that `load` takes.
-    data: by default the set that the run validated on. For a classifier another data set with the same classes, as
-        `lambdanets train --data` takes it, of which the validation part is classified. For a detector a file of
-        instances in COCO's format, with the same categories.
-    images: of a detector's data, a folder or an uncompressed tar. data_root: of a data set named for timm, its folder.
-    batch_size: images in one forward pass; by default as many as fit into memory, up to 128, and 1 for a detector.
-    workers: processes that decode images.
-    device: moves the model there.
+    model: from `load`, or a path as for `load`.
+    data: the validation data of the run by default. For a classifier, a data set with the same classes, as for
+        `lambdanets train --data`, whose validation split is used. For a detector, a COCO-format JSON file of instances
+        with the same categories.
+    images: for a detector, the images of data: a folder or an uncompressed tar.
+    data_root: for a classifier, the folder of a data set that is named as in timm.
+    batch_size: images per forward pass; by default 1 for a detector, else the most that fit into memory, up to 128.
+    workers: data loading processes.
+    device: move the model to it.
     """
     check("batch_size", batch_size, int | None, Range(1))
     check("workers", workers, int, WORKERS)
     if isinstance(model, str | os.PathLike):
         model = load(model, device=device)
     elif not isinstance(model, Classifier | Detector):
-        raise InputError(f"model must be a Classifier, a Detector or a path that load takes, got {model!r}")
+        raise InputError(f"model must be a Classifier, a Detector or a path, got {model!r}")
     elif device is not None:
         model.to(device)
     if isinstance(model, Classifier):
         from lambdanets.inference import classification
 
         if images is not None:
-            raise InputError(f"images must be None for a classifier, got {os.fspath(images)!r}; data names its images")
+            raise InputError(f"images must be None for a classifier, got {os.fspath(images)!r}; remove it")
         name, root = (None if path is None else os.fspath(path) for path in (data, data_root))
         return classification.evaluate(model, name, root, batch_size=batch_size, workers=workers)
     if data_root is not None:
-        raise InputError(f"data_root must be None for a detector, got {os.fspath(data_root)!r}; give images")
+        raise InputError(f"data_root must be None for a detector, got {os.fspath(data_root)!r}; use images")
     need_packages("faster_coco_eval", "pycocotools", extra="detection")
-    from lambdanets.inference.detection import detect_in_set, open_evaluation_set
+    from lambdanets.inference.detection import detect_set, open_evaluation_set
 
     annotated = open_evaluation_set(model, data, images)
     report_findings(data=annotated)
-    return detect_in_set(model, annotated, batch_size or 1, workers)
+    return detect_set(model, annotated, batch_size or 1, workers)

@@ -1,4 +1,4 @@
-"""Images as callers have them: files, Pillow images, arrays and tensors."""
+"""Input images: files, Pillow images, arrays and tensors."""
 
 import os
 import reprlib
@@ -20,16 +20,16 @@ _EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
 
 
 def image_batches(images: ImageInputs, batch_size: int) -> Iterator[list[Image.Image]]:
-    """Batches of 8-bit images, upright, of mode "L" or "RGB", in their order; each is decoded when it is asked for.
+    """Batches of 8-bit images of mode "L" or "RGB", in order, with EXIF rotation applied; decoded lazily.
 
     images: one or several of
-      - a path, read as `read_image` does;
-      - a Pillow image of any mode, treated as its file would be;
+      - a path, read by `read_image`;
+      - a Pillow image of any mode, converted as `read_image` does;
       - an array (H, W), (H, W, 1) or (H, W, 3) of uint8; (N, H, W, C) are N images;
       - a tensor (1, H, W) or (3, H, W), uint8 or floating point in [0, 1], which is rounded to 8 bits; (N, C, H, W) are
         N images.
 
-    Raises InputError at once for a wrong argument, and UnreadableImage for a file that cannot be read.
+    Raises InputError at once for an invalid argument, and UnreadableImage for an unreadable file.
     """
     check("batch_size", batch_size, int, Range(1))
     named = _named(images)
@@ -42,7 +42,7 @@ def image_batches(images: ImageInputs, batch_size: int) -> Iterator[list[Image.I
 def readable_batches(
     paths: Sequence[Path], unreadable: list[str], batch_size: int
 ) -> Iterator[list[tuple[Path, Image.Image]]]:
-    """Batches of image files with their images; what cannot be read is left out and named in `unreadable`."""
+    """Batches of (path, image); unreadable files are skipped, with a message in `unreadable`."""
     for start in range(0, len(paths), batch_size):
         batch = []
         for path in paths[start : start + batch_size]:
@@ -55,13 +55,13 @@ def readable_batches(
 
 
 def _named(images: ImageInputs) -> Sequence[tuple[ImageInput, str]]:
-    """Single images, checked but for the content of files, and what to call each."""
+    """Single images with their names in messages; checked, except for the content of files."""
     if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
         images = list(images)
     if isinstance(images, _CLASSES):
         named: list[tuple[ImageInput, str]] = [(images, "images")]
     elif isinstance(images, Iterable) and not isinstance(images, bytes | dict):
-        named = [(image, f"images[{place}]") for place, image in enumerate(images)]
+        named = [(image, f"images[{index}]") for index, image in enumerate(images)]
     else:
         raise InputError(f"images must be {_EXPECTED}, or a list of them, got {reprlib.repr(images)}")
     for image, name in named:
@@ -82,7 +82,7 @@ def _check(image: object, name: str) -> None:
             raise InputError(f"{name} must be {expected}, got shape {tuple(image.shape)} of {image.dtype}")
         if image.is_floating_point():
             low, high = image.min().item(), image.max().item()
-            if not 0 <= low <= high <= 1:  # so of NaN
+            if not 0 <= low <= high <= 1:  # also for NaN
                 raise InputError(f"{name} must be in [0, 1], got {low:g} to {high:g}; divide 8-bit values by 255")
     elif not isinstance(image, _CLASSES):
         raise InputError(f"{name} must be {_EXPECTED}, got {reprlib.repr(image)}")
@@ -100,5 +100,5 @@ def _decode(image: ImageInput, name: str) -> Image.Image:
         raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
     try:
         return to_gray_or_rgb(ImageOps.exif_transpose(image))
-    except Exception as error:  # Pillow decodes a file here that the caller has only opened
+    except Exception as error:  # Pillow decodes files lazily
         raise UnreadableImage(name, one_line(error)) from error

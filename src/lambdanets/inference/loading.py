@@ -1,4 +1,4 @@
-"""A trained model from its file, whatever its task."""
+"""Loading of a trained model of any task."""
 
 import os
 from pathlib import Path
@@ -17,23 +17,22 @@ if TYPE_CHECKING:
 
 
 def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> "Classifier | Detector":
-    """The trained classifier or detector in the folder of a run, in weights.safetensors or in a checkpoint (.ckpt).
+    """Load a trained classifier or detector from a run folder, weights.safetensors or a checkpoint (.ckpt).
 
-    path: of a folder, weights.safetensors is loaded, or checkpoints/last.ckpt where the run has not finished.
-    device: such as "cpu" or "cuda:1"; by default the GPU if there is one.
+    path: of a run folder, weights.safetensors is loaded, or checkpoints/last.ckpt of an unfinished run.
+    device: such as "cpu" or "cuda:1"; the GPU, if there is one, by default.
 
-    Raises InputError for a file that a run did not leave, for weights that do not fit, and for a device that is not
-    there.
+    Raises InputError for a file without a model card, for weights that do not match it, and for a missing device.
     """
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path must be a folder of a run or a file of weights, got {path!r}")
-    there = as_device(device)
+        raise InputError(f"path must be a run folder or a weight file, got {path!r}")
+    target = as_device(device)
     tensors, card = read_model_file(Path(path), ClassifierCard, DetectorCard)
     if isinstance(card, ClassifierCard):
         from lambdanets.inference.classifier import Classifier
 
-        return Classifier.from_weights(card, tensors, str(path), there)
+        return Classifier.from_weights(card, tensors, str(path), target)
     assert isinstance(card, DetectorCard)
     from lambdanets.inference.detector import Detector
 
-    return Detector.from_weights(card, tensors, str(path), there)
+    return Detector.from_weights(card, tensors, str(path), target)

@@ -1,8 +1,7 @@
-"""What a file of weights says of its model: all that inference needs to know, and nothing of how it was trained.
+"""Model cards: what a weight file says about its model, all that inference needs.
 
-A card is JSON under "lambdanets" in the metadata of a .safetensors file, and in a checkpoint. Beside it stands the
-recipe of the training run, for the record. Files written before there were cards have the recipe alone, whose fields
-have the names of a card's.
+A card is JSON under "lambdanets" in the metadata of a .safetensors file, and in a checkpoint, together with the recipe
+of the training run. Older files have only the recipe, whose fields have the same names.
 """
 
 import json
@@ -14,14 +13,14 @@ from typing import Any, ClassVar, TypedDict, TypeVar
 from lambdanets.bounds import Range, convert
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
-from lambdanets.records import parse_json, refused
+from lambdanets.records import as_input_error, parse_json
 
 ModelOptions = dict[str, bool | int | float | str]
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """The set that a classifier was trained on, as `open_splits` takes it; its validation part is evaluated on."""
+    """The data set of a classifier's training, as for `open_splits`; evaluation uses its validation split."""
 
     data: str = "digits"
     data_root: str | None = None
@@ -31,7 +30,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The network by its name in timm or in this package, its arguments, and the names of its classes."""
+    """Model name in this package or timm, model options, and class names."""
 
     task: ClassVar[str]
 
@@ -41,19 +40,19 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         if not self.classes:
-            raise InputError("classes must be one name at least, got none")
+            raise InputError("classes must have at least one name, got none")
         fixed = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & self.model_options.keys()
         if fixed:
-            raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the card")
+            raise InputError(f"model_options must not have {', '.join(sorted(fixed))}, which the card determines")
 
     def to_json(self, recipe: Mapping[str, Any]) -> str:
-        """The card and the recipe of the run, as files of weights keep them."""
+        """The card and the recipe of the run, for weight files."""
         return json.dumps({"task": self.task} | asdict(self) | {"recipe": recipe})
 
 
 @dataclass(frozen=True)
 class ClassifierCard(ModelCard):
-    """A classifier, how its images are prepared, and what it was trained on."""
+    """Model card of a classifier, with preprocessing and training data."""
 
     task: ClassVar[str] = "classification"
 
@@ -63,9 +62,9 @@ class ClassifierCard(ModelCard):
 
 @dataclass(frozen=True)
 class DetectorCard(ModelCard):
-    """A Mask R-CNN: the arguments of `mask_rcnn`, COCO's id of each class, and what it was validated on.
+    """Model card of a Mask R-CNN: arguments of `mask_rcnn`, COCO category ids, and validation data.
 
-    data "digits": scattered digits, without files of annotations.
+    data "digits": scattered digits, without annotation files.
     """
 
     task: ClassVar[str] = "detection"
@@ -106,31 +105,31 @@ Card = TypeVar("Card", bound=ModelCard)
 
 
 def make_card(kind: type[Card], fields: Mapping[str, Any], source: str) -> Card:
-    """A card from JSON, or from a recipe's fields and the classes. Raises InputError; source names the file."""
-    parts = dict.fromkeys(("preprocessing", "source"), fields)  # in a recipe their fields stand among the others
-    with refused(source):
+    """A card from JSON, or from a recipe's fields and classes. Raises InputError; source names the file."""
+    parts = dict.fromkeys(("preprocessing", "source"), fields)  # a recipe has their fields at top level
+    with as_input_error(source):
         return convert({**parts, **fields}, kind)
 
 
-class Described(TypedDict):
-    """What a weight file has in its metadata: this, and the fields of its model's card."""
+class Description(TypedDict):
+    """Metadata of a weight file, without the fields of the card."""
 
     classes: tuple[str, ...]
     recipe: dict[str, Any]
 
 
 def read_card(path: Path, rest: Mapping[str, Any], *kinds: type[Card]) -> Card:
-    """The card that a file of weights has beside them. Raises InputError where there is none of these kinds."""
-    content = described(path, rest)
+    """The card of a weight file. Raises InputError if it has none of these kinds."""
+    content = read_description(path, rest)
     fields = content if "model" in content else {**content["recipe"], **content}
     task = fields.get("task", "classification")
     for kind in kinds:
         if kind.task == task:
             return make_card(kind, fields, str(path))
-    raise InputError(f"{path} is of a run of {task}, not of {' or '.join(kind.task for kind in kinds)}")
+    raise InputError(f"{path} must be a {' or '.join(kind.task for kind in kinds)} model, got a {task} model")
 
 
-def described(path: Path, rest: Mapping[str, Any]) -> Described:
-    """What a file of weights says beside them."""
-    problem = f"{path} does not say which model and classes it holds"
-    return parse_json(rest.get("lambdanets", ""), Described, problem, "expected a file that a run left")
+def read_description(path: Path, rest: Mapping[str, Any]) -> Description:
+    """The metadata of a weight file."""
+    problem = f"{path} has no valid model card"
+    return parse_json(rest.get("lambdanets", ""), Description, problem, "use a weight file of a run")

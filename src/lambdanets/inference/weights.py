@@ -1,4 +1,4 @@
-"""Trained weights in a file, with the card of their model beside them."""
+"""Weight files: tensors and a model card."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, sha256_of
-from lambdanets.inference.model_card import Card, described, read_card
+from lambdanets.inference.model_card import Card, read_card, read_description
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import read_weights
 from lambdanets.ops.geometry import resize_table
@@ -25,40 +25,40 @@ def save_weights(path: Path, model: nn.Module, description: str) -> None:
     atomic_write(path, save(tensors, metadata={"lambdanets": description}))
 
 
-def weights_in(path: Path) -> Path:
-    """The file itself, or the weights in the folder of a run, or else its last checkpoint."""
+def find_weights(path: Path) -> Path:
+    """The weight file at a path; of a run folder, weights.safetensors or else the last checkpoint."""
     if not path.is_dir():
         return path
     for name in (WEIGHTS, LAST_CHECKPOINT):
         if (path / name).is_file():
             return path / name
-    raise InputError(f"{path} is no folder of a run: it has neither {WEIGHTS} nor {LAST_CHECKPOINT}")
+    raise InputError(f"{path} must be a run folder, got one without {WEIGHTS} and {LAST_CHECKPOINT}")
 
 
-def identified(path: Path) -> dict[str, str]:
-    """Name and SHA-256 of a file of weights, or of that in a run's folder."""
-    file = weights_in(path)
+def file_identity(path: Path) -> dict[str, str]:
+    """Name and SHA-256 of a weight file, or of the one in a run folder."""
+    file = find_weights(path)
     name = path.name if file == path else f"{path.name}/{file.relative_to(path)}"
     with file.open("rb") as content:
         return {"name": name, "sha256": sha256_of(content)}
 
 
 def read_model_file(path: Path, *kinds: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
-    """The weights in a file or in the folder of a run, and their card, of one of these kinds."""
-    path = weights_in(path)
+    """The weights in a file or run folder, and their card, which must be of one of these kinds."""
+    path = find_weights(path)
     tensors, rest = read_weights(path)
     return tensors, read_card(path, rest, *kinds)
 
 
-def of_other_classes(path: Path, rest: Mapping[str, Any], classes: int | Sequence[str]) -> bool:
-    """Whether a file of weights names other classes; not where either side is without names."""
+def has_other_classes(path: Path, rest: Mapping[str, Any], classes: int | Sequence[str]) -> bool:
+    """Whether a weight file has other class names; False if either side has no names."""
     if isinstance(classes, int) or "lambdanets" not in rest:
         return False
-    return bool(described(path, rest)["classes"] != tuple(classes))
+    return bool(read_description(path, rest)["classes"] != tuple(classes))
 
 
 def resize_tables(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Interpolate tables of embeddings among the tensors to the scopes of the model's own."""
+    """Interpolate the embedding tables in tensors, in place, to the scopes of the model."""
     for name, module in model.named_modules():
         table = tensors.get(f"{name}.table")
         if not isinstance(module, RelativeEmbedding) or table is None or table.dim() != module.table.dim():

@@ -1,4 +1,4 @@
-"""Recipes: one Python file each, whose docstring begins with the result. Those of detection are in `detection/`."""
+"""Training recipes, one Python file each, with data, model and result in the docstring; detection in `detection/`."""
 
 import dataclasses
 import importlib
@@ -16,12 +16,12 @@ AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 
 
 def list_recipes(kind: type[TrainingRecipe] = Recipe) -> dict[str, str]:
-    """The package's recipes of a task by name, and the first line of each docstring."""
+    """The names of a task's recipes, and the first line of each docstring."""
     return {name: (module.__doc__ or "").splitlines()[0] for name, module in _modules(kind).items()}
 
 
 def list_variants(name: str, kind: type[TrainingRecipe] = Recipe) -> list[str]:
-    """Names of the variants in a recipe's file, its dict `recipes`."""
+    """Names of the variants of a recipe, from the dict `recipes` in its file."""
     return [f"{name}_{suffix}" for suffix in getattr(_modules(kind)[name], "recipes", {})]
 
 
@@ -30,17 +30,15 @@ def find_recipe(name: str) -> Recipe: ...
 @overload
 def find_recipe(name: str, kind: type[AnyRecipe]) -> AnyRecipe: ...
 def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecipe:
-    """The recipe or variant of that name, or the one in a Python file that assigns `recipe`."""
+    """The recipe or variant of this name, or the one in a Python file that assigns `recipe`."""
     if name.endswith(".py"):
         if not Path(name).is_file():
-            raise InputError(
-                f"{name} does not exist; expected a Python file that assigns recipe = {kind.__name__}(...)"
-            )
+            raise InputError(f"{name} must be a Python file that assigns recipe = {kind.__name__}(...), got no file")
         import runpy
 
         try:
             recipe = runpy.run_path(name).get("recipe")
-        except (Exception, SystemExit) as error:  # whatever the user's file raises
+        except (Exception, SystemExit) as error:  # the user's file may raise anything
             reason = one_line(error)
             unknown = re.search(r"unexpected keyword argument '(\w+)'", reason)
             advice = nearest(unknown[1], [field.name for field in dataclasses.fields(kind)]) if unknown else ""
@@ -50,13 +48,13 @@ def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecip
         variants = {variant: module for module in modules for variant in list_variants(module, kind)}
         if name not in modules and name not in variants:
             known = [*modules, *variants]
-            raise InputError(f"there is no recipe named {name!r}, only {', '.join(modules)}{nearest(name, known)}")
+            raise InputError(f"recipe must be one of {', '.join(modules)}, got {name!r}{nearest(name, known)}")
         module = modules[variants.get(name, name)]
         recipe = module.recipe if name in modules else module.recipes[name.removeprefix(f"{variants[name]}_")]
     if isinstance(recipe, TrainingRecipe) and not isinstance(recipe, kind):
         raise InputError(
-            f"{name} must hold a recipe of {kind.task}, got one of {recipe.task}; "
-            f"train by it with: lambdanets {TASKS[recipe.task].command} {name}"
+            f"{name} must be a {kind.task} recipe, got a {recipe.task} recipe; "
+            f"train with: lambdanets {TASKS[recipe.task].command} {name}"
         )
     if not isinstance(recipe, kind):
         raise InputError(f"{name} must assign recipe = {kind.__name__}(...), got {type(recipe).__name__}")

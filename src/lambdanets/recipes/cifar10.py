@@ -1,7 +1,7 @@
-"""CIFAR-10 (60,000 images of 32x32), small LambdaResNet, 100 epochs. Not measured in full by this project.
+"""CIFAR-10 (60,000 images, 32x32), small LambdaResNet, 100 epochs; accuracy not measured.
 
-One GPU, hours not known (--plan measures the device at hand). The convolution twin is cifar10_convolution: the same
-network with 3x3 convolutions in place of lambda layers. The data is read from torchvision's files under --data-root.
+Hardware: one GPU; training time not measured (estimate it with --plan). Baseline: cifar10_convolution, the same network
+with 3x3 convolutions instead of lambda layers. Data: torchvision's CIFAR-10 files in --data-root.
 Run: lambdanets train cifar10 --data-root FOLDER
 """
 

@@ -1,6 +1,6 @@
-"""Scanned digits (scikit-learn's 1,797 images of 8x8), small LambdaResNet: at least 97% top-1 on the 360 held out.
+"""scikit-learn's digits (1,797 images, 8x8), small LambdaResNet: at least 97% top-1 on 360 held-out images.
 
-Two CPU cores, under three minutes; no download.
+Hardware: two CPU cores, under three minutes. No download.
 Run: lambdanets train digits
 """
 

@@ -1,6 +1,6 @@
-"""Fashion-MNIST (60,000 images of 28x28), small LambdaResNet: at least 90% top-1 on its 10,000 test images.
+"""Fashion-MNIST (60,000 images, 28x28), small LambdaResNet: at least 90% top-1 on the 10,000 test images.
 
-Two CPU cores, about seven minutes. The data is the four original files in torchvision's layout, gzipped or not.
+Hardware: two CPU cores, about seven minutes. Data: the four original files in torchvision's layout, gzipped or not.
 Run: lambdanets train fashion_mnist --data FOLDER
 """
 

@@ -1,8 +1,8 @@
-"""Goes on from a trained model with other images or another resolution, 20 epochs. Accuracy depends on both.
+"""Fine-tune a trained model on other data or another resolution, 20 epochs; accuracy depends on the data.
 
-The model, its options and its images' statistics are those of the weights. At another image size lambda layers keep
-their tables; with --model-options scope 31, tables are interpolated. For classes of its own, a new classifier is drawn.
-One GPU, or two CPU cores for small sets.
+Model, model options and normalization are those of the weights. At another image size lambda layers keep their
+embedding tables; another scope, such as --model-options scope 31, interpolates them. The head is re-initialized for
+other classes. Hardware: one GPU, or two CPU cores for small data sets.
 Run: lambdanets train finetune --weights RUN --data FOLDER --image-size 160
 """
 

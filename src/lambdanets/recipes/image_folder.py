@@ -1,6 +1,6 @@
-"""Colour photographs in a folder, a sub-folder a class, LambdaResNet-50 at 128 pixels. Accuracy depends on the images.
+"""Image folder with one sub-folder per class, LambdaResNet-50 at 128x128; accuracy depends on the data.
 
-A GPU for anything but small sets; two CPU cores train on about 13 images a second.
+Hardware: one GPU; two CPU cores, at about 13 images/s, for small data sets only.
 Run: lambdanets train image_folder --data FOLDER
 """
 

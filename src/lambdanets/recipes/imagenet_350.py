@@ -1,11 +1,11 @@
-"""ImageNet, 350 epochs, LambdaResNets (Sec. F.3, Tables 18 and 20): the paper has 77.4% (50 at 128 pixels) to 84.9%.
+"""ImageNet, 350 epochs, LambdaResNets (Sec. F.3, Tables 18 and 20): 77.4% to 84.9% top-1 in the paper.
 
-Batch 4096 with 128 images a device on 32 devices, or 64 on 64; by the paper's latencies (Table 18) 1.8 hours on 32
-TPUv3 cores for the smallest and 68 for the largest. A recipe for each row of Table 20, named by depth and
-image size, such as imagenet_350_152_256 (83.8%); imagenet_350 is LambdaResNet-50 at 128 pixels. From 350 at 288 pixels
-on, 2% of the training images are held out, training stops when they get no better, and the best epoch's weights count.
-The paper does not say how long it waits; here it is 20 epochs.
-Not run in full by this project; --quicktest takes the same path with scanned digits in a minute on two cores.
+Batch size 4096: 128 images per device on 32 devices, or 64 on 64. By the paper's latencies (Table 18), 1.8 hours on 32
+TPUv3 cores for the smallest model and 68 for the largest. One variant per row of Table 20, named by depth and image
+size, such as imagenet_350_152_256 (83.8%); imagenet_350 is LambdaResNet-50 at 128x128 (77.4%). From depth 350 at
+288x288 on, 2% of the training images are held out for early stopping, and the best epoch's weights are used. The paper
+does not give the patience; here it is 20 epochs.
+Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
 Run: lambdanets train imagenet_350_152_256 --data SHARDS --devices 8 --run DIR
 """
 
@@ -40,7 +40,7 @@ def _row(depth: int, image_size: int, magnitude: int, dropout: float, drop_path:
         model_options={},
         image_size=image_size,
         crop_pct=image_size / (image_size + 32),
-        rand_augment=f"rand-m{magnitude}-n2-mstd0-mmax{magnitude}",  # timm stops at 10 unless it is told
+        rand_augment=f"rand-m{magnitude}-n2-mstd0-mmax{magnitude}",  # timm's maximum is 10 without mmax
         dropout=dropout,
         drop_path=drop_path,
         epochs=350,

@@ -1,10 +1,10 @@
-"""ImageNet, 90 epochs, vanilla ResNet-50 with lambda layers (Sec. F.3; Tables 3 and 12): the paper has 78.4% top-1.
+"""ImageNet, 90 epochs, ResNet-50 with lambda layers (Sec. F.3; Tables 3 and 12): 78.4% top-1 in the paper.
 
-Batch 4096, as 32 devices x 128 images at a time; fewer devices take their share in parts. The paper does not say how
-many hours that took; --plan measures the device at hand. The patterns are those of Table 12, C a convolution and L a
-lambda layer in all blocks of c2, c3, c4 or c5: imagenet_90_cccc is plain ResNet-50 (76.9%), imagenet_90_llll the recipe
-itself (78.4%), and imagenet_90_u4 has intra-depth 4 and scope 7 (78.9%).
-Not run in full by this project; --quicktest takes the same path with scanned digits in a minute on two cores.
+Batch size 4096: 128 images per device on 32 devices, or gradient accumulation on fewer. The paper does not give the
+training time; estimate it with --plan. Variants: the patterns of Table 12, C a convolution and L a lambda layer in all
+blocks of c2, c3, c4 or c5. imagenet_90_cccc is plain ResNet-50 (76.9%), imagenet_90_llll the recipe itself (78.4%), and
+imagenet_90_u4 has intra-depth 4 and scope 7 (78.9%).
+Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
 Run: lambdanets train imagenet_90 --data SHARDS --devices 8 --run DIR
 """
 

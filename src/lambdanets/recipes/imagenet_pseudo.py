@@ -1,11 +1,11 @@
-"""ImageNet and 130 million pseudo-labelled images, LambdaResNets (Tables 5 and 18): the paper has 82.1% to 86.7% top-1.
+"""ImageNet and 130 million pseudo-labeled images, LambdaResNets (Tables 5 and 18): 82.1% to 86.7% top-1 in the paper.
 
-All else is as for 350 epochs. A step has 14 pseudo-labelled images for each labelled one, the ratio of Noisy Student's
-larger models (Xie et al. 2020), which the paper follows and does not repeat: by Table 5's rate, 18 hours on 512 TPUv3
-cores (docs/scale.md). One recipe for each row of Table 18 with a figure: imagenet_pseudo_152_288 (86.7%), which is the
-recipe itself, to imagenet_pseudo_50_128 (82.1%). The paper's images and teacher are not public: label yours by
+As imagenet_350, with 14 pseudo-labeled images per labeled image in a step. The paper does not give the ratio; this one
+is that of Noisy Student's larger models (Xie et al. 2020). By Table 5's throughput, 18 hours on 512 TPUv3 cores
+(docs/scale.md). One variant per row of Table 18 with a reported accuracy, from imagenet_pseudo_50_128 (82.1%) to
+imagenet_pseudo_152_288 (86.7%), the recipe itself. The paper's images and teacher are not public: label your own with
 `lambdanets pseudo-label`. On several machines: examples/slurm.sh.
-Not run in full by this project; --quicktest takes the same path with scanned digits in a minute on two cores.
+Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
 Run: lambdanets train imagenet_pseudo --data SHARDS --pseudo-labels SELECTION --pseudo-images MORE --devices 8 --run DIR
 """
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from lambdanets.data.batches import Batches
 from lambdanets.errors import InputError
 from lambdanets.locks import Lock
-from lambdanets.signals import heeded
+from lambdanets.signals import handled_signals
 from lambdanets.training.checkpoints import BEST
-from lambdanets.training.processes import all_reduce_sum
+from lambdanets.training.distributed import all_reduce_sum
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
@@ -158,7 +158,7 @@ class StopOnSignal(Callback):
     @contextmanager
     def handling(self) -> Iterator[None]:
         """Handle signals here; Lightning's own handlers can stop in the middle of an optimizer step."""
-        before = {number: signal.getsignal(number) for number in heeded()}
+        before = {number: signal.getsignal(number) for number in handled_signals()}
         try:
             self._install()
             yield
@@ -174,7 +174,7 @@ class StopOnSignal(Callback):
         self._install()  # again, as Lightning installs its own handlers in between
 
     def _install(self) -> None:
-        for number in heeded():
+        for number in handled_signals():
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

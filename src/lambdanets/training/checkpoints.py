@@ -12,10 +12,10 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
-from lambdanets.inference.model_card import described
+from lambdanets.inference.model_card import read_description
 from lambdanets.locks import Lock
 from lambdanets.models.weights import load_tensors, read_weights
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
 
 LAST = "last.ckpt"
@@ -62,7 +62,7 @@ def newest(folder: Path) -> Path | None:
             continue
         for other, why in damaged:
             aside = other.with_suffix(".damaged")
-            say(f"{why}; renamed to {aside.name}, resuming from {path.name}", file=sys.stderr)
+            echo(f"{why}; renamed to {aside.name}, resuming from {path.name}", file=sys.stderr)
             other.replace(aside)
         return path
     if damaged:
@@ -85,7 +85,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         tensors, state = read_weights(path)
         if "fit_loop" not in state["loops"] or "KeepLast" not in state["callbacks"]:
             raise KeyError
-        content, step = described(path, state), int(state["global_step"])
+        content, step = read_description(path, state), int(state["global_step"])
         saved = type(recipe).from_fields(content["recipe"], str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error

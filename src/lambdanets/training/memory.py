@@ -25,7 +25,7 @@ class MemoryProbe(ABC):
         """Cache key: equal for probes that need the same memory, whatever the data paths and the seed."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         recipe = dataclasses.asdict(fields.pop("recipe"))
-        for name in (*self.recipe.PLACES, "seed"):
+        for name in (*self.recipe.PATHS, "seed"):
             del recipe[name]
         return repr((type(self), fields, recipe))
 

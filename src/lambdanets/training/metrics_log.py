@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lambdanets.data.readable import check_unreadable
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.training.callbacks import ends_step
+from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.processes import Processes, all_gather_lists, all_reduce_sum
 
 # Step, epoch, split, and one value per metric, None if it was not measured.
 Row = list[Any]
@@ -50,7 +51,7 @@ class MetricsLog(Callback):
         self,
         folder: Path,
         metrics: Sequence[str],
-        these: Processes,
+        world: World,
         max_unreadable: int,
         format_speed: Callable[[], str],
     ) -> None:
@@ -59,7 +60,7 @@ class MetricsLog(Callback):
         self.rows: list[Row] = []
         self.unreadable: set[str] = set()
         self.images = 0
-        self._these = these
+        self._world = world
         self._max_unreadable = max_unreadable
         self._format_speed = format_speed
         self._sums: list[float] = []  # images and the module's SUMS since the last row, of all ranks
@@ -67,7 +68,7 @@ class MetricsLog(Callback):
         self._new: list[str] = []
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.rows and self._these.is_rank_zero:  # a run without a checkpoint restarts
+        if not self.rows and self._world.is_rank_zero:  # a run without a checkpoint restarts
             self.path.unlink(missing_ok=True)
 
     def on_train_batch_end(
@@ -130,12 +131,7 @@ class MetricsLog(Callback):
     def _add_unreadable(self) -> None:
         self.unreadable.update(all_gather_lists(self._new))
         self._new = []
-        if len(self.unreadable) > self._max_unreadable:
-            examples = "; ".join(sorted(self.unreadable)[:3])
-            raise InputError(
-                f"{len(self.unreadable)} images could not be read, and max_unreadable is {self._max_unreadable}: "
-                f"{examples}"
-            )
+        check_unreadable(sorted(self.unreadable), self._max_unreadable)
 
     def _end_row(self, trainer: Trainer, module: TrainingModule) -> None:
         if self._sums and self._sums[0]:
@@ -147,7 +143,7 @@ class MetricsLog(Callback):
         values = [round(measured[name], 6) if name in measured else None for name in self.metrics]
         row = [trainer.global_step, trainer.current_epoch + 1, split, *values]
         self.rows.append(row)
-        if self._these.is_rank_zero:
+        if self._world.is_rank_zero:
             append_row(self.path, [*COLUMNS, *self.metrics], row)
         logged = {
             f"{name}/{split}": value for name, value in zip(self.metrics, values, strict=True) if value is not None
@@ -173,7 +169,7 @@ class MetricsLog(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows, self.images, self._sums = list(state["rows"]), state["images"], list(state["sums"])
         self.unreadable = set(state["unreadable"])
-        if self._these.is_rank_zero:
+        if self._world.is_rank_zero:
             text = io.StringIO(newline="")
             csv.writer(text).writerows([[*COLUMNS, *self.metrics], *self.rows])
             atomic_write(self.path, text.getvalue().encode())  # drops rows of steps after the checkpoint

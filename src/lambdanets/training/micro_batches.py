@@ -11,9 +11,9 @@ from torch import nn
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device, free_memory, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
+from lambdanets.training.distributed import World, all_reduce_min
 from lambdanets.training.memory import MemoryProbe, largest_micro_batch, states_per_parameter
-from lambdanets.training.processes import Processes, all_reduce_min
 from lambdanets.training.recipe import TrainingRecipe
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
@@ -28,7 +28,7 @@ def with_precision(recipe: AnyRecipe) -> AnyRecipe:
 
 
 def with_micro_batch(
-    recipe: AnyRecipe, probe: MemoryProbe, model: nn.Module, images: int, these: Processes
+    recipe: AnyRecipe, probe: MemoryProbe, model: nn.Module, images: int, world: World
 ) -> tuple[AnyRecipe, BatchSlice]:
     """The recipe with a micro_batch that fits into memory on all ranks, and the batch slice of this rank.
 
@@ -39,20 +39,20 @@ def with_micro_batch(
     images: size of the training set. Raises InputError if not even the smallest micro-batch fits, or if the batch is
     too small for the world size.
     """
-    largest, smallest = images_per_rank(recipe, images, these.world_size)
+    largest, smallest = images_per_rank(recipe, images, world.world_size)
     wanted = min(largest, recipe.micro_batch or largest)
     device = best_device()
     # ranks on one CPU share its memory
-    free = free_memory(device) // (these.local_world_size if device.type == "cpu" else 1)
+    free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
     on_gpu = device.type == "cuda"
     fitting = _largest_that_runs(probe, model, wanted, device) if on_gpu else largest_micro_batch(probe, wanted, free)
     fitting = all_reduce_min(fitting)
-    if fitting < wanted and these.is_rank_zero:
-        say(f"a micro-batch of {wanted} images does not fit into memory: using {fitting}", file=sys.stderr)
+    if fitting < wanted and world.is_rank_zero:
+        echo(f"a micro-batch of {wanted} images does not fit into memory: using {fitting}", file=sys.stderr)
     steps = accumulation_steps(largest, smallest, fitting, recipe.MIN_MICRO_BATCH)
     # micro_batch is what fits, not the size of a micro-batch, so that a resumed run gets the same accumulation steps
     micro_batch = max(fitting, recipe.MIN_MICRO_BATCH)
-    return replace(recipe, micro_batch=micro_batch), BatchSlice(these.rank, these.world_size, steps)
+    return replace(recipe, micro_batch=micro_batch), BatchSlice(world.rank, world.world_size, steps)
 
 
 def images_per_rank(recipe: TrainingRecipe, images: int, world_size: int) -> tuple[int, int]:

@@ -102,12 +102,12 @@ class TrainingModule(LightningModule):
         if not loss.isfinite():
             value = loss.item()
             del sums, loss  # frees the graph before another one is built
-            self._refuse_loss(batch, batch_idx, value)
+            self._raise_nonfinite_loss(batch, batch_idx, value)
         self._micro_batch = batch, batch_idx
         self.log("loss", loss, prog_bar=True, logger=False)
         return {"loss": loss, "images": images, "sums": torch.stack([sums[name].detach() for name in self.SUMS])}
 
-    def _refuse_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
+    def _raise_nonfinite_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
         reason = self._diagnose(
             batch, batch_idx, lambda compute: diagnose_loss(self.model, self.inputs(batch), compute)
         )

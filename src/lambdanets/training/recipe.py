@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from lambdanets.bounds import VALIDATION_SHARE, WORKERS, Range, convert, types_of_fields
 from lambdanets.errors import InputError, nearest
-from lambdanets.records import parse_json, refused
+from lambdanets.records import as_input_error, parse_json
 
 if TYPE_CHECKING:
     from lambdanets.data.transforms import Preprocessing
@@ -24,8 +24,8 @@ class TrainingRecipe:
 
     task: ClassVar[str]
     # folders, files, URLs; those in REQUIRED must be given where the recipe has ""
-    PLACES: ClassVar[tuple[str, ...]] = ("data", "weights")
-    REQUIRED: ClassVar[tuple[str, ...]] = PLACES
+    PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
+    REQUIRED: ClassVar[tuple[str, ...]] = PATHS
     # fields that may change when a run is resumed: they change the result by rounding at most
     FREE: ClassVar[tuple[str, ...]] = (
         "weights",
@@ -152,7 +152,7 @@ class TrainingRecipe:
     @classmethod
     def from_json(cls, content: bytes, source: str) -> Self:
         """Read what `to_json` wrote; source names the file in errors."""
-        return cls.from_fields(parse_json(content, dict[str, Any], f"{source} is no recipe"), source)
+        return cls.from_fields(parse_json(content, dict[str, Any], f"{source} is not a valid recipe"), source)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
@@ -164,15 +164,15 @@ class TrainingRecipe:
         fields = renamed(fields, source)
         task = fields.pop("task", "classification")
         if task != cls.task:
-            raise InputError(f"{source} is of a run of {task}, not of {cls.task}")
+            raise InputError(f"{source} must be a {cls.task} recipe, got a {task} recipe")
         known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
-                raise InputError(f"{source} has the field {name!r}, which no recipe has{nearest(name, known)}")
+                raise InputError(f"{source} has the unknown field {name!r}{nearest(name, known)}")
         for name in ("data", "model"):
             if name not in fields:
-                raise InputError(f"{source} must have the field {name!r}, and has not")
-        with refused(source):
+                raise InputError(f"{source} must have the field {name!r}")
+        with as_input_error(source):
             return convert(fields, cls)
 
 
@@ -181,7 +181,7 @@ class Recipe(TrainingRecipe):
     """Hyperparameters of a classifier's training. data and model are required."""
 
     task: ClassVar[str] = "classification"
-    PLACES: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
+    PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
     REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights", "pseudo_labels", "pseudo_images")
     FREE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.FREE)
     KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")

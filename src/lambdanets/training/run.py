@@ -1,4 +1,4 @@
-"""A training run and the folder it leaves."""
+"""Training runs: start, resume, and the run folder."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,10 +22,10 @@ from lambdanets.records import write_json
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEFORE, BEST, LAST, check_resumable, newest
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
+from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch, with_precision
 from lambdanets.training.module import synchronized
-from lambdanets.training.processes import Processes, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
@@ -38,7 +38,7 @@ RECIPE = "recipe.json"
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A run that nothing is known to stand against: data opened, model built, transforms made."""
+    """A validated run, ready to train: data opened, model built, micro-batch chosen."""
 
     task: Task
     recipe: TrainingRecipe
@@ -48,89 +48,88 @@ class _Prepared:
 
 
 def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
-    """Train by a recipe into a folder, and return its result; go on where the folder holds a run of the recipe.
+    """Train a recipe in a run folder and return its result; resume if the folder has an unfinished run of the recipe.
 
-    So one command serves to start a run and to start it again, as torchrun and queues of clusters do. The folder gets
-    recipe.json at once; metrics.csv, speed.csv, curves.png, tensorboard/ and checkpoints/ while it trains;
-    weights.safetensors, the task's pictures and, last, result.json. Of several processes only the first returns the
-    result, the others an empty one. Raises InputError for what the recipe asks and cannot be done, and when the folder
-    holds something else, InUseError when another process trains into it; Interrupted after a signal. No new folder is
-    left when nothing could be begun.
+    So the same command starts a run and restarts it, as torchrun and cluster schedulers do. Files in the folder:
+    recipe.json first; metrics.csv, speed.csv, curves.png, tensorboard/ and checkpoints/ during training; at the end
+    weights.safetensors, the task's figures and, last, result.json. Rank 0 returns the result, other ranks {}. Raises
+    InputError for an invalid recipe and for a folder with other files, InUseError if another process trains in it, and
+    Interrupted after a signal. A folder is created only once the run is valid.
     """
-    recipe = given(with_precision(recipe))
-    with process_group() as these:
-        place = _run_folder(folder, recipe)
-        if broadcast_from_rank_zero(place.is_begun) and _is_finished(folder):
-            return _result_in(folder, these)
-        with _locked(place) as lock:
-            if broadcast_from_rank_zero(place.is_begun):
-                return _go_on(folder, these, lock, recipe)
-            prepared = _prepare(recipe, these)
+    recipe = resolve_recipe(with_precision(recipe))
+    with process_group() as world:
+        run_folder = _run_folder(folder, recipe)
+        if broadcast_from_rank_zero(run_folder.is_started) and _is_finished(folder):
+            return _read_result(folder, world)
+        with _locked(run_folder) as lock:
+            if broadcast_from_rank_zero(run_folder.is_started):
+                return _resume(folder, world, lock, recipe)
+            prepared = _prepare(recipe, world)
             broadcast_from_rank_zero(lambda: _write_recipe(prepared.recipe, folder))
-            return _train(prepared, folder, these, lock)
+            return _train(prepared, folder, world, lock)
 
 
 def check(recipe: TrainingRecipe) -> Task:
-    """The opened task of a recipe. Raises InputError for what it asks and cannot be done."""
-    with process_group() as these:
-        return _prepare(given(recipe), these).task
+    """Validate a recipe without training: open its data and build its model. Raises InputError if it is invalid."""
+    with process_group() as world:
+        return _prepare(resolve_recipe(recipe), world).task
 
 
 def resume(folder: Path) -> dict[str, Any]:
-    """Go on with an unfinished run from its last checkpoint; the result equals that of a run never interrupted.
+    """Resume an unfinished run from its last checkpoint; the result is bit-identical to an uninterrupted run's.
 
-    A finished run is left alone and its result returned. Raises InputError when the folder is no run's, when its files
-    are damaged, when the data has changed, and, as InUseError, when another process trains into it.
+    For a finished run, return its result. Raises InputError if the folder is not a run folder, a file is damaged or the
+    data has changed, and InUseError if another process trains in it.
     """
     if not (folder / RECIPE).is_file():
-        raise InputError(f"{folder} is no folder of a run: it has no {RECIPE}")
-    with process_group() as these:
-        if _is_finished(folder):  # without its lock: it may lie where nothing can be written
-            return _result_in(folder, these)
+        raise InputError(f"{folder} must be a run folder, got one without {RECIPE}")
+    with process_group() as world:
+        if _is_finished(folder):  # without the lock: the folder may be read-only
+            return _read_result(folder, world)
         with _locked(_run_folder(folder)) as lock:
-            return _go_on(folder, these, lock)
+            return _resume(folder, world, lock)
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
-    """The recipe's paths from the root, so that a run can be resumed and evaluated from any folder."""
-    places = {name: getattr(recipe, name) for name in recipe.PLACES}
+    """The recipe's paths, absolute, so that a run can be resumed and evaluated from any working directory."""
+    paths = {name: getattr(recipe, name) for name in recipe.PATHS}
     return {
-        name: str(Path(place).resolve())
-        for name, place in places.items()
-        if place and place != "digits" and not is_timm_name(place) and Path(place).exists()
+        name: str(Path(path).resolve())
+        for name, path in paths.items()
+        if path and path != "digits" and not is_timm_name(path) and Path(path).exists()
     }
 
 
-def given(recipe: AnyRecipe) -> AnyRecipe:
-    """The recipe with whole paths and a model. Raises InputError for what it leaves to be given, and is not."""
+def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
+    """The recipe with absolute paths and a model. Raises InputError if a required field is missing."""
     for name in recipe.REQUIRED:
         if getattr(recipe, name) == "":
-            raise InputError(f"{name} must be given, such as --{name.replace('_', '-')} PATH; the recipe names none")
+            raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
     if not recipe.model and recipe.weights is None:
-        raise InputError(
-            "model must be given, such as --model lambda_resnet50; the recipe names neither it nor weights"
-        )
-    return task_of(recipe).given(replace(recipe, **absolute_paths(recipe)))
+        raise InputError("model must be given; set it with --model, such as --model lambda_resnet50, or give --weights")
+    return task_of(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
 
 
 def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolder:
-    """The folder of a run of the recipe, or of any recipe."""
+    """The run folder of the recipe, or of any recipe."""
 
-    def found(folder: Path) -> dict[str, Any] | None:
+    def read_identity(folder: Path) -> dict[str, Any] | None:
         if not (folder / RECIPE).is_file():
             return None
         existing = read_recipe(folder / RECIPE)
         if recipe is not None and existing.task != recipe.task:
-            raise InputError(f"{folder} holds a run of {existing.task}, not of {recipe.task}; name another folder")
+            raise InputError(
+                f"{folder} must be empty or hold a {recipe.task} run, got a {existing.task} run; choose another folder"
+            )
         return asdict(existing.without_free_fields())
 
     identity = asdict(recipe.without_free_fields()) if recipe is not None else {}
-    return WorkFolder(folder, "a run", identity, found, "resume it with --resume, or name another folder")
+    return WorkFolder(folder, "a run", identity, read_identity, "resume it with --resume, or choose another folder")
 
 
 @contextmanager
 def _locked(folder: WorkFolder) -> Iterator[Lock | None]:
-    """Hold the folder's lock in the first process, for all of them; the others get None."""
+    """Hold the folder's lock on rank 0, for all ranks; the other ranks get None."""
     with ExitStack() as stack:
         locks: list[Lock] = []
         broadcast_from_rank_zero(lambda: locks.append(stack.enter_context(folder.open())))
@@ -145,76 +144,75 @@ def _is_finished(folder: Path) -> bool:
     return broadcast_from_rank_zero((folder / RESULT).is_file)
 
 
-def _result_in(folder: Path, these: Processes) -> dict[str, Any]:
-    """The result of a finished run in the first process, and an empty one in the others."""
-    return read_result(folder, task_of(read_recipe(folder / RECIPE)).RESULT) if these.is_rank_zero else {}
+def _read_result(folder: Path, world: World) -> dict[str, Any]:
+    """The result of a finished run on rank 0, {} on other ranks."""
+    return read_result(folder, task_of(read_recipe(folder / RECIPE)).RESULT) if world.is_rank_zero else {}
 
 
-def _go_on(folder: Path, these: Processes, lock: Lock | None, asked: TrainingRecipe | None = None) -> dict[str, Any]:
-    """Go on by the folder's recipe; what may change meanwhile is as asked, the data's place and max_unreadable too."""
-    if _is_finished(folder):  # by another process, until just now
-        return _result_in(folder, these)
-    recipe = read_recipe(folder / RECIPE)
-    begun = any((folder / "checkpoints" / name).is_file() for name in (LAST, BEFORE))
-    before = recipe
-    if asked is not None:
-        fields = asdict(asked)
+def _resume(folder: Path, world: World, lock: Lock | None, override: TrainingRecipe | None = None) -> dict[str, Any]:
+    """Resume the folder's recipe; fields in FREE, such as the path of the data, are taken from `override`."""
+    if _is_finished(folder):  # by another process in the meantime
+        return _read_result(folder, world)
+    stored = recipe = read_recipe(folder / RECIPE)
+    resumed = any((folder / "checkpoints" / name).is_file() for name in (LAST, BEFORE))
+    if override is not None:
+        fields = asdict(override)
         recipe = replace(recipe, **{name: fields[name] for name in recipe.FREE if fields[name] not in (None, "")})
-    prepared = _prepare(recipe, these, begun)
-    if prepared.recipe != before:  # so that --resume and evaluation find the data where it lies now
+    prepared = _prepare(recipe, world, resumed)
+    if prepared.recipe != stored:  # so that later --resume and evaluation find the data at its new path
         broadcast_from_rank_zero(lambda: _write_recipe(prepared.recipe, folder))
-    return _train(prepared, folder, these, lock)
+    return _train(prepared, folder, world, lock)
 
 
-def _prepare(recipe: TrainingRecipe, these: Processes, begun: bool = False) -> _Prepared:
-    """Try all that can be refused. A run that has begun takes its weights from its checkpoint."""
+def _prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> _Prepared:
+    """Validate the recipe on this machine. A resumed run takes its weights from its checkpoint."""
     recipe = with_precision(recipe)
-    task = rank_zero_first(lambda: _open(recipe, these, begun))
-    recipe, batch_slice = with_micro_batch(recipe, task.probe(), task.model, task.training_images, these)
-    task.model = synchronized(task.model, recipe, these.world_size)
+    task = rank_zero_first(lambda: _open(recipe, world, resumed))
+    recipe, batch_slice = with_micro_batch(recipe, task.probe(), task.model, task.training_images, world)
+    task.model = synchronized(task.model, recipe, world.world_size)
     training, validation = task.batches(recipe, batch_slice)
     return _Prepared(task, recipe, batch_slice, training, validation)
 
 
-def _open(recipe: TrainingRecipe, these: Processes, begun: bool) -> Task:
+def _open(recipe: TrainingRecipe, world: World, resumed: bool) -> Task:
     check_precision(recipe.precision)
-    task = task_of(recipe).opened(recipe, these, begun)
-    if task.validation_images < these.world_size:
+    task = task_of(recipe).open(recipe, world, resumed)
+    if task.validation_images < world.world_size:
         raise InputError(
-            f"validation images must be at least {these.world_size}, one for each process, got {task.validation_images}"
+            f"validation images must be at least {world.world_size}, one per rank, got {task.validation_images}"
         )
     return task
 
 
-def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | None) -> dict[str, Any]:
+def _train(prepared: _Prepared, folder: Path, world: World, lock: Lock | None) -> dict[str, Any]:
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
-    begun = broadcast_from_rank_zero(lambda: newest(checkpoints))
-    resumed_at = 0 if begun is None else check_resumable(begun, model, recipe, task.classes)
-    if these.is_rank_zero:
+    checkpoint = broadcast_from_rank_zero(lambda: newest(checkpoints))
+    resumed_at = 0 if checkpoint is None else check_resumable(checkpoint, model, recipe, task.classes)
+    if world.is_rank_zero:
         remove_unfinished(checkpoints)
-        task.begin(folder)
+        task.on_start(folder)
     module = task.module(recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
     if recipe.compile:
         model.compile()
-    speed, timer = Speed(folder, these), Timer()
-    log = MetricsLog(folder, task.METRICS, these, recipe.max_unreadable, speed.format)
+    speed, timer = Speed(folder, world), Timer()
+    log = MetricsLog(folder, task.METRICS, world, recipe.max_unreadable, speed.format)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    # the order matters: what is averaged and measured is in the state before a checkpoint is written
+    # the order matters: EMA and metrics update their state before a checkpoint is written
     callbacks: list[Callback] = [ema] if ema else []
     callbacks += [log, timer]
-    callbacks += [Curves(folder, log, task.PANELS)] if these.is_rank_zero else []
+    callbacks += [Curves(folder, log, task.PANELS)] if world.is_rank_zero else []
     callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
-    # last, so that what the others do does not count as waiting for data
+    # Speed last, so that the time of other callbacks does not count as waiting for data
     stop = StopOnSignal(checkpoints / LAST, lock)
     callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
     logger = TensorBoard(folder, resumed_at)
-    parts = prepared.batch_slice.accumulation_steps
-    trainer = make_trainer(recipe, folder, callbacks, speed, logger, these, parts, lock)
+    accumulation = prepared.batch_slice.accumulation_steps
+    trainer = make_trainer(recipe, folder, callbacks, speed, logger, world, accumulation, lock)
     try:
         with stop.handling():
-            trainer.fit(module, prepared.training, prepared.validation, ckpt_path=begun)
+            trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
     finally:
         prepared.training.close()
         prepared.validation.close()
@@ -222,17 +220,17 @@ def _train(prepared: _Prepared, folder: Path, these: Processes, lock: Lock | Non
         ema.copy_to(module)
     if task.patience:
         model.load_state_dict(read_weights(checkpoints / BEST)[0])
-    # the others wait, so that torchrun still has all of them should the first be lost
-    result = broadcast_from_rank_zero(lambda: _conclude(prepared, folder, lock, log, timer))
-    return result if these.is_rank_zero else {}
+    # other ranks wait, so that torchrun can restart all ranks if rank 0 fails here
+    result = broadcast_from_rank_zero(lambda: _finish(prepared, folder, lock, log, timer))
+    return result if world.is_rank_zero else {}
 
 
-def _conclude(prepared: _Prepared, folder: Path, lock: Lock | None, log: MetricsLog, timer: Timer) -> dict[str, Any]:
-    """Measure the trained model and write what a finished run has."""
+def _finish(prepared: _Prepared, folder: Path, lock: Lock | None, log: MetricsLog, timer: Timer) -> dict[str, Any]:
+    """Evaluate the trained model and write the weights, figures and result.json."""
     task, recipe = prepared.task, prepared.recipe
     if lock is not None:
         lock.check()
-    concluded = task.conclude(recipe, folder, log)
+    fields = task.finish(recipe, folder, log)
     save_weights(folder / WEIGHTS, task.model, task.description(recipe))
     draw_curves(log.rows, log.metrics, task.PANELS, folder / "curves.png")
     write_result(
@@ -246,6 +244,6 @@ def _conclude(prepared: _Prepared, folder: Path, lock: Lock | None, log: Metrics
         epochs=max(row[1] for row in log.rows),
         processes=prepared.batch_slice.world_size,
         micro_batch=recipe.micro_batch,
-        **concluded | {"unreadable": sorted(log.unreadable | set(concluded["unreadable"]))},
+        **fields | {"unreadable": sorted(log.unreadable | set(fields["unreadable"]))},
     )
     return read_result(folder, task.RESULT)

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lambdanets import progress
 from lambdanets.progress import duration
 from lambdanets.training.callbacks import ends_step
+from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import append_row
-from lambdanets.training.processes import Processes
 
 COLUMNS = ("step", "images_per_second", "waiting_share", "process_gib", "gpu_gib")
 STEPS_PER_ROW = 10
@@ -25,10 +25,10 @@ class Speed(Callback):
     Rank zero appends a row to speed.csv every STEPS_PER_ROW steps. latest: the last row by column.
     """
 
-    def __init__(self, folder: Path, these: Processes) -> None:
+    def __init__(self, folder: Path, world: World) -> None:
         self.path = folder / "speed.csv"
         self.latest: dict[str, float] = {}
-        self._these = these
+        self._world = world
         self._process = psutil.Process()
         self._started = self._ended = 0.0
         self._waited = 0.0
@@ -71,7 +71,7 @@ class Speed(Callback):
             "process_gib": round(self._process.memory_info().rss / 2**30, 3),
             "gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3) if torch.cuda.is_available() else 0.0,
         }
-        if self._these.is_rank_zero:
+        if self._world.is_rank_zero:
             append_row(self.path, COLUMNS, (trainer.global_step, *self.latest.values()))
         for logger in trainer.loggers:
             logger.log_metrics({f"speed/{name}": value for name, value in self.latest.items()}, trainer.global_step)

@@ -1,4 +1,4 @@
-"""Tasks: what classification and detection each bring to a training run."""
+"""The interface of a task, such as classification or detection, to the training loop."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -9,18 +9,18 @@ from torch import nn
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.curves import Panels
+from lambdanets.training.distributed import World
 from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.processes import Processes
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import Result
 
 
 class Task(ABC):
-    """Opened data and built model of a recipe, for the training loop in `run.py`.
+    """Data and model of a recipe, for the training loop in `run.py`.
 
-    recipe: as `opened` got it; methods with a recipe argument get it with micro_batch resolved.
+    recipe: as passed to `open`; methods with a recipe argument get it with micro_batch resolved.
     """
 
     METRICS: ClassVar[tuple[str, ...]]  # columns of metrics.csv
@@ -38,14 +38,14 @@ class Task(ABC):
     patience: int | None = None  # of early stopping, in epochs
 
     @classmethod
-    def given(cls, recipe: Any) -> Any:
+    def resolve(cls, recipe: Any) -> Any:
         """The recipe with the fields filled in that follow from its initial weights."""
         return recipe
 
     @classmethod
     @abstractmethod
-    def opened(cls, recipe: Any, these: Processes, begun: bool) -> "Task":
-        """Open the data and build the model; without initial weights if the run has begun and has a checkpoint."""
+    def open(cls, recipe: Any, world: World, resumed: bool) -> "Task":
+        """Open the data and build the model; a resumed run has a checkpoint and needs no initial weights."""
 
     @abstractmethod
     def probe(self) -> MemoryProbe:
@@ -63,11 +63,11 @@ class Task(ABC):
     def module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
         """The LightningModule."""
 
-    def begin(self, folder: Path) -> None:  # noqa: B027 - most tasks have nothing to write
-        """Write files into the run folder before training, also when it is resumed."""
+    def on_start(self, folder: Path) -> None:  # noqa: B027 - most tasks have nothing to write
+        """Write files into the run folder before training starts or resumes."""
 
     @abstractmethod
-    def conclude(self, recipe: Any, folder: Path, log: MetricsLog) -> dict[str, Any]:
+    def finish(self, recipe: Any, folder: Path, log: MetricsLog) -> dict[str, Any]:
         """Evaluate the trained model, draw figures into the folder, and return the task's fields of result.json.
 
         One of them is "unreadable", a list of messages.

@@ -46,7 +46,7 @@ def task_of(recipe: TrainingRecipe) -> "type[Task]":
 
 def read_recipe(path: Path) -> TrainingRecipe:
     """Read a recipe of any task from a JSON file. Raises InputError for any other file."""
-    fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is no recipe")
+    fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe")
     name = fields.get("task", "classification")
     if not isinstance(name, str) or name not in TASKS:
         raise InputError(f"{path} must have a task that is one of {', '.join(TASKS)}, got {name!r}")

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.locks import Lock
 from lambdanets.training.checkpoints import AtomicCheckpointIO
-from lambdanets.training.processes import Processes
+from lambdanets.training.distributed import World
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.speed import Progress, ProgressLines, Speed
 
@@ -24,22 +24,22 @@ def make_trainer(
     callbacks: list[Callback],
     speed: Speed,
     logger: Logger,
-    these: Processes,
+    world: World,
     accumulation_steps: int,
     lock: Lock | None = None,
 ) -> Trainer:
     """A trainer with DDP under torchrun, else on one GPU or the CPU. lock: that of the folder, on rank zero."""
     _silence_lightning()
-    watched = sys.stderr.isatty() and these.is_rank_zero
-    shown: list[Callback] = [Progress(speed) if watched else ProgressLines(speed)] if these.is_rank_zero else []
-    several = these.world_size > 1
+    watched = sys.stderr.isatty() and world.is_rank_zero
+    shown: list[Callback] = [Progress(speed) if watched else ProgressLines(speed)] if world.is_rank_zero else []
+    several = world.world_size > 1
     return Trainer(
         default_root_dir=folder,
         max_epochs=recipe.epochs,
         precision=recipe.precision,
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
-        devices=these.local_world_size,
-        num_nodes=these.nodes,
+        devices=world.local_world_size,
+        num_nodes=world.nodes,
         strategy=_data_parallel() if several else "auto",
         accumulate_grad_batches=accumulation_steps,
         gradient_clip_val=recipe.clip_gradient,

@@ -76,14 +76,14 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path
     assert not results["finished"]
     assert {row["sizes"]["pass"] for row in results["rows"]} == {"inference"}
     assert f"interrupted; what was measured is written to {out}; resume with" in capsys.readouterr().out
-    assert "was begun with options (seed 0, not 7); remove it" in fails(capsys, *given[1:], "--seed", "7")
+    assert "was started with options (seed 0, not 7); remove it" in fails(capsys, *given[1:], "--seed", "7")
     assert main(given) == 0
     again = json.loads((out / RESULTS).read_text())
     assert again["finished"]
     assert again["rows"][:2] == results["rows"]
     assert [row["sizes"]["pass"] for row in again["rows"]] == ["inference"] * 2 + ["training"] * 2
     assert not list(out.glob(".*"))
-    assert "is finished; name another place" in fails(capsys, *given[1:])
+    assert "is finished; choose another path" in fails(capsys, *given[1:])
 
 
 def test_benchmark_interrupted_at_its_end_has_its_plots(tmp_path, capsys, monkeypatch):
@@ -123,7 +123,7 @@ def test_missing_peers_are_named_and_stop_nothing(tmp_path, capsys, monkeypatch)
 
 def test_an_existing_folder_is_refused(tmp_path, capsys):
     (tmp_path / "mine").touch()
-    assert "holds something already: mine; name another folder" in fails(capsys, "layer", "--out", str(tmp_path))
+    assert "is not empty: mine; choose another folder" in fails(capsys, "layer", "--out", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_finished_comparison_is_shown_and_left_as_it_is(quick, tmp_path, capsy
     assert cli.main(["compare", "scope", *options_of(quick), *given]) == 0
     (out / "comparison.md").write_text("annotated")
     assert cli.main(["compare", "--resume", str(out)]) == 0
-    assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 of them done")[1]
+    assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 done")[1]
     assert (out / "comparison.md").read_text() == "annotated"
 
 
@@ -126,7 +126,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(quick, tmp_path, capsys)
     begin(plan, out)
     with locked_folder(plan.runs()[0].folder(out)):
         assert cli.main(["compare", "--resume", str(out)]) == 0
-    assert "1 runs are under way in other processes" in capsys.readouterr().out
+    assert "1 runs are in progress in other processes" in capsys.readouterr().out
     assert [r["variant"] for r in read_results(plan, out)] == ["lambda scope=7"]
     assert not json.loads((out / "results.json").read_text())["finished"]
 
@@ -146,7 +146,7 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_result(quick, tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"stopped; go on with: lambdanets compare --resume {out}" in said
+    assert f"stopped; resume with: lambdanets compare --resume {out}" in said
     assert read_results(read_plan(out), out) == []
 
 
@@ -159,12 +159,12 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_result(quick, tmp_path):
         (["scope", "--variants", "3x4"], "variants must be among 3x3, .*; got '3x4'"),
         (["scope", "--seeds", "1", "1"], "seeds must differ from each other, got 1, 1"),
         (["scope", "--seeds", "-1"], "seeds must be at least 0, got -1"),
-        (["scope", "digitz"], "there is no recipe named 'digitz'"),
+        (["scope", "digitz"], "got 'digitz'; the nearest"),
         (["scope", "--epoch", "1"], "lambdanets compare scope has no option --epoch; the nearest is --epochs"),
         (["scope", "fashion_mnist"], "data must be given"),
         (["scope", "--model-options", "scope", "5"], "model_options must leave scope to the variants"),
         (["mixers", "--model-options", "mixer", "lambda"], "model_options must leave mixer to the variants"),
-        (["scope", "--seed", "5"], "--seed must be left to --seeds"),
+        (["scope", "--seed", "5"], "--seed must not be given, got 5"),
         (["scope", "--model", "resnet50"], "resnet50 takes no argument 'mixer'"),
         (["scope", "--model-options", "query_depth", "0"], "query_depth must be"),
         (["mixers", "--model-options", "heads", "7"], "mixer convolution has no option heads"),
@@ -189,7 +189,7 @@ def test_a_folder_in_use_is_refused(quick, tmp_path):
     with pytest.raises(InputError, match="holds a comparison; go on with --resume"):
         begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="holds something already: file; name another folder"):
+    with pytest.raises(InputError, match="is not empty, it has file; choose another folder"):
         begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path)
 
 

@@ -71,15 +71,15 @@ def test_the_committed_document_is_what_the_command_writes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["6", "--check", "--format", "json"], "--check prints a summary of what is counted"),
+        (["6", "--check", "--format", "json"], "--check prints only a summary"),
         (["21"], "there is no table '21' to show, only 2, 3, 4"),
-        (["--repeats", "0", "--measure"], "--repeats must be positive, got 0"),
-        (["--batch-size", "2"], "--batch-size needs --measure beside it"),
-        (["--measure", "--measured", "x.json"], "--measure and --measured exclude each other"),
-        (["--check", "--measure"], "--check prints a summary of what is counted"),
+        (["--repeats", "0", "--measure"], "--repeats must be at least 1, got 0"),
+        (["--batch-size", "2"], "--batch-size needs --measure"),
+        (["--measure", "--measured", "x.json"], "--measure and --measured must not be given together"),
+        (["--check", "--measure"], "--check prints only a summary"),
         (["--measured", "nowhere.json"], "nowhere.json: No such file"),
         (["8", "--measure", "--out", "new.json"], "table 8 has no speeds to measure, only 4, 5, 10, 12, 13, 18 have"),
-        (["--out", "nowhere/tables.md"], "--out must be in a folder that exists, got nowhere/tables.md"),
+        (["--out", "nowhere/tables.md"], "--out must be in an existing folder, got nowhere/tables.md"),
         (["--figures", __file__], "--figures must be a folder"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_file_of_something_else_is_refused(capsys, tmp_path):
 
 def test_an_existing_file_of_measurements_is_kept(capsys, tmp_path):
     (tmp_path / "old.json").write_text("old")
-    assert "old.json holds no measurements to resume" in refused(
+    assert "old.json has no measurements to resume" in refused(
         capsys, "12", "--measure", "--out", tmp_path / "old.json"
     )
     assert (tmp_path / "old.json").read_text() == "old"
@@ -160,7 +160,7 @@ def test_interrupted_measurement_keeps_finished_passes_and_resumes(few_rows, tmp
     assert not content["finished"]
     assert [row["table"] for row in content["rows"]] == ["12", "12"]
     assert main([*given, "--repeats", "4"]) == 2
-    assert "was begun with options (repeats 3, not 4); remove it" in capsys.readouterr().err
+    assert "was started with options (repeats 3, not 4); remove it" in capsys.readouterr().err
     assert main(given) == 0
     again = json.loads(out.read_text())
     assert again["finished"]
@@ -168,7 +168,7 @@ def test_interrupted_measurement_keeps_finished_passes_and_resumes(few_rows, tmp
     assert [row["table"] for row in again["rows"]] == ["12", "12", "18"]
     assert [path.name for path in tmp_path.iterdir()] == ["measured.json"]
     assert main(given) == 2
-    assert "is finished; name another place" in capsys.readouterr().err
+    assert "is finished; choose another path" in capsys.readouterr().err
 
 
 def test_an_estimate_grows_with_repeats_and_with_training():

@@ -8,8 +8,8 @@ from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training import micro_batches, run
 from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.detection.task import DetectionTask
+from lambdanets.training.distributed import World
 from lambdanets.training.memory import largest_micro_batch, training_memory
-from lambdanets.training.processes import ALONE
 
 SMALL = DIGITS
 RECIPES = {
@@ -62,7 +62,7 @@ def test_what_is_predicted_is_near_what_autograd_keeps(name):
 
 
 def test_a_step_that_is_tried_has_as_many_objects_as_an_image_of_the_set_may_have(tiny, monkeypatch):
-    task = DetectionTask.opened(tiny, ALONE, begun=False)
+    task = DetectionTask.open(tiny, World(), resumed=False)
     most = max(len(image.objects) for image in task.training.annotations.images)
     assert most > 1
     assert task.probe().objects == most

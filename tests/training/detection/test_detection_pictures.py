@@ -8,7 +8,7 @@ from PIL import Image
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.coco_scores import evaluate
-from lambdanets.inference.drawing import LEAST_SIDE, contact_sheet, draw_curves_of_precision, overlay
+from lambdanets.inference.drawing import MIN_SIDE, contact_sheet, draw_precision_recall, overlay
 
 
 def pixels(picture):
@@ -87,7 +87,7 @@ def test_thin_images_can_be_drawn(size):
     width, height = size
     boxes, masks = torch.tensor([[0.0, 0, width, height]]), torch.ones(1, height, width, dtype=torch.bool)
     picture = overlay(Image.new("L", size), boxes, torch.tensor([1]), None, masks, ["cat"])
-    assert max(picture.size) >= LEAST_SIDE
+    assert max(picture.size) >= MIN_SIDE
     assert pixels(picture).max() > 100
 
 
@@ -121,7 +121,7 @@ def test_a_contact_sheet_reduces_large_pictures_and_may_be_empty():
 def test_curves_are_drawn_as_a_png(tmp_path, objects):
     truth = made_up_truth(0)
     scores = evaluate(truth, perturbed(truth, 0)) if objects == "some" else evaluate(truth | {"annotations": []}, [])
-    draw_curves_of_precision(scores, tmp_path / "curves.png")
+    draw_precision_recall(scores, tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.format == "PNG"
         shown = pixels(picture.convert("RGB"))

@@ -8,7 +8,7 @@ from lambdanets.recipes.detection.digits import recipe as DETECTOR
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.run import given
+from lambdanets.training.run import resolve_recipe
 from lambdanets.training.tasks import read_recipe
 
 WRONG = [
@@ -67,9 +67,9 @@ def test_data_of_ones_own_needs_images_and_something_to_validate_on(missing):
 def test_what_a_recipe_leaves_to_be_given_is_asked_for_by_name():
     open_ended = DetectionRecipe(data="", images="", validation_data="")
     with pytest.raises(InputError, match=r"^data must be given"):
-        given(open_ended)
+        resolve_recipe(open_ended)
     with pytest.raises(InputError, match=r"^images must be given"):
-        given(replace(open_ended, data="train.json"))
+        resolve_recipe(replace(open_ended, data="train.json"))
 
 
 def test_a_recipe_of_detection_survives_json():
@@ -81,7 +81,7 @@ def test_a_recipe_of_detection_survives_json():
 
 @pytest.mark.parametrize(("mine", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
 def test_the_recipe_of_another_task_is_refused_by_name(mine, other):
-    with pytest.raises(InputError, match=f"here is of a run of {mine.task}, not of {other.task}"):
+    with pytest.raises(InputError, match=f"here must be a {other.task} recipe, got a {mine.task} recipe"):
         other.from_json(mine.to_json().encode(), "here")
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
-from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detection import detect_set
 from lambdanets.inference.detector import load_detector
 from lambdanets.inference.weights import save_weights
 from lambdanets.layers import RelativeEmbedding
@@ -44,7 +44,7 @@ def test_the_folder_the_weights_and_the_checkpoint_find_the_same(name, trained_d
 
 def test_a_detector_that_is_loaded_scores_as_the_run_did(trained_detector):
     detector = load_detector(trained_detector / "run")
-    found = detect_in_set(detector, open_validation(detector.card, detector.categories))
+    found = detect_set(detector, open_validation(detector.card, detector.categories))
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert found.results
     assert found.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
@@ -53,7 +53,7 @@ def test_a_detector_that_is_loaded_scores_as_the_run_did(trained_detector):
 def test_what_is_found_does_not_depend_on_how_many_images_come_at_a_time(trained_detector):
     detector = load_detector(trained_detector / "run")
     validation = open_validation(detector.card, detector.categories)
-    one, two = (detect_in_set(detector, validation, batch_size=images) for images in (1, 2))
+    one, two = (detect_set(detector, validation, batch_size=images) for images in (1, 2))
     assert len(one.results) == len(two.results) > 0
     for mine, theirs in zip(one.results, two.results, strict=True):
         assert mine["category_id"] == theirs["category_id"]
@@ -192,5 +192,5 @@ def test_weights_that_do_not_say_the_ids_of_their_categories_are_refused(ids, tr
 
 def test_the_weights_of_a_classifier_are_no_detector(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
-    with pytest.raises(InputError, match="is of a run of classification, not of detection"):
+    with pytest.raises(InputError, match="must be a detection model, got a classification model"):
         load_detector(tmp_path / "weights.safetensors")

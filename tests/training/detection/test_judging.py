@@ -3,7 +3,7 @@
 import pytest
 
 from lambdanets.data.coco.loader import evaluation_batches
-from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detection import detect_set
 from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.model import card_of
@@ -27,7 +27,7 @@ def detector_of(recipe, images, **more):
 
 def test_the_truth_is_judged_to_be_the_truth(opened):
     recipe, images = opened
-    found = detect_in_set(detector_of(recipe, images), images)
+    found = detect_set(detector_of(recipe, images), images)
     assert found.read == [0, 1, 2, 3]
     assert len(found.results) == sum(not each.crowd for known in images.annotations.images for each in known.objects)
     for scores in found.scores.summary().values():
@@ -36,7 +36,7 @@ def test_the_truth_is_judged_to_be_the_truth(opened):
 
 def test_what_is_not_found_counts(opened):
     recipe, images = opened
-    scores = detect_in_set(detector_of(recipe, images, blind=(0, 1)), images).scores.summary()
+    scores = detect_set(detector_of(recipe, images, blind=(0, 1)), images).scores.summary()
     assert 0 < scores["segm"]["AP"] < 1
     assert scores["segm"]["AP"] == pytest.approx(scores["bbox"]["AP"])
 
@@ -50,7 +50,7 @@ def test_validation_measures_what_judging_does(opened, blind):
     for number, batch in enumerate(evaluation_batches(images, 1)):
         module.validation_step(batch, number)
     module.on_validation_epoch_end()
-    summary = detect_in_set(detector_of(recipe, images, blind=blind), images).scores.summary()
+    summary = detect_set(detector_of(recipe, images, blind=blind), images).scores.summary()
     assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
     assert f"mask AP {summary['segm']['AP']:.4f}" in module.format_validated()
 
@@ -58,7 +58,7 @@ def test_validation_measures_what_judging_does(opened, blind):
 def test_masks_of_one_image_are_there_at_a_time_however_many_images_a_batch_has(opened):
     recipe, images = opened
     detector = detector_of(recipe, images)
-    detect_in_set(detector, images)
+    detect_set(detector, images)
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()
     for number, batch in enumerate(evaluation_batches(images, recipe.batch_size)):

@@ -17,7 +17,7 @@ from torch import nn
 
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
-from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detection import detect_set
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard
@@ -97,7 +97,7 @@ class FindsTwo(nn.Module):
 @pytest.mark.usefixtures("bounded")
 def test_a_detector_is_judged_on_an_image_of_8000_objects(crowded, tmp_path):
     detector = Detector(FindsTwo(), DetectorCard("lambda_resnet20_small", ("square",), category_ids=(1,)))
-    found = detect_in_set(detector, crowded)
+    found = detect_set(detector, crowded)
     draw_detections(detector, crowded, found, tmp_path)
     assert found.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
     with Image.open(tmp_path / "predictions.png") as sheet:

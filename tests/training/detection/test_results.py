@@ -59,8 +59,8 @@ def test_numbers_that_json_has_not_are_not_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[{", "results.json holds no results of detection: Expecting"),
-        ("{}", "results.json holds no results of detection: it must be a list, got {}"),
+        ("[{", "results.json must have COCO results: Expecting"),
+        ("{}", "results.json must have COCO results: it must be a list, got {}"),
         ("[3]", "result 0 must be an object, got 3"),
         ('[{"image_id": true}]', "result 0.image_id must be a whole number, got True"),
         ('[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}]', "score must be a finite number, got nothing"),

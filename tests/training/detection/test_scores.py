@@ -189,8 +189,8 @@ def test_nothing_is_printed_or_changed(two_cats, capfd):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image_id": 3}, "result 1 is of image 3, which the truth has not"),
-        ({"category_id": 3}, "result 1 is of category 3, which the truth has not"),
+        ({"image_id": 3}, "result 1 must have the id of an annotated image, got image 3"),
+        ({"category_id": 3}, "result 1 must have an annotated category, got category 3"),
         ({"score": float("nan")}, "result 1.score must be a finite number, got nan"),
         ({"bbox": [1, 2, 3]}, "result 1.bbox must be 4 finite numbers, got \\[1, 2, 3\\]"),
         ({"segmentation": None}, "result 1.segmentation must be an object, got None"),

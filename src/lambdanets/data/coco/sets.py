@@ -9,7 +9,7 @@ from lambdanets.data.coco.annotations import Category, parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles, open_annotated
 from lambdanets.data.coco.scattered_digits import scattered_digits
 from lambdanets.errors import InputError
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 DIGITS_TRAINING, DIGITS_VALIDATION = 300, 60
 
@@ -63,7 +63,7 @@ def report_findings(**sets: AnnotatedImages) -> None:
     """Print on stderr what was dropped from each set; the keywords are the sets' names."""
     for name, images in sets.items():
         for line in images.findings.lines():
-            say(f"{name}: {line}", file=sys.stderr)
+            echo(f"{name}: {line}", file=sys.stderr)
 
 
 @lru_cache(maxsize=1)

@@ -1,1 +1,1 @@
-"""Images in WebDataset shards, in a folder or at a URL: written, checked, fetched and read."""
+"""WebDataset shards, in a folder or at a URL: writing, verifying, downloading and reading."""

@@ -1,4 +1,4 @@
-"""Images in WebDataset shards, each found by its number and read when it is asked for."""
+"""Random access to images in WebDataset shards."""
 
 import hashlib
 import io
@@ -17,20 +17,20 @@ from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.order import WINDOW
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, UnreadableShard
 from lambdanets.data.shards.store import ShardStore, is_url
-from lambdanets.data.shards.tar_samples import TarSamples, class_number, read_tar_samples, split_name
+from lambdanets.data.shards.tar_samples import TarSamples, parse_class, read_tar_samples, split_name
 from lambdanets.errors import one_line
 
-UNLABELLED = -1
-_OPEN = 2 * WINDOW  # workers do not leave a window all at once
-_FORGIVEN = 300.0  # seconds after which a shard that could not be had is asked for again
+UNLABELED = -1
+_MAX_OPEN = 2 * WINDOW  # workers do not finish a window at the same time
+_RETRY_SECONDS = 300.0  # until an unreadable shard is tried again
 
 
 class ShardedImages:
-    """Images in shards, numbered through them in order. Only the list of shards is held, and an index of a few.
+    """The images of shards, indexed in order. Only the list of shards is in memory, and the index of a few open ones.
 
-    A shard is fetched, opened and indexed when an image of it is first asked for; the last few stay open. May be
-    pickled, and used on both sides of a fork. An image in a shard that cannot be had is an unreadable image; the shard
-    is not asked for again for some minutes. Without class names, every image has the class UNLABELLED.
+    A shard is downloaded, opened and indexed on first use; the most recently used ones stay open. Can be pickled, and
+    used on both sides of a fork. The images of an unreadable shard are unreadable images; the shard is tried again
+    after some minutes. Without class names, all images have the label UNLABELED.
     """
 
     def __init__(self, store: ShardStore, shards: Sequence[Shard], classes: tuple[str, ...]) -> None:
@@ -38,19 +38,20 @@ class ShardedImages:
         self._store = store
         self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
-        self._forget()
+        self._open_shards: OrderedDict[int, _OpenShard] = OrderedDict()  # least recently used first
+        self._failed: dict[int, tuple[float, str, str]] = {}  # time, path and reason
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
     def groups(self) -> list[int]:
-        """The number of images in each shard: consecutive numbers lie together."""
+        """The number of images in each shard."""
         return [shard.images for shard in self._shards]
 
     @property
     def total_bytes(self) -> int:
-        """The size of all shards together."""
+        """Total size of all shards."""
         return sum(shard.bytes for shard in self._shards)
 
     @property
@@ -60,106 +61,102 @@ class ShardedImages:
 
     @property
     def labels(self) -> np.ndarray:
-        """The class number of every image, int64 (n,), read from all shards at each call.
+        """The label of each image, int64 (n,). Each call reads all shards.
 
         Raises UnreadableShard and UnreadableImage.
         """
-        labels = np.full(len(self), UNLABELLED, dtype=np.int64)
+        labels = np.full(len(self), UNLABELED, dtype=np.int64)
         if self.classes:
             done = 0
             for number, shard in enumerate(self._shards):
                 opened = self._open(number)
-                labels[done : done + shard.images] = [self._label(opened, place) for place in range(shard.images)]
+                labels[done : done + shard.images] = [self._label(opened, position) for position in range(shard.images)]
                 done += shard.images
         return labels
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the shards' content and order, from their list alone."""
+        """A hash of the shards' content and order, from shards.json."""
         lines = "".join(f"{shard.images} {shard.sha256}\n" for shard in self._shards)
         return hashlib.sha256(f"{self.classes!r}\n{lines}".encode()).hexdigest()
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        """Decode one image and give its class number. Raises UnreadableImage, also where its shard cannot be had."""
-        opened, place = self._find(index)
-        label = self._label(opened, place) if self.classes else UNLABELLED
-        return read_image(io.BytesIO(opened.image(place)), opened.name(place)), label
+        """Decode an image; return it and its label. Raises UnreadableImage, also for an unreadable shard."""
+        shard, position = self._find(index)
+        label = self._label(shard, position) if self.classes else UNLABELED
+        return read_image(io.BytesIO(shard.image(position)), shard.name(position)), label
 
     def file(self, index: int) -> tuple[bytes, str]:
-        """An image's file as it is, and its suffix. Raises UnreadableImage where its shard cannot be had."""
-        opened, place = self._find(index)
-        return opened.image(place), PurePosixPath(opened.samples.names[place]).suffix.lower()
+        """An image's file content and suffix. Raises UnreadableImage for an unreadable shard."""
+        shard, position = self._find(index)
+        return shard.image(position), PurePosixPath(shard.samples.names[position]).suffix.lower()
 
     def name(self, index: int) -> str:
-        """The shard's path or URL and the member's name; the image's place where the shard cannot be had."""
+        """The shard's path or URL, and the member's name, or the image's position in an unreadable shard."""
         try:
-            opened, place = self._find(index)
+            shard, position = self._find(index)
         except UnreadableImage as error:
             return error.path
-        return opened.name(place)
+        return shard.name(position)
 
     def key(self, index: int) -> str:
-        """An image's key in WebDataset's convention. Raises UnreadableImage where its shard cannot be had."""
-        opened, place = self._find(index)
-        return split_name(opened.samples.names[place])[0]
+        """An image's WebDataset key. Raises UnreadableImage for an unreadable shard."""
+        shard, position = self._find(index)
+        return split_name(shard.samples.names[position])[0]
 
-    def of_shards(self, numbers: Sequence[int]) -> "ShardedImages":
-        """The images of some of the shards."""
+    def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
+        """The images of some shards."""
         return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes)
 
-    def unlabelled(self) -> "ShardedImages":
-        """The same images, of which no class is read."""
+    def without_labels(self) -> "ShardedImages":
+        """The same images, whose labels are not read."""
         return ShardedImages(self._store, self._shards, ())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": OrderedDict(), "_missing": {}}
-
-    def _forget(self) -> None:
-        self._opened: OrderedDict[int, _OpenShard] = OrderedDict()  # by number, the last used last
-        self._missing: dict[int, tuple[float, str, str]] = {}  # when, path and reason
+        return self.__dict__ | {"_open_shards": OrderedDict(), "_failed": {}}
 
     def _find(self, index: int) -> tuple["_OpenShard", int]:
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
-        place = int(index - self._ends[number] + self._shards[number].images)
+        position = int(index - self._ends[number] + self._shards[number].images)
         try:
-            return self._open(number), place
+            return self._open(number), position
         except UnreadableShard as error:
-            raise UnreadableImage(f"{error.path}, image {place}", error.reason) from error
+            raise UnreadableImage(f"{error.path}, image {position}", error.reason) from error
 
     def _open(self, number: int) -> "_OpenShard":
-        opened = self._opened.get(number)
-        if opened is not None:
-            self._opened.move_to_end(number)
-            return opened
-        failed = self._missing.get(number)
-        if failed is not None and time.monotonic() - failed[0] < _FORGIVEN:
+        shard = self._open_shards.get(number)
+        if shard is not None:
+            self._open_shards.move_to_end(number)
+            return shard
+        failed = self._failed.get(number)
+        if failed is not None and time.monotonic() - failed[0] < _RETRY_SECONDS:
             raise UnreadableShard(*failed[1:])
         try:
-            opened = _open_shard(self._store, self._shards[number])
+            shard = _open_shard(self._store, self._shards[number])
         except UnreadableShard as error:
-            self._missing[number] = (time.monotonic(), error.path, error.reason)
+            self._failed[number] = (time.monotonic(), error.path, error.reason)
             raise
-        self._opened[number] = opened
-        if len(self._opened) > _OPEN:
-            self._opened.popitem(last=False)
-        return opened
+        self._open_shards[number] = shard
+        if len(self._open_shards) > _MAX_OPEN:
+            self._open_shards.popitem(last=False)
+        return shard
 
-    def _label(self, opened: "_OpenShard", place: int) -> int:
-        content = opened.label(place)
+    def _label(self, shard: "_OpenShard", position: int) -> int:
+        content = shard.label(position)
         if not content:
-            raise UnreadableImage(opened.name(place), "it has no class (.cls) beside it")
-        label = class_number(content)
+            raise UnreadableImage(shard.name(position), "it has no class (.cls)")
+        label = parse_class(content)
         if label is None:
-            raise UnreadableImage(opened.name(place), f"its class is {content[:20]!r} and no number")
+            raise UnreadableImage(shard.name(position), f"its class must be a number, got {content[:20]!r}")
         if label >= len(self.classes):
-            raise UnreadableImage(opened.name(place), f"its class is {label}, and there are {len(self.classes)}")
+            raise UnreadableImage(shard.name(position), f"its class must be below {len(self.classes)}, got {label}")
         return label
 
 
 class _OpenShard:
-    """An open tar and the places of its images. Reads by place, as forked workers share an open file's position."""
+    """An open tar and the offsets of its images. Uses pread, as forked workers share the file position."""
 
     def __init__(self, path: str, file: BinaryIO, samples: TarSamples) -> None:
         self.samples = samples
@@ -170,15 +167,15 @@ class _OpenShard:
     def __del__(self) -> None:
         os.close(self._descriptor)
 
-    def name(self, place: int) -> str:
-        return f"{self._path}/{self.samples.names[place]}"
+    def name(self, position: int) -> str:
+        return f"{self._path}/{self.samples.names[position]}"
 
-    def image(self, place: int) -> bytes:
-        start, length, _, _ = self.samples.places[place].tolist()
+    def image(self, position: int) -> bytes:
+        start, length, _, _ = self.samples.offsets[position].tolist()
         return os.pread(self._descriptor, length, start)
 
-    def label(self, place: int) -> bytes:
-        _, _, start, length = self.samples.places[place].tolist()
+    def label(self, position: int) -> bytes:
+        _, _, start, length = self.samples.offsets[position].tolist()
         return os.pread(self._descriptor, length, start)
 
 
@@ -187,7 +184,7 @@ def _open_shard(store: ShardStore, shard: Shard) -> _OpenShard:
     try:
         samples = read_tar_samples(file)
         if len(samples.names) != shard.images:
-            raise tarfile.ReadError(f"it holds {len(samples.names)} images and not {shard.images}, as the list says")
+            raise tarfile.ReadError(f"it has {len(samples.names)} images, not {shard.images} as in shards.json")
     except (tarfile.TarError, OSError) as error:
         file.close()
         raise UnreadableShard(path, one_line(error)) from error
@@ -195,14 +192,14 @@ def _open_shard(store: ShardStore, shard: Shard) -> _OpenShard:
 
 
 def is_sharded(data: str) -> bool:
-    """Whether `data` names images in shards: a folder that holds shards.json, or any URL."""
+    """Whether `data` is a folder with shards.json, or a URL."""
     return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
 
 
 def open_shards(location: str, **options: Any) -> tuple[dict[str, ShardedImages], tuple[str, ...]]:
-    """The parts ("train" and perhaps "validation") and the classes of a set in shards, in a folder or at a URL.
+    """Open shards in a folder or at a URL: the splits ("train", and "validation" if there is one) and the class names.
 
-    `options` are those of ShardStore. No shard is opened. Raises InputError where there is no list of shards.
+    options: arguments of ShardStore. No shard is opened. Raises InputError if there is no shards.json.
     """
     store = ShardStore(location, **options)
     listed = store.read_list()

@@ -1,4 +1,4 @@
-"""shards.json: which tar files a set of images lies in, how many images each holds, and the names of the classes."""
+"""shards.json: the tar files of a data set, the number of images in each, and the class names."""
 
 import json
 import re
@@ -11,24 +11,24 @@ from lambdanets.errors import InputError
 from lambdanets.records import parse_json
 
 SHARD_LIST = "shards.json"
-_COUNT = Range(0, below=2**50)  # sums of such fit into int64
+_COUNT = Range(0, below=2**50)  # so that sums fit into int64
 
 
 class UnreadableShard(InputError):  # noqa: N818 - as UnreadableImage
-    """A shard that cannot be had or is damaged: `path` is its path or URL, `reason` the cause in a few words."""
+    """A shard is missing or damaged. path: its path or URL. reason: the cause."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"expected a whole shard in {path}, but {reason}")
+        super().__init__(f"shard {path} cannot be read: {reason}")
         self.path = path
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["UnreadableShard"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # an exception is otherwise rebuilt from its message alone
+        return type(self), (self.path, self.reason)  # to pickle it; by default only the message is kept
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file: its name within the set, its images, its size in bytes and its SHA-256 in hexadecimal digits."""
+    """One tar file: relative path, number of images, size in bytes, and SHA-256 in hexadecimal digits."""
 
     RANGES: ClassVar[dict[str, Range]] = {"images": _COUNT, "bytes": _COUNT}
 
@@ -40,14 +40,14 @@ class Shard:
     def __post_init__(self) -> None:
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise InputError(f"name of a shard must lie inside the set, got {self.name!r}")
+            raise InputError(f"name of a shard must be a relative path without '..', got {self.name!r}")
         if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
             raise InputError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
 
 
 @dataclass(frozen=True)
 class ShardList:
-    """What shards.json says. `classes` is empty for images without classes; `made` tells how shards were written."""
+    """The content of shards.json. classes: empty for unlabeled images. made: the options with which it was written."""
 
     classes: tuple[str, ...]
     parts: dict[str, tuple[Shard, ...]]
@@ -56,11 +56,11 @@ class ShardList:
     def __post_init__(self) -> None:
         unknown = sorted(self.parts.keys() - {"train", "validation"})
         if unknown or not self.parts.get("train"):
-            what = f"'{unknown[0]}'" if unknown else "no shards to train on"
-            raise InputError(f"parts must be 'train' and perhaps 'validation', got {what}")
+            got = f"'{unknown[0]}'" if unknown else "no 'train'"
+            raise InputError(f"parts must be 'train' and optionally 'validation', got {got}")
 
     def to_json(self) -> bytes:
-        """The content of shards.json, a shard a line."""
+        """The content of shards.json, one line per shard."""
         parts = []
         for name, shards in self.parts.items():
             lines = ",\n".join(f"   {json.dumps(asdict(shard))}" for shard in shards)
@@ -71,5 +71,5 @@ class ShardList:
 
     @classmethod
     def from_json(cls, content: bytes, source: str) -> "ShardList":
-        """Read what `to_json` writes. Raises InputError, naming `source`, for anything else."""
-        return parse_json(content, cls, f"'{source}' is no list of shards")
+        """Read what `to_json` wrote; source names the file in errors."""
+        return parse_json(content, cls, f"{source} is not a valid {SHARD_LIST}")

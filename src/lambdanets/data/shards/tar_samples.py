@@ -1,4 +1,4 @@
-"""Tars in WebDataset's convention: writing their samples, and finding where those lie without reading them."""
+"""WebDataset tar files: writing samples, and indexing them from the headers."""
 
 import io
 import os
@@ -15,11 +15,11 @@ from lambdanets.data.images import IMAGE_SUFFIXES
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, open_regular, sha256_of
 
-_PADDING = 2**20  # bytes looked at behind the end-of-archive block; GNU tar writes up to 10,240 bytes of zeros there
+_PADDING = 2**20  # bytes checked after the end-of-archive block; GNU tar pads with up to 10,240 zero bytes
 
 
 class Sample(NamedTuple):
-    """An image's key, the suffix and content of its file, and its class number, or None where it has none."""
+    """An image's key, the suffix and content of its file, and its label, None if unlabeled."""
 
     key: str
     suffix: str
@@ -29,86 +29,86 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class TarSamples:
-    """The images of a tar in order: their members' names, and their places int64 (n, 4).
+    """The images of a tar in order: member names, and offsets int64 (n, 4).
 
-    A place is the image's first byte and length, and those of its class, length 0 where it has none.
+    offsets: start and length of the image, and of its .cls member, length 0 if there is none.
     """
 
     names: list[str]
-    places: np.ndarray
+    offsets: np.ndarray
 
 
 def read_tar_samples(file: BinaryIO) -> TarSamples:
-    """Index an uncompressed tar in WebDataset's convention from its headers.
+    """Index an uncompressed WebDataset tar from its headers.
 
-    Consecutive members whose names are alike up to the first dot of the last part are one sample; the suffix is what
-    follows. A sample without an image is passed over; of several images the first counts. Raises tarfile.TarError for
-    anything but a whole tar.
+    Consecutive members with the same path up to the first dot of the file name are one sample; the rest is the suffix.
+    Samples without an image are skipped; of several images the first is used. Raises tarfile.TarError for an incomplete
+    or invalid tar.
     """
     names: list[str] = []
-    places: list[tuple[int, int, int, int]] = []
+    offsets: list[tuple[int, int, int, int]] = []
     last_key = ""
-    label, image_here = (0, 0), False  # of the sample with that key
+    label, has_image = (0, 0), False  # of the sample with that key
     for member in tar_members(file):
         key, suffix = split_name(member.name)
         if not key:
             continue
         if key != last_key:
-            last_key, label, image_here = key, (0, 0), False
+            last_key, label, has_image = key, (0, 0), False
         if suffix == "cls":
             label = (member.offset_data, member.size)
-            if image_here:
-                places[-1] = (*places[-1][:2], *label)
-        elif f".{suffix}" in IMAGE_SUFFIXES and not image_here:
+            if has_image:
+                offsets[-1] = (*offsets[-1][:2], *label)
+        elif f".{suffix}" in IMAGE_SUFFIXES and not has_image:
             names.append(member.name)
-            places.append((member.offset_data, member.size, *label))
-            image_here = True
-    return TarSamples(names, np.array(places, np.int64).reshape(-1, 4))
+            offsets.append((member.offset_data, member.size, *label))
+            has_image = True
+    return TarSamples(names, np.array(offsets, np.int64).reshape(-1, 4))
 
 
 def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.TarInfo]:
-    """The regular files of an uncompressed tar, from its headers. Raises tarfile.TarError for anything but a whole tar.
+    """The regular files of an uncompressed tar, from its headers. Raises tarfile.TarError for an incomplete one.
 
-    The tar begins at the file's position and has `size` bytes, or all that follow. One without an end-of-archive block
-    is refused, as it may have been cut between two members; GNU tar, tarfile and webdataset all write that block. So is
-    one that goes on after it, such as several tars joined by cat: readers would stop at the first end.
+    The tar starts at the file's position and has `size` bytes, or extends to the end. A missing end-of-archive block is
+    an error, as the tar may be truncated between two members; GNU tar, tarfile and webdataset all write the block. So
+    is data after it, such as of concatenated tars: readers would stop at the first end.
     """
-    begin = file.tell()
-    stop = file.seek(0, io.SEEK_END) if size is None else begin + size
-    file.seek(begin)
+    start = file.tell()
+    stop = file.seek(0, io.SEEK_END) if size is None else start + size
+    file.seek(start)
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             if member.isreg():
                 yield member
         file.seek(tar.offset)
     rest = file.read(max(0, min(stop - tar.offset, tarfile.BLOCKSIZE + _PADDING)))
-    if len(rest) < tarfile.BLOCKSIZE:  # tarfile takes a header that is cut or damaged for the end
+    if len(rest) < tarfile.BLOCKSIZE:  # tarfile takes a truncated or damaged header for the end
         advice = (
             "" if rest or tar.offset > stop else "; copy it again, or append 1,024 zero bytes if no member is missing"
         )
-        raise tarfile.ReadError(f"it is cut off after {stop - begin} bytes{advice}")
+        raise tarfile.ReadError(f"it is truncated after {stop - start} bytes{advice}")
     if rest[: tarfile.BLOCKSIZE].strip(b"\0"):
-        raise tarfile.ReadError(f"it is damaged at byte {tar.offset - begin}")
+        raise tarfile.ReadError(f"it is damaged at byte {tar.offset - start}")
     if rest.strip(b"\0"):
-        raise tarfile.ReadError("it goes on after its end, as if several tars were joined; give each on its own")
+        raise tarfile.ReadError("it has data after its end, such as of concatenated tars; pass each tar on its own")
 
 
-def class_number(content: bytes) -> int | None:
-    """The class number that the content of a .cls member is, or None where it is none."""
+def parse_class(content: bytes) -> int | None:
+    """The class index in a .cls member, None if it is invalid."""
     text = content.strip()
     return int(text) if text.isdigit() and len(text) < 10 else None
 
 
 def names_in_tar(path: Path) -> list[str]:
-    """The names of the files in an uncompressed tar, and of those in tars within it.
+    """The names of all files in an uncompressed tar and in tars inside it.
 
-    Raises InputError for anything but a whole tar, so that what a reader takes for the end of one is its end.
+    Raises InputError for an incomplete or invalid tar.
     """
     try:
         with open_regular(path) as file:
             return list(_names_in(file))
     except (OSError, tarfile.TarError) as error:
-        raise InputError(f"'{path}' must be a whole, uncompressed tar, but: {one_line(error)}") from error
+        raise InputError(f"{path} must be a complete, uncompressed tar: {one_line(error)}") from error
 
 
 def _names_in(file: BinaryIO, size: int | None = None) -> Iterator[str]:
@@ -120,9 +120,9 @@ def _names_in(file: BinaryIO, size: int | None = None) -> Iterator[str]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A member's key and its suffix in lower case: what stands before and after the first dot of the last part.
+    """A member's key and its lower-case suffix: the path before and after the first dot of the file name.
 
-    Both are empty for names that are no sample's: without a dot, or hidden.
+    Both are empty for files that belong to no sample: hidden, or without a dot.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, suffix = base.partition(".")
@@ -130,10 +130,9 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, str]:
-    """Write samples into a tar that is there whole or not at all; their number, the tar's bytes and its SHA-256.
+    """Write samples into a tar atomically; returns their number, the tar's size in bytes and its SHA-256.
 
-    Before the tar gets its name it is read again and each sample compared with what was written. Raises InputError
-    where they differ.
+    The tar is read back, and each sample compared, before it gets its final name. Raises InputError if they differ.
     """
     written = []
     with atomic_open(path) as file:
@@ -147,21 +146,21 @@ def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, 
         file.flush()
         with Path(file.name).open("rb") as again:
             if _contents(again) != written:
-                raise InputError(f"{path} reads otherwise than written; check the disk, then run the command again")
+                raise InputError(f"{path} differs after it was written; check the disk, then run the command again")
             return len(written), again.seek(0, io.SEEK_END), sha256_of(again)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)  # without owner and time: the same set gives the same bytes
+    member = tarfile.TarInfo(name)  # without owner and time, so that the same data gives the same bytes
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
 
 
 def _contents(file: BinaryIO) -> list[tuple[str, int, bytes]]:
-    """Each sample's member, the checksum of its image and its class."""
+    """Member name, CRC-32 of the image and .cls content of each sample."""
     samples = read_tar_samples(file)
     contents = []
-    for name, (start, length, label_start, label_length) in zip(samples.names, samples.places.tolist(), strict=True):
+    for name, (start, length, label_start, label_length) in zip(samples.names, samples.offsets.tolist(), strict=True):
         image = os.pread(file.fileno(), length, start)
         contents.append((name, zlib.crc32(image), os.pread(file.fileno(), label_length, label_start)))
     return contents

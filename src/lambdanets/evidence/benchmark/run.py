@@ -20,7 +20,7 @@ from lambdanets.ops.position.plan import check_algorithm
 from lambdanets.progress import Progress
 from lambdanets.provenance import hardware
 from lambdanets.signals import deferred, interruptible
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 Cases = Callable[[Any, torch.device, Sequence[Any]], list[Case]]
 
@@ -42,13 +42,13 @@ def run(kind: str, options: Common) -> Path:
     make_cases, names = _CASES[kind]
     device = _check(options, names)
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
-    place = WorkFolder(folder, found=lambda folder: {} if (folder / RESULTS).is_file() else None)
+    place = WorkFolder(folder, read_identity=lambda folder: {} if (folder / RESULTS).is_file() else None)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
     with place.open(), plain_float32(options.threads):
-        if place.is_begun():
+        if place.is_started():
             report.resume(folder)
-            say(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
-        say(*_heading(device, options))
+            echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
+        echo(*_heading(device, options))
         try:
             with interruptible():
                 _race_all(make_cases(options, device, report.rows), report, device, folder)
@@ -65,14 +65,14 @@ def _conclude(report: Report, folder: Path) -> None:
     """Write what was measured, and say where it is."""
     report.write(folder)
     plots.draw(report, folder)
-    say(*figures_table(figures(report.kind, report.rows)).split("\n"))
+    echo(*figures_table(figures(report.kind, report.rows)).split("\n"))
     if said := noise(report.rows):
-        say("", said)
+        echo("", said)
     if report.finished:
-        say("", f"written to {folder}")
+        echo("", f"written to {folder}")
     else:
         kept = f"interrupted; what was measured is written to {folder}"
-        say("", f"{kept}; resume with the same command and --out {folder}")
+        echo("", f"{kept}; resume with the same command and --out {folder}")
 
 
 def _race_all(cases: list[Case], report: Report, device: torch.device, folder: Path) -> None:
@@ -81,10 +81,10 @@ def _race_all(cases: list[Case], report: Report, device: torch.device, folder: P
     with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
         while cases:
             case = cases.pop(0)  # what a case keeps for its contestants is freed with it
-            progress.tell("", label=str(case))
-            rows = race(case, report.rows, _measuring(report.kind, report.options, device, progress.tell))
+            progress.set_note("", label=str(case))
+            rows = race(case, report.rows, _measuring(report.kind, report.options, device, progress.set_note))
             progress.update()
-            say(*case_table(report.kind, rows, getattr(report.options, "batch_size", 1)).split("\n"))
+            echo(*case_table(report.kind, rows, getattr(report.options, "batch_size", 1)).split("\n"))
             report.write(folder)
 
 

@@ -92,8 +92,8 @@ def begin(plan: Plan, folder: Path) -> None:
 
     Raises InputError for a folder that holds something, and for what cannot be trained.
     """
-    place = WorkFolder(folder, found=_refuse_begun)
-    place.is_begun()
+    place = WorkFolder(folder, read_identity=_refuse_begun)
+    place.is_started()
     runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
     task = run.check(runs[0].recipe)
     for planned in runs[1:]:

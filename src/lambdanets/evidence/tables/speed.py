@@ -24,7 +24,7 @@ from lambdanets.models.counting import count_flops
 from lambdanets.progress import Progress
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.signals import interruptible
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 
 # Passes of each measured table.
 TABLES = {
@@ -121,7 +121,7 @@ def measure(plan: Plan, out: Path) -> None:
 
 def _tell(said: str) -> None:
     """Beside the tables, which standard output is for."""
-    say(said, file=sys.stderr)
+    echo(said, file=sys.stderr)
 
 
 def estimate(plan: Plan, device: torch.device) -> float:
@@ -172,7 +172,7 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
     runs: dict[str, Callable[[], Any]] = {}
     with Progress(f"table {name}, {work}", len(passes), "rows") as progress:
         for sample, build, training in passes:
-            progress.tell(f"{sample.row}, building and memory")
+            progress.set_note(f"{sample.row}, building and memory")
             key = str(_fitting(build, plan))
             try:
                 if key not in models:
@@ -197,7 +197,7 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
             repeats=plan.repeats,
             seconds=plan.seconds,
             synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
-            tell=progress.tell,
+            tell=progress.set_note,
         )
 
 

@@ -1,1 +1,1 @@
-"""Recipes of detection: a short Python file for each set-up, its promise on top, as those of classification."""
+"""Detection recipes, one Python file each, with data, model and result in the docstring."""

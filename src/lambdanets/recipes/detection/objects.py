@@ -1,6 +1,6 @@
-"""Your own images, annotated as COCO's are, small LambdaResNet at 512 pixels. Not measured by this project.
+"""Your own data in COCO format, small LambdaResNet at 512x512; AP depends on the data.
 
-One GPU, or two cores for some hundred images; how long depends on how many. Give what is to be found, and where:
+Hardware: one GPU, or two CPU cores for a few hundred images.
 Run: lambdanets detect train objects --data TRAIN --images FOLDER --validation-data VALIDATION --run DIR
 """
 

@@ -1,1 +1,1 @@
-"""Classification: its data, its loss, its measures and pictures."""
+"""Training of classifiers: data loading, loss, metrics, --plan and --quicktest."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from lambdanets.data.loader import Batch
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
+from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.processes import all_reduce_sum
 from lambdanets.training.recipe import Recipe
 
 

@@ -11,7 +11,7 @@ from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.training.classification.model import build_model, describe
-from lambdanets.training.pseudo_labels.labelling import label_shards
+from lambdanets.training.pseudo_labels.labeling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.recipe import Recipe
 

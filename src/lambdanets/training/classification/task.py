@@ -27,10 +27,10 @@ from lambdanets.training.classification.model import (
 )
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import Panels
+from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import prepare_batch_norm
-from lambdanets.training.processes import Processes
-from lambdanets.training.pseudo_labels.student_images import PseudoLabelledImages, open_student_images
+from lambdanets.training.pseudo_labels.student_images import PseudoLabeledImages, open_student_images
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import Result
 from lambdanets.training.task import Task
@@ -51,7 +51,7 @@ class ClassificationTask(Task):
 
     recipe: Recipe
     splits: Splits
-    pseudo: PseudoLabelledImages | None
+    pseudo: PseudoLabeledImages | None
     model: nn.Module
 
     def __post_init__(self) -> None:
@@ -62,22 +62,22 @@ class ClassificationTask(Task):
         self.patience = self.recipe.patience
 
     @classmethod
-    def given(cls, recipe: Recipe) -> Recipe:
+    def resolve(cls, recipe: Recipe) -> Recipe:
         return with_model_of_weights(recipe)
 
     @classmethod
-    def opened(cls, recipe: Recipe, these: Processes, begun: bool) -> "ClassificationTask":
+    def open(cls, recipe: Recipe, world: World, resumed: bool) -> "ClassificationTask":
         splits = open_for_training(recipe)
-        for part, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
+        for split, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
             if images is not None:
-                check_readable(images.load, len(images), part, recipe.max_unreadable)
+                check_readable(images.load, len(images), split, recipe.max_unreadable)
         pseudo = None
         if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
             soft = recipe.pseudo_targets == "soft"
             pseudo = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
         seed_everything(recipe.seed, verbose=False)
-        model = build_model(replace(recipe, weights=None) if begun else recipe, splits.classes)
-        return cls(recipe, splits, pseudo, prepare_batch_norm(model, recipe, these.world_size))
+        model = build_model(replace(recipe, weights=None) if resumed else recipe, splits.classes)
+        return cls(recipe, splits, pseudo, prepare_batch_norm(model, recipe, world.world_size))
 
     def probe(self) -> ClassificationProbe:
         return ClassificationProbe(self.recipe, len(self.classes))
@@ -96,12 +96,12 @@ class ClassificationTask(Task):
             self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), batch_slice=batch_slice
         )
 
-    def conclude(self, recipe: Recipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
+    def finish(self, recipe: Recipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning leaves the model on the CPU
         classifier = Classifier(self.model.to(best_device()).eval(), card_of(recipe, self.classes))
-        measured_on = self.splits.validation if self.splits.test is None else self.splits.test
-        predictions = predict_set(classifier, measured_on, recipe.micro_batch or recipe.batch_size, recipe.workers)
-        draw_predictions(predictions, measured_on, folder / "predictions.png")
+        evaluated = self.splits.validation if self.splits.test is None else self.splits.test
+        predictions = predict_set(classifier, evaluated, recipe.micro_batch or recipe.batch_size, recipe.workers)
+        draw_predictions(predictions, evaluated, folder / "predictions.png")
         result: dict[str, Any] = {"top1": round(predictions.top1, 6), "validation_images": len(predictions.labels)}
         if self.splits.test is not None:
             held_out = log.values("val", "top1")
@@ -116,7 +116,7 @@ def open_for_training(recipe: Recipe) -> Splits:
 
 
 def fingerprint(splits: Splits) -> str:
-    """A hash of the classes and of all images' file names and labels; shards have their own. Reads no image."""
+    """A hash of the classes and of all file names and labels, or of the shards' own hashes. Reads no image."""
     digest = hashlib.sha256(repr(splits.classes).encode())
     for images in (splits.train, splits.validation):
         if isinstance(images, ShardedImages):

@@ -1,1 +1,1 @@
-"""Detection of objects with boxes and masks: results, scores by COCO's rules, and pictures of both."""
+"""Training of Mask R-CNN: recipe, data loading, augmentation, losses and --quicktest."""

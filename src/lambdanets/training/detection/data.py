@@ -8,7 +8,7 @@ from lambdanets.data.coco.sets import digits, open_validation
 from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
 from lambdanets.records import write_json
-from lambdanets.terminal import say
+from lambdanets.terminal import echo
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 FINDINGS = "findings.json"
@@ -46,6 +46,6 @@ def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
     path = folder / FINDINGS
     if any(found.values()):
         write_json(path, found)
-        say(f"all dropped annotations: {path}", file=sys.stderr)
+        echo(f"all dropped annotations: {path}", file=sys.stderr)
     else:
         path.unlink(missing_ok=True)

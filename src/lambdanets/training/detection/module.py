@@ -13,8 +13,8 @@ from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.processes import all_gather_lists, broadcast_from_rank_zero
 
 # torchvision's names of the losses, and those in metrics.csv
 LOSSES = {

@@ -13,9 +13,9 @@ class DetectionRecipe(TrainingRecipe):
     """Hyperparameters of Mask R-CNN's training. data, images, validation_data and model are required."""
 
     task: ClassVar[str] = "detection"
-    PLACES: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
-    REQUIRED: ClassVar[tuple[str, ...]] = PLACES
-    FREE: ClassVar[tuple[str, ...]] = (*PLACES[:4], *TrainingRecipe.FREE)
+    PATHS: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
+    REQUIRED: ClassVar[tuple[str, ...]] = PATHS
+    FREE: ClassVar[tuple[str, ...]] = (*PATHS[:4], *TrainingRecipe.FREE)
 
     RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
         "image_size": Range(4, 10_000),

@@ -14,10 +14,10 @@ from lambdanets.data.coco.sets import report_findings
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
-from lambdanets.inference.detection import detect_in_set
+from lambdanets.inference.detection import detect_set
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.weights import identified
+from lambdanets.inference.weights import file_identity
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.training.curves import Panels
 from lambdanets.training.detection.data import open_sets, write_findings
@@ -25,9 +25,9 @@ from lambdanets.training.detection.loaders import training_batches
 from lambdanets.training.detection.model import DetectionProbe, build_model, card_of, describe
 from lambdanets.training.detection.module import LOSSES, VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import prepare_batch_norm
-from lambdanets.training.processes import Processes
 from lambdanets.training.report import Result
 from lambdanets.training.task import Task
 
@@ -62,26 +62,26 @@ class DetectionTask(Task):
         self.classes = tuple(category.name for category in categories)
         self.category_ids = tuple(category.id for category in categories)
         self.training_images, self.validation_images = len(self.training), len(self.validation)
-        both = self.training.fingerprint + self.validation.fingerprint
-        self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
+        fingerprints = self.training.fingerprint + self.validation.fingerprint
+        self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
 
     @classmethod
-    def opened(cls, recipe: DetectionRecipe, these: Processes, begun: bool) -> "DetectionTask":
+    def open(cls, recipe: DetectionRecipe, world: World, resumed: bool) -> "DetectionTask":
         training, validation, source = open_sets(recipe)
-        if these.is_rank_zero:
+        if world.is_rank_zero:
             report_findings(training=training, validation=validation)
-        for part, images in (("training", training), ("validation", validation)):
-            check_readable(images.load, len(images), part, recipe.max_unreadable)
+        for split, images in (("training", training), ("validation", validation)):
+            check_readable(images.load, len(images), split, recipe.max_unreadable)
         seed_everything(recipe.seed, verbose=False)
         classes = [category.name for category in training.annotations.categories]
-        model = build_model(replace(recipe, weights=None) if begun else recipe, classes)
-        prepare_batch_norm(model, recipe, these.world_size)
-        first_weights = None if begun or recipe.weights is None else identified(Path(recipe.weights))
+        model = build_model(replace(recipe, weights=None) if resumed else recipe, classes)
+        prepare_batch_norm(model, recipe, world.world_size)
+        first_weights = None if resumed or recipe.weights is None else file_identity(Path(recipe.weights))
         return cls(recipe, training, validation, source, model, first_weights)
 
     def probe(self) -> DetectionProbe:
-        most = max(len(image.objects) for image in self.training.annotations.images)
-        return DetectionProbe(self.recipe, len(self.classes), min(most, self.recipe.max_objects))
+        max_objects = max(len(image.objects) for image in self.training.annotations.images)
+        return DetectionProbe(self.recipe, len(self.classes), min(max_objects, self.recipe.max_objects))
 
     def batches(
         self, recipe: DetectionRecipe, batch_slice: BatchSlice
@@ -99,18 +99,18 @@ class DetectionTask(Task):
         )
         return self._module
 
-    def begin(self, folder: Path) -> None:
+    def on_start(self, folder: Path) -> None:
         write_findings(folder, training=self.training, validation=self.validation)
 
-    def conclude(self, recipe: DetectionRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
+    def finish(self, recipe: DetectionRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning leaves the model on the CPU
         model: Any = self.model.to(best_device()).eval()
         detector = Detector(model, card_of(recipe, self.classes, self.category_ids))
-        found = detect_in_set(detector, self.validation, workers=recipe.workers)
-        draw_detections(detector, self.validation, found, folder)
+        evaluation = detect_set(detector, self.validation, workers=recipe.workers)
+        draw_detections(detector, self.validation, evaluation, folder)
         return {
-            **found.scores.as_dict(),
-            "images": len(found.read),
+            **evaluation.scores.as_dict(),
+            "images": len(evaluation.read),
             "dropped": {
                 "training": self.training.findings.counts(),
                 "validation": self.validation.findings.counts(),
@@ -126,5 +126,5 @@ class DetectionTask(Task):
                 "sha256": self.validation.fingerprint,
             },
             "first_weights": self._module.first_weights,
-            "unreadable": found.unreadable,
+            "unreadable": evaluation.unreadable,
         }

@@ -1,1 +1,1 @@
-"""Labels that a teacher gives to images without any: their tables, and which of them a student learns from."""
+"""Pseudo-labels: labeling images with a teacher, selecting labels, and the student's training images."""

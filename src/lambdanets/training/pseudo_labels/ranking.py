@@ -1,8 +1,8 @@
-"""How often a student sees each row of pseudo-labels: DuckDB ranks the rows of each class, out of core.
+"""Ranks the rows of pseudo-labels within each class, with DuckDB, out of core, and counts the copies of each.
 
-All confident rows of a class are seen base = per_class // confident times, the first extra = per_class % confident of
-them once more. First are the most confident (where base > 0, all alike), then those with the lowest MD5 of seed and
-key: 128 bits, which tell all keys apart. So the rows and the seed decide, not files, their order or threads.
+All confident rows of a class get base = per_class // confident copies, and the first extra = per_class % confident of
+them one more. They are ordered by confidence (only if base is 0), then by the MD5 of seed and key, which has no
+collisions in practice. So the result depends only on the rows and the seed, not on files, their order or threads.
 """
 
 import errno
@@ -25,7 +25,7 @@ from lambdanets.training.pseudo_labels.tables import SCHEMA, Labels, read_batche
 if TYPE_CHECKING:
     import duckdb
 
-MEMORY_LIMIT = "1GB"  # of DuckDB, which writes the rest to disk
+MEMORY_LIMIT = "1GB"  # of DuckDB, which spills to disk
 THREADS = min(4, os.cpu_count() or 1)
 
 _COUNT = """
@@ -61,35 +61,35 @@ FROM labels JOIN classes USING (class) LEFT JOIN cuts USING (class) WHERE confid
 
 @dataclass(frozen=True)
 class Criteria:
-    """What decides which rows are kept. Raises InputError for a number out of its range."""
+    """Which rows are kept. Raises InputError for a number out of range."""
 
-    confidence: float  # the least
+    confidence: float  # minimum
     per_class: int | None  # images; None keeps every row once
     seed: int
-    labels: str  # their fingerprint
-    ties: str = "md5 of seed and key"  # among equal confidences; selections of before had another hash
+    labels: str  # fingerprint
+    ties: str = "md5 of seed and key"  # order of equal confidences; former selections had another hash
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
-            raise InputError(f"confidence must be at least 0 and below 1, got {self.confidence:g}")
+            raise InputError(f"confidence must be in [0, 1), got {self.confidence:g}")
         if self.per_class is not None and not 1 <= self.per_class < 1 << 31:
-            raise InputError(f"per_class must lie in 1 to {(1 << 31) - 1}, got {self.per_class}")
+            raise InputError(f"per_class must be in [1, {(1 << 31) - 1}], got {self.per_class}")
         if not 0 <= self.seed < 1 << 64:
-            raise InputError(f"seed must lie in 0 to {(1 << 64) - 1}, got {self.seed}")
+            raise InputError(f"seed must be in [0, {(1 << 64) - 1}], got {self.seed}")
 
 
 @dataclass
 class Ranking:
-    """How often each row of a folder's tables is seen. Made by `open_ranking`."""
+    """The number of copies of each row in a folder's tables. Created by `open_ranking`."""
 
     labels: Labels
     criteria: Criteria
     connection: "duckdb.DuckDBPyConnection"
     worker: ThreadPoolExecutor
-    failure: Exception | None = None  # while a table was read
+    failure: Exception | None = None  # raised while a table was read
 
     def count(self) -> tuple[list[dict[str, Any]], float]:
-        """For each class its name, rows, confident rows and images with copies; and the highest confidence of all."""
+        """Name, rows, confident rows and images (with copies) of each class, and the maximum confidence."""
         self._scan(_COUNT, ["class", "confidence"])
         names = self.labels.origin.classes
         counts = self._execute(_CLASSES.format(len(names)))
@@ -98,16 +98,16 @@ class Ranking:
         return [dict(zip(columns, entry, strict=True)) for entry in zip(*columns.values(), strict=True)], highest
 
     def find_cuts(self) -> None:
-        """Find the last row of each class that is seen once more. Raises InputError if the next one has its key."""
+        """Find the last row of each class with an extra copy. Raises InputError if the next one has the same key."""
         self._scan(_CUTS, ["key", "class", "confidence"])
         if len(self._execute("SELECT class FROM cuts WHERE twice")["class"]):
             key = self._scan(_TWICE, ["key", "class", "confidence"])["key"][0]
-            raise InputError(f"keys of a set must differ from each other, but {key!r} is there twice")
+            raise InputError(f"keys of a data set must be unique, got {key!r} twice")
 
     def copies(self, batch: pa.RecordBatch) -> np.ndarray:
-        """How often each row of a batch (n,) is seen, int32; after `count`, and with per_class `find_cuts`.
+        """Copies of each row of a batch, int32 (n,). Call `count` before, and with per_class `find_cuts`.
 
-        Not in the main thread, where DuckDB heeds Ctrl-C late; several threads at a time may call it.
+        Thread-safe. Do not call it in the main thread, where DuckDB handles Ctrl-C late.
         """
         if self.criteria.per_class is None:
             return (batch.column("confidence").to_numpy() >= np.float32(self.criteria.confidence)).astype(np.int32)
@@ -126,7 +126,7 @@ class Ranking:
             try:
                 for path in self.labels.paths:
                     yield from read_batches(path, columns, self.labels.origin)
-            except Exception as error:  # DuckDB raises one of its own
+            except Exception as error:  # DuckDB would replace it by its own
                 self.failure = error
                 raise
 
@@ -140,9 +140,9 @@ class Ranking:
         return {name: value for name, value in vars(self.criteria).items() if f"${name}" in query}
 
     def _execute(self, query: str, rows: pa.RecordBatchReader | None = None) -> dict[str, np.ndarray]:
-        """Run a query on `rows`, which it names labels.
+        """Run a query; `rows` is its table labels.
 
-        It runs in another thread: in the main thread DuckDB heeds Ctrl-C late, and raises other errors for it.
+        It runs in another thread: in the main thread DuckDB handles Ctrl-C late, and raises other errors for it.
         """
 
         def work() -> dict[str, np.ndarray]:
@@ -154,7 +154,7 @@ class Ranking:
         try:
             return future.result()
         except BaseException:
-            while not future.done():  # an interrupt before the query begins has no effect
+            while not future.done():  # an interrupt before the query starts has no effect
                 self.connection.interrupt()
                 wait([future], 0.05)
             raise
@@ -162,11 +162,11 @@ class Ranking:
 
 @contextmanager
 def open_ranking(labels: Labels, criteria: Criteria, spill: Path) -> Iterator[Ranking]:
-    """A ranking that writes what exceeds MEMORY_LIMIT into the folder `spill`, which is removed in the end.
+    """A ranking that spills what exceeds MEMORY_LIMIT into the folder `spill`, which is removed afterwards.
 
-    Raises OSError where the disk is full.
+    Raises OSError if the disk is full.
     """
-    import duckdb  # not in every training, which reads selections
+    import duckdb  # not needed to read a selection in training
 
     try:
         with duckdb.connect() as connection, ThreadPoolExecutor(1) as worker:
@@ -175,8 +175,8 @@ def open_ranking(labels: Labels, criteria: Criteria, spill: Path) -> Iterator[Ra
             yield Ranking(labels, criteria, connection, worker)
     except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
         reason = str(error).partition("\n")[0].partition(": ")[2].rstrip(".")
-        sentence = f"DuckDB cannot sort the rows ({reason}); free memory or disk space"
-        raise OSError(errno.ENOSPC, sentence, str(spill.parent)) from error
+        message = f"DuckDB cannot sort the rows ({reason}); free memory or disk space"
+        raise OSError(errno.ENOSPC, message, str(spill.parent)) from error
     finally:
         with deferred():
             shutil.rmtree(spill, ignore_errors=True)

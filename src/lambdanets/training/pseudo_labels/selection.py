@@ -1,7 +1,7 @@
-"""Which pseudo-labels a student learns from: confident ones, balanced over classes.
+"""Selection of pseudo-labels to train a student on: confident ones, balanced over classes.
 
-Noisy Student (Xie et al. 2020): labels of a confidence above 0.3; of each class the 130,000 most confident images, and
-where it has fewer, some of them repeatedly.
+As in Noisy Student (Xie et al. 2020): labels with a confidence above 0.3, the 130,000 most confident images of each
+class, with repeats for classes that have fewer.
 """
 
 import json
@@ -31,16 +31,16 @@ from lambdanets.training.pseudo_labels.tables import (
 )
 
 SELECTION = "selection.json"
-SPILL = ".duckdb.unfinished"  # in the selection's folder: what DuckDB does not keep in memory
+SPILL = ".duckdb.unfinished"  # in the selection's folder, for DuckDB
 _CRITERIA = b"selection"  # in a table's metadata
 _COUNTS = b"selection.counts"
 
 
 @dataclass(frozen=True)
 class Report:
-    """Rows read, those confident enough, those kept, and images with the copies of each counted.
+    """Number of rows, confident rows, kept rows, and images with copies.
 
-    short: classes with fewer confident rows than per_class, but some; without: those with none.
+    short: classes with fewer confident rows than per_class; without: classes with none.
     """
 
     rows: int
@@ -61,7 +61,7 @@ class _Shard(TypedDict):
 
 @dataclass(frozen=True)
 class Selection(Report):
-    """What selection.json says, beside the criteria."""
+    """The content of selection.json, without the criteria."""
 
     teacher: dict[str, Any]
     classes: tuple[_Class, ...]
@@ -69,42 +69,42 @@ class Selection(Report):
 
     def __post_init__(self) -> None:
         if not (self.classes and self.shards):
-            raise InputError("classes and shards must be one at least, got none")
-        if (least := min(shard["images"] for shard in self.shards)) < 0:
-            raise InputError(f"images of a shard must be at least 0, got {least}")
+            raise InputError("classes and shards must not be empty")
+        if (minimum := min(shard["images"] for shard in self.shards)) < 0:
+            raise InputError(f"images of a shard must be at least 0, got {minimum}")
 
 
 def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int | None = None, seed: int = 0) -> Report:
-    """Write the tables of `labels` again to the folder `out`, with the rows to learn from, and selection.json last.
+    """Write the selected rows of the tables in `labels` to the folder `out`, and selection.json last.
 
-    Kept is what has at least the confidence. With per_class each class that has any comes to that many images: its most
-    confident, or all, some repeated, as evenly as can be. The seed decides which are repeated, and among equal
-    confidences which are kept. The rows kept depend on nothing else: not on files, their order or their row groups.
+    Rows with at least the confidence are kept. With per_class, each class that has any gets exactly that many images:
+    the most confident ones, or all with repeats, as evenly as possible. The seed determines which are repeated, and
+    which of equal confidence are kept. The result does not depend on files, their order or their row groups.
 
-    A selection that was interrupted resumes: tables that are there are not written again. Raises InputError for options
-    out of their range, labels that are missing, damaged or of several teachers, a folder with anything else in it, and
-    where nothing is confident enough; InUseError where another process selects into the folder.
+    An interrupted selection resumes with the tables that it lacks. Raises InputError for options out of range, for
+    labels that are missing, damaged or from several teachers, for an output folder with other files, and if no row is
+    confident enough; InUseError if another process writes into the folder.
     """
-    given = open_labels(labels)
-    criteria = Criteria(confidence, per_class, seed, given.fingerprint())
-    folder = WorkFolder(out, "a selection", asdict(criteria), partial(_found, criteria))
-    if folder.is_begun() and (done := _finished(out, given)):
-        return done
-    with folder.open(), open_ranking(given, criteria, out / SPILL) as ranking:
+    source = open_labels(labels)
+    criteria = Criteria(confidence, per_class, seed, source.fingerprint())
+    folder = WorkFolder(out, "a selection", asdict(criteria), partial(_read_criteria, criteria))
+    if folder.is_started() and (report := _finished_report(out, source)):
+        return report
+    with folder.open(), open_ranking(source, criteria, out / SPILL) as ranking:
         return _select(ranking, labels, out)
 
 
 def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
-    """Write the tables that are not there yet, and selection.json."""
+    """Write the missing tables and selection.json."""
     classes, highest = ranking.count()
     rows, confident, images = (sum(entry[name] for entry in classes) for name in ("rows", "confident", "images"))
     criteria = ranking.criteria
     if not confident:
-        best = f"{highest:.4g}, the highest of {rows} rows in {labels}"
-        raise InputError(f"confidence must be at most {best}, got {criteria.confidence:g}")
+        maximum = f"{highest:.4g}, the maximum of {rows} rows in {labels}"
+        raise InputError(f"confidence must be at most {maximum}, got {criteria.confidence:g}")
     if criteria.per_class is not None:
         ranking.find_cuts()
-    with ThreadPoolExecutor(THREADS) as pool:  # when one fails or is interrupted, those under way are finished
+    with ThreadPoolExecutor(THREADS) as pool:  # on an error or interrupt, running tasks finish
         shards = list(pool.map(lambda path: _select_shard(ranking, path, out / path.name), ranking.labels.paths))
     if sum(shard["images"] for shard in shards) != images:
         raise InputError(f"{labels} changed while it was read; remove {out} and select again")
@@ -116,47 +116,47 @@ def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
         [entry["class"] for entry in classes if 0 < entry["confident"] < (criteria.per_class or 0)],
         [entry["class"] for entry in classes if not entry["confident"]],
     )
-    parts = {"teacher": ranking.labels.origin.teacher, "classes": classes, "shards": shards}
-    content = asdict(criteria) | asdict(report) | parts
+    sources = {"teacher": ranking.labels.origin.teacher, "classes": classes, "shards": shards}
+    content = asdict(criteria) | asdict(report) | sources
     write_json(out / SELECTION, content)
     return report
 
 
 def _select_shard(ranking: Ranking, source: Path, target: Path) -> dict[str, Any]:
-    """Write the rows of a table that are kept, unless that is done; count them."""
+    """Write the kept rows of a table, unless the file exists, and return their counts."""
     if target.is_file():
         return json.loads(metadata_of(target)[_COUNTS])
     origin = ranking.labels.origin
     counts: dict[str, Any] = {"name": source.stem, "rows": 0, "kept": 0, "images": 0}
     with writer(target, SELECTED, origin) as file:
-        waiting = SELECTED.empty_table()
+        pending = SELECTED.empty_table()
         for batch in read_batches(source, SCHEMA.names, origin):
             copies = ranking.copies(batch)
             kept = np.flatnonzero(copies)
             columns = [*batch.take(pa.array(kept)).columns, pa.array(copies[kept])]
-            waiting = pa.concat_tables([waiting, pa.table(columns, schema=SELECTED)])
+            pending = pa.concat_tables([pending, pa.table(columns, schema=SELECTED)])
             counts["rows"] += len(batch)
             counts["kept"] += len(kept)
             counts["images"] += int(copies.sum(dtype=np.int64))
-            if len(waiting) >= BATCH_ROWS:  # row groups of a few rows would be slow to read
-                file.write_table(waiting)
-                waiting = SELECTED.empty_table()
-        if len(waiting):
-            file.write_table(waiting)
+            if len(pending) >= BATCH_ROWS:  # small row groups are slow to read
+                file.write_table(pending)
+                pending = SELECTED.empty_table()
+        if len(pending):
+            file.write_table(pending)
         metadata = {_CRITERIA: json.dumps(asdict(ranking.criteria)), _COUNTS: json.dumps(counts)}
         file.add_key_value_metadata(metadata)
     return counts
 
 
 def read_selection(folder: Path) -> Selection:
-    """What selection.json in a folder says. Raises InputError where there is none, or a damaged one."""
+    """Read selection.json in a folder. Raises InputError if it is missing or damaged."""
     if not (folder / SELECTION).is_file():
-        raise InputError(f"{folder} is no finished selection of pseudo-labels: it has no {SELECTION}")
+        raise InputError(f"{folder} must be a finished selection of pseudo-labels, got a folder without {SELECTION}")
     return read_json(folder / SELECTION, Selection, "remove it and select again")
 
 
-def _found(criteria: Criteria, out: Path) -> Mapping[str, Any] | None:
-    """The criteria of a selection, all or some of whose files are there; of several the one that is not as wanted."""
+def _read_criteria(criteria: Criteria, out: Path) -> Mapping[str, Any] | None:
+    """The criteria of the files in a selection's folder; other criteria than the given ones are preferred."""
     metadata = (metadata_of(path).get(_CRITERIA, b"null") for path in out.glob("[!.]*.parquet"))
     found: list[Any] = [json.loads(text) for text in metadata]
     if (out / SELECTION).is_file():
@@ -166,8 +166,8 @@ def _found(criteria: Criteria, out: Path) -> Mapping[str, Any] | None:
     return next(iter(others or found), None)
 
 
-def _finished(out: Path, labels: Labels) -> Report | None:
-    """The report of a selection that is whole."""
+def _finished_report(out: Path, labels: Labels) -> Report | None:
+    """The report of a finished selection, else None."""
     if not all((out / name).is_file() for name in (SELECTION, *(path.name for path in labels.paths))):
         return None
     return read_json(out / SELECTION, Report)

@@ -18,18 +18,18 @@ import torch.distributed as dist
 
 from lambdanets.errors import InputError, RankZeroFailed
 
-Decision = TypeVar("Decision")
+T = TypeVar("T")
 Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
 # Ranks wait while rank zero evaluates or writes; a lost rank is noticed by its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
 # gloo raises a plain RuntimeError for a lost connection, whose message begins with its source file.
 _LOST_BY_GLOO = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
-_RENDEZVOUS_SECONDS = 300.0  # for which a rank waits for the store
+_RENDEZVOUS_SECONDS = 300.0  # a rank's timeout for the store
 
 
 @dataclass(frozen=True)
-class Processes:
+class World:
     """Rank and world size of this process, over all nodes and on its own node."""
 
     rank: int = 0
@@ -48,54 +48,51 @@ class Processes:
         return self.rank == 0
 
 
-ALONE = Processes()
-
-
-def processes() -> Processes:
-    """Rank and world size as torchrun has set them; one process without torchrun."""
+def get_world() -> World:
+    """Rank and world size from torchrun's environment variables; a single process without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return ALONE
+        return World()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return Processes(*(int(os.environ[name]) for name in names))
+    return World(*(int(os.environ[name]) for name in names))
 
 
-def take_device(these: Processes) -> None:
+def set_device(world: World) -> None:
     """Select the GPU of this local rank, if there are GPUs. Raises InputError if there are too few."""
     if not torch.cuda.is_available():
         return
-    if these.local_world_size > torch.cuda.device_count():
+    if world.local_world_size > torch.cuda.device_count():
         raise InputError(
-            f"processes on a node must be at most {torch.cuda.device_count()}, its GPUs, got {these.local_world_size}"
+            f"processes per node must be at most {torch.cuda.device_count()}, its GPUs, got {world.local_world_size}"
         )
-    torch.cuda.set_device(these.local_rank)
+    torch.cuda.set_device(world.local_rank)
 
 
 @contextmanager
-def process_group() -> Iterator[Processes]:
+def process_group() -> Iterator[World]:
     """Initialize the process group: gloo for CPU tensors, NCCL for CUDA tensors."""
-    these = processes()
-    take_device(these)
-    if these.world_size == 1 or dist.is_initialized():
-        yield these
+    world = get_world()
+    set_device(world)
+    if world.world_size == 1 or dist.is_initialized():
+        yield world
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        with lost_connection_explained():
+        with report_lost_connection():
             dist.init_process_group(
                 backend,
-                store=_store_of_rank_zero(these),
-                rank=these.rank,
-                world_size=these.world_size,
+                store=_store_of_rank_zero(world),
+                rank=world.rank,
+                world_size=world.world_size,
                 timeout=_COLLECTIVE_TIMEOUT,
             )
-            yield these
+            yield world
     finally:
         if dist.is_initialized():  # Lightning may have destroyed it
             dist.destroy_process_group()
 
 
 @contextmanager
-def lost_connection_explained() -> Iterator[None]:
+def report_lost_connection() -> Iterator[None]:
     """Raise InputError if a collective or the store lost the connection to another rank.
 
     Other errors pass unchanged, such as CUDA's about peer access or NCCL's about a GPU that two ranks use.
@@ -108,41 +105,39 @@ def lost_connection_explained() -> Iterator[None]:
         lost |= _LOST_BY_GLOO.match(str(error)) is not None
         if not lost:
             raise
-        raise InputError(
-            f"another process of the run was lost or cannot be reached: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise InputError(f"connection to another rank was lost: {' '.join(str(error).split())[:200]}") from error
 
 
-def rank_zero_first(do: Callable[[], Decision]) -> Decision:
+def rank_zero_first(do: Callable[[], T]) -> T:
     """Run do() on rank zero first, then on the others, so that an error of rank zero is reported once."""
     if not dist.is_initialized():
         return do()
-    done: list[Decision] = []
+    done: list[T] = []
     broadcast_from_rank_zero(lambda: done.append(do()))
     return done[0] if done else do()
 
 
-def _store_of_rank_zero(these: Processes) -> dist.Store:
+def _store_of_rank_zero(world: World) -> dist.Store:
     """A TCPStore of this process group, on rank zero.
 
     torchrun's own store survives the loss of a rank, and passes the address to the ranks that replace it.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return dist.TCPStore(host, port, these.world_size, is_master=these.is_rank_zero)
-    kept_by_torchrun = dist.TCPStore(host, port, is_master=False)
-    if these.is_rank_zero:
+        return dist.TCPStore(host, port, world.world_size, is_master=world.is_rank_zero)
+    agent_store = dist.TCPStore(host, port, is_master=False)
+    if world.is_rank_zero:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        kept_by_torchrun.set("lambdanets", str(store.port))
+        agent_store.set("lambdanets", str(store.port))
         return store
-    until = time.monotonic() + _RENDEZVOUS_SECONDS
+    deadline = time.monotonic() + _RENDEZVOUS_SECONDS
     while True:
         try:
-            found = int(kept_by_torchrun.get("lambdanets"))  # waits for an address, which may be that of a dead rank
-            socket.create_connection((host, found), 2).close()  # TCPStore prints long warnings if refused
-            return dist.TCPStore(host, found, is_master=False, timeout=_STORE_TIMEOUT)
+            port = int(agent_store.get("lambdanets"))  # waits for a port, which may be that of a dead rank
+            socket.create_connection((host, port), 2).close()  # TCPStore prints long warnings if refused
+            return dist.TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT)
         except (OSError, RuntimeError):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
@@ -174,14 +169,14 @@ def all_gather_lists(items: list[Item]) -> list[Item]:
     return [item for some in lists for item in some]
 
 
-def broadcast_from_rank_zero(decide: Callable[[], Decision]) -> Decision:
-    """The result of decide() on rank 0, broadcast to all. Where it raises, the other ranks raise RankZeroFailed."""
+def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:
+    """The result of compute() on rank 0, broadcast to all ranks. If it raises, the other ranks raise RankZeroFailed."""
     if not dist.is_initialized():
-        return decide()
+        return compute()
     answer: list[Any] = [None, False]
     if dist.get_rank() == 0:
         try:
-            answer = [decide(), True]
+            answer = [compute(), True]
         finally:
             dist.broadcast_object_list(answer)
     else:

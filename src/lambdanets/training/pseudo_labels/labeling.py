@@ -1,0 +1,153 @@
+"""Pseudo-labeling: a teacher's predictions for images in shards, one table per shard."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lambdanets.bounds import WORKERS, check
+from lambdanets.data.loader import ImageBatches
+from lambdanets.data.readable import check_unreadable
+from lambdanets.data.shards.images import ShardedImages, open_shards
+from lambdanets.errors import InputError
+from lambdanets.files import remove_unfinished, sha256_of
+from lambdanets.folders import WorkFolder
+from lambdanets.inference.classification import batch_size_that_fits, batches_for
+from lambdanets.inference.classifier import Classifier, load_classifier
+from lambdanets.inference.weights import find_weights
+from lambdanets.locks import InUseError, locked
+from lambdanets.progress import track
+from lambdanets.training.distributed import get_world, set_device
+from lambdanets.training.pseudo_labels.tables import (
+    DESCRIPTION,
+    Origin,
+    read_description,
+    write_description,
+    write_table,
+)
+
+
+@dataclass(frozen=True)
+class LabelingResult:
+    """Shards, images, unreadable images and seconds of one process; and shards in progress in other processes."""
+
+    shards: int
+    images: int
+    unreadable: tuple[str, ...]
+    seconds: float
+    in_progress: int
+
+
+def label_shards(
+    teacher: Path,
+    location: str,
+    out: Path,
+    *,
+    top: int = 5,
+    batch_size: int | None = None,
+    workers: int = 0,
+    max_unreadable: int = 1000,
+    report: Callable[[str, int, float], None] = lambda name, images, seconds: None,
+) -> LabelingResult:
+    """Write a table of the teacher's most probable classes for each training shard.
+
+    Images are preprocessed as in the teacher's evaluation. Shards that have a table, or are locked by another process,
+    are skipped. So several processes can share the folder, one per GPU under torchrun, without labeling a shard twice;
+    the shard of a killed process is labeled by another.
+
+    batch_size: images per forward pass; the most that fit into memory if None. workers: data loading processes. report:
+    called with name, number of images and seconds of each finished shard. Raises InputError for a folder with another
+    teacher, data set or top, and for more than max_unreadable unreadable images.
+    """
+    set_device(get_world())
+    check("workers", workers, int, WORKERS)
+    for name, value, minimum in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
+        if value is not None and value < minimum:
+            raise InputError(f"{name} must be at least {minimum}, got {value}")
+    classifier = load_classifier(teacher)
+    parts, _ = open_shards(location)
+    images = parts["train"].without_labels()
+    batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)
+    top = min(top, len(classifier.classes))
+    origin = Origin(classifier.classes, _description(classifier, teacher, images), top)
+    folder = WorkFolder(out, "labels", _identity(origin), _read_identity)
+    with folder.open(shared=True):
+        if not folder.is_started():
+            write_description(out, origin, [Path(name).stem for name in images.shard_names])
+    done = labeled = in_progress = 0
+    unreadable: list[str] = []
+    started = time.monotonic()
+    for patient in (False, True):  # the second pass takes over the shards of dead hosts
+        in_progress = 0
+        for number, name in enumerate(images.shard_names):
+            table = out / f"{Path(name).stem}.parquet"
+            if table.is_file():
+                continue
+            try:
+                with locked(out / f".{name}.lock", table, patient=patient):
+                    if not table.is_file():
+                        shard_started = time.monotonic()
+                        remove_unfinished(out, table.name)
+                        part = images.select_shards([number])
+                        batches = batches_for(classifier, part, batch_size, workers)
+                        count = _label(classifier, part, batches, table, origin, unreadable, max_unreadable)
+                        report(name, count, time.monotonic() - shard_started)
+                        done, labeled = done + 1, labeled + count
+            except InUseError:
+                in_progress += 1
+    return LabelingResult(done, labeled, tuple(unreadable), time.monotonic() - started, in_progress)
+
+
+def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:
+    with find_weights(teacher).open("rb") as file:
+        weights = sha256_of(file)
+    return {"model": classifier.card.model, "weights": weights, "images": images.fingerprint}
+
+
+def _identity(origin: Origin) -> dict[str, Any]:
+    """What the labels depend on: classes, top, and the teacher's model, weights and images."""
+    return {"classes": origin.classes, "top": origin.top} | origin.teacher
+
+
+def _read_identity(out: Path) -> dict[str, Any] | None:
+    return _identity(read_description(out)[0]) if (out / DESCRIPTION).is_file() else None
+
+
+def _label(
+    classifier: Classifier,
+    images: ShardedImages,
+    batches: ImageBatches,
+    table: Path,
+    origin: Origin,
+    unreadable: list[str],
+    max_unreadable: int,
+) -> int:
+    """Write the table of one shard and return the number of its readable images.
+
+    Messages about the others are added to `unreadable`. Raises InputError if those are too many; the shard then has no
+    table and is labeled once its images are readable.
+    """
+    positions, classes, probabilities = [], [], []
+    with batches:
+        for batch in track(batches, f"labeling {table.stem}", len(batches), "batches"):
+            unreadable += batch.unreadable
+            check_unreadable(unreadable, max_unreadable)
+            if len(batch.labels):
+                top = classifier.probabilities(batch.images).topk(origin.top)
+                positions.append(batch.indices.numpy())
+                classes.append(top.indices.numpy())
+                probabilities.append(top.values.numpy())
+    empty = np.empty((0, origin.top))
+    rows = np.concatenate(positions or [np.empty(0)]).astype(np.int64)
+    write_table(
+        table,
+        origin,
+        keys=[images.key(int(position)) for position in rows],
+        positions=rows,
+        classes=np.concatenate(classes or [empty]).astype(np.int64),
+        probabilities=np.concatenate(probabilities or [empty]),
+    )
+    return len(rows)
