@@ -29,13 +29,13 @@ from noise_images import write_two_classes
 torch.zeros(1, requires_grad=True).sum().backward()
 
 # Fixtures that take long to make; tests that use one run in the same process of pytest-xdist, so that it is made once.
-MADE_ONCE = {"trained_detector", "interpreted", "unbroken", "quick_end", "accumulated_end", "frozen_end"}
+EXPENSIVE_FIXTURES = {"trained_detector", "interpreted", "unbroken", "quick_run", "accumulated_run", "frozen_run"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
-        for name in MADE_ONCE.intersection(item.fixturenames):
+        for name in EXPENSIVE_FIXTURES.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(name))
         if item.get_closest_marker("forks"):
             item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="systems other than Linux do not fork"))
@@ -112,11 +112,11 @@ def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def quick_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quick_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of `quick`, a classifier of two classes, that nothing happened to. Not to be changed."""
     from lambdanets.training import run
-    from training.runs import quick_on
+    from training.runs import quick_recipe
 
     folder = tmp_path_factory.mktemp("quick")
-    run.start(quick_on(write_two_classes(folder / "images")), folder / "run")
+    run.start(quick_recipe(write_two_classes(folder / "images")), folder / "run")
     return folder / "run"

@@ -49,7 +49,7 @@ def scores_of(result):
     return lines
 
 
-def test_help_names_the_actions_and_each_tells_its_options(capsys):
+def test_help_lists_the_actions_and_their_options(capsys):
     assert main(["detect", "--help"]) == 0
     said = capsys.readouterr().out
     assert all(f"  {action} " in said for action in ("train", "evaluate", "predict", "report"))
@@ -61,12 +61,12 @@ def test_help_names_the_actions_and_each_tells_its_options(capsys):
         assert option in capsys.readouterr().out
 
 
-def test_detect_alone_tells_its_actions(capsys):
+def test_detect_without_an_action_prints_usage(capsys):
     assert main(["detect"]) == 0
     assert "usage: lambdanets detect ACTION" in capsys.readouterr().out
 
 
-def test_a_quicktest_ends_with_the_scores_and_the_same_command_shows_them_again(tmp_path, capsys):
+def test_repeated_quicktest_prints_the_same_scores(tmp_path, capsys):
     command = ["train", "digits", "--quicktest", "--run", tmp_path / "run"]
     does(*command)
     said = capsys.readouterr().out.splitlines()
@@ -77,7 +77,7 @@ def test_a_quicktest_ends_with_the_scores_and_the_same_command_shows_them_again(
     assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
 
 
-def test_evaluate_gives_the_scores_of_the_run(trained_detector, capsys):
+def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, capsys):
     does("evaluate", trained_detector / "run")
     result = json.loads((trained_detector / "run/result.json").read_text())
     said = capsys.readouterr().out.splitlines()
@@ -85,7 +85,7 @@ def test_evaluate_gives_the_scores_of_the_run(trained_detector, capsys):
     assert said[-2:] == scores_of(result)
 
 
-def test_evaluate_needs_no_more_than_what_is_validated_on(trained_detector, tmp_path, capsys):
+def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, capsys):
     recipe = json.loads((trained_detector / "run/recipe.json").read_text())
     fields = recipe | {"data": str(tmp_path / "gone.json"), "images": str(tmp_path / "gone")}
     description = json.dumps({"recipe": fields, "classes": [each["name"] for each in TWO], "category_ids": [4, 7]})
@@ -96,7 +96,7 @@ def test_evaluate_needs_no_more_than_what_is_validated_on(trained_detector, tmp_
     assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
 
 
-def test_evaluate_on_other_data_writes_results_and_pictures(trained_detector, tmp_path, capsys):
+def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp_path, capsys):
     out = tmp_path / "out"
     data = ["--data", trained_detector / "digits/train.json", "--images", trained_detector / "digits"]
     does("evaluate", trained_detector / "run", *data, "--out", out)
@@ -113,7 +113,7 @@ def test_evaluate_on_other_data_writes_results_and_pictures(trained_detector, tm
     assert said[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
 
 
-def test_evaluate_says_what_of_the_annotations_was_left_out(trained_detector, tmp_path, capsys):
+def test_evaluate_reports_dropped_annotations(trained_detector, tmp_path, capsys):
     data = tmp_path / "train.json"
     shutil.copy(trained_detector / "digits/train.json", data)
     stray = {"id": 900, "image_id": 77, "category_id": 4, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
@@ -126,7 +126,7 @@ def test_evaluate_says_what_of_the_annotations_was_left_out(trained_detector, tm
     ]
 
 
-def test_evaluate_writes_the_scores_that_result_json_has_also_by_category(trained_detector, tmp_path):
+def test_evaluate_writes_scores_per_category(trained_detector, tmp_path):
     does("evaluate", trained_detector / "run", "--out", tmp_path / "out")
     scores = json.loads((tmp_path / "out/scores.json").read_text())
     result = json.loads((trained_detector / "run/result.json").read_text())
@@ -136,15 +136,13 @@ def test_evaluate_writes_the_scores_that_result_json_has_also_by_category(traine
         assert sum(by_category.values()) / 2 == pytest.approx(scores[kind]["AP"])
 
 
-def test_evaluate_makes_its_folder_before_it_judges(trained_detector, tmp_path, monkeypatch, capsys):
+def test_evaluate_creates_its_folder_before_it_predicts(trained_detector, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr("lambdanets.inference.detection.detect_in_set", lambda *_, **__: pytest.fail("judged"))
     assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
 
 
-def test_evaluate_shows_and_keeps_scores_though_pictures_cannot_be_drawn(
-    trained_detector, tmp_path, monkeypatch, capsys
-):
+def test_evaluate_keeps_its_scores_if_drawing_fails(trained_detector, tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device", "predictions.png")
 
@@ -157,7 +155,7 @@ def test_evaluate_shows_and_keeps_scores_though_pictures_cannot_be_drawn(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "scores.json"]
 
 
-def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsys):
+def test_evaluate_rejects_other_categories_and_nonempty_folders(trained_detector, tmp_path, capsys):
     run, digits = trained_detector / "run", trained_detector / "digits"
     other = ["--data", digits / "val.json", "--images", digits / "val"]
     assert "must have the 2 categories" in fails(capsys, "evaluate", run, *other)
@@ -168,7 +166,7 @@ def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsy
     assert "nowhere" in fails(capsys, "evaluate", tmp_path / "nowhere")
 
 
-def test_a_detector_is_no_classifier(trained_detector, capsys):
+def test_classification_evaluate_rejects_a_detector(trained_detector, capsys):
     assert main(["evaluate", str(trained_detector / "run")]) == 2
     assert "is of a run of detection, not of classification" in capsys.readouterr().err
 
@@ -186,7 +184,7 @@ def photos(trained_detector, tmp_path):
     return folder
 
 
-def test_predict_writes_results_a_picture_of_each_image_and_which_is_which(trained_detector, photos, tmp_path, capsys):
+def test_predict_writes_results_image_ids_and_one_drawing_per_image(trained_detector, photos, tmp_path, capsys):
     out = tmp_path / "out"
     does("predict", trained_detector / "run", photos, "--out", out, "--score", "0")
     said = capsys.readouterr()
@@ -208,7 +206,7 @@ def test_predict_writes_results_a_picture_of_each_image_and_which_is_which(train
     assert "text.png" in said.err
 
 
-def test_predict_draws_what_is_above_the_score_and_writes_everything(trained_detector, tmp_path):
+def test_predict_draws_above_the_score_and_writes_all_detections(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[1]
     for score in ("0", "1"):
         does("predict", trained_detector / "run", image, "--out", tmp_path / score, "--score", score)
@@ -219,15 +217,13 @@ def test_predict_draws_what_is_above_the_score_and_writes_everything(trained_det
     assert (drawn.min(2) != drawn.max(2)).any()
 
 
-def test_predict_without_pictures_draws_none(trained_detector, tmp_path):
+def test_predict_no_pictures_draws_nothing(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[0]
     does("predict", trained_detector / "run", image, "--no-pictures", "--out", tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["images.json", "results.json"]
 
 
-def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
-    trained_detector, photos, tmp_path, capsys
-):
+def test_predict_keeps_nonempty_folders_and_creates_none_without_images(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
     (tmp_path / "full").mkdir()
     (tmp_path / "full/results.json").write_text("kept")
@@ -238,7 +234,7 @@ def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
+def test_predict_keeps_detections_on_a_signal_and_resumes(
     number, trained_detector, photos, tmp_path, monkeypatch, capsys
 ):
     drawn, draw = [], detection_figures.draw_found
@@ -267,7 +263,7 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
+def test_predict_interrupted_in_its_first_drawing_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
     draw = detection_figures.draw_found
 
     def with_signal(*given):
@@ -289,14 +285,14 @@ def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, phot
     assert "resuming: 1 of " in capsys.readouterr().err
 
 
-def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, capsys):
+def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
     assert "no images given" in fails(capsys, "predict", run)
     assert "score must be between 0 and 1, got 2" in fails(capsys, "predict", run, photos, "--score", "2")
     assert "nowhere.png" in fails(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
 
 
-def test_memory_that_runs_out_ends_the_command_with_a_sentence(trained_detector, photos, monkeypatch, capsys):
+def test_out_of_memory_is_reported_in_one_sentence(trained_detector, photos, monkeypatch, capsys):
     monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
     for given in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
         said = fails(capsys, *given)
@@ -310,7 +306,7 @@ def test_report_compares_finished_runs(trained_detector, capsys):
     assert "result.json" in fails(capsys, "report", trained_detector / "digits")
 
 
-def test_what_is_mistyped_is_named_with_the_nearest(tmp_path, capsys):
+def test_detect_typo_errors_suggest_the_nearest(tmp_path, capsys):
     assert "has no action 'trian', only train, evaluate, predict, report; the nearest is train" in fails(
         capsys, "trian"
     )
@@ -323,23 +319,23 @@ def test_what_is_mistyped_is_named_with_the_nearest(tmp_path, capsys):
     assert "detections must be a whole number, at least 1, got 0" in fails(capsys, "train", "--detections", "0")
 
 
-def test_a_recipe_that_leaves_its_data_open_asks_for_it(tmp_path, capsys):
+def test_detection_recipe_without_data_requires_data(tmp_path, capsys):
     assert "data must be given" in fails(capsys, "train", "coco", "--run", tmp_path / "run")
 
 
-def test_a_network_in_which_padding_cannot_be_hidden_is_refused(tmp_path, capsys):
+def test_rejects_a_network_whose_padding_cannot_be_hidden(tmp_path, capsys):
     command = ["train", "--model", "vit_tiny_patch16_224", "--levels", "1", "2", "--run", tmp_path / "run"]
     assert "padding cannot be hidden in network.model.blocks" in fails(capsys, *command)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_of_a_classifier_is_none_of_a_detector(tmp_path, capsys):
+def test_detect_train_rejects_a_classification_recipe(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
     assert "must hold a recipe of detection, got one of classification" in fails(capsys, "train", path)
 
 
-def test_training_by_options_leaves_a_run_that_resume_shows(tmp_path, capsys):
+def test_resume_prints_the_result_of_a_run_trained_by_options(tmp_path, capsys):
     recipe = tiny_recipe(tmp_path / "digits")
     given = ["--data", recipe.data, "--images", recipe.images, "--validation-data", recipe.validation_data]
     given += ["--validation-images", recipe.validation_images, "--image-size", "32", "--levels", "2", "3"]
@@ -353,7 +349,7 @@ def test_training_by_options_leaves_a_run_that_resume_shows(tmp_path, capsys):
     assert "give no recipe, field or --run" in fails(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
 
 
-def test_going_on_with_the_run_of_another_task_names_the_right_command(trained_detector, tmp_path, capsys):
+def test_resume_of_the_other_task_names_the_right_command(trained_detector, tmp_path, capsys):
     run = trained_detector / "run"
     assert main(["train", "--resume", str(run)]) == 2
     said = capsys.readouterr().err
@@ -365,14 +361,14 @@ def test_going_on_with_the_run_of_another_task_names_the_right_command(trained_d
     )
 
 
-def test_a_run_of_another_task_is_not_trained_over(trained_detector, two_classes, capsys):
+def test_train_does_not_overwrite_a_run_of_another_task(trained_detector, two_classes, capsys):
     command = ["train", "--data", str(two_classes), "--channels", "3", "--run", str(trained_detector / "run")]
     assert main(command) == 2
     assert "holds a run of detection, not of classification; name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["faster_coco_eval", "pycocotools"])
-def test_a_package_that_is_missing_is_said_with_what_to_install(package, trained_detector, monkeypatch, capsys):
+def test_missing_package_error_says_what_to_install(package, trained_detector, monkeypatch, capsys):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
     for arguments in (

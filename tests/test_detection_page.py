@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/detection.md"
 
 
-def test_the_scores_of_scattered_digits_are_those_of_the_run_that_is_kept():
+def test_scores_of_scattered_digits_match_the_published_run():
     kept = json.loads((ROOT / "experiments/results/epyc-2-cores/scattered_digits.json").read_text(encoding="utf-8"))
     boxes, masks = ([f"{kept[kind][name]:.2f}" for name in ("AP", "AP50")] for kind in ("bbox", "segm"))
     said = (
@@ -25,7 +25,7 @@ def test_the_scores_of_scattered_digits_are_those_of_the_run_that_is_kept():
     assert f"{kept['seconds'] / 60:.0f} minutes" in digits.__doc__
 
 
-def test_the_python_of_the_page_finds_objects_and_exports_the_pyramid(trained_detector, tmp_path, monkeypatch, capsys):
+def test_python_of_the_page_detects_objects_and_exports_to_onnx(trained_detector, tmp_path, monkeypatch, capsys):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     (tmp_path / "runs").mkdir()

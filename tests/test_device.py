@@ -9,7 +9,7 @@ from lambdanets import device
 
 
 @pytest.mark.parametrize(("code", "refused"), [(-signal.SIGILL, True), (0, False)])
-def test_bfloat16_is_refused_where_it_would_end_the_process(code, refused, monkeypatch):
+def test_rejects_bfloat16_if_it_crashes_the_process(code, refused, monkeypatch):
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code))
     if refused:
@@ -24,7 +24,7 @@ def test_float32_needs_no_probe(monkeypatch):
     device.check_precision("32-true")
 
 
-def test_float16_without_a_gpu_is_refused(monkeypatch):
+def test_rejects_float16_without_a_gpu(monkeypatch):
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="16-mixed needs a GPU"):
         device.check_precision("16-mixed")
@@ -63,7 +63,7 @@ def test_free_memory_of_a_container_counts_page_cache_as_free(cgroup):
     assert cgroup.free() == 14
 
 
-def test_the_smallest_limit_of_nested_cgroups_counts(cgroup):
+def test_free_memory_is_the_smallest_limit_of_nested_cgroups(cgroup):
     cgroup("", most=64, now=10)
     cgroup("jobs", most=16, now=8, cache=1)
     cgroup("jobs/one", most=32, now=2, cache=1)
@@ -71,22 +71,22 @@ def test_the_smallest_limit_of_nested_cgroups_counts(cgroup):
     assert cgroup.free("/") == 54
 
 
-def test_a_cgroup_without_a_limit_leaves_the_memory_of_the_machine(cgroup):
+def test_cgroup_without_a_limit_has_the_memory_of_the_machine(cgroup):
     cgroup("", most="max", now=10)
     assert cgroup.free() == 100
 
 
-def test_a_container_whose_path_is_not_shown_has_the_limit_of_the_root(cgroup):
+def test_unmounted_cgroup_path_has_the_limit_of_the_root(cgroup):
     cgroup("", most=8, now=2, cache=1)
     assert cgroup.free("/docker/0123456789") == 7
     assert cgroup.free("/../above") == 7
 
 
-def test_a_cgroup_beyond_its_limit_has_nothing_free(cgroup):
+def test_cgroup_above_its_limit_has_no_free_memory(cgroup):
     cgroup("", most=4, now=5)
     assert cgroup.free() == 0
 
 
-def test_a_system_without_cgroups_has_the_memory_of_the_machine(tmp_path, monkeypatch):
+def test_system_without_cgroups_has_the_memory_of_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=5))
     assert device.free_memory(torch.device("cpu"), tmp_path, tmp_path / "none") == 5

@@ -55,7 +55,7 @@ def test_every_command_parses(command, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("page", LINKED)
-def test_every_link_leads_to_a_file_and_heading(page):
+def test_every_link_resolves_to_a_file_and_heading(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in link:

@@ -21,13 +21,13 @@ def begun(folder, **identity):
 
 
 @pytest.mark.parametrize("inside", [[], [".lock"], [".a.bin.1.unfinished"], ["empty/"], ["empty/", "empty/.hidden"]])
-def test_hidden_files_and_empty_folders_do_not_count(inside, tmp_path):
+def test_folder_with_only_hidden_files_counts_as_empty(inside, tmp_path):
     for name in inside:
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
     assert not WorkFolder(tmp_path).is_begun()
 
 
-def test_a_folder_of_the_same_work_is_begun_and_cleaned(tmp_path):
+def test_folder_of_the_same_work_is_cleaned_and_locked(tmp_path):
     folder = WorkFolder(begun(tmp_path / "out", seed=1, more=2), "work", {"seed": 1}, found)
     (tmp_path / "out/.a.bin.1.unfinished").touch()
     (tmp_path / "out/.spill.unfinished").mkdir()
@@ -38,14 +38,14 @@ def test_a_folder_of_the_same_work_is_begun_and_cleaned(tmp_path):
             pass
 
 
-def test_a_folder_of_other_work_is_refused_and_left_as_it_is(tmp_path):
+def test_rejects_a_folder_of_other_work_and_leaves_it_unchanged(tmp_path):
     folder = WorkFolder(begun(tmp_path / "out", seed=1), "shards", {"seed": 2}, found)
     with pytest.raises(InputError, match=r"out holds shards with seed 1, not 2; name another folder$"), folder.open():
         pass
     assert [path.name for path in folder.path.iterdir()] == ["work.json"]
 
 
-def test_a_folder_of_something_else_and_a_file_are_refused(tmp_path):
+def test_rejects_a_file_and_a_folder_with_unknown_content(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(InputError, match=r"holds something already: thesis\.tex; name another folder$"):
         WorkFolder(tmp_path, found=found).is_begun()

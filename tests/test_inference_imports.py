@@ -6,7 +6,7 @@ import pytest
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.detection.model import build_model, describe
 from training.detection.tiny_detection import tiny_recipe
-from training.teaching import write_teacher
+from training.teachers import write_teacher
 
 MODULES = ["data.shards.images", *(f"inference.{name}" for name in ("evaluation", "confusion", "detection_figures"))]
 IMPORT = f"""
@@ -32,7 +32,7 @@ def test_inference_and_data_import_neither_lightning_nor_training():
 
 
 @pytest.mark.parametrize("task", ["classification", "detection"])
-def test_predicting_imports_no_library_of_training_or_figures(task, tmp_path):
+def test_predict_imports_neither_training_nor_plotting_libraries(task, tmp_path):
     if task == "classification":
         run = write_teacher(tmp_path / "run")
     else:

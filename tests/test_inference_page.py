@@ -14,10 +14,10 @@ BLOCKS = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 @pytest.fixture
-def runs(quick_end, trained_detector, two_classes, tmp_path, monkeypatch):
+def runs(quick_run, trained_detector, two_classes, tmp_path, monkeypatch):
     """A current folder with a classifier, a detector and images where the pages have them."""
     (tmp_path / "runs").mkdir()
-    for name, folder in (("mine", quick_end), ("objects", trained_detector / "run")):
+    for name, folder in (("mine", quick_run), ("objects", trained_detector / "run")):
         (tmp_path / "runs" / name).symlink_to(folder)
     shutil.copy(two_classes / "dark/00.png", tmp_path / "scan.png")
     photo = sorted((trained_detector / "digits/train").iterdir())[1]
@@ -27,7 +27,7 @@ def runs(quick_end, trained_detector, two_classes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_python_of_the_inference_page_runs(runs, capsys):
+def test_python_of_the_inference_page_runs(runs, capsys):
     first, *others = BLOCKS.findall((ROOT / "docs/inference.md").read_text(encoding="utf-8"))
     assert len(first.splitlines()) == 5
     exec(first, names := {})
@@ -41,7 +41,7 @@ def test_the_python_of_the_inference_page_runs(runs, capsys):
     assert len(names["evaluation"].read) == 4
 
 
-def test_the_python_of_the_reference_page_runs(capsys):
+def test_python_of_the_reference_page_runs(capsys):
     (block,) = BLOCKS.findall((ROOT / "docs/reference.md").read_text(encoding="utf-8"))
     exec(block, {})
     assert "[2, 64, 32, 32]" in capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_the_python_of_the_reference_page_runs(capsys):
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")], ids=lambda p: p.name
 )
-def test_pages_and_examples_import_public_names_alone(path):
+def test_pages_and_examples_import_only_public_names(path):
     text = path.read_text(encoding="utf-8")
     assert re.findall(r"^\s*(?:from|import) lambdanets\.(?!recipes).*", text, re.MULTILINE) == []
     named = set(re.findall(r"\bln\.(\w+)", text))

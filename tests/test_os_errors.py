@@ -38,7 +38,7 @@ def os_error(number, *filename):
     ],
     ids=repr,
 )
-def test_an_error_about_a_user_s_file_or_the_machine_is_one_sentence(error, monkeypatch, capsys):
+def test_os_errors_of_user_files_and_the_machine_are_one_sentence(error, monkeypatch, capsys):
     assert ends_with(error, monkeypatch) == 2
     place = f"{error.filename}: " if error.filename else ""
     assert capsys.readouterr().err == f"lambdanets: {place}{error.strerror}\n"
@@ -59,7 +59,7 @@ def test_an_error_about_a_user_s_file_or_the_machine_is_one_sentence(error, monk
     ],
     ids=repr,
 )
-def test_an_error_of_the_program_s_own_keeps_its_traceback(error, monkeypatch):
+def test_os_errors_of_the_program_keep_their_traceback(error, monkeypatch):
     with pytest.raises(OSError, match=error.strerror or "closed") as raised:
         ends_with(error, monkeypatch)
     assert raised.value is error

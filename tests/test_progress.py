@@ -27,30 +27,30 @@ def until_said(capsys, pattern, seconds=20):
     return said
 
 
-def test_what_is_quick_prints_nothing(capsys):
+def test_fast_loops_print_nothing(capsys):
     assert list(track([1, 2, 3], "counting", 3, "figures")) == [1, 2, 3]
     assert capsys.readouterr() == ("", "")
 
 
-def test_lines_say_how_many_how_fast_and_how_long(often, capsys):
+def test_lines_show_count_speed_and_remaining_time(often, capsys):
     with Progress("shards", 1000, "images", initial=200) as under_way:
         under_way.update(300)
         said = until_said(capsys, "left")
     assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", said, flags=re.MULTILINE)
 
 
-def test_lines_come_while_a_single_item_takes_long(often, capsys):
+def test_lines_are_printed_during_a_single_slow_item(often, capsys):
     with Progress("planning"):
         assert until_said(capsys, "(?s)so far.*so far").startswith("planning: 0 s so far\n")
 
 
-def test_the_note_says_what_is_under_way(often, capsys):
+def test_lines_show_the_current_item(often, capsys):
     with Progress("table 4", 3, "rows") as under_way:
         under_way.tell("resnet50\x1b[2J, warming up")
         assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in until_said(capsys, "warming")
 
 
-def test_no_line_comes_after_the_end(often, capsys):
+def test_no_line_is_printed_after_the_end(often, capsys):
     with pytest.raises(ZeroDivisionError), Progress("planning"):
         raise ZeroDivisionError
     capsys.readouterr()
@@ -58,7 +58,7 @@ def test_no_line_comes_after_the_end(often, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_gets_a_bar_and_no_lines(often, capsys, monkeypatch):
+def test_a_terminal_shows_a_bar_instead_of_lines(often, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with Progress("shards", 10, "images") as under_way:
         under_way.update(5)
@@ -72,7 +72,7 @@ def test_a_terminal_gets_a_bar_and_no_lines(often, capsys, monkeypatch):
     assert "left" not in said
 
 
-def test_training_says_epoch_step_loss_and_speed_in_lines(two_classes, tmp_path, capsys, monkeypatch):
+def test_training_prints_epoch_step_loss_and_speed(two_classes, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.001)
     fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 3, "--batch-size", 6]
     assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0

@@ -2,10 +2,10 @@
 
 import pytest
 
-from training.runs import quick_on
+from training.runs import quick_recipe
 
 
 @pytest.fixture
 def quick(two_classes):
     """A recipe that trains in about a second: 9 steps, 3 an epoch, with everything random in it."""
-    return quick_on(two_classes)
+    return quick_recipe(two_classes)

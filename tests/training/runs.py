@@ -20,7 +20,7 @@ from lambdanets.training.module import TrainingModule
 SEED = int(os.environ.get("TRAINING_SEED", "0"))  # of the recipes that tests train; any must do
 
 
-def quick_on(images):
+def quick_recipe(images):
     """A recipe that trains in about a second: 9 steps, 3 an epoch, with everything random in it."""
     return replace(
         DIGITS,
@@ -43,7 +43,7 @@ def weights_of(folder):
     return load_file(folder / "weights.safetensors")
 
 
-def assert_same_end(one, other):
+def assert_same_result(one, other):
     """Two runs ended with the same bits and told the same story."""
     first, second = weights_of(one), weights_of(other)
     assert first.keys() == second.keys()
@@ -75,7 +75,7 @@ def crash():
     raise CrashError
 
 
-def broken_off(recipe, folder, monkeypatch, step=5):
+def interrupted_run(recipe, folder, monkeypatch, step=5):
     """A run that crashed at a step, with a checkpoint in mid-epoch."""
     with monkeypatch.context() as patch:
         at_step(patch, step, crash)
@@ -84,7 +84,7 @@ def broken_off(recipe, folder, monkeypatch, step=5):
     return folder
 
 
-def train_together(recipe, folder, count, last_step=None):
+def train_on_ranks(recipe, folder, count, last_step=None):
     """Exit codes of processes that train a recipe together, forked to spare them the imports.
 
     last_step: SIGKILL meets all of them when they have done so many.
@@ -101,7 +101,7 @@ def train_together(recipe, folder, count, last_step=None):
     return [process.exitcode for process in these]
 
 
-def by_two_processes(work, folder):
+def run_on_two_ranks(work, folder):
     """What each of two processes, forked and joined by gloo, makes of work(rank). They meet in a file of the folder."""
     start_processes(_meet, (work, str(folder)), nprocs=2, start_method="fork")
     return [torch.load(f"{folder}/made by {rank}.pt") for rank in range(2)]

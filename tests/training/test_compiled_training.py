@@ -4,10 +4,10 @@ import torch
 from torch import nn
 
 from lambdanets.training import run
-from training.runs import assert_same_end, broken_off
+from training.runs import assert_same_result, interrupted_run
 
 
-def test_a_compiled_model_trains_is_averaged_and_goes_on_under_the_same_names(quick, tmp_path, monkeypatch):
+def test_compiled_training_resumes_to_the_same_bits_and_names(quick, tmp_path, monkeypatch):
     compiled = []
     compile_module = nn.Module.compile
 
@@ -19,9 +19,9 @@ def test_a_compiled_model_trains_is_averaged_and_goes_on_under_the_same_names(qu
     quick = replace(quick, model="resnet10t", image_size=32, ema_decay=0.9)
     run.start(quick, tmp_path / "plain")
     assert not compiled
-    folder = broken_off(replace(quick, compile=True), tmp_path / "compiled", monkeypatch)
+    folder = interrupted_run(replace(quick, compile=True), tmp_path / "compiled", monkeypatch)
     run.resume(folder)
     assert len(compiled) == 2
-    assert_same_end(tmp_path / "plain", folder)
+    assert_same_result(tmp_path / "plain", folder)
     names = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert not any("_orig_mod" in name for name in names)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lambdanets.cli import main
-from training.runs import assert_same_end, at_step
+from training.runs import assert_same_result, at_step
 
 FIELDS = {"channels": 3, "image-size": 8, "epochs": 2, "batch-size": 6, "drop-path": 0.2, "checkpoint-every": 1}
 
@@ -56,7 +56,7 @@ def check_stopped(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs unshare, and a kernel that lets users mount")
-def test_a_full_disk_ends_the_command_with_a_sentence_and_the_run_goes_on_when_there_is_room(whole, tmp_path):
+def test_run_stopped_by_a_full_disk_resumes_once_there_is_space(whole, tmp_path):
     size = (tmp_path / "whole/checkpoints/last.ckpt").stat().st_size * 5 // 2
     (tmp_path / "disk").mkdir()
     told = subprocess.run(
@@ -73,12 +73,10 @@ def test_a_full_disk_ends_the_command_with_a_sentence_and_the_run_goes_on_when_t
         f"lambdanets train --resume {tmp_path}/disk/run"
     )
     check_stopped(tmp_path / "stopped")
-    assert_same_end(tmp_path / "whole", tmp_path / "ended")
+    assert_same_result(tmp_path / "whole", tmp_path / "ended")
 
 
-def test_a_write_that_the_system_refuses_ends_the_command_with_a_sentence_and_the_run_goes_on(
-    whole, tmp_path, monkeypatch, capsys
-):
+def test_run_stopped_by_a_file_size_limit_resumes_to_the_same_bits(whole, tmp_path, monkeypatch, capsys):
     # files larger than allowed from the third step on; Python ignores the signal of that
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     command = ["train", *whole, "--run", str(tmp_path / "run")]
@@ -93,4 +91,4 @@ def test_a_write_that_the_system_refuses_ends_the_command_with_a_sentence_and_th
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
     assert list((tmp_path / "run").rglob("*.unfinished")) == []
     assert main(command) == 0
-    assert_same_end(tmp_path / "whole", tmp_path / "run")
+    assert_same_result(tmp_path / "whole", tmp_path / "run")

@@ -44,7 +44,7 @@ def held_phases(script, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.forks
 @pytest.mark.usefixtures("held_phases")
-def test_a_run_that_is_killed_at_its_start_in_a_write_and_at_its_end_goes_on_to_the_same_bits(script, tmp_path):
+def test_killed_run_resumes_to_the_same_bits_in_every_phase(script, tmp_path):
     recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)
     script.attempt(recipe, tmp_path / "unbroken")
     folder = tmp_path / "run"

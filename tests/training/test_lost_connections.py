@@ -27,7 +27,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
     ],
     ids=lambda error: str(error)[-40:],
 )
-def test_a_connection_lost_in_a_collective_or_the_store_is_explained(error):
+def test_lost_connection_errors_are_explained(error):
     with pytest.raises(InputError, match="another process of the run was lost or"), lost_connection_explained():
         raise error
 
@@ -43,7 +43,7 @@ def test_a_connection_lost_in_a_collective_or_the_store_is_explained(error):
     ],
     ids=lambda error: str(error)[:40],
 )
-def test_an_error_that_is_no_lost_connection_is_raised_as_it_is(error):
+def test_other_runtime_errors_are_not_explained_as_lost_connections(error):
     with pytest.raises(RuntimeError) as raised, lost_connection_explained():
         raise error
     assert raised.value is error
@@ -66,7 +66,7 @@ def sum_beside(rank, port, lost):
 
 @pytest.mark.forks
 @pytest.mark.parametrize("lost", [0, 1])
-def test_the_end_of_another_process_in_a_collective_is_explained(lost):
+def test_loss_of_another_rank_in_a_collective_is_explained(lost):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -23,7 +23,7 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.micro_batches import with_micro_batch
 from lambdanets.training.processes import Processes
 from lambdanets.training.pseudo_labels.student_images import open_student_images
-from training.teaching import CLASSES, write_selection
+from training.teachers import CLASSES, write_selection
 
 SHARES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), BatchSlice(1, 2, 2)]
 
@@ -76,7 +76,7 @@ def numbers(batch):
     return batch.images[:, 0, 0, 0].int().tolist()
 
 
-def test_every_step_has_so_many_of_each_set():
+def test_every_step_has_the_batch_sizes_of_both_sets():
     batches = loader()
     assert len(batches) == 3
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_every_step_has_so_many_of_each_set():
 
 
 @pytest.mark.parametrize(("groups", "of"), [(None, 1), (None, 2), ([2, 0, 1, 4], 1)])
-def test_the_other_set_has_epochs_of_its_own_in_which_each_image_comes_once(groups, of):
+def test_pseudo_labeled_images_have_epochs_of_their_own(groups, of):
     pseudo = images(7, Taught, 100, groups)
     shares = [loader(count=12, pseudo=pseudo, size=4, batch_slice=BatchSlice(process, of)) for process in range(of)]
     # 14 epochs of 3 steps of 4: 24 epochs of 7
@@ -110,7 +110,7 @@ def test_pseudo_labeled_images_leave_the_order_of_labeled_ones_unchanged():
         assert torch.equal(mine.images[: len(theirs.images)], theirs.images)
 
 
-def test_an_image_that_comes_again_is_augmented_anew():
+def test_repeated_images_are_augmented_differently():
     seen = [
         value for batch in passes(loader(noisy, count=8, size=7), 4) for value in batch.images[4:, 0, 0, 0].tolist()
     ]
@@ -120,7 +120,7 @@ def test_an_image_that_comes_again_is_augmented_anew():
 @pytest.mark.parametrize("batch_slice", SHARES, ids=str)
 @pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])
 @pytest.mark.parametrize("done", [0, 1, 2, 3, 4, 7])
-def test_a_run_goes_on_in_mid_epoch_with_the_same_batches(groups, done, batch_slice):
+def test_batches_of_both_sets_resume_in_mid_epoch(groups, done, batch_slice):
     def made():
         return loader(noisy, pseudo=images(7, Taught, 100, groups), count=24, batch_size=12, batch_slice=batch_slice)
 
@@ -133,7 +133,7 @@ def test_a_run_goes_on_in_mid_epoch_with_the_same_batches(groups, done, batch_sl
     assert_same(rest, whole[done * batch_slice.accumulation_steps :][: len(rest)])
 
 
-def test_workers_change_nothing(shards, tmp_path):
+def test_batches_of_both_sets_do_not_depend_on_workers(shards, tmp_path):
     labeled = open_shards(str(shards))[0]["train"]
     student = open_student_images(str(shards), write_selection(shards, tmp_path / "s"), CLASSES, soft=True)
     options = {"channels": 1, "batch_size": 4, "seed": 0, "training": True, "pseudo_batch_size": 6}
@@ -144,7 +144,7 @@ def test_workers_change_nothing(shards, tmp_path):
 
 @pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_processes_and_parts_share_both_sets_of_a_step(groups, parts):
+def test_ranks_and_micro_batches_divide_both_sets(groups, parts):
     def made(process, of, parts):
         pseudo = images(7, Taught, 100, groups)
         return loader(pseudo=pseudo, count=24, batch_size=12, batch_slice=BatchSlice(process, of, parts))
@@ -161,13 +161,13 @@ def test_processes_and_parts_share_both_sets_of_a_step(groups, parts):
             assert sorted(shared) == sorted(numbers(batch))
 
 
-def test_a_part_may_have_one_labelled_image_or_none():
+def test_a_micro_batch_may_have_one_labeled_image_or_none():
     batches = loader(count=8, size=36, batch_size=4, batch_slice=BatchSlice(accumulation_steps=10))
     sizes = [(sum(n < 100 for n in numbers(batch)), len(batch.images)) for batch in batches]
     assert sizes == [*[(1, 4)] * 4, *[(0, 4)] * 6] * 2
 
 
-def test_too_many_parts_for_a_step_are_refused():
+def test_rejects_micro_batches_of_less_than_two_images():
     with pytest.raises(InputError, match=r"at least 2 per micro-batch \(2 ranks, 4 accumulation steps\), got 14"):
         loader(count=8, size=10, batch_size=4, batch_slice=BatchSlice(0, 2, 4))
 
@@ -175,7 +175,7 @@ def test_too_many_parts_for_a_step_are_refused():
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("images_there", [2, 3, 8])
 @pytest.mark.parametrize("ratio", [0.5, 1.25, 14.0])
-def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, count, monkeypatch):
+def test_chosen_micro_batches_can_be_loaded(ratio, images_there, count, monkeypatch):
     monkeypatch.setattr("lambdanets.training.micro_batches.largest_micro_batch", lambda *_: 2)
     recipe = replace(DIGITS, batch_size=4, pseudo_labels="a", pseudo_images="b", pseudo_ratio=ratio)
     if min(4, images_there) // count + recipe.pseudo_batch_size // count < 2:
@@ -190,7 +190,7 @@ def test_the_parts_that_a_step_is_divided_in_can_be_loaded(ratio, images_there, 
         assert all(len(batch.images) >= 2 for batch in batches)
 
 
-def test_soft_labels_turn_the_hard_labels_of_the_batch_into_distributions():
+def test_soft_pseudo_labels_turn_hard_labels_into_distributions():
     batch = next(iter(loader()))
     shown = numbers(batch)
     assert batch.soft.tolist() == [number >= 100 for number in shown]
@@ -200,13 +200,13 @@ def test_soft_labels_turn_the_hard_labels_of_the_batch_into_distributions():
     assert batch.targets.dtype == torch.float32
 
 
-def test_hard_labels_come_without_distributions():
+def test_hard_pseudo_labels_have_no_distributions():
     batch = next(iter(loader(pseudo=images(7, first=100))))
     assert batch.targets is None
     assert batch.soft is None
 
 
-def test_unreadable_images_of_either_set_are_left_out_and_named():
+def test_unreadable_images_of_either_set_are_skipped_and_listed():
     batch = next(iter(loader(pseudo=images(7, SomeUnreadable, 100), size=7)))
     assert sorted(numbers(batch)[4:]) == [100, 102, 104, 106]
     assert len(batch.unreadable) == 3
@@ -231,7 +231,7 @@ def loss_of(batch, logits, smoothing):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("pseudo", [images(7, Taught, 100), images(7, first=100)], ids=["soft", "hard"])
-def test_labels_are_smoothed_and_distributions_are_not(pseudo, smoothing):
+def test_label_smoothing_applies_only_to_hard_labels(pseudo, smoothing):
     batch = next(iter(loader(pseudo=pseudo)))
     logits = torch.randn(10, 3, dtype=torch.float64)
     expected = 0.0
@@ -245,7 +245,7 @@ def test_labels_are_smoothed_and_distributions_are_not(pseudo, smoothing):
     torch.testing.assert_close(loss_of(batch, logits, smoothing), expected, rtol=1e-6, atol=0)
 
 
-def test_distributions_over_another_number_of_classes_are_refused():
+def test_rejects_distributions_over_another_number_of_classes():
     batch = next(iter(loader()))
     with pytest.raises(InputError, match="pseudo-labels must have 3 classes, got 2"):
         loss_of(batch._replace(targets=batch.targets[:, :2]), torch.zeros(10, 3), 0.1)

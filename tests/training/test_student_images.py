@@ -12,7 +12,7 @@ from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError, is_for_user
 from lambdanets.training.pseudo_labels.student_images import open_student_images
 from lambdanets.training.pseudo_labels.tables import read_table
-from training.teaching import CLASSES, changed, write_selection
+from training.teachers import CLASSES, changed, write_selection
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def pictures(images):
     }
 
 
-def test_each_image_comes_with_the_row_of_its_key(shards, selection):
+def test_images_are_joined_with_their_rows_by_key(shards, selection):
     images = student(shards, selection, soft=False)
     plain = open_shards(str(shards))[0]["train"]
     assert len(images) == len(plain) == 16
@@ -60,7 +60,7 @@ def test_each_image_comes_with_the_row_of_its_key(shards, selection):
         assert images.load(number)[1] == row["class"]
 
 
-def test_copies_are_counted(shards, tmp_path):
+def test_copies_repeat_images(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", per_class=40)
     images = student(shards, selection, soft=False)
     rows = rows_in(selection)
@@ -72,7 +72,7 @@ def test_copies_are_counted(shards, tmp_path):
     assert Counter(images.labels.tolist()) == dict.fromkeys({row["class"] for row in rows}, 40)
 
 
-def test_shards_of_which_nothing_is_kept_are_passed_over(shards, tmp_path):
+def test_shards_without_selected_rows_are_skipped(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", per_class=2)
     images = student(shards, selection)
     assert 0 in images.groups
@@ -80,7 +80,7 @@ def test_shards_of_which_nothing_is_kept_are_passed_over(shards, tmp_path):
     assert len(pictures(images)) == len(images)
 
 
-def test_a_soft_label_is_the_teachers_distribution_with_the_rest_spread_evenly(shards, selection):
+def test_soft_label_spreads_the_rest_of_the_distribution_evenly(shards, selection):
     classes = ("none", *reversed(CLASSES), "neither")  # in another order, and more of them
     images = student(shards, selection, classes=classes)
     for number, row in enumerate(rows_in(selection)):
@@ -93,7 +93,7 @@ def test_a_soft_label_is_the_teachers_distribution_with_the_rest_spread_evenly(s
         np.testing.assert_allclose(label, expected, atol=1e-6)
 
 
-def test_a_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
+def test_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", top=4)
     label = student(shards, selection).load(0)[1]
     row = rows_in(selection)[0]
@@ -101,7 +101,7 @@ def test_a_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
     assert label.sum() == pytest.approx(1, abs=1e-6)
 
 
-def test_a_hard_label_is_the_most_probable_class_by_its_name(shards, selection):
+def test_hard_label_is_the_most_probable_class_by_name(shards, selection):
     classes = tuple(reversed(CLASSES))
     images = student(shards, selection, classes=classes, soft=False)
     said = [CLASSES[row["class"]] for row in rows_in(selection)]
@@ -109,7 +109,7 @@ def test_a_hard_label_is_the_most_probable_class_by_its_name(shards, selection):
     assert [classes[label] for label in images.labels] == said
 
 
-def test_the_key_decides_and_not_the_position(shards, selection):
+def test_rows_are_found_by_key_not_by_position(shards, selection):
     before = pictures(student(shards, selection))
 
     def turn(rows):
@@ -121,7 +121,7 @@ def test_the_key_decides_and_not_the_position(shards, selection):
     assert pictures(student(shards, selection)) == before
 
 
-def test_an_image_whose_key_the_shard_lacks_is_unreadable(shards, selection):
+def test_image_whose_key_is_not_in_the_shard_is_unreadable(shards, selection):
     rewrite(selection / "train-00001.parquet", lambda rows: rows[1].update(key="dark/gone"))
     images = student(shards, selection)
     with pytest.raises(UnreadableImage, match=r"train-00001.parquet: no image has 'dark/gone'"):
@@ -130,14 +130,14 @@ def test_an_image_whose_key_the_shard_lacks_is_unreadable(shards, selection):
     images.load(2)
 
 
-def test_an_image_that_cannot_be_decoded_is_unreadable(shards, selection):
+def test_pseudo_labeled_image_that_is_damaged_is_unreadable(shards, selection):
     images = student(shards, selection)
     changed(shards, 2, b"IHDR", b"XXXX")
     with pytest.raises(UnreadableImage):
         images.load(4)
 
 
-def test_the_images_of_a_shard_that_cannot_be_had_are_unreadable(shards, selection):
+def test_images_of_a_missing_shard_are_unreadable(shards, selection):
     (shards / "train-00002.tar").unlink()
     images = student(shards, selection)
     for number in (4, 5):
@@ -146,12 +146,12 @@ def test_the_images_of_a_shard_that_cannot_be_had_are_unreadable(shards, selecti
         assert "train-00002.tar" in images.name(number)
 
 
-def test_a_class_that_the_student_lacks_is_refused(shards, selection):
+def test_rejects_a_teacher_class_that_the_student_lacks(shards, selection):
     with pytest.raises(InputError, match=r"has the class 'red', which the labelled images have not; they have dark, l"):
         student(shards, selection, classes=("dark", "light", "striped"))
 
 
-def test_the_labels_of_other_images_are_refused(shards, selection):
+def test_rejects_labels_of_other_images(shards, selection):
     listed = json.loads((shards / "shards.json").read_text())
     listed["parts"]["train"].reverse()
     (shards / "shards.json").write_text(json.dumps(listed))
@@ -159,7 +159,7 @@ def test_the_labels_of_other_images_are_refused(shards, selection):
         student(shards, selection)
 
 
-def test_a_selection_of_labels_from_elsewhere_needs_the_names_of_the_shards(shards, selection):
+def test_rejects_labels_of_an_unknown_shard(shards, selection):
     content = json.loads((selection / "selection.json").read_text())
     del content["teacher"]["images"]
     (selection / "selection.json").write_text(json.dumps(content))
@@ -171,7 +171,7 @@ def test_a_selection_of_labels_from_elsewhere_needs_the_names_of_the_shards(shar
 
 
 @pytest.mark.parametrize("name", ["classes", "shards", "teacher", "images"])
-def test_a_damaged_selection_is_refused(shards, selection, name):
+def test_rejects_a_selection_json_with_missing_fields(shards, selection, name):
     content = json.loads((selection / "selection.json").read_text())
     del content[name]
     (selection / "selection.json").write_text(json.dumps(content))
@@ -191,14 +191,14 @@ def test_a_damaged_selection_is_refused(shards, selection, name):
         ("shards", [{"name": "train-00000", "images": -1}]),
     ],
 )
-def test_a_selection_with_entries_of_another_kind_is_refused(shards, selection, name, value):
+def test_rejects_a_selection_json_with_invalid_entries(shards, selection, name, value):
     content = json.loads((selection / "selection.json").read_text())
     (selection / "selection.json").write_text(json.dumps(content | {name: value}))
     with pytest.raises(InputError, match=r"selection.json is damaged: .*; remove it and select again"):
         student(shards, selection)
 
 
-def test_a_table_that_is_missing_is_named(shards, selection):
+def test_missing_table_error_names_the_file(shards, selection):
     (selection / "train-00000.parquet").unlink()
     with pytest.raises(OSError, match="No such file") as raised:
         _ = student(shards, selection).labels
@@ -206,19 +206,19 @@ def test_a_table_that_is_missing_is_named(shards, selection):
     assert raised.value.filename == str(selection / "train-00000.parquet")
 
 
-def test_an_unfinished_selection_is_refused(shards, selection):
+def test_rejects_an_unfinished_selection(shards, selection):
     (selection / "selection.json").unlink()
     with pytest.raises(InputError, match=r"is no finished selection of pseudo-labels: it has no selection.json"):
         student(shards, selection)
 
 
-def test_a_table_with_other_rows_than_were_selected_is_refused(shards, selection):
+def test_rejects_a_table_that_changed_after_selection(shards, selection):
     rewrite(selection / "train-00000.parquet", lambda rows: rows[0].update(copies=2))
     with pytest.raises(InputError, match=r"train-00000.parquet changed after it was selected"):
         student(shards, selection).load(0)
 
 
-def test_images_may_be_pickled(shards, selection):
+def test_student_images_can_be_pickled(shards, selection):
     images = student(shards, selection)
     images.load(5)
     assert pictures(pickle.loads(pickle.dumps(images))) == pictures(images)

@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lambdanets.training import history, run, speed
-from training.runs import assert_same_end, at_step
+from training.runs import assert_same_result, at_step
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def killed_at(recipe, folder, step, monkeypatch):
     time.sleep(1)  # files are read in the order of the seconds they were made in
 
 
-def test_the_curves_are_those_of_the_tables(quick, tmp_path):
+def test_tensorboard_curves_equal_the_csv_files(quick, tmp_path):
     run.start(replace(quick, warmup_epochs=1.0), tmp_path / "run")
     found = curves(tmp_path / "run")
     rates = found.pop("learning_rate")
@@ -75,13 +75,13 @@ def test_the_curves_are_those_of_the_tables(quick, tmp_path):
 @pytest.mark.forks
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "every"), [(2, 200), (8, 200), (8, 4)])
-def test_a_killed_run_that_went_on_has_each_step_once(quick, step, every, tmp_path, monkeypatch):
+def test_resumed_run_has_each_tensorboard_step_once(quick, step, every, tmp_path, monkeypatch):
     # killed after rows that no checkpoint has, in the first epoch and later, and after a checkpoint at a row
     recipe = replace(quick, checkpoint_every=every)
     run.start(recipe, tmp_path / "whole")
     killed_at(recipe, tmp_path / "broken", step, monkeypatch)
     run.resume(tmp_path / "broken")
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+    assert_same_result(tmp_path / "whole", tmp_path / "broken")
     whole, broken = (
         {tag: [*values.items()] for tag, values in curves(tmp_path / name).items() if not tag.startswith("speed/")}
         for name in ("whole", "broken")

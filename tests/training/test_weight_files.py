@@ -20,7 +20,7 @@ from lambdanets.inference.model_card import DataSource, DetectorCard, make_card
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.detection.model import build_model, describe
 from training.detection.tiny_detection import tiny_recipe
-from training.teaching import write_teacher
+from training.teachers import write_teacher
 
 
 def edit(source, target, change, metadata=None):
@@ -67,7 +67,7 @@ def refusal(capsys, *arguments):
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "pseudo-label", "train"])
-def test_a_classifier_with_nan_weights_is_refused_by_name(
+def test_commands_reject_a_classifier_with_nan_weights(
     command, classifier, two_classes, shards, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_a_classifier_with_nan_weights_is_refused_by_name(
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "train"])
-def test_a_detector_with_nan_weights_is_refused_by_name(command, detector, two_classes, tmp_path, monkeypatch, capsys):
+def test_commands_reject_a_detector_with_nan_weights(command, detector, two_classes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "recipe.py"
     file.write_text(
@@ -103,7 +103,7 @@ def test_a_detector_with_nan_weights_is_refused_by_name(command, detector, two_c
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_weights_whose_outputs_overflow_predict_nothing(two_classes, tmp_path):
+def test_predict_rejects_weights_whose_outputs_overflow(two_classes, tmp_path):
     def enlarge(tensors):
         tensors["fc.weight"].fill_(3e38)
 
@@ -114,7 +114,7 @@ def test_weights_whose_outputs_overflow_predict_nothing(two_classes, tmp_path):
 
 
 @pytest.mark.parametrize("classes", [{"dark": 0, "light": 1}, "dl", 2, [], [1, 2], None], ids=repr)
-def test_classes_that_are_no_list_of_names_are_refused(classes, tmp_path, capsys):
+def test_rejects_classes_that_are_not_a_list_of_names(classes, tmp_path, capsys):
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
     with safe_open(source, framework="pt") as file:
         content = json.loads(file.metadata()["lambdanets"])
@@ -127,7 +127,7 @@ def test_classes_that_are_no_list_of_names_are_refused(classes, tmp_path, capsys
 
 
 @pytest.mark.parametrize("command", ["evaluate", "train --weights", "detect evaluate", "detect train --weights"])
-def test_a_pickle_that_holds_code_is_refused_in_one_line(command, two_classes, tmp_path, recwarn, capsys):
+def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_path, recwarn, capsys):
     class Evil:
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "ran"),))
@@ -196,7 +196,7 @@ def test_detectors_saved_before_model_cards_load(tmp_path):
     ],
     ids=str,
 )
-def test_cards_with_values_out_of_range_are_refused(change, message, tmp_path):
+def test_rejects_model_cards_with_values_out_of_range(change, message, tmp_path):
     model = create_model("lambda_resnet20_small", num_classes=2, in_chans=1)
     card = {"task": "classification", "model": "lambda_resnet20_small", "classes": ["a", "b"], "recipe": {}}
     path = saved_before(tmp_path / "weights.safetensors", model, card)

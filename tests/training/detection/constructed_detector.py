@@ -23,7 +23,7 @@ from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.model import build_model, card_of, describe
 from lambdanets.training.detection.module import VALIDATED
 from lambdanets.training.detection.recipe import DetectionRecipe
-from training.detection.tiny_detection import IMAGES, TWO, VALIDATION, change, in_two_categories, tiny_recipe
+from training.detection.tiny_detection import IMAGES, TWO, VALIDATION, change, merge_into_two_categories, tiny_recipe
 
 LEAST_SIDE = 6  # in pixels: boxes of fewer change their IoU by much when they move a little
 
@@ -32,7 +32,7 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
     """Write images and annotations into digits/ and the detector into first.safetensors; a recipe that trains it on."""
     digits = folder / "digits"
     write_scattered_digits(digits, IMAGES, VALIDATION, seed=42)
-    in_two_categories(digits / "train.json")
+    merge_into_two_categories(digits / "train.json")
     recipe = tiny_recipe(
         digits,
         validation_data=str(digits / "train.json"),

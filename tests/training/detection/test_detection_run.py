@@ -20,7 +20,7 @@ from lambdanets.training.detection.module import LOSSES
 from lambdanets.training.tasks import read_recipe
 from training.detection.constructed_detector import check_scores
 from training.detection.tiny_detection import IMAGES, change, tiny_recipe, without_objects
-from training.runs import assert_same_end, broken_off, weights_of
+from training.runs import assert_same_result, interrupted_run, weights_of
 
 
 def rows_of(folder, split):
@@ -32,7 +32,7 @@ def assert_finite(folder):
     assert [name for name, tensor in weights_of(folder).items() if not tensor.isfinite().all()] == []
 
 
-def test_a_set_without_a_readable_image_is_refused_without_a_folder(tmp_path):
+def test_rejects_a_detection_set_without_a_readable_image(tmp_path):
     recipe = tiny_recipe(tmp_path / "digits")
     for path in Path(recipe.images).rglob("*.png"):
         path.write_bytes(b"no image")
@@ -43,7 +43,7 @@ def test_a_set_without_a_readable_image_is_refused_without_a_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_detection_leaves_what_it_promises(trained_detector):
+def test_detection_run_writes_its_files_and_result(trained_detector):
     folder = trained_detector / "run"
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert files == {
@@ -75,7 +75,7 @@ def test_a_run_of_detection_leaves_what_it_promises(trained_detector):
     assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
 
 
-def test_metrics_have_the_losses_of_training_and_the_precision_of_validation(trained_detector):
+def test_detection_metrics_have_losses_and_average_precision(trained_detector):
     training, validation = (rows_of(trained_detector / "run", split) for split in ("train", "val"))
     assert len(validation) == read_recipe(trained_detector / "run/recipe.json").epochs
     precisions = ["bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50"]
@@ -109,16 +109,16 @@ def plain(trained_detector):
 
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("ended", ["plain", "accumulated"])
-def test_an_interrupted_run_of_detection_resumes_to_the_same_bits(ended, step, request, tmp_path, monkeypatch):
+def test_interrupted_detection_run_resumes_to_the_same_bits(ended, step, request, tmp_path, monkeypatch):
     # 2 steps an epoch, a checkpoint after each: in mid-epoch, and at the beginning of the second
     recipe, undisturbed = request.getfixturevalue(ended)
     check_scores(undisturbed)
-    broken_off(recipe, tmp_path / "run", monkeypatch, step)
+    interrupted_run(recipe, tmp_path / "run", monkeypatch, step)
     run.resume(tmp_path / "run")
-    assert_same_end(undisturbed, tmp_path / "run")
+    assert_same_result(undisturbed, tmp_path / "run")
 
 
-def test_the_weights_that_are_kept_are_the_ema(accumulated):
+def test_saved_detection_weights_are_the_ema(accumulated):
     _, folder = accumulated
     kept, checkpoint = weights_of(folder), torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     name = "roi_heads.box_predictor.cls_score.weight"
@@ -158,36 +158,36 @@ def moved(annotations):
     ],
     ids=["categories", "a box", "a box of validation", "an image less"],
 )
-def test_a_run_does_not_go_on_with_changed_annotations(tiny, parts, sections, sentence, tmp_path, monkeypatch):
-    folder = broken_off(tiny, tmp_path / "run", monkeypatch, 1)
+def test_rejects_resuming_on_changed_annotations(tiny, parts, sections, sentence, tmp_path, monkeypatch):
+    folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
     for part in parts:
         change(tmp_path / f"digits/{part}.json", **sections)
     with pytest.raises(InputError, match=sentence):
         run.resume(folder)
 
 
-def test_a_run_goes_on_where_its_annotated_images_have_moved(trained_detector, plain, tmp_path, monkeypatch):
+def test_detection_run_resumes_with_moved_images(trained_detector, plain, tmp_path, monkeypatch):
     recipe, unbroken = plain
     shutil.copytree(trained_detector / "digits", tmp_path / "digits")
     here = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in recipe.FREE[:4]}
-    broken_off(replace(recipe, **here), tmp_path / "run", monkeypatch, 1)
+    interrupted_run(replace(recipe, **here), tmp_path / "run", monkeypatch, 1)
     (tmp_path / "digits").rename(tmp_path / "elsewhere")
     there = {name: place.replace("digits", "elsewhere") for name, place in here.items()}
     run.start(replace(recipe, **there), tmp_path / "run")
-    assert_same_end(unbroken, tmp_path / "run")
+    assert_same_result(unbroken, tmp_path / "run")
 
 
-def test_a_result_tells_which_weights_a_run_began_from_though_they_are_gone(trained_detector, tmp_path, monkeypatch):
+def test_result_names_initial_weights_that_were_deleted(trained_detector, tmp_path, monkeypatch):
     shutil.copy(trained_detector / "run/weights.safetensors", tmp_path / "first.safetensors")
     recipe = tiny_recipe(tmp_path / "digits", weights=str(tmp_path / "first.safetensors"))
     digest = hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
-    broken_off(recipe, tmp_path / "run", monkeypatch, 1)
+    interrupted_run(recipe, tmp_path / "run", monkeypatch, 1)
     (tmp_path / "first.safetensors").unlink()
     result = run.resume(tmp_path / "run")
     assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
 
 
-def test_results_of_a_set_tell_its_content_wherever_it_lies_and_however_few_images_are_drawn(tiny, tmp_path):
+def test_result_identifies_data_by_hash_not_by_path(tiny, tmp_path):
     first = run.start(replace(tiny, epochs=1), tmp_path / "first")
     shutil.copytree(tmp_path / "digits", tmp_path / "copy")
     there = tiny_recipe(tmp_path / "copy", epochs=1, training_images=2, seed=1)
@@ -203,7 +203,7 @@ def test_results_of_a_set_tell_its_content_wherever_it_lies_and_however_few_imag
     assert labels[2:4] == ["| lambda_resnet20_small training_images=None", "| lambda_resnet20_small training_images=2"]
 
 
-def test_unreadable_images_of_detection_are_skipped_named_and_counted(tiny, tmp_path):
+def test_unreadable_detection_images_are_skipped_and_listed(tiny, tmp_path):
     for name in ("train/train_00002.png", "val/val_00001.png"):
         (tmp_path / "digits" / name).write_bytes(b"no image")
     result = run.start(tiny, tmp_path / "run")
@@ -213,7 +213,7 @@ def test_unreadable_images_of_detection_are_skipped_named_and_counted(tiny, tmp_
     assert_finite(tmp_path / "run")
 
 
-def test_where_the_objects_of_validation_cannot_be_seen_there_is_no_precision_and_the_run_ends_well(tiny, tmp_path):
+def test_run_without_readable_validation_objects_has_no_ap(tiny, tmp_path):
     change(tmp_path / "digits/val.json", annotations=lambda those: [each for each in those if each["image_id"] == 1])
     (tmp_path / "digits/val/val_00001.png").write_bytes(b"no image")
     result = run.start(tiny, tmp_path / "run")
@@ -222,7 +222,7 @@ def test_where_the_objects_of_validation_cannot_be_seen_there_is_no_precision_an
 
 
 @pytest.mark.parametrize("change_categories", [renamed, renumbered, lambda them: them[1:]])
-def test_validation_with_other_categories_is_refused(tiny, change_categories, tmp_path):
+def test_rejects_validation_with_other_categories(tiny, change_categories, tmp_path):
     change(tmp_path / "digits/val.json", categories=change_categories)
     with pytest.raises(InputError, match=r"val\.json' must have the 10 categories of training .* got"):
         run.start(tiny, tmp_path / "run")
@@ -230,7 +230,7 @@ def test_validation_with_other_categories_is_refused(tiny, change_categories, tm
 
 
 @pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
-def test_a_set_without_objects_is_refused(tiny, part, name, tmp_path):
+def test_rejects_a_detection_set_without_objects(tiny, part, name, tmp_path):
     without_objects(tmp_path / f"digits/{part}.json")
     with pytest.raises(InputError, match=f"^{name} must have objects that are no crowds, and has none"):
         run.start(tiny, tmp_path / "run")
@@ -238,7 +238,7 @@ def test_a_set_without_objects_is_refused(tiny, part, name, tmp_path):
 
 
 @pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
-def test_a_set_without_objects_says_why_its_annotations_were_dropped(tiny, part, name, tmp_path):
+def test_error_for_no_objects_says_why_annotations_were_dropped(tiny, part, name, tmp_path):
     def boxes_only(annotations):
         return [{key: value for key, value in each.items() if key != "segmentation"} for each in annotations]
 
@@ -248,12 +248,12 @@ def test_a_set_without_objects_says_why_its_annotations_were_dropped(tiny, part,
         run.start(tiny, tmp_path / "run")
 
 
-def test_more_training_images_than_there_are_is_refused(tiny, tmp_path):
+def test_rejects_more_training_images_than_exist(tiny, tmp_path):
     with pytest.raises(InputError, match="training_images must be at most 4, got 5"):
         run.start(replace(tiny, training_images=5), tmp_path / "run")
 
 
-def test_dropped_annotations_are_said_and_counted_in_the_result(tiny, tmp_path, capsys):
+def test_dropped_annotations_are_reported_and_counted(tiny, tmp_path, capsys):
     stray = {"id": 900, "image_id": 1, "category_id": 999, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
     change(tmp_path / "digits/train.json", annotations=lambda those: [*those, stray])
     change(tmp_path / "digits/val.json", annotations=lambda those: [*those, {**stray, "image_id": 77}])
@@ -264,11 +264,11 @@ def test_dropped_annotations_are_said_and_counted_in_the_result(tiny, tmp_path, 
     assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in said
 
 
-def test_all_ids_of_what_was_dropped_are_in_the_folder_also_of_a_run_that_goes_on(tiny, tmp_path, monkeypatch, capsys):
+def test_findings_json_lists_dropped_annotations_after_resuming_too(tiny, tmp_path, monkeypatch, capsys):
     stray = [{"id": 900 + n, "image_id": 77, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
     change(tmp_path / "digits/train.json", annotations=lambda those: [*those, *stray])
     expected = {"training": {"unknown_image": list(range(900, 907))}, "validation": {}}
-    folder = broken_off(tiny, tmp_path / "run", monkeypatch, 1)
+    folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
     path = folder / "findings.json"
     assert json.loads(path.read_bytes()) == expected
     assert f"903, 904, ...)\nall dropped annotations: {path}\n" in capsys.readouterr().err
@@ -277,13 +277,13 @@ def test_all_ids_of_what_was_dropped_are_in_the_folder_also_of_a_run_that_goes_o
     assert json.loads(path.read_bytes()) == expected
 
 
-def test_steps_without_any_object_are_trained_on(tiny, tmp_path):
+def test_steps_without_objects_are_trained_on(tiny, tmp_path):
     change(tmp_path / "digits/train.json", annotations=lambda those: [each for each in those if each["image_id"] == 1])
     run.start(replace(tiny, batch_size=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
 
 
-def test_images_that_come_out_too_small_for_batch_norm_are_passed_over(tiny, tmp_path):
+def test_images_too_small_for_batch_norm_are_skipped(tiny, tmp_path):
     # a position of the coarsest map is 4 pixels
     run.start(replace(tiny, image_size=6, jitter=(0.3, 2.0), micro_batch=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
@@ -301,7 +301,7 @@ class NaN(nn.Module):
         return x * float("nan")
 
 
-def test_the_operation_that_made_a_detector_s_loss_nan_is_named(tiny, tmp_path, monkeypatch):
+def test_nan_detection_loss_error_names_the_operation(tiny, tmp_path, monkeypatch):
     build = task.build_model
 
     def build_model(*given):

@@ -95,7 +95,7 @@ class FindsTwo(nn.Module):
 
 
 @pytest.mark.usefixtures("bounded")
-def test_a_detector_is_judged_on_an_image_of_8000_objects(crowded, tmp_path):
+def test_evaluation_of_8000_objects_is_bounded_in_memory_and_time(crowded, tmp_path):
     detector = Detector(FindsTwo(), DetectorCard("lambda_resnet20_small", ("square",), category_ids=(1,)))
     found = detect_in_set(detector, crowded)
     draw_detections(detector, crowded, found, tmp_path)
@@ -105,7 +105,7 @@ def test_a_detector_is_judged_on_an_image_of_8000_objects(crowded, tmp_path):
     assert (truth.max(2) != truth.min(2)).mean() > 0.5
 
 
-def test_of_what_a_crop_leaves_max_objects_are_learnt_from_and_not_of_all_objects(crowded):
+def test_max_objects_counts_objects_after_the_crop(crowded):
     random.seed(0)
     recipe = replace(DIGITS, image_size=300, jitter=(4.0, 4.0), max_objects=150)
     _, target = augment(*crowded.load(0), recipe)  # less than a tenth of the image
@@ -113,7 +113,7 @@ def test_of_what_a_crop_leaves_max_objects_are_learnt_from_and_not_of_all_object
 
 
 @pytest.mark.usefixtures("bounded")
-def test_masks_of_a_photograph_are_made_ready_for_training_one_at_a_time():
+def test_augmenting_300_masks_is_bounded_in_memory_and_time():
     photograph = set_of(3000, 4000, 300, across=30, scale=25)
     _, target = augment(*photograph.load(0), replace(DIGITS, image_size=500, jitter=(1.0, 1.0)))
     assert target["masks"].shape == (300, 375, 500)

@@ -54,7 +54,7 @@ def change(path: Path, **sections: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def in_two_categories(path: Path) -> None:
+def merge_into_two_categories(path: Path) -> None:
     """Digits drawn with a loop (0, 6, 8, 9), and others."""
     with_loop = {CATEGORY_IDS[digit] for digit in (0, 6, 8, 9)}
     change(

@@ -41,7 +41,7 @@ def annotation(number, image_id, category_id, mask, **more):
     }
 
 
-def made_up_truth(seed):
+def synthetic_truth(seed):
     """7 images, the last without objects; no owl; objects of all sizes, as runs and as polygons; a crowd in three."""
     generator = np.random.default_rng(seed)
     images, annotations = [], []
@@ -111,7 +111,7 @@ def silent(work):
         return work()
 
 
-def of_pycocotools(truth, results, detections=100):
+def pycocotools_scores(truth, results, detections=100):
     """pycocotools' first six stats for "bbox" and "segm", None for -1. A mask's size is that of its area."""
     found = {}
     for kind in ("bbox", "segm"):
@@ -134,7 +134,7 @@ def of_pycocotools(truth, results, detections=100):
     return found
 
 
-def of_torchmetrics(truth, results):
+def torchmetrics_scores(truth, results):
     """What MeanAveragePrecision gives, None for -1."""
     coco = silent(lambda: COCO())
     coco.dataset = truth

@@ -26,7 +26,7 @@ from lambdanets.training.tasks import read_recipe
 from training.detection.constructed_detector import check_scores
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-from training.runs import assert_same_end, by_two_processes, train_together
+from training.runs import assert_same_result, run_on_two_ranks, train_on_ranks
 
 IMAGES = 2
 
@@ -69,7 +69,7 @@ class _Step(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["two processes", "two parts"])
-def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_are_divided(way, tmp_path):
+def test_gradients_of_equal_images_do_not_depend_on_their_division(way, tmp_path):
     """Only of images that are alike: each loss is a mean over the regions sampled in a part, of which other images have
     another number, so that a region's share depends on who is in its part. Here all regions are sampled: there are 252
     anchors, of which at most 256 are taken, and 12 proposals, of which a quarter of 64 may be objects."""
@@ -77,7 +77,7 @@ def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_ar
     recipe = tiny_recipe(tmp_path / "digits", **plain)
     alone = gradients(recipe, BatchSlice())
     if way == "two processes":
-        divided, _ = by_two_processes(lambda rank: gradients(recipe, BatchSlice(rank, 2)), tmp_path)
+        divided, _ = run_on_two_ranks(lambda rank: gradients(recipe, BatchSlice(rank, 2)), tmp_path)
     else:
         divided = gradients(recipe, BatchSlice(accumulation_steps=2))
     largest = max(gradient.abs().max() for gradient in alone)
@@ -107,14 +107,14 @@ def validated(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[st
     return module.validated, scored
 
 
-def test_two_processes_measure_all_images_of_validation_though_each_sees_some(tmp_path):
+def test_two_ranks_score_all_validation_images(tmp_path):
     write_scattered_digits(tmp_path / "digits", 1, 3, 0)
     recipe = tiny_recipe(tmp_path / "digits", detections=100)
     alone = validated(recipe, BatchSlice())
     assert alone[0].keys() == VALIDATED.keys()
     assert all(0.1 < score < 0.9 for score in alone[0].values())
     assert alone[1] == [[1, 2, 3]]
-    first, second = by_two_processes(lambda rank: validated(recipe, BatchSlice(rank, 2)), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: validated(recipe, BatchSlice(rank, 2)), tmp_path)
     assert first == alone
     assert second == (alone[0], [])  # as the first has told it
 
@@ -129,15 +129,15 @@ def resumed(rank: int, folder: Path) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_two_processes_that_are_killed_go_on_to_the_same_bits(trained_detector, tmp_path):
+def test_two_killed_detection_ranks_resume_to_the_same_bits(trained_detector, tmp_path):
     recipe = replace(read_recipe(trained_detector / "run/recipe.json"), epochs=3)
-    assert train_together(recipe, tmp_path / "whole", 2) == [0, 0]
-    assert -signal.SIGKILL in train_together(recipe, tmp_path / "killed", 2, last_step=3)
+    assert train_on_ranks(recipe, tmp_path / "whole", 2) == [0, 0]
+    assert -signal.SIGKILL in train_on_ranks(recipe, tmp_path / "killed", 2, last_step=3)
     assert not (tmp_path / "killed/result.json").exists()
-    first, second = by_two_processes(lambda rank: resumed(rank, tmp_path / "killed"), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: resumed(rank, tmp_path / "killed"), tmp_path)
     assert first[0] == second[0] == 0, first
     assert first[1].splitlines()[-1].startswith("masks  AP ")
     assert second[1] == ""
-    assert_same_end(tmp_path / "whole", tmp_path / "killed")
+    assert_same_result(tmp_path / "whole", tmp_path / "killed")
     check_scores(tmp_path / "killed")
     assert json.loads((tmp_path / "killed/result.json").read_text())["processes"] == 2

@@ -63,11 +63,11 @@ def answers():
     return json.loads(process.stdout)
 
 
-def test_no_answer_loads_pytorch(answers):
+def test_help_and_usage_errors_do_not_import_pytorch(answers):
     assert {line: heavy for line, (_, _, heavy) in answers.items() if heavy} == {}
 
 
-def test_help_ends_well_and_a_mistake_in_one_sentence(answers):
+def test_help_exits_with_0_and_usage_errors_with_2_in_one_line(answers):
     assert {line: code for line, (code, _, _) in answers.items() if line not in REFUSED and code} == {}
     for line in REFUSED:
         code, said, _ = answers[line]
@@ -75,7 +75,7 @@ def test_help_ends_well_and_a_mistake_in_one_sentence(answers):
         assert said.startswith("lambdanets: ")
 
 
-def test_help_has_no_jargon_of_types(answers):
+def test_help_does_not_show_raw_type_names(answers):
     for line, (_, said, _) in answers.items():
         assert not re.search(r"\{None\}|\(default: \)|\b(STR|INT|FLOAT)\b", said), line
     assert "lambdanets train [RECIPE] [-h]" in answers["train --help"][1]
@@ -85,7 +85,7 @@ def test_help_has_no_jargon_of_types(answers):
 
 
 @pytest.mark.slow
-def test_help_takes_a_fraction_of_the_time_that_pytorch_takes_to_load():
+def test_help_is_faster_than_importing_pytorch():
     def seconds(*arguments):
         started = time.perf_counter()
         subprocess.run([sys.executable, *arguments], capture_output=True, check=True)

@@ -13,8 +13,8 @@ from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
 from lambdanets.training.classification.quicktest import small
-from training.runs import assert_same_end, broken_off
-from training.teaching import write_selection
+from training.runs import assert_same_result, interrupted_run
+from training.teachers import write_selection
 
 DIGITS = tuple("0123456789")
 
@@ -53,14 +53,14 @@ def together(material):
     ("step", "fields"),
     [(3, {}), (5, {"pseudo_targets": "hard"}), (8, {"micro_batch": 5, "ema_decay": 0.9})],
 )
-def test_a_run_that_broke_off_goes_on_and_ends_with_the_same_bits(together, step, fields, tmp_path, monkeypatch):
+def test_interrupted_student_training_resumes_to_the_same_bits(together, step, fields, tmp_path, monkeypatch):
     together = replace(together, **fields)
     run.start(together, tmp_path / "whole")
-    run.resume(broken_off(together, tmp_path / "broken", monkeypatch, step))
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+    run.resume(interrupted_run(together, tmp_path / "broken", monkeypatch, step))
+    assert_same_result(tmp_path / "whole", tmp_path / "broken")
 
 
-def test_both_sets_count_as_images_and_labels_are_told_apart(together, tmp_path):
+def test_soft_and_hard_targets_train_differently(together, tmp_path):
     soft = run.start(replace(together, epochs=1), tmp_path / "soft")
     hard = run.start(replace(together, epochs=1, pseudo_targets="hard"), tmp_path / "hard")
     assert soft["training_images"] == hard["training_images"] == 30
@@ -68,21 +68,21 @@ def test_both_sets_count_as_images_and_labels_are_told_apart(together, tmp_path)
     assert rows[0] != rows[1]
 
 
-def test_a_run_does_not_go_on_with_another_selection(together, material, tmp_path, monkeypatch):
-    folder = broken_off(together, tmp_path / "run", monkeypatch)
+def test_student_does_not_resume_with_another_selection(together, material, tmp_path, monkeypatch):
+    folder = interrupted_run(together, tmp_path / "run", monkeypatch)
     other = write_selection(material / "shards", tmp_path / "other", classes=DIGITS, top=3, per_class=11)
     (folder / "recipe.json").write_text(replace(together, pseudo_labels=str(other)).to_json())
     with pytest.raises(InputError, match="the data has changed since the run started"):
         run.resume(folder)
 
 
-def test_a_run_goes_on_where_the_selection_has_moved(together, material, tmp_path, monkeypatch):
+def test_student_resumes_from_a_moved_selection(together, material, tmp_path, monkeypatch):
     run.start(together, tmp_path / "whole")
-    folder = broken_off(together, tmp_path / "broken", monkeypatch)
+    folder = interrupted_run(together, tmp_path / "broken", monkeypatch)
     shutil.copytree(material / "student/selection", tmp_path / "moved")
     (folder / "recipe.json").write_text(replace(together, pseudo_labels=str(tmp_path / "moved")).to_json())
     run.resume(folder)
-    assert_same_end(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "whole", folder)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_run_goes_on_where_the_selection_has_moved(together, material, tmp_pat
         ),
     ],
 )
-def test_fields_that_do_not_go_together_are_refused(fields, sentence):
+def test_rejects_invalid_pseudo_label_fields(fields, sentence):
     with pytest.raises(InputError, match=sentence):
         replace(digits.recipe, **fields)
 
@@ -113,13 +113,13 @@ def test_fields_that_do_not_go_together_are_refused(fields, sentence):
         ({"pseudo_images": "nowhere"}, "nowhere"),
     ],
 )
-def test_what_is_missing_is_refused_before_a_folder_is_made(together, fields, sentence, tmp_path):
+def test_missing_pseudo_labels_are_rejected_without_creating_a_folder(together, fields, sentence, tmp_path):
     with pytest.raises(InputError, match=sentence):
         run.start(replace(together, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_table_ends_the_run_in_a_sentence(together, material, tmp_path, capsys):
+def test_damaged_table_stops_the_run_with_one_sentence(together, material, tmp_path, capsys):
     selection = write_selection(material / "shards", tmp_path / "other", classes=DIGITS)
     for path in selection.glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:-20])
@@ -129,7 +129,7 @@ def test_a_damaged_table_ends_the_run_in_a_sentence(together, material, tmp_path
     assert "is damaged" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_from_shards_to_a_student_on_the_command_line(material, tmp_path, capsys):
+def test_shards_teacher_and_student_on_the_command_line(material, tmp_path, capsys):
     def lambdanets(*arguments):
         assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
         return capsys.readouterr().out
@@ -154,10 +154,10 @@ def test_from_shards_to_a_student_on_the_command_line(material, tmp_path, capsys
     lambdanets("evaluate", tmp_path / "student")
 
 
-def test_a_quicktest_that_was_stopped_goes_on(together, tmp_path, monkeypatch):
+def test_interrupted_quicktest_resumes(together, tmp_path, monkeypatch):
     def recipe():
         return small(replace(together, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
 
-    broken_off(recipe(), tmp_path / "run", monkeypatch, 5)
+    interrupted_run(recipe(), tmp_path / "run", monkeypatch, 5)
     result = run.start(recipe(), tmp_path / "run")
     assert (result["epochs"], result["training_images"]) == (2, 12)

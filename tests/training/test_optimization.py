@@ -42,7 +42,7 @@ def averaged(decay, weights):
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.9999])
 @pytest.mark.parametrize("steps", [1, 2, 60])
-def test_the_average_is_the_formulas(decay, steps):
+def test_ema_equals_a_plain_loop(decay, steps):
     weights = torch.randn(steps + 1, 3, generator=torch.Generator().manual_seed(0)).cumsum(0)
     expected = weights[0].double()
     for step in range(1, steps + 1):
@@ -53,12 +53,12 @@ def test_the_average_is_the_formulas(decay, steps):
     assert module.count.tolist() == [steps, steps]
 
 
-def test_equal_weights_are_their_own_average():
+def test_ema_of_constant_weights_is_exact():
     weights = torch.tensor([[0.1, 0.7, -3.3]]).repeat(9, 1)
     assert torch.equal(averaged(0.9999, weights).weight, weights[0])
 
 
-def test_validation_sees_the_average_and_training_goes_on_with_the_weights():
+def test_ema_weights_are_validated_and_raw_weights_trained():
     module, average = Few(), EMA(0.9)
     trainer = SimpleNamespace(global_step=1, current_epoch=0)
     average.setup(trainer, module, "fit")
@@ -70,23 +70,23 @@ def test_validation_sees_the_average_and_training_goes_on_with_the_weights():
     assert module.weight.tolist() == [5.0] * 3
 
 
-def test_a_staircase_stands_still_and_falls_after_each_length():
+def test_staircase_schedule_is_constant_between_decays():
     scale = [warmup_then_staircase(step, 4, 3, 0.5) for step in range(13)]
     assert scale == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
-def test_a_staircase_may_have_steps_of_part_of_an_epoch():
+def test_staircase_schedule_accepts_fractional_lengths():
     scale = [warmup_then_staircase(step, 0, 2.5, 0.5) for step in range(6)]
     assert scale == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
 
 
-def test_without_warm_up_both_schedules_begin_at_the_peak():
+def test_schedules_without_warmup_begin_at_the_peak():
     for schedule in ("cosine", "staircase"):
         assert schedule_of(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "staircase"])
-def test_a_recipes_schedule_counts_in_epochs(schedule):
+def test_schedule_lengths_are_in_epochs(schedule):
     recipe = replace(DIGITS, epochs=8, warmup_epochs=1.5, schedule=schedule, decay=0.5, decay_epochs=2)
     scale = [schedule_of(recipe, 4)(step) for step in range(32)]
     assert scale[:6] == pytest.approx([step / 6 for step in range(1, 7)])
@@ -113,7 +113,7 @@ START = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_rmsprop_is_tensorflows(weight_decay):
+def test_rmsprop_equals_tensorflows(weight_decay):
     fields = {"optimizer": "rmsprop", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": weight_decay}
     weight, square, moving = START.clone(), torch.ones_like(START), torch.zeros_like(START)
     for gradient, after in zip(GRADIENTS, steps_of(fields, GRADIENTS, START), strict=True):
@@ -124,7 +124,7 @@ def test_rmsprop_is_tensorflows(weight_decay):
         torch.testing.assert_close(after, weight, rtol=1e-12, atol=1e-12)
 
 
-def test_sgd_has_plain_momentum():
+def test_sgd_momentum_equals_a_plain_loop():
     fields = {"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.1}
     weight, moving = START.clone(), torch.zeros_like(START)
     for gradient, after in zip(GRADIENTS, steps_of(fields, GRADIENTS, START), strict=True):

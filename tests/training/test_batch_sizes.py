@@ -9,7 +9,7 @@ from lambdanets.inference import classification
 from lambdanets.inference.classification import LARGEST_BATCH, batch_size_that_fits, evaluate
 from lambdanets.inference.classifier import Classifier, load_classifier, predict_files
 from lambdanets.training.pseudo_labels.labelling import label_shards
-from training.teaching import RECIPE, write_teacher
+from training.teachers import RECIPE, write_teacher
 
 CLASSES = ("dark", "light")
 
@@ -39,7 +39,7 @@ def fitting_into(free, classifier, monkeypatch):
     return batch_size_that_fits(classifier)
 
 
-def test_batch_size_is_what_fits_into_memory(classifier, monkeypatch):
+def test_batch_size_fits_into_memory(classifier, monkeypatch):
     assert fitting_into(10**12, classifier, monkeypatch) == LARGEST_BATCH
     some = fitting_into(10**7, classifier, monkeypatch)
     # the maps of 16 channels at 8 x 8 after the first convolution, norm and activation alone
@@ -48,7 +48,7 @@ def test_batch_size_is_what_fits_into_memory(classifier, monkeypatch):
     assert fitting_into(0, classifier, monkeypatch) == 2
 
 
-def test_a_set_is_evaluated_in_batches_that_fit_with_the_same_outcome(classifier, sizes, monkeypatch):
+def test_evaluation_does_not_depend_on_the_batch_size(classifier, sizes, monkeypatch):
     everything = evaluate(classifier)
     assert sizes[1:] == [4]
     sizes.clear()
@@ -59,7 +59,7 @@ def test_a_set_is_evaluated_in_batches_that_fit_with_the_same_outcome(classifier
     np.testing.assert_allclose(everything.confidence, in_twos.confidence, rtol=1e-4)
 
 
-def test_files_are_predicted_one_at_a_time(classifier, two_classes, sizes):
+def test_predict_files_uses_batch_size_1(classifier, two_classes, sizes):
     assert len(list(predict_files(classifier, find_images([str(two_classes)]), []))) == 20
     assert sizes == [1] * 20
 
@@ -68,7 +68,7 @@ def test_files_are_predicted_one_at_a_time(classifier, two_classes, sizes):
     ("given", "free", "size"),
     [(None, 0, 2), (None, 10**12, 20), (5, 0, 5)],
 )
-def test_images_are_labelled_as_many_at_a_time_as_given_or_as_fit(
+def test_labeling_uses_the_given_batch_size_or_the_largest_that_fits(
     given, free, size, two_classes, tmp_path, sizes, monkeypatch
 ):
     monkeypatch.setattr(classification, "free_memory", lambda device: free)

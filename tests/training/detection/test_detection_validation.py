@@ -25,7 +25,7 @@ def detector_of(recipe, images, **more):
     return Detector(Oracle(images, **more), card_of(recipe, names, ids))
 
 
-def test_the_truth_is_judged_to_be_the_truth(opened):
+def test_an_oracle_scores_1(opened):
     recipe, images = opened
     found = detect_in_set(detector_of(recipe, images), images)
     assert found.read == [0, 1, 2, 3]
@@ -34,7 +34,7 @@ def test_the_truth_is_judged_to_be_the_truth(opened):
         assert scores["AP"] == scores["AP50"] == scores["AP75"] == 1
 
 
-def test_what_is_not_found_counts(opened):
+def test_missed_objects_lower_the_score(opened):
     recipe, images = opened
     scores = detect_in_set(detector_of(recipe, images, blind=(0, 1)), images).scores.summary()
     assert 0 < scores["segm"]["AP"] < 1
@@ -42,7 +42,7 @@ def test_what_is_not_found_counts(opened):
 
 
 @pytest.mark.parametrize("blind", [(), (0, 1)])
-def test_validation_measures_what_judging_does(opened, blind):
+def test_validation_scores_equal_those_of_detect_in_set(opened, blind):
     recipe, images = opened
     module = Detection(Oracle(images, blind), recipe, images, 1, "")
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
@@ -55,7 +55,7 @@ def test_validation_measures_what_judging_does(opened, blind):
     assert f"mask AP {summary['segm']['AP']:.4f}" in module.format_validated()
 
 
-def test_masks_of_one_image_are_there_at_a_time_however_many_images_a_batch_has(opened):
+def test_images_are_detected_one_at_a_time_in_any_batch_size(opened):
     recipe, images = opened
     detector = detector_of(recipe, images)
     detect_in_set(detector, images)
@@ -66,7 +66,7 @@ def test_masks_of_one_image_are_there_at_a_time_however_many_images_a_batch_has(
     assert detector.model.most_at_a_time == module.model.most_at_a_time == 1
 
 
-def test_a_validation_of_which_nothing_could_be_read_measures_nothing(opened):
+def test_validation_without_readable_images_has_no_scores(opened):
     recipe, images = opened
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()

@@ -26,7 +26,7 @@ from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
-from training.runs import assert_same_end, by_two_processes, train_together
+from training.runs import assert_same_result, run_on_two_ranks, train_on_ranks
 
 RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
 
@@ -60,15 +60,15 @@ class _Step(nn.Module):
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_two_processes_give_the_gradients_of_one_with_twice_the_batch(parts, tmp_path):
-    together, _ = by_two_processes(lambda rank: gradients(BatchSlice(rank, 2, parts)), tmp_path)
+def test_gradients_of_two_ranks_equal_those_of_one(parts, tmp_path):
+    together, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, parts)), tmp_path)
     alone = gradients(BatchSlice())
     largest = max(gradient.abs().max() for gradient in alone)
     for one, other in zip(alone, together, strict=True):
         assert (one - other).abs().max() < 1e-12 * largest
 
 
-def test_the_parts_of_a_step_give_the_gradients_of_the_whole():
+def test_gradient_accumulation_equals_the_whole_batch():
     whole, parts = gradients(BatchSlice()), gradients(BatchSlice(accumulation_steps=4))
     largest = max(gradient.abs().max() for gradient in whole)
     for one, other in zip(whole, parts, strict=True):
@@ -127,13 +127,13 @@ def wait_for(happened, what: str) -> None:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("two") / "unbroken"
-    assert train_together(replace(DIGITS, **FIELDS), folder, 2) == [0, 0]
+    assert train_on_ranks(replace(DIGITS, **FIELDS), folder, 2) == [0, 0]
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_a_worker_lost_on_one_of_two_machines_is_replaced_and_the_run_ends_with_the_same_bits(unbroken, tmp_path):
+def test_elastic_restart_is_bit_identical(unbroken, tmp_path):
     folder = tmp_path / "broken"
     agents = on_two_machines(folder)
     wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
@@ -141,12 +141,12 @@ def test_a_worker_lost_on_one_of_two_machines_is_replaced_and_the_run_ends_with_
     for agent in agents:
         said = agent.communicate(timeout=240)[1]
         assert agent.returncode == 0, said[-3000:]
-    assert_same_end(unbroken, folder)
+    assert_same_result(unbroken, folder)
 
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_a_run_of_two_processes_goes_on_with_one(unbroken, tmp_path, monkeypatch):
+def test_run_of_two_ranks_resumes_with_one(unbroken, tmp_path, monkeypatch):
     import shutil
 
     from lambdanets.training import run
@@ -175,18 +175,18 @@ def refused(rank: int, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.forks
-def test_what_processes_refuse_is_said_once_with_exit_code_2(tmp_path):
+def test_input_error_of_two_ranks_is_printed_once(tmp_path):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
-    first, second = by_two_processes(lambda rank: refused(rank, folder), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: refused(rank, folder), tmp_path)
     assert first[0] == 2
     assert "thesis holds something already: thesis.tex; name another folder" in first[1]
     assert second == (2, "")
 
 
 @pytest.mark.slow
-def test_the_exit_code_of_a_process_is_that_of_the_command_that_started_it(capfd):
+def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert launching.launch(2, ["train", "nothing of this name"]) == 2
     assert "Traceback" not in capfd.readouterr().err
 
@@ -206,7 +206,7 @@ def until_stopped(command: list[str], folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_two_processes_with_workers_go_on_to_the_same_bits_after_a_signal_to_all(unbroken, tmp_path):
+def test_two_ranks_resume_to_the_same_bits_after_sigterm(unbroken, tmp_path):
     folder = tmp_path / "stopped"
     options = ["--devices", "2", *typed(FIELDS), "--workers", "1", "--run", str(folder)]
     until_stopped([sys.executable, "-m", "lambdanets", "train", "digits", *options], folder)
@@ -214,6 +214,6 @@ def test_two_processes_with_workers_go_on_to_the_same_bits_after_a_signal_to_all
     assert content["global_step"] < 24
     recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
     assert recipe.workers == 1
-    assert train_together(recipe, folder, 2) == [0, 0]
-    assert_same_end(unbroken, folder)
+    assert train_on_ranks(recipe, folder, 2) == [0, 0]
+    assert_same_result(unbroken, folder)
     assert json.loads((folder / "result.json").read_text())["processes"] == 2
