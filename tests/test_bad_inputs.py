@@ -1,4 +1,4 @@
-"""Bad inputs that are refused at once, of those that experiments/bad_inputs.py tries."""
+"""The bad inputs of experiments/bad_inputs that are rejected quickly."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, its exit code, and no traceback whatever they give it."""
+"""The command line: output, exit codes, and no traceback for any user error."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def trained(tmp_path_factory):
 
 
 def fails(capsys, *arguments):
-    """Run a command that must fail by exit code 2 with one sentence on standard error, and return the sentence."""
+    """Run a command that must exit with code 2, and return its one sentence on stderr."""
     assert main([str(argument) for argument in arguments]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert "Traceback" not in "".join(said)
@@ -75,26 +75,26 @@ def test_evaluate_reproduces_the_top1_of_the_run(trained, capsys):
 
 
 def test_predict_prints_a_table_and_writes_json_lines(trained, tmp_path, capsys):
-    out = tmp_path / "said.jsonl"
+    out = tmp_path / "predictions.jsonl"
     images = [str(trained / "images/dark"), str(trained / "images/light/*.png")]
     assert main(["predict", str(trained / "run"), *images, "--out", str(out), "--top", "2"]) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(lines) == 20
-    right = sum(line["top"][0]["class"] in line["path"] for line in lines)
-    assert right > 15
+    correct = sum(line["top"][0]["class"] in line["path"] for line in lines)
+    assert correct > 15
     assert all(abs(sum(entry["probability"] for entry in line["top"]) - 1) < 1e-4 for line in lines)
     assert capsys.readouterr().out.count("dark") >= 20
 
 
 def test_predict_accepts_images_of_every_mode(trained, tmp_path):
-    grey = Image.fromarray(np.full((9, 12), 200, np.uint8))
+    gray = Image.fromarray(np.full((9, 12), 200, np.uint8))
     images = {
-        "grey.png": grey,
-        "palette.png": grey.convert("P"),
-        "alpha.png": grey.convert("RGBA"),
+        "gray.png": gray,
+        "palette.png": gray.convert("P"),
+        "alpha.png": gray.convert("RGBA"),
         "deep.png": Image.fromarray(np.full((9, 12), 50000, np.uint16)),
-        "print.jpg": grey.convert("CMYK"),
-        "bits.png": grey.convert("1"),
+        "print.jpg": gray.convert("CMYK"),
+        "bits.png": gray.convert("1"),
     }
     (tmp_path / "modes").mkdir()
     for name, image in images.items():
@@ -118,8 +118,8 @@ def test_predict_skips_and_lists_unreadable_images(trained, tmp_path, capsys):
 def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_path, monkeypatch, capsys):
     predict = classifiers.predict_files
 
-    def with_signal(*given):
-        for done, prediction in enumerate(predict(*given)):
+    def with_signal(*arguments):
+        for done, prediction in enumerate(predict(*arguments)):
             if done == 7:
                 os.kill(os.getpid(), number)
             yield prediction
@@ -167,13 +167,13 @@ def test_predict_does_not_overwrite_its_output(trained, tmp_path, capsys):
 
 
 def test_predict_does_not_overwrite_a_file_written_while_it_loads(trained, tmp_path, capsys, monkeypatch):
-    def slow(*given):
+    def slow(*arguments):
         (tmp_path / "out.jsonl").write_text("another's")
-        return load_classifier(*given)
+        return load_classifier(*arguments)
 
     monkeypatch.setattr("lambdanets.inference.classifier.load_classifier", slow)
-    given = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
-    assert "exists; name another file" in fails(capsys, *given)
+    command = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
+    assert "exists; name another file" in fails(capsys, *command)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.jsonl", "another's")]
 
 
@@ -233,8 +233,8 @@ def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path
         "recipe = Recipe(model='lambda_resnet20_small', image_size=8, epochs=1, batch_size=8, "
         "model_options={'scope': 7, 'heads': 2})"
     )
-    given = ["--data", str(two_classes), "--model-options", "scope", "5", "--run", str(tmp_path / "run")]
-    assert main(["train", str(file), *given]) == 0
+    options = ["--data", str(two_classes), "--model-options", "scope", "5", "--run", str(tmp_path / "run")]
+    assert main(["train", str(file), *options]) == 0
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["model_options"] == {"scope": 5, "heads": 2}
 
 
@@ -295,14 +295,14 @@ def test_rejects_invalid_option_values_in_one_sentence(arguments, message, capsy
 @pytest.mark.parametrize("devices", [["--devices=2"], ["--devices", "2"]])
 def test_devices_accepts_a_space_or_an_equals_sign(devices, tmp_path, monkeypatch):
     launched = []
-    monkeypatch.setattr(launching, "launch", lambda *given: launched.append(given) or 0)
+    monkeypatch.setattr(launching, "launch", lambda *arguments: launched.append(arguments) or 0)
     assert main(["train", "digits", *devices, "--run", str(tmp_path / "run")]) == 0
     assert launched == [(2, ["train", "digits", *devices, "--run", str(tmp_path / "run")])]
 
 
 def test_devices_passes_the_run_folder_to_its_processes(monkeypatch):
     launched = []
-    monkeypatch.setattr(launching, "launch", lambda *given: launched.append(given) or 0)
+    monkeypatch.setattr(launching, "launch", lambda *arguments: launched.append(arguments) or 0)
     assert main(["train", "digits", "--devices", "2"]) == 0
     count, arguments = launched[0]
     assert (count, arguments[:-1]) == (2, ["train", "digits", "--devices", "2", "--run"])

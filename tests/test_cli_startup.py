@@ -1,4 +1,4 @@
-"""Help, typos and wrong values are answered before PyTorch is loaded: all of them tried in one process."""
+"""Help and usage errors are printed without importing PyTorch."""
 
 import json
 import re
@@ -28,7 +28,7 @@ HELP = [
     *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling")),
     *("train cifar10", "pseudo-label select", "compare scope"),
 ]
-REFUSED = [
+INVALID = [
     *("trian", "--verison", "train digits --epoch 3", "train digits --epochs x", "train digits --epochs 0"),
     *("train nothing", "train --image-size", "detect trian", "detect train --epoch 3", "detect predict a b --score 2"),
     *("evaluate", "evaluate a --dta b", "predict a b --top 0", "predict a b --top x", "shard a b --processes x"),
@@ -54,8 +54,8 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def answers():
-    """Exit code, output and heavy modules loaded so far, for each command line."""
-    lines = ["", "--help", "--version", *(f"{command} --help" for command in HELP), *REFUSED]
+    """Exit code, output and heavy modules imported so far, for each command line, all run in one process."""
+    lines = ["", "--help", "--version", *(f"{command} --help" for command in HELP), *INVALID]
     code = f"HEAVY = {HEAVY!r}\n{SCRIPT}"
     process = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(lines), capture_output=True, text=True, check=True
@@ -68,8 +68,8 @@ def test_help_and_usage_errors_do_not_import_pytorch(answers):
 
 
 def test_help_exits_with_0_and_usage_errors_with_2_in_one_line(answers):
-    assert {line: code for line, (code, _, _) in answers.items() if line not in REFUSED and code} == {}
-    for line in REFUSED:
+    assert {line: code for line, (code, _, _) in answers.items() if line not in INVALID and code} == {}
+    for line in INVALID:
         code, said, _ = answers[line]
         assert (code, said.count("\n")) == (2, 1), said
         assert said.startswith("lambdanets: ")

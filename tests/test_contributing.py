@@ -37,7 +37,7 @@ def steps_of(title):
     return PAGE.partition(f"## To add {title}\n")[2].partition("\n## ")[0]
 
 
-def test_an_algorithm_takes_one_file_and_one_registry_line(package):
+def test_an_algorithm_is_a_file_and_a_line(package):
     steps = steps_of("an algorithm for the position interaction")
     assert "ops/position/NAME.py" in steps
     assert "ops/position/plan.py" in steps
@@ -58,7 +58,7 @@ print(ln.plan(*x))
     assert "all_pairs" in run(package, "-c", script)
 
 
-def test_a_mixer_takes_one_file_and_one_registry_line(package):
+def test_a_mixer_is_a_file_and_a_line(package):
     steps = steps_of("a mixer")
     assert "layers/baselines/NAME.py" in steps
     assert "layers/baselines/__init__.py" in steps
@@ -80,7 +80,7 @@ print(tuple(model(torch.randn(2, 3, 32, 32)).shape))
     assert run(package, "-c", script).strip() == "(2, 3)"
 
 
-def test_a_recipe_takes_one_file(package):
+def test_a_recipe_is_a_file(package):
     steps = steps_of("a recipe")
     assert "recipes/NAME.py" in steps
     (package / "recipes/wide_digits.py").write_text(
@@ -93,7 +93,7 @@ def test_a_recipe_takes_one_file(package):
     assert "(default: 32)" in said
 
 
-def test_a_table_row_takes_one_line_and_its_published_values(package):
+def test_a_row_of_a_table_is_a_line_and_its_figures(package):
     steps = steps_of("a row of the paper's tables")
     assert "evidence/tables/rows.py" in steps
     assert "printed.json" in steps

@@ -1,4 +1,4 @@
-"""`lambdanets detect` as a person meets it: what it prints and writes, its exit code, and no traceback."""
+"""`lambdanets detect`: output, files, exit codes, and no traceback for any user error."""
 
 import importlib.util
 import json
@@ -18,16 +18,16 @@ from lambdanets.inference import detection_figures
 from lambdanets.inference.coco_results import read_results
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.tasks import read_recipe
-from training.detection.tiny_detection import TWO, change, tiny_recipe
+from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations, tiny_recipe
 
 
-def does(*arguments):
-    """Run a command that must succeed."""
+def succeeds(*arguments):
+    """Run a command that must exit with code 0."""
     assert main(["detect", *map(str, arguments)]) == 0
 
 
 def fails(capsys, *arguments):
-    """Run a command that must fail by exit code 2 with one sentence on standard error, and return the sentence."""
+    """Run a command that must exit with code 2, and return its one sentence on stderr."""
     assert main(["detect", *map(str, arguments)]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert "Traceback" not in "".join(said)
@@ -36,12 +36,12 @@ def fails(capsys, *arguments):
 
 
 def contents(folder):
-    """The files of a folder, each with its bytes."""
+    """The bytes of each file of a folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def scores_of(result):
-    """The last two lines of a command that scores."""
+    """The last two lines that a command prints for these scores."""
     lines = []
     for kind, words in (("bbox", "boxes"), ("segm", "masks")):
         scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in result[kind].items()]
@@ -68,17 +68,17 @@ def test_detect_without_an_action_prints_usage(capsys):
 
 def test_repeated_quicktest_prints_the_same_scores(tmp_path, capsys):
     command = ["train", "digits", "--quicktest", "--run", tmp_path / "run"]
-    does(*command)
+    succeeds(*command)
     said = capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert said[-2:] == scores_of(result)
     assert f"truth beside prediction: {tmp_path / 'run/predictions.png'}" in said
-    does(*command)
+    succeeds(*command)
     assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
 
 
 def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, capsys):
-    does("evaluate", trained_detector / "run")
+    succeeds("evaluate", trained_detector / "run")
     result = json.loads((trained_detector / "run/result.json").read_text())
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("4 images, ")
@@ -88,10 +88,11 @@ def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, caps
 def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, capsys):
     recipe = json.loads((trained_detector / "run/recipe.json").read_text())
     fields = recipe | {"data": str(tmp_path / "gone.json"), "images": str(tmp_path / "gone")}
-    description = json.dumps({"recipe": fields, "classes": [each["name"] for each in TWO], "category_ids": [4, 7]})
+    names = [each["name"] for each in TWO_CATEGORIES]
+    description = json.dumps({"recipe": fields, "classes": names, "category_ids": [4, 7]})
     path = tmp_path / "weights.safetensors"
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
-    does("evaluate", path)
+    succeeds("evaluate", path)
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
 
@@ -99,7 +100,7 @@ def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, ca
 def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp_path, capsys):
     out = tmp_path / "out"
     data = ["--data", trained_detector / "digits/train.json", "--images", trained_detector / "digits"]
-    does("evaluate", trained_detector / "run", *data, "--out", out)
+    succeeds("evaluate", trained_detector / "run", *data, "--out", out)
     assert sorted(path.name for path in out.iterdir()) == [
         "precision_recall.png",
         "predictions.png",
@@ -118,8 +119,8 @@ def test_evaluate_reports_dropped_annotations(trained_detector, tmp_path, capsys
     shutil.copy(trained_detector / "digits/train.json", data)
     stray = {"id": 900, "image_id": 77, "category_id": 4, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
     missing = {"id": 50, "file_name": "missing.png", "height": 9, "width": 9}
-    change(data, annotations=lambda those: [*those, stray], images=lambda those: [*those, missing])
-    does("evaluate", trained_detector / "run", "--data", data, "--images", trained_detector / "digits")
+    edit_annotations(data, annotations=lambda rows: [*rows, stray], images=lambda rows: [*rows, missing])
+    succeeds("evaluate", trained_detector / "run", "--data", data, "--images", trained_detector / "digits")
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "data: 1 annotations dropped: no image has their image_id (id 900)",
         "data: 1 images dropped: their files are missing (id 50)",
@@ -127,18 +128,18 @@ def test_evaluate_reports_dropped_annotations(trained_detector, tmp_path, capsys
 
 
 def test_evaluate_writes_scores_per_category(trained_detector, tmp_path):
-    does("evaluate", trained_detector / "run", "--out", tmp_path / "out")
+    succeeds("evaluate", trained_detector / "run", "--out", tmp_path / "out")
     scores = json.loads((tmp_path / "out/scores.json").read_text())
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert scores == {name: result[name] for name in ("bbox", "segm", "AP_by_category", "images")}
     for kind, by_category in scores["AP_by_category"].items():
-        assert list(by_category) == [each["name"] for each in TWO]
+        assert list(by_category) == [each["name"] for each in TWO_CATEGORIES]
         assert sum(by_category.values()) / 2 == pytest.approx(scores[kind]["AP"])
 
 
 def test_evaluate_creates_its_folder_before_it_predicts(trained_detector, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("lambdanets.inference.detection.detect_in_set", lambda *_, **__: pytest.fail("judged"))
+    monkeypatch.setattr("lambdanets.inference.detection.detect_in_set", lambda *_, **__: pytest.fail("predicted"))
     assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
 
 
@@ -173,7 +174,7 @@ def test_classification_evaluate_rejects_a_detector(trained_detector, capsys):
 
 @pytest.fixture
 def photos(trained_detector, tmp_path):
-    """Images with names in several scripts, and one that is none, beside one that cannot be read."""
+    """Images with names in several scripts and an undecodable one, and a text file named .png."""
     source = trained_detector / "digits/train"
     folder = tmp_path / "photos"
     (folder / "below").mkdir(parents=True)
@@ -186,21 +187,21 @@ def photos(trained_detector, tmp_path):
 
 def test_predict_writes_results_image_ids_and_one_drawing_per_image(trained_detector, photos, tmp_path, capsys):
     out = tmp_path / "out"
-    does("predict", trained_detector / "run", photos, "--out", out, "--score", "0")
+    succeeds("predict", trained_detector / "run", photos, "--out", out, "--score", "0")
     said = capsys.readouterr()
     known = json.loads((out / "images.json").read_bytes())
     results = read_results(out / "results.json")
-    assert known["categories"] == list(TWO)
+    assert known["categories"] == list(TWO_CATEGORIES)
     assert [image["id"] for image in known["images"]] == [1, 2, 3, 4]
     assert {"日本 猫.png", f"{'ї' * 120}.png"} < {Path(image["file_name"]).name for image in known["images"]}
     assert results
     assert {result["image_id"] for result in results} <= {1, 2, 3, 4}
-    pictures = sorted(path.name for path in out.glob("*.png"))
-    assert len(pictures) == 4
-    assert sum(name.endswith("-日本 猫.png") for name in pictures) == 2
-    for image, name in zip(known["images"], pictures, strict=True):
-        with Image.open(out / name) as picture:
-            assert picture.width / image["width"] == picture.height / image["height"] >= 1
+    drawings = sorted(path.name for path in out.glob("*.png"))
+    assert len(drawings) == 4
+    assert sum(name.endswith("-日本 猫.png") for name in drawings) == 2
+    for image, name in zip(known["images"], drawings, strict=True):
+        with Image.open(out / name) as drawing:
+            assert drawing.width / image["width"] == drawing.height / image["height"] >= 1
     assert said.out.splitlines()[-1] == f"{len(results)} objects in 4 images, written to {out}"
     assert "skipped 1 images that could not be read" in said.err
     assert "text.png" in said.err
@@ -209,17 +210,17 @@ def test_predict_writes_results_image_ids_and_one_drawing_per_image(trained_dete
 def test_predict_draws_above_the_score_and_writes_all_detections(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[1]
     for score in ("0", "1"):
-        does("predict", trained_detector / "run", image, "--out", tmp_path / score, "--score", score)
+        succeeds("predict", trained_detector / "run", image, "--out", tmp_path / score, "--score", score)
     low, high = (tmp_path / score for score in ("0", "1"))
     assert (low / "results.json").read_bytes() == (high / "results.json").read_bytes()
     drawn, plain = (np.asarray(Image.open(next(folder.glob("*.png"))).convert("RGB")) for folder in (low, high))
-    assert (plain.min(2) == plain.max(2)).all()  # as grey as the image
+    assert (plain.min(2) == plain.max(2)).all()  # gray, like the image
     assert (drawn.min(2) != drawn.max(2)).any()
 
 
 def test_predict_no_pictures_draws_nothing(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[0]
-    does("predict", trained_detector / "run", image, "--no-pictures", "--out", tmp_path / "x")
+    succeeds("predict", trained_detector / "run", image, "--no-pictures", "--out", tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["images.json", "results.json"]
 
 
@@ -239,11 +240,11 @@ def test_predict_keeps_detections_on_a_signal_and_resumes(
 ):
     drawn, draw = [], detection_figures.draw_found
 
-    def with_signal(*given):
+    def with_signal(*arguments):
         if len(drawn) == 2:
             os.kill(os.getpid(), number)
         drawn.append(None)
-        return draw(*given)
+        return draw(*arguments)
 
     command = ["detect", "predict", trained_detector / "run", photos, "--score", "0", "--out"]
     assert main([*map(str, command), str(tmp_path / "whole")]) == 0
@@ -266,15 +267,15 @@ def test_predict_keeps_detections_on_a_signal_and_resumes(
 def test_predict_interrupted_in_its_first_drawing_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
     draw = detection_figures.draw_found
 
-    def with_signal(*given):
-        picture = draw(*given)
+    def with_signal(*arguments):
+        drawing = draw(*arguments)
 
         def save(file, kind):
-            Image.Image.save(picture, file, kind)
+            Image.Image.save(drawing, file, kind)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        picture.save = save
-        return picture
+        drawing.save = save
+        return drawing
 
     command = ["detect", "predict", str(trained_detector / "run"), str(photos), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
@@ -294,13 +295,13 @@ def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector
 
 def test_out_of_memory_is_reported_in_one_sentence(trained_detector, photos, monkeypatch, capsys):
     monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
-    for given in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
-        said = fails(capsys, *given)
+    for command in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
+        said = fails(capsys, *command)
         assert said == "lambdanets: out of memory; free some, or choose a smaller model or smaller images"
 
 
 def test_report_compares_finished_runs(trained_detector, capsys):
-    does("report", trained_detector / "run", "--format", "markdown")
+    succeeds("report", trained_detector / "run", "--format", "markdown")
     assert "| lambda_resnet20_small" in capsys.readouterr().out
     assert "no runs given" in fails(capsys, "report")
     assert "result.json" in fails(capsys, "report", trained_detector / "digits")
@@ -337,14 +338,14 @@ def test_detect_train_rejects_a_classification_recipe(tmp_path, capsys):
 
 def test_resume_prints_the_result_of_a_run_trained_by_options(tmp_path, capsys):
     recipe = tiny_recipe(tmp_path / "digits")
-    given = ["--data", recipe.data, "--images", recipe.images, "--validation-data", recipe.validation_data]
-    given += ["--validation-images", recipe.validation_images, "--image-size", "32", "--levels", "2", "3"]
-    given += ["--epochs", "1", "--jitter", "1.0", "1.5", "--pyramid-channels", "8", "--batch-size", "2"]
-    does("train", *given, "--run", tmp_path / "run")
+    options = ["--data", recipe.data, "--images", recipe.images, "--validation-data", recipe.validation_data]
+    options += ["--validation-images", recipe.validation_images, "--image-size", "32", "--levels", "2", "3"]
+    options += ["--epochs", "1", "--jitter", "1.0", "1.5", "--pyramid-channels", "8", "--batch-size", "2"]
+    succeeds("train", *options, "--run", tmp_path / "run")
     written = read_recipe(tmp_path / "run/recipe.json")
     assert (written.levels, written.jitter, written.data) == ((2, 3), (1.0, 1.5), recipe.data)
     first = capsys.readouterr().out
-    does("train", "--resume", tmp_path / "run")
+    succeeds("train", "--resume", tmp_path / "run")
     assert capsys.readouterr().out.splitlines()[-2:] == first.splitlines()[-2:]
     assert "give no recipe, field or --run" in fails(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
 

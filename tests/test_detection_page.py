@@ -1,4 +1,4 @@
-"""What docs/detection.md tells people to type in Python."""
+"""The Python of docs/detection.md."""
 
 import json
 import re
@@ -34,15 +34,15 @@ def test_python_of_the_page_detects_objects_and_exports_to_onnx(trained_detector
     Image.open(image).save(tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    done: dict = {}
-    exec(code, done)
-    assert all(len(getattr(done["found"], what)) for what in ("boxes", "labels", "scores", "masks"))
-    assert sum(line.endswith("]") for line in capsys.readouterr().out.splitlines()) >= len(done["found"])
+    names: dict = {}
+    exec(code, names)
+    assert all(len(getattr(names["found"], what)) for what in ("boxes", "labels", "scores", "masks"))
+    assert sum(line.endswith("]") for line in capsys.readouterr().out.splitlines()) >= len(names["found"])
     session = runtime.InferenceSession("pyramid.onnx", providers=["CPUExecutionProvider"])
-    others = torch.rand_like(done["images"])  # not those it was traced with
+    images = torch.rand_like(names["images"])  # not those of the trace
     with torch.no_grad():
-        maps = done["pyramid"](others)
-    found = session.run(None, {session.get_inputs()[0].name: others.numpy()})
+        maps = names["pyramid"](images)
+    found = session.run(None, {session.get_inputs()[0].name: images.numpy()})
     assert len(found) == len(maps) == 3
-    for one, other in zip(found, maps.values(), strict=True):
-        torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-3, atol=1e-4)
+    for actual, expected in zip(found, maps.values(), strict=True):
+        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The recipes of detection that come with the package: the paper's figures, promises, commands, and quicktests."""
+"""The detection recipes of the package: the paper's hyperparameters, docstrings, commands, and quicktests."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ def recipe_of(name):
     return find_recipe(name, DetectionRecipe)
 
 
-def promise_of(name):
+def docstring_of(name):
     return importlib.import_module(f"lambdanets.recipes.detection.{name}").__doc__
 
 
@@ -44,25 +44,25 @@ def test_docstrings_of_detection_recipes_begin_with_a_summary(name):
     first = list_recipes(DetectionRecipe)[name]
     assert 20 < len(first) <= 120
     assert first.endswith(".")
-    assert re.search(r"\d{2}%|AP|[Nn]ot measured|Not run", promise_of(name))
+    assert re.search(r"\d{2}%|AP|[Nn]ot measured|Not run", docstring_of(name))
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_command_in_a_detection_recipe_docstring_parses(name, tmp_path, monkeypatch):
-    begun = []
-    monkeypatch.setattr(run, "start", lambda recipe, folder: begun.append((recipe, folder)) or {})
+    started = []
+    monkeypatch.setattr(run, "start", lambda recipe, folder: started.append((recipe, folder)) or {})
     monkeypatch.setattr(launching, "launch", lambda count, arguments: main(arguments))
     monkeypatch.chdir(tmp_path)
-    (command,) = [line for line in promise_of(name).splitlines() if line.startswith("Run: ")]
+    (command,) = [line for line in docstring_of(name).splitlines() if line.startswith("Run: ")]
     words = shlex.split(command)
     assert words[1:4] == ["lambdanets", "detect", "train"]
     assert words[4].startswith(name)
     assert main(words[2:]) == 0
-    ((recipe, _),) = begun
-    given = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
+    ((recipe, _),) = started
+    options = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
     for field in DetectionRecipe.PLACES:
         assert getattr(recipe, field) != ""
-        assert getattr(recipe, field) == given.get(field, getattr(recipe_of(words[4]), field))
+        assert getattr(recipe, field) == options.get(field, getattr(recipe_of(words[4]), field))
 
 
 def test_coco_recipe_has_the_papers_hyperparameters():
@@ -91,9 +91,9 @@ def test_the_rows_of_table_14_differ_only_in_the_backbone():
 
 
 def test_the_baseline_of_nuclei_differs_only_in_the_network():
-    recipe, twin = recipe_of("nuclei"), recipe_of("nuclei_convolution")
-    assert replace(twin, model=recipe.model, model_options=recipe.model_options) == recipe
-    assert twin.model_options == recipe.model_options | {"mixer": "convolution"}
+    recipe, baseline = recipe_of("nuclei"), recipe_of("nuclei_convolution")
+    assert replace(baseline, model=recipe.model, model_options=recipe.model_options) == recipe
+    assert baseline.model_options == recipe.model_options | {"mixer": "convolution"}
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])

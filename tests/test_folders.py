@@ -1,4 +1,4 @@
-"""Output folders: what may be written into, what is refused and with which words."""
+"""Output folders: which are accepted, resumed or rejected, and the errors."""
 
 import json
 
@@ -9,12 +9,12 @@ from lambdanets.folders import WorkFolder, differences
 from lambdanets.locks import InUseError
 
 
-def found(folder):
+def read_identity(folder):
     path = folder / "work.json"
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-def begun(folder, **identity):
+def existing(folder, **identity):
     folder.mkdir()
     (folder / "work.json").write_text(json.dumps(identity))
     return folder
@@ -28,7 +28,7 @@ def test_folder_with_only_hidden_files_counts_as_empty(inside, tmp_path):
 
 
 def test_folder_of_the_same_work_is_cleaned_and_locked(tmp_path):
-    folder = WorkFolder(begun(tmp_path / "out", seed=1, more=2), "work", {"seed": 1}, found)
+    folder = WorkFolder(existing(tmp_path / "out", seed=1, more=2), "work", {"seed": 1}, read_identity)
     (tmp_path / "out/.a.bin.1.unfinished").touch()
     (tmp_path / "out/.spill.unfinished").mkdir()
     with folder.open():
@@ -39,7 +39,7 @@ def test_folder_of_the_same_work_is_cleaned_and_locked(tmp_path):
 
 
 def test_rejects_a_folder_of_other_work_and_leaves_it_unchanged(tmp_path):
-    folder = WorkFolder(begun(tmp_path / "out", seed=1), "shards", {"seed": 2}, found)
+    folder = WorkFolder(existing(tmp_path / "out", seed=1), "shards", {"seed": 2}, read_identity)
     with pytest.raises(InputError, match=r"out holds shards with seed 1, not 2; name another folder$"), folder.open():
         pass
     assert [path.name for path in folder.path.iterdir()] == ["work.json"]
@@ -48,15 +48,15 @@ def test_rejects_a_folder_of_other_work_and_leaves_it_unchanged(tmp_path):
 def test_rejects_a_file_and_a_folder_with_unknown_content(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(InputError, match=r"holds something already: thesis\.tex; name another folder$"):
-        WorkFolder(tmp_path, found=found).is_begun()
+        WorkFolder(tmp_path, found=read_identity).is_begun()
     with pytest.raises(InputError, match=r"thesis\.tex must be a folder, got a file; name another folder$"):
         WorkFolder(tmp_path / "thesis.tex").is_begun()
 
 
 def test_differences_are_named_with_short_values():
-    there = {"seed": 1, "sha256": "a" * 64, "options": {"top": 3, "size": 8}, "more": 1}
-    assert differences(there, there) == ""
-    assert differences(there, {"seed": 1, "options": {"top": 3, "size": 8}}) == ""
+    actual = {"seed": 1, "sha256": "a" * 64, "options": {"top": 3, "size": 8}, "more": 1}
+    assert differences(actual, actual) == ""
+    assert differences(actual, {"seed": 1, "options": {"top": 3, "size": 8}}) == ""
     wanted = {"seed": 2, "sha256": "b" * 64, "options": {"top": 4, "size": 8}, "device": "cpu"}
-    assert differences(there, wanted) == "seed 1, not 2, other sha256, options (top 3, not 4), device None, not 'cpu'"
+    assert differences(actual, wanted) == "seed 1, not 2, other sha256, options (top 3, not 4), device None, not 'cpu'"
     assert differences({"options": {"a": 1, "b": 2}}, {"options": {"a": 1}}) == "options {'a': 1, 'b': 2}, not {'a': 1}"

@@ -42,7 +42,7 @@ def detector(trained_detector):
 
 @pytest.fixture(scope="session")
 def photo(trained_detector):
-    """An image in which the detector finds objects."""
+    """An image with detections."""
     return sorted((trained_detector / "digits/train").iterdir())[1]
 
 
@@ -51,7 +51,7 @@ def chw(pixels):
 
 
 def forms_of(pixels, folder):
-    """One image in every form that predict takes."""
+    """One image in every form that predict accepts."""
     image = Image.fromarray(pixels)
     image.save(folder / "image.png")
     turned = image.transpose(Image.Transpose.ROTATE_90)
@@ -117,9 +117,9 @@ def test_predict_applies_the_preprocessing_of_the_model_card(classifier, pixels)
 def test_batches_of_images_of_any_sizes_keep_their_order(batch_size, classifier):
     random = np.random.default_rng(3)
     images = [random.integers(0, 256, (height, 20 - height, 3), dtype=np.uint8) for height in range(2, 9)]
-    alone = [classifier.predict(image)[0].probabilities for image in images]
+    single = [classifier.predict(image)[0].probabilities for image in images]
     batched = [each.probabilities for each in classifier.predict(images, batch_size=batch_size)]
-    torch.testing.assert_close(torch.stack(batched), torch.stack(alone))
+    torch.testing.assert_close(torch.stack(batched), torch.stack(single))
 
 
 def test_a_batch_of_arrays_or_tensors_is_several_images(classifier, pixels):
@@ -132,11 +132,11 @@ def test_a_batch_of_arrays_or_tensors_is_several_images(classifier, pixels):
 def test_detections_do_not_depend_on_other_images_in_the_batch(detector, photo, pixels):
     image = np.asarray(Image.open(photo).convert("RGB"))
     images = [image, pixels, image[: image.shape[0] // 2]]
-    for mine, other in zip(detector.predict(images), detector.predict(images, batch_size=3), strict=True):
-        assert mine.masks.shape == other.masks.shape
-        assert torch.equal(mine.labels, other.labels)
-        torch.testing.assert_close(mine.boxes, other.boxes, atol=1e-3, rtol=1e-4)
-    assert mine.masks.shape[1:] == images[-1].shape[:2]
+    for single, batched in zip(detector.predict(images), detector.predict(images, batch_size=3), strict=True):
+        assert single.masks.shape == batched.masks.shape
+        assert torch.equal(single.labels, batched.labels)
+        torch.testing.assert_close(single.boxes, batched.boxes, atol=1e-3, rtol=1e-4)
+    assert single.masks.shape[1:] == images[-1].shape[:2]
 
 
 def test_no_images_give_no_results(classifier, detector):
@@ -165,7 +165,7 @@ def test_results_have_class_names_and_a_short_repr(classifier, detector, pixels,
 
 ZEROS = np.zeros((4, 4, 3), np.uint8)
 EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
-WRONG = [
+INVALID = [
     (None, f"images must be {EXPECTED}, or a list of them, got None"),
     (5, f"images must be {EXPECTED}, or a list of them, got 5"),
     (b"bytes", "images must be .* or a list of them, got b'bytes'"),
@@ -188,13 +188,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("images", "message"), WRONG, ids=[message[:60] for _, message in WRONG])
+@pytest.mark.parametrize(("images", "message"), INVALID, ids=[message[:60] for _, message in INVALID])
 @pytest.mark.parametrize("task", ["classifier", "detector"])
 def test_rejects_invalid_images_in_one_sentence(task, images, message, request):
-    with pytest.raises(ValueError, match=f"^{message}") as refused:
+    with pytest.raises(ValueError, match=f"^{message}") as raised:
         request.getfixturevalue(task).predict(images)
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 300
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
 
 
 def test_rejects_an_invalid_image_before_predicting_others(classifier, pixels, monkeypatch):
@@ -273,9 +273,9 @@ def test_load_accepts_weights_saved_before_model_cards(trained_detector, tmp_pat
 
 @pytest.mark.parametrize("path", [5, None, Path("nowhere"), "pyproject.toml"], ids=str)
 def test_load_rejects_paths_that_are_not_models(path):
-    with pytest.raises(ValueError, match=r"^(path must be a folder of a run|.* is no (file|checkpoint))") as refused:
+    with pytest.raises(ValueError, match=r"^(path must be a folder of a run|.* is no (file|checkpoint))") as raised:
         ln.load(path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_load_rejects_an_unknown_task(tmp_path):

@@ -22,13 +22,13 @@ print([name for name in heavy if name in sys.modules])
 """
 
 
-def said_by(*arguments):
+def output_of(*arguments):
     script = [sys.executable, "-c", *map(str, arguments)]
     return subprocess.run(script, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_inference_and_data_import_neither_lightning_nor_training():
-    assert said_by(IMPORT) == "[]"
+    assert output_of(IMPORT) == "[]"
 
 
 @pytest.mark.parametrize("task", ["classification", "detection"])
@@ -38,4 +38,4 @@ def test_predict_imports_neither_training_nor_plotting_libraries(task, tmp_path)
     else:
         recipe, run = tiny_recipe(tmp_path / "digits"), tmp_path / "weights.safetensors"
         save_weights(run, build_model(recipe, ["cup"]), describe(recipe, ["cup"], category_ids=[1]))
-    assert said_by(PREDICT, run) == "[]"
+    assert output_of(PREDICT, run) == "[]"

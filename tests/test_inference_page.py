@@ -1,4 +1,4 @@
-"""What docs/inference.md, docs/reference.md and the README say of trained models in Python."""
+"""The Python of docs/inference.md and docs/reference.md, and the imports of all pages and examples."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ BLOCKS = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 @pytest.fixture
 def runs(quick_run, trained_detector, two_classes, tmp_path, monkeypatch):
-    """A current folder with a classifier, a detector and images where the pages have them."""
+    """Make a folder with the runs and images that the pages use the current one."""
     (tmp_path / "runs").mkdir()
     for name, folder in (("mine", quick_run), ("objects", trained_detector / "run")):
         (tmp_path / "runs" / name).symlink_to(folder)

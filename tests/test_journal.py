@@ -1,4 +1,4 @@
-"""A journal keeps what is finished, whatever ends the process."""
+"""A journal keeps finished entries, whatever ends the process."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from lambdanets.journal import open_journal
 
 
 def interrupted(path, entries, identity):
-    """Write a journal that Ctrl-C ends."""
+    """Write a journal and raise KeyboardInterrupt."""
     try:
         with open_journal(path, identity) as journal:
             for entry in entries:

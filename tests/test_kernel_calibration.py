@@ -1,4 +1,4 @@
-"""Calibration of a GPU. The CPU stands for it, and plain algorithms for the kernels that it would run."""
+"""Calibration of a GPU, with the CPU in its place and plain algorithms in place of its kernels."""
 
 import sys
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ PROBLEM = Problem(2, 4, (7, 7), 16, 16, 1, (6, 6), (6, 6), False, torch.float32,
 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
-    """A device that passes the self-test, and runs query order where kernels would be launched."""
+    """A device that passes the self-test and runs query order in place of kernels."""
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     counted = Path(__file__).parent / "ops/position/counted_self_test.py"
@@ -48,7 +48,7 @@ def gpu(tmp_path, monkeypatch):
 
 
 def calibrated():
-    """The lines reported, and the corrections by algorithm and dtype."""
+    """The reported lines, and the corrections by algorithm and dtype."""
     lines = []
     corrections = calibrate_kernels("cpu", RATES, lines.append)
     return lines, {(name, dtype): factors for name, dtype, *factors in corrections}

@@ -38,12 +38,12 @@ def owner(tmp_path):
 
 
 def owner_in(lock):
-    """The number of the process that a lock file names."""
+    """The process id in a lock file."""
     return int(lock.read_text().partition("pid=")[2].split()[0])
 
 
 def rewrite(lock, **changed):
-    """Change what a lock file says of its owner."""
+    """Change fields of a lock file."""
     lines = [line.partition("=") for line in lock.read_text().splitlines()]
     lock.write_text("".join(f"{name}{sign}{changed.get(name, value)}\n" for name, sign, value in lines))
 
@@ -114,7 +114,7 @@ def refresh(lock, stop):
 
 
 class refreshing:  # noqa: N801 - used as a function
-    """Refreshes a lock file as its owner would."""
+    """Refresh a lock file as its owner would."""
 
     def __init__(self, folder):
         self.stop = FORK.Event()
@@ -186,8 +186,8 @@ def test_only_one_of_several_processes_takes_over_a_dead_lock(owner, tmp_path):
     while "zombie" not in locks.psutil.Process(owner.pid).status():
         time.sleep(0.01)
     start, inside, most = FORK.Event(), FORK.Value("i", 0), FORK.Value("i", 0)
-    given = tmp_path / "work", start, inside, most
-    contenders = [FORK.Process(target=own_once, args=given) for _ in range(4)]
+    arguments = tmp_path / "work", start, inside, most
+    contenders = [FORK.Process(target=own_once, args=arguments) for _ in range(4)]
     for contender in contenders:
         contender.start()
     start.set()

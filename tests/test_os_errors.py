@@ -1,4 +1,4 @@
-"""Which errors of the operating system are one sentence, and which are bugs that keep their traceback."""
+"""Which OSErrors are reported in one sentence, and which are bugs and keep their traceback."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from lambdanets.cli.training import explained
 from lambdanets.errors import InputError
 
 
-def ends_with(error, monkeypatch):
+def exit_code_of(error, monkeypatch):
     """The exit code of a command that raises an error."""
 
     def command(arguments):
@@ -39,7 +39,7 @@ def os_error(number, *filename):
     ids=repr,
 )
 def test_os_errors_of_user_files_and_the_machine_are_one_sentence(error, monkeypatch, capsys):
-    assert ends_with(error, monkeypatch) == 2
+    assert exit_code_of(error, monkeypatch) == 2
     place = f"{error.filename}: " if error.filename else ""
     assert capsys.readouterr().err == f"lambdanets: {place}{error.strerror}\n"
     with pytest.raises(InputError), explained("lambdanets train", Path("runs/first")):
@@ -61,7 +61,7 @@ def test_os_errors_of_user_files_and_the_machine_are_one_sentence(error, monkeyp
 )
 def test_os_errors_of_the_program_keep_their_traceback(error, monkeypatch):
     with pytest.raises(OSError, match=error.strerror or "closed") as raised:
-        ends_with(error, monkeypatch)
+        exit_code_of(error, monkeypatch)
     assert raised.value is error
     with pytest.raises(OSError, match=error.strerror or "closed"), explained("lambdanets train", Path("runs/first")):
         raise error

@@ -1,4 +1,4 @@
-"""What importing the package does, each in a process of its own."""
+"""Imports, each in a process of its own, and the public names."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ import pytest
 
 import lambdanets
 
-# Runs each piece of code in a fork of a process that has imported torch and torchvision, which takes longest.
+# Runs each snippet in a fork of a process that has imported torch and torchvision, the slowest imports.
 SCRIPT = """
 import os, sys, torch, torchvision
 for code in sys.argv[1:]:

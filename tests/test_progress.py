@@ -1,4 +1,4 @@
-"""Progress: a line every so many seconds where no terminal watches, a bar on one, silence from what is quick."""
+"""Progress: a bar on a terminal, a line every 30 seconds elsewhere, nothing for fast loops."""
 
 import re
 import time
@@ -12,12 +12,12 @@ from lambdanets.progress import Progress, duration, track
 
 @pytest.fixture
 def often(monkeypatch):
-    """Lines twenty times a second instead of twice a minute."""
+    """Print lines twenty times per second instead of twice per minute."""
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.05)
 
 
-def until_said(capsys, pattern, seconds=20):
-    """What was printed on standard error until it matches."""
+def wait_for_output(capsys, pattern, seconds=20):
+    """Wait until the output on stderr matches, and return it."""
     said = ""
     deadline = time.monotonic() + seconds
     while not re.search(pattern, said):
@@ -33,21 +33,21 @@ def test_fast_loops_print_nothing(capsys):
 
 
 def test_lines_show_count_speed_and_remaining_time(often, capsys):
-    with Progress("shards", 1000, "images", initial=200) as under_way:
-        under_way.update(300)
-        said = until_said(capsys, "left")
+    with Progress("shards", 1000, "images", initial=200) as bar:
+        bar.update(300)
+        said = wait_for_output(capsys, "left")
     assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", said, flags=re.MULTILINE)
 
 
 def test_lines_are_printed_during_a_single_slow_item(often, capsys):
     with Progress("planning"):
-        assert until_said(capsys, "(?s)so far.*so far").startswith("planning: 0 s so far\n")
+        assert wait_for_output(capsys, "(?s)so far.*so far").startswith("planning: 0 s so far\n")
 
 
 def test_lines_show_the_current_item(often, capsys):
-    with Progress("table 4", 3, "rows") as under_way:
-        under_way.tell("resnet50\x1b[2J, warming up")
-        assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in until_said(capsys, "warming")
+    with Progress("table 4", 3, "rows") as bar:
+        bar.tell("resnet50\x1b[2J, warming up")
+        assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in wait_for_output(capsys, "warming")
 
 
 def test_no_line_is_printed_after_the_end(often, capsys):
@@ -60,9 +60,9 @@ def test_no_line_is_printed_after_the_end(often, capsys):
 
 def test_a_terminal_shows_a_bar_instead_of_lines(often, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with Progress("shards", 10, "images") as under_way:
-        under_way.update(5)
-        under_way.tell("00000\x1b[2J.tar", label="labels")
+    with Progress("shards", 10, "images") as bar:
+        bar.update(5)
+        bar.tell("00000\x1b[2J.tar", label="labels")
         time.sleep(0.2)
     said = capsys.readouterr().err
     assert "shards:" in said

@@ -1,4 +1,4 @@
-"""The recipes that come with the package: the paper's figures, their promises and commands, and their quicktests."""
+"""The recipes of the package: the paper's hyperparameters, docstrings, commands, and quicktests."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ from lambdanets.training.recipe import Recipe
 QUICKTESTED = {"imagenet_350": "imagenet_350_350_288", "cifar10": "cifar10_convolution"}
 VARIANTS = [variant for name in list_recipes() for variant in list_variants(name)]
 
-# Depth, image size, RandAugment magnitude, dropout, stochastic depth, as Table 20 prints them.
+# Depth, image size, RandAugment magnitude, dropout and stochastic depth of Table 20.
 TABLE_20 = """
 50 128 10 0.2 0
 50 160 10 0.2 0
@@ -48,7 +48,7 @@ def fields(recipe, *names):
 
 
 def commands(name):
-    """The lines of a promise that say how to run, after "lambdanets"."""
+    """The commands in a docstring, after "lambdanets"."""
     lines = importlib.import_module(f"lambdanets.recipes.{name}").__doc__.splitlines()
     return [line.partition("lambdanets ")[2] for line in lines if line.startswith("Run: ")]
 
@@ -75,8 +75,8 @@ def test_docstrings_of_recipes_begin_with_a_summary(name):
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_the_command_in_a_recipe_docstring_parses(name, tmp_path, monkeypatch):
-    begun = []
-    monkeypatch.setattr(run, "start", lambda recipe, folder: begun.append((recipe, folder)) or {})
+    started = []
+    monkeypatch.setattr(run, "start", lambda recipe, folder: started.append((recipe, folder)) or {})
     monkeypatch.setattr(launching, "launch", lambda count, arguments: main(arguments))
     monkeypatch.chdir(tmp_path)
     (command,) = commands(name)
@@ -84,11 +84,11 @@ def test_the_command_in_a_recipe_docstring_parses(name, tmp_path, monkeypatch):
     assert words[0] == "train"
     assert words[1].startswith(name)
     assert main(words) == 0
-    ((recipe, _),) = begun
-    given = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
+    ((recipe, _),) = started
+    options = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
     for field in ("data", "weights", "pseudo_labels", "pseudo_images"):
         assert getattr(recipe, field) != ""
-        assert getattr(recipe, field) == given.get(field, getattr(find_recipe(words[1]), field))
+        assert getattr(recipe, field) == options.get(field, getattr(find_recipe(words[1]), field))
 
 
 @pytest.mark.parametrize("name", ["imagenet_90", *(f"imagenet_90_{name}" for name in ("cccc", "ccll", "u4"))])
@@ -137,8 +137,8 @@ def test_mobilenet_recipe_has_the_papers_hyperparameters():
     recipe = find_recipe("imagenet_mobilenetv2")
     assert fields(recipe, "optimizer", "learning_rate", "momentum") == ("rmsprop", 0.1, 0.9)
     assert fields(recipe, "epochs", "weight_decay", "dropout", "batch_size") == (350, 1e-5, 0.2, 4096)
-    twin = find_recipe("imagenet_mobilenetv2_convolution")
-    assert replace(twin, model=recipe.model) == recipe
+    baseline = find_recipe("imagenet_mobilenetv2_convolution")
+    assert replace(baseline, model=recipe.model) == recipe
 
 
 def test_mobilenet_learning_rate_decays_by_099_every_three_epochs():

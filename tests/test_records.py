@@ -1,4 +1,4 @@
-"""JSON as annotated types: what is read, and the sentences for what is not."""
+"""JSON read as annotated types, and the errors."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NotRequired, TypedDict

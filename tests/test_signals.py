@@ -1,4 +1,4 @@
-"""What a signal does to the command line, in each of its phases."""
+"""Signals in each phase of the command line."""
 
 import os
 import signal
@@ -18,15 +18,15 @@ NUMBERS = pytest.mark.parametrize("number", signals.SIGNALS, ids=lambda number: 
 
 
 def run(command):
-    """The exit code of the command line for a command of its own."""
+    """The exit code of the command line for a function in place of a command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cli.COMMANDS, "try", "")
-        patch.setitem(sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda given: command()))
+        patch.setitem(sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda arguments: command()))
         return cli.main(["try"])
 
 
 def outcome_of(command, tmp_path):
-    """The exit code of a process that does `command` as a command line does, and what it wrote to its streams."""
+    """The exit code and output of a forked process that runs `command` as the command line does."""
     child = os.fork()
     if child == 0:
         code = 99

@@ -1,4 +1,4 @@
-"""What the command line prints: lines that no name of a file can turn into something else."""
+"""Escaping of control characters in printed lines."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""docs/tools.md: its Python runs as it stands."""
+"""The Python of docs/tools.md."""
 
 import re
 from pathlib import Path

@@ -50,14 +50,14 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def nginx(shards: Path, tmp_path: Path) -> Iterator[Served]:
-    """The shards served by nginx, by http and, with a certificate of its own, by https; below slow/ 200 kB a second."""
+    """The shards served by nginx over http and, with a self-signed certificate, https; slow/ is limited to 200 kB/s."""
     home = tmp_path / "nginx"
     home.mkdir()
     ports = _free_ports(2)
     certificate = _certificate(home)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     places = " ".join(f"{kind}_temp_path {home}/{kind};" for kind in kinds)
-    user = "user root;" if os.getuid() == 0 else ""  # else its worker could not read the folder
+    user = "user root;" if os.getuid() == 0 else ""  # otherwise its worker could not read the folder
     (home / "nginx.conf").write_text(
         f"daemon off; pid {home}/pid; error_log {home}/error.log; {user} worker_processes 1;\n"
         f"events {{}}\nhttp {{ access_log {home}/access.log; {places}\n"
@@ -105,13 +105,13 @@ def _certificate(home: Path) -> Path:
     return home / "cert.pem"
 
 
-class Faulty(ThreadingHTTPServer):
-    """Serves a folder, but answers the first requests for a name by what `faults` says of it."""
+class FaultyServer(ThreadingHTTPServer):
+    """Serves a folder; the first requests for a name fail as `faults` lists."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faults: dict[str, list[str]] = {}
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.released = threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -121,11 +121,11 @@ class Faulty(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Faulty
+    server: FaultyServer
 
     def do_GET(self) -> None:
         name = self.path.strip("/")
-        self.server.asked[name] += 1
+        self.server.requests[name] += 1
         faults = self.server.faults.get(name, [])
         fault = faults.pop(0) if faults else ""
         if fault.isdecimal():
@@ -145,12 +145,12 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def log_message(self, *arguments: object) -> None:
-        """Into no test's output."""
+        """Print nothing."""
 
 
 @pytest.fixture
-def faulty(shards: Path) -> Iterator[Faulty]:
-    server = Faulty(shards)
+def faulty(shards: Path) -> Iterator[FaultyServer]:
+    server = FaultyServer(shards)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield server
@@ -167,13 +167,13 @@ def train(url: str, cache: Path, **options: float) -> ShardedImages:
 @needs_nginx
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_over_http_equal_those_of_the_folder(nginx: Served, shards: Path, tmp_path: Path, workers: int) -> None:
-    there = train(nginx.url, tmp_path / "cache")
-    here = open_splits(str(shards)).train
-    assert isinstance(here, ShardedImages)
-    assert_same(list(batches(there, workers=workers)), list(batches(here)))
+    remote = train(nginx.url, tmp_path / "cache")
+    local = open_splits(str(shards)).train
+    assert isinstance(local, ShardedImages)
+    assert_same(list(batches(remote, workers=workers)), list(batches(local)))
     assert nginx.requests() == {"shards.json": 1, **{f"train-{number:05}.tar": 1 for number in range(8)}}
-    assert there.name(0).startswith(f"{nginx.url}/train-00000.tar/")
-    assert there.fingerprint == here.fingerprint
+    assert remote.name(0).startswith(f"{nginx.url}/train-00000.tar/")
+    assert remote.fingerprint == local.fingerprint
 
 
 @needs_nginx
@@ -254,16 +254,16 @@ def test_fetch_survives_a_server_killed_in_mid_shard(
 
 
 @pytest.mark.parametrize("fault", ["drop", "503", "429", "damage"])
-def test_transient_errors_are_retried(faulty: Faulty, tmp_path: Path, fault: str) -> None:
+def test_transient_errors_are_retried(faulty: FaultyServer, tmp_path: Path, fault: str) -> None:
     faulty.faults = {"shards.json": ["500"], "train-00000.tar": [fault, fault]}
     assert train(faulty.url, tmp_path / "cache").load(0)
-    assert faulty.asked == {"shards.json": 2, "train-00000.tar": 3}
+    assert faulty.requests == {"shards.json": 2, "train-00000.tar": 3}
     assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".lock", ".tar"]
 
 
-def test_stalled_server_is_retried(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
-    monkeypatch.setitem(fsspec.config.conf, "http", patience)
+def test_stalled_server_is_retried(faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
+    monkeypatch.setitem(fsspec.config.conf, "http", timeout)
     faulty.faults = {"train-00000.tar": ["stall"]}
     assert train(faulty.url, tmp_path / "cache").load(0)
     faulty.faults = {"train-00001.tar": ["stall"] * 2}
@@ -281,21 +281,21 @@ def test_stalled_server_is_retried(faulty: Faulty, tmp_path: Path, monkeypatch: 
     ],
 )
 def test_persistent_errors_are_reported_after_the_last_try(
-    faulty: Faulty, tmp_path: Path, fault: str, reason: str
+    faulty: FaultyServer, tmp_path: Path, fault: str, reason: str
 ) -> None:
     faulty.faults = {"train-00000.tar": [fault] * 9}
     images = train(faulty.url, tmp_path / "cache", tries=3)
     with pytest.raises(UnreadableImage, match=rf"(?i){faulty.url}/train-00000\.tar, image 0.*{reason}"):
         images.load(0)
-    asked = faulty.asked["train-00000.tar"]
-    assert asked == (1 if fault == "403" else 3)
+    requests = faulty.requests["train-00000.tar"]
+    assert requests == (1 if fault == "403" else 3)
     with pytest.raises(UnreadableImage):
         images.load(1)
-    assert faulty.asked["train-00000.tar"] == asked
+    assert faulty.requests["train-00000.tar"] == requests
     assert not list((tmp_path / "cache").glob("*.tar"))
 
 
-def test_retry_pauses_double(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_pauses_double(faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("lambdanets.data.shards.store.time.sleep", pauses.append)
     faulty.faults = {"train-00000.tar": ["503"] * 9}
@@ -325,7 +325,9 @@ def test_shards_json_at_an_unreachable_server_is_tried_3_times(
     assert last.endswith("(tried 3 times)")
 
 
-def test_each_retry_is_reported_in_one_line(faulty: Faulty, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_retry_is_reported_in_one_line(
+    faulty: FaultyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     faulty.faults = {"shards.json": ["503", "drop", "429"]}
     train(faulty.url, tmp_path / "cache")
     said = capsys.readouterr().err.splitlines()
@@ -340,7 +342,7 @@ def test_unknown_url_scheme_is_reported_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_cache_smaller_than_the_set_serves_an_epoch_within_its_bound(
-    faulty: Faulty, shards: Path, tmp_path: Path
+    faulty: FaultyServer, shards: Path, tmp_path: Path
 ) -> None:
     bound = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
     cache = tmp_path / "cache"
@@ -349,28 +351,28 @@ def test_cache_smaller_than_the_set_serves_an_epoch_within_its_bound(
         indices = torch.cat([batch.indices for batch in batches(images)]).tolist()
         assert sorted(indices) == list(range(16))
         assert 0 < sum(path.stat().st_size for path in cache.glob("*.tar")) <= bound
-    # each is fetched once, though removed since, because a process keeps what it has open
-    assert set(faulty.asked.values()) == {1}
+    # each is fetched once, although removed since, because a process keeps its open files
+    assert set(faulty.requests.values()) == {1}
     assert len(list(batches(train(faulty.url, cache, cache_bytes=bound), workers=2))) == 4
 
 
-def test_cache_evicts_the_least_recently_used_shard(faulty: Faulty, shards: Path, tmp_path: Path) -> None:
+def test_cache_evicts_the_least_recently_used_shard(faulty: FaultyServer, shards: Path, tmp_path: Path) -> None:
     bound = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
     for number in (0, 1, 2, 0, 3, 0):
         train(faulty.url, tmp_path / "cache", cache_bytes=bound).load(2 * number)
         time.sleep(0.01)
-    assert faulty.asked["train-00000.tar"] == 1
+    assert faulty.requests["train-00000.tar"] == 1
     train(faulty.url, tmp_path / "cache", cache_bytes=bound).load(2)
-    assert faulty.asked["train-00001.tar"] == 2
+    assert faulty.requests["train-00001.tar"] == 2
 
 
-def test_rejects_a_shard_larger_than_the_cache(faulty: Faulty, tmp_path: Path) -> None:
+def test_rejects_a_shard_larger_than_the_cache(faulty: FaultyServer, tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="do not fit into a cache of 1000"):
         train(faulty.url, tmp_path / "cache", cache_bytes=1000).load(0)
 
 
 def test_partial_files_of_a_killed_process_are_removed_from_the_cache(
-    faulty: Faulty, shards: Path, tmp_path: Path
+    faulty: FaultyServer, shards: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     images = train(faulty.url, cache)
@@ -381,15 +383,15 @@ def test_partial_files_of_a_killed_process_are_removed_from_the_cache(
     assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".tar"]
 
 
-def test_damaged_file_in_the_cache_is_fetched_again(faulty: Faulty, tmp_path: Path) -> None:
+def test_damaged_file_in_the_cache_is_fetched_again(faulty: FaultyServer, tmp_path: Path) -> None:
     train(faulty.url, tmp_path / "cache").load(0)
     (whole,) = (tmp_path / "cache").glob("*.tar")
     whole.write_bytes(b"cut")
     train(faulty.url, tmp_path / "cache").load(0)
-    assert faulty.asked["train-00000.tar"] == 2
+    assert faulty.requests["train-00000.tar"] == 2
 
 
-def test_unwritable_cache_is_reported_in_one_sentence(faulty: Faulty, tmp_path: Path) -> None:
+def test_unwritable_cache_is_reported_in_one_sentence(faulty: FaultyServer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnreadableImage, match=r"its cache .*file/cache cannot be used"):
         train(faulty.url, tmp_path / "file/cache").load(0)

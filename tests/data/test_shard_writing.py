@@ -79,10 +79,10 @@ def test_a_list_of_images_is_written_without_classes(two_classes: Path, tmp_path
 
 
 def test_shards_can_be_written_from_shards(two_classes: Path, tmp_path: Path) -> None:
-    write_shards(open_splits(str(two_classes)), tmp_path / "one", images_per_shard=3)
-    write_shards(open_splits(str(tmp_path / "one")), tmp_path / "other", images_per_shard=8)
-    one, other = (open_shards(str(tmp_path / name))[0]["train"] for name in ("one", "other"))
-    assert sorted(files_of(one).values()) == sorted(files_of(other).values())
+    write_shards(open_splits(str(two_classes)), tmp_path / "first", images_per_shard=3)
+    write_shards(open_splits(str(tmp_path / "first")), tmp_path / "second", images_per_shard=8)
+    first, second = (open_shards(str(tmp_path / name))[0]["train"] for name in ("first", "second"))
+    assert sorted(files_of(first).values()) == sorted(files_of(second).values())
 
 
 def test_written_bytes_do_not_depend_on_the_number_of_processes(two_classes: Path, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     splits = open_splits(str(two_classes))
-    write_shards(splits, tmp_path / "unbroken", images_per_shard=3)
+    write_shards(splits, tmp_path / "uninterrupted", images_per_shard=3)
     write = writing.write_tar_samples
 
     def fail(path: Path, samples: object) -> tuple[int, int, str]:
@@ -115,13 +115,13 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(
     with pytest.raises(OSError, match="the disk is gone"):
         write_shards(splits, tmp_path / "out", images_per_shard=3, processes=processes)
     assert not (tmp_path / "out/shards.json").exists()
-    there = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
-    assert 3 <= len(there) < 8
+    finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
+    assert 3 <= len(finished) < 8
 
     monkeypatch.setattr(writing, "write_tar_samples", write)
     write_shards(splits, tmp_path / "out", images_per_shard=3)
-    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in there} == there
-    assert contents(tmp_path / "out") == contents(tmp_path / "unbroken")
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished} == finished
+    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
 
 
 def test_killed_writing_leaves_no_process_and_resumes_to_the_same_bytes(two_classes: Path, tmp_path: Path) -> None:
@@ -147,17 +147,17 @@ def test_killed_writing_leaves_no_process_and_resumes_to_the_same_bytes(two_clas
     process.wait()
     assert second_entry.exists()
     deadline = time.monotonic() + 60
-    while _group_lives(process.pid) and time.monotonic() < deadline:
+    while _process_group_exists(process.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not _group_lives(process.pid)
+    assert not _process_group_exists(process.pid)
 
     (out / ".train-00005.tar.17.unfinished").write_bytes(b"half")
     before = (out / "train-00000.tar").stat().st_mtime_ns
     splits = open_splits(str(two_classes))
     write_shards(splits, out, images_per_shard=2)
-    write_shards(splits, tmp_path / "unbroken", images_per_shard=2)
+    write_shards(splits, tmp_path / "uninterrupted", images_per_shard=2)
     assert (out / "train-00000.tar").stat().st_mtime_ns == before
-    assert contents(out) == contents(tmp_path / "unbroken")
+    assert contents(out) == contents(tmp_path / "uninterrupted")
 
 
 def test_killed_worker_process_is_reported(two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_rejects_a_folder_another_process_writes_into(two_classes: Path, tmp_pat
         write_shards(images_under(two_classes), tmp_path / "out")
 
 
-def _group_lives(group: int) -> bool:
+def _process_group_exists(group: int) -> bool:
     states = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -193,10 +193,10 @@ def _group_lives(group: int) -> bool:
 
 def test_finished_shards_are_not_written_again(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
-    one = write_shards(splits, tmp_path / "out")
+    first = write_shards(splits, tmp_path / "out")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    other = write_shards(splits, tmp_path / "out")
-    assert (one.shards, one.images, one.bytes) == (other.shards, other.images, other.bytes)
+    second = write_shards(splits, tmp_path / "out")
+    assert (first.shards, first.images, first.bytes) == (second.shards, second.images, second.bytes)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
 
 
@@ -212,15 +212,15 @@ def test_killed_after_shards_json_is_cleaned_up(two_classes: Path, tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("finished", [True, False])
 def test_rejects_a_folder_with_shards_of_other_options_or_images(
-    two_classes: Path, tmp_path: Path, whole: bool
+    two_classes: Path, tmp_path: Path, finished: bool
 ) -> None:
     splits, out = open_splits(str(two_classes)), tmp_path / "out"
-    if whole:
+    if finished:
         write_shards(splits, out)
     else:
-        shutil.copytree(two_classes / "dark", two_classes / "grey")
+        shutil.copytree(two_classes / "dark", two_classes / "gray")
         (two_classes / "dark/05.png").write_bytes(b"damaged")
         with pytest.raises(InputError, match="max_unreadable"):
             write_shards(splits, out, max_unreadable=0)
@@ -277,17 +277,17 @@ def test_more_than_max_unreadable_images_stop_the_writing(two_classes: Path, tmp
 
 
 @pytest.mark.parametrize("check_images", [True, False])
-@pytest.mark.parametrize("part", ["train", "validation"])
+@pytest.mark.parametrize("split", ["train", "validation"])
 def test_rejects_a_split_without_a_readable_image(
-    two_classes: Path, tmp_path: Path, part: str, check_images: bool
+    two_classes: Path, tmp_path: Path, split: str, check_images: bool
 ) -> None:
     splits = open_splits(str(two_classes))
-    images = {"train": splits.train, "validation": splits.validation}[part]
+    images = {"train": splits.train, "validation": splits.validation}[split]
     for index in range(len(images)):
         path = Path(images.name(index))
         path.write_bytes(b"") if check_images else path.unlink()
-    spoken = {"train": "16 training", "validation": "4 validation"}[part]
-    with pytest.raises(InputError, match=rf"none of the {spoken} images can be read; the first: \S*png: the"):
+    label = {"train": "16 training", "validation": "4 validation"}[split]
+    with pytest.raises(InputError, match=rf"none of the {label} images can be read; the first: \S*png: the"):
         write_shards(splits, tmp_path / "out", check_images=check_images)
     assert not (tmp_path / "out").exists()
 
@@ -341,7 +341,7 @@ def test_keys_are_paths_below_the_common_folder_without_suffix() -> None:
     assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]
     assert unique_keys(["/set/1.png"]) == ["1"]
     assert unique_keys(["1.png", "2.png"]) == ["1", "2"]
-    # members of a tar may lead out of it, which those of shards must not
+    # members of a tar may point outside of it; keys of shards must not
     assert unique_keys(["a.tar/../../x/1.png", "a.tar/_/_/x/1.png"]) == ["_/_/x/1", "_/_/x/1-2"]
 
 
@@ -353,13 +353,13 @@ def test_keys_of_colliding_names_are_unique() -> None:
 
 
 def test_names_in_any_script_and_encoding_are_kept_in_keys(tmp_path: Path) -> None:
-    picture = io.BytesIO()
-    Image.fromarray(np.zeros((3, 3), np.uint8)).save(picture, "PNG")
+    png = io.BytesIO()
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(png, "PNG")
     folder = tmp_path / "images"
     folder.mkdir()
     names = ["λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"]
     for name in names:
-        (folder / name).write_bytes(picture.getvalue())
+        (folder / name).write_bytes(png.getvalue())
     write_shards(images_under(folder), tmp_path / "out")
     keys = set(files_of(open_shards(str(tmp_path / "out"))[0]["train"]))
     assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}

@@ -61,7 +61,7 @@ def test_index_out_of_range_raises_index_error(shards: Path, index: int) -> None
 def test_batches_of_shards_do_not_depend_on_workers(shards: Path) -> None:
     images = open_splits(str(shards)).train
     assert isinstance(images, ShardedImages)
-    images.load(0)  # a shard is open when the workers are forked
+    images.load(0)  # a shard is open while the workers are forked
     assert_same(list(batches(images)), list(batches(images, workers=2)))
 
 
@@ -86,12 +86,12 @@ def test_loader_of_shards_resumes_in_mid_epoch(shards: Path, workers: int) -> No
     images = open_splits(str(shards)).train
     assert isinstance(images, ShardedImages)
     whole = list(batches(images))
-    broken = batches(images)
-    passing = iter(broken)
-    begun = [next(passing), next(passing)]
-    other = batches(images, workers=workers)
-    other.load_state_dict(broken.state_dict())
-    assert_same(whole, [*begun, *other])
+    interrupted = batches(images)
+    iterator = iter(interrupted)
+    first = [next(iterator), next(iterator)]
+    resumed = batches(images, workers=workers)
+    resumed.load_state_dict(interrupted.state_dict())
+    assert_same(whole, [*first, *resumed])
 
 
 def test_at_most_16_shard_files_stay_open(two_classes: Path, tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_shard_that_is_not_a_tar_is_named(shards: Path) -> None:
     [(b"two", "its class is b'two' and no number"), (b"2", "its class is 2, and there are 2"), (None, "no class")],
 )
 def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: bytes | None, reason: str) -> None:
-    picture = io.BytesIO()
-    Image.new("L", (4, 4)).save(picture, "PNG")
-    members = {"a.png": picture.getvalue()} | ({"a.cls": content} if content else {})
+    png = io.BytesIO()
+    Image.new("L", (4, 4)).save(png, "PNG")
+    members = {"a.png": png.getvalue()} | ({"a.cls": content} if content else {})
     with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
         for name, member in members.items():
             info = tarfile.TarInfo(name)

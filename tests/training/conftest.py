@@ -1,4 +1,4 @@
-"""A recipe for tests of training."""
+"""A quick recipe."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from training.runs import quick_recipe
 
 @pytest.fixture
 def quick(two_classes):
-    """A recipe that trains in about a second: 9 steps, 3 an epoch, with everything random in it."""
+    """A recipe that trains in about a second: 9 steps, 3 per epoch, with every random augmentation."""
     return quick_recipe(two_classes)

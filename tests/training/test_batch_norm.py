@@ -15,7 +15,7 @@ from lambdanets.training.module import prepare_batch_norm, synchronized
 from noise_images import write_two_classes
 from training.runs import assert_same_result, interrupted_run, quick_recipe, weights_of
 
-# the last 4 of 9 steps, when statistics are near those of the images
+# freezes in the last 4 of 9 steps, when the running statistics are close to those of the images
 FROZEN = {"freeze_batch_norm": 0.4, "batch_norm_momentum": 0.5, "learning_rate": 0.02}
 
 
@@ -29,9 +29,11 @@ def test_every_batch_norm_has_the_momentum_of_the_recipe():
     assert {norm.momentum for norm in norms(model)} == {0.0001}
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_frozen_batch_norms_keep_their_statistics_and_train_their_weights(quick, parts, tmp_path, monkeypatch):
-    recipe = replace(quick, **FROZEN, micro_batch=6 // parts)
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_frozen_batch_norms_keep_their_statistics_and_train_their_weights(
+    quick, accumulation_steps, tmp_path, monkeypatch
+):
+    recipe = replace(quick, **FROZEN, micro_batch=6 // accumulation_steps)
     seen, original = [], Classification.training_step
 
     def training_step(self, batch, batch_idx):
@@ -53,7 +55,7 @@ def test_frozen_batch_norms_keep_their_statistics_and_train_their_weights(quick,
 
 @pytest.fixture(scope="module")
 def frozen_run(tmp_path_factory):
-    """The folder of a run with frozen batch norms and EMA that nothing happened to. Not to be changed."""
+    """The folder of an uninterrupted run with frozen batch norms and EMA. Read-only."""
     folder = tmp_path_factory.mktemp("frozen")
     run.start(replace(quick_recipe(write_two_classes(folder / "images")), **FROZEN, ema_decay=0.9), folder / "run")
     return folder / "run"
@@ -62,8 +64,8 @@ def frozen_run(tmp_path_factory):
 @pytest.mark.parametrize("step", [4, 5, 7])
 def test_a_run_with_frozen_batch_norms_resumes_to_the_same_bits(quick, frozen_run, step, tmp_path, monkeypatch):
     recipe = replace(quick, **FROZEN, ema_decay=0.9)
-    run.resume(interrupted_run(recipe, tmp_path / "broken", monkeypatch, step))
-    assert_same_result(frozen_run, tmp_path / "broken")
+    run.resume(interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step))
+    assert_same_result(frozen_run, tmp_path / "interrupted")
 
 
 def test_one_process_does_not_synchronize_batch_norm():

@@ -11,11 +11,11 @@ def test_compiled_training_resumes_to_the_same_bits_and_names(quick, tmp_path, m
     compiled = []
     compile_module = nn.Module.compile
 
-    def compile_plainly(self, *arguments, **options):
+    def compile_eagerly(self, *arguments, **options):
         compiled.append(self)
-        compile_module(self, backend="eager")  # the graphs of torch.compile, run as they are
+        compile_module(self, backend="eager")  # traced by torch.compile, run in eager mode
 
-    monkeypatch.setattr(nn.Module, "compile", compile_plainly)
+    monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
     quick = replace(quick, model="resnet10t", image_size=32, ema_decay=0.9)
     run.start(quick, tmp_path / "plain")
     assert not compiled

@@ -1,4 +1,4 @@
-"""Training with several processes, as torchrun starts them."""
+"""Training with several ranks, as torchrun starts them."""
 
 import contextlib
 import io
@@ -32,7 +32,7 @@ RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_siz
 
 
 def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
-    """Of the second step of the recipe in float64, batch norm in eval mode, summed over the share's parts."""
+    """Gradients of the second step in float64, with batch norm in eval mode, accumulated over micro-batches."""
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
     module = Classification(model, RECIPE, 10, 1, "", batch_slice=batch_slice)
@@ -42,9 +42,9 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
             norm.eval()
     loader = make_batches(RECIPE, open_splits("digits").train, training=True, batch_slice=batch_slice)
     batches = list(loader)[batch_slice.accumulation_steps :]
-    caller = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
+    step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
     for batch in batches[: batch_slice.accumulation_steps]:
-        loss = caller(batch._replace(images=batch.images.double()))
+        loss = step(batch._replace(images=batch.images.double()))
         (loss / batch_slice.accumulation_steps).backward()  # as Lightning does
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
@@ -59,43 +59,43 @@ class _Step(nn.Module):
         return self._training_step(batch, 0)["loss"]
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_gradients_of_two_ranks_equal_those_of_one(parts, tmp_path):
-    together, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, parts)), tmp_path)
-    alone = gradients(BatchSlice())
-    largest = max(gradient.abs().max() for gradient in alone)
-    for one, other in zip(alone, together, strict=True):
-        assert (one - other).abs().max() < 1e-12 * largest
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_gradients_of_two_ranks_equal_those_of_one(accumulation_steps, tmp_path):
+    actual, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps)), tmp_path)
+    expected = gradients(BatchSlice())
+    largest = max(gradient.abs().max() for gradient in expected)
+    for one_rank, two_ranks in zip(expected, actual, strict=True):
+        assert (one_rank - two_ranks).abs().max() < 1e-12 * largest
 
 
 def test_gradient_accumulation_equals_the_whole_batch():
-    whole, parts = gradients(BatchSlice()), gradients(BatchSlice(accumulation_steps=4))
-    largest = max(gradient.abs().max() for gradient in whole)
-    for one, other in zip(whole, parts, strict=True):
-        assert (one - other).abs().max() < 1e-12 * largest
+    expected, actual = gradients(BatchSlice()), gradients(BatchSlice(accumulation_steps=4))
+    largest = max(gradient.abs().max() for gradient in expected)
+    for whole, accumulated in zip(expected, actual, strict=True):
+        assert (whole - accumulated).abs().max() < 1e-12 * largest
 
 
-# Everything random, averaged weights, parts of a step; 3 epochs of 8 steps.
+# Random augmentations, EMA and micro-batches; 3 epochs of 8 steps.
 FIELDS = {
     "data": "digits", "training_images": 256, "batch_size": 32, "image_size": 8, "epochs": 3, "micro_batch": 8,
     "ema_decay": 0.9, "drop_path": 0.1, "rand_augment": "rand-m5-n1", "checkpoint_every": 3,
 }  # fmt: skip
 
 
-def typed(fields: dict[str, object]) -> list[str]:
-    """As a person types them."""
+def as_options(fields: dict[str, object]) -> list[str]:
+    """Fields of a recipe as command-line options."""
     return [word for name, value in fields.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 
-def on_two_machines(folder: Path) -> list[subprocess.Popen]:
-    """Two agents of torchrun with a process each, which may be started twice more."""
+def start_two_agents(folder: Path) -> list[subprocess.Popen]:
+    """Two torchrun agents, as on two nodes, with one rank each and two restarts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test",
-        "-m", "--", "lambdanets", "train", "digits", *typed(FIELDS), "--run", str(folder),
+        "-m", "--", "lambdanets", "train", "digits", *as_options(FIELDS), "--run", str(folder),
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return [
@@ -104,8 +104,8 @@ def on_two_machines(folder: Path) -> list[subprocess.Popen]:
     ]
 
 
-def workers_of(folder: Path) -> list[int]:
-    """Process numbers of the training processes that write into a folder."""
+def ranks_of(folder: Path) -> list[int]:
+    """Process ids of the ranks that train into a folder."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -117,42 +117,42 @@ def workers_of(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def wait_for(happened, what: str) -> None:
+def wait_for(condition, what: str) -> None:
     deadline = time.monotonic() + 120
-    while not happened():
+    while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within two minutes"
         time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("two") / "unbroken"
+def uninterrupted(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two") / "uninterrupted"
     assert train_on_ranks(replace(DIGITS, **FIELDS), folder, 2) == [0, 0]
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_elastic_restart_is_bit_identical(unbroken, tmp_path):
-    folder = tmp_path / "broken"
-    agents = on_two_machines(folder)
+def test_elastic_restart_is_bit_identical(uninterrupted, tmp_path):
+    folder = tmp_path / "restarted"
+    agents = start_two_agents(folder)
     wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
-    os.kill(workers_of(folder)[-1], signal.SIGKILL)
+    os.kill(ranks_of(folder)[-1], signal.SIGKILL)
     for agent in agents:
         said = agent.communicate(timeout=240)[1]
         assert agent.returncode == 0, said[-3000:]
-    assert_same_result(unbroken, folder)
+    assert_same_result(uninterrupted, folder)
 
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_run_of_two_ranks_resumes_with_one(unbroken, tmp_path, monkeypatch):
+def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path, monkeypatch):
     import shutil
 
     from lambdanets.training import run
 
     folder = tmp_path / "fewer"
-    shutil.copytree(unbroken, folder)
+    shutil.copytree(uninterrupted, folder)
     for name in ("result.json", "weights.safetensors"):
         (folder / name).unlink()
     recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
@@ -162,12 +162,12 @@ def test_run_of_two_ranks_resumes_with_one(unbroken, tmp_path, monkeypatch):
     result = run.start(replace(recipe, data="digits"), folder)
     assert result["processes"] == 1
     rows = (folder / "metrics.csv").read_text().splitlines()
-    whole = (unbroken / "metrics.csv").read_text().splitlines()
+    whole = (uninterrupted / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in whole]
 
 
-def refused(rank: int, folder: Path) -> tuple[int, str]:
-    """The exit code of a command in one of two processes, and what it says."""
+def train_into(rank: int, folder: Path) -> tuple[int, str]:
+    """The exit code and stderr of a command on one of two ranks."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -179,7 +179,7 @@ def test_input_error_of_two_ranks_is_printed_once(tmp_path):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
-    first, second = run_on_two_ranks(lambda rank: refused(rank, folder), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: train_into(rank, folder), tmp_path)
     assert first[0] == 2
     assert "thesis holds something already: thesis.tex; name another folder" in first[1]
     assert second == (2, "")
@@ -191,8 +191,8 @@ def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def until_stopped(command: list[str], folder: Path) -> None:
-    """Run a command in a group of its own, and send SIGTERM to the whole group once there is a checkpoint."""
+def run_until_sigterm(command: list[str], folder: Path) -> None:
+    """Run a command in a process group of its own, and send SIGTERM to the group after the first checkpoint."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
     wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
@@ -206,14 +206,14 @@ def until_stopped(command: list[str], folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_two_ranks_resume_to_the_same_bits_after_sigterm(unbroken, tmp_path):
+def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path):
     folder = tmp_path / "stopped"
-    options = ["--devices", "2", *typed(FIELDS), "--workers", "1", "--run", str(folder)]
-    until_stopped([sys.executable, "-m", "lambdanets", "train", "digits", *options], folder)
+    options = ["--devices", "2", *as_options(FIELDS), "--workers", "1", "--run", str(folder)]
+    run_until_sigterm([sys.executable, "-m", "lambdanets", "train", "digits", *options], folder)
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     assert content["global_step"] < 24
     recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
     assert recipe.workers == 1
     assert train_on_ranks(recipe, folder, 2) == [0, 0]
-    assert_same_result(unbroken, folder)
+    assert_same_result(uninterrupted, folder)
     assert json.loads((folder / "result.json").read_text())["processes"] == 2

@@ -1,4 +1,4 @@
-"""What a run does about faults, in its own process. docs/faults.md lists these tests and others beside what happens."""
+"""Faults during a run, in one process. docs/faults.md lists these and other faults with their tests."""
 
 import errno
 import json
@@ -43,19 +43,19 @@ def small(two_classes):
 
 @pytest.fixture
 def peaked(small, monkeypatch):
-    """Six epochs of two steps with held-out images, whose top-1 is as written here: the best after the second."""
+    """Six epochs of two steps with held-out images; the top-1 is replaced by `scores`, best in the second epoch."""
     scores = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]
 
-    def tell(self):
+    def report(self):
         self.validated = {"loss": 1.0, "top1": scores[self.current_epoch]}
         self.log("top1", scores[self.current_epoch], logger=False)
 
-    monkeypatch.setattr(Classification, "on_validation_epoch_end", tell)
+    monkeypatch.setattr(Classification, "on_validation_epoch_end", report)
     return replace(small, epochs=6, hold_out=0.25, checkpoint_every=1000)
 
 
-def assert_same_best(one, other):
-    first, second = (read_weights(folder / "checkpoints/best.ckpt")[0] for folder in (one, other))
+def assert_same_best(*folders):
+    first, second = (read_weights(folder / "checkpoints/best.ckpt")[0] for folder in folders)
     assert [name for name in first | second if not torch.equal(first[name], second[name])] == []
 
 
@@ -65,10 +65,10 @@ def test_early_stopping_resumes_to_the_same_bits(peaked, step, tmp_path, monkeyp
     whole = run.start(recipe, tmp_path / "whole")
     assert whole["epochs"] == 4
     assert whole["held_out_top1"] == 0.75
-    interrupted_run(recipe, tmp_path / "broken", monkeypatch, step)
-    assert run.start(recipe, tmp_path / "broken")["epochs"] == 4
-    assert_same_result(tmp_path / "whole", tmp_path / "broken")
-    assert_same_best(tmp_path / "whole", tmp_path / "broken")
+    interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
+    assert run.start(recipe, tmp_path / "interrupted")["epochs"] == 4
+    assert_same_result(tmp_path / "whole", tmp_path / "interrupted")
+    assert_same_best(tmp_path / "whole", tmp_path / "interrupted")
 
 
 def test_early_stopped_run_without_a_result_does_not_train_again(peaked, tmp_path, monkeypatch):
@@ -86,13 +86,13 @@ def test_early_stopped_run_without_a_result_does_not_train_again(peaked, tmp_pat
 @pytest.mark.parametrize("step", [4, 5])
 def test_copied_run_keeps_best_ckpt_and_leaves_the_original_unchanged(peaked, step, tmp_path, monkeypatch):
     run.start(peaked, tmp_path / "whole")
-    interrupted_run(peaked, tmp_path / "broken", monkeypatch, step)
-    shutil.copytree(tmp_path / "broken", tmp_path / "copy")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "broken").rglob("*")}
+    interrupted_run(peaked, tmp_path / "interrupted", monkeypatch, step)
+    shutil.copytree(tmp_path / "interrupted", tmp_path / "copy")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")}
     run.start(peaked, tmp_path / "copy")
     assert_same_result(tmp_path / "whole", tmp_path / "copy")
     assert_same_best(tmp_path / "whole", tmp_path / "copy")
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "broken").rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")} == before
 
 
 def test_partial_files_are_removed_when_a_run_resumes(small, tmp_path, monkeypatch):
@@ -107,7 +107,7 @@ def test_run_without_last_ckpt_resumes_without_its_initial_weights(small, tmp_pa
     run.start(replace(small, epochs=1), tmp_path / "base")
     small = replace(small, weights=str(tmp_path / "base"))
     run.start(small, tmp_path / "whole")
-    folder = interrupted_run(small, tmp_path / "broken", monkeypatch, step=4)
+    folder = interrupted_run(small, tmp_path / "interrupted", monkeypatch, step=4)
     (folder / "checkpoints/last.ckpt").unlink()
     assert (folder / "checkpoints/before.ckpt").exists()
     shutil.rmtree(tmp_path / "base")
@@ -172,7 +172,7 @@ def test_more_than_max_unreadable_images_stop_the_run(small, two_classes, tmp_pa
         InputError, match=r"images could not be read, and max_unreadable is 1: .*dark/0\d\.png: it is not an image"
     ):
         run.start(replace(small, max_unreadable=1), tmp_path / "run")
-    # the run goes on with what the same command allows now
+    # the same command with a higher limit resumes
     assert len(run.start(replace(small, max_unreadable=4), tmp_path / "run")["unreadable"]) == 4
 
 
@@ -187,7 +187,7 @@ class NaNBackwards(nn.Module):
 
 
 class NaNByChance(nn.Module):
-    """Divides by 0 where a draw of the step says so; only under autocast, if asked."""
+    """Divide by 0 at random; if `autocast`, only under autocast."""
 
     def __init__(self, autocast):
         super().__init__()
@@ -199,11 +199,11 @@ class NaNByChance(nn.Module):
 
 
 def with_layer(monkeypatch, layer):
-    """Put a layer in the place of an activation in the middle of the models that runs build."""
+    """Replace an activation in the middle of the models that runs build."""
     build = task.build_model
 
-    def build_model(*given):
-        model = build(*given)
+    def build_model(*arguments):
+        model = build(*arguments)
         model.layer2[0].act2 = layer
         return model
 
@@ -248,12 +248,12 @@ def test_micro_batches_are_halved_to_fit_into_memory(small, tmp_path, monkeypatc
 
 
 def fail_to_write(monkeypatch):
-    """A disk that refuses whatever is written to it."""
+    """Let every write fail as on a full disk."""
 
-    def refuse(descriptor):
+    def raise_error(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", raise_error)
 
 
 def test_metrics_csv_is_intact_if_resuming_fails_to_rewrite_it(small, tmp_path, monkeypatch):
@@ -294,8 +294,8 @@ def test_micro_batch_in_recipe_json_is_not_halved_for_page_cache(small, cache, m
     assert json.loads((tmp_path / "run/recipe.json").read_text())["micro_batch"] == micro_batch
 
 
-def on_the_command_line(recipe, folder):
-    """Go on with a run of the recipe by the command line."""
+def train_by_command(recipe, folder):
+    """Start a run of the recipe by the command line, and return its exit code."""
     folder.mkdir()
     (folder / "recipe.json").write_text(recipe.to_json())
     return main(["train", "--resume", str(folder)])
@@ -306,14 +306,14 @@ def test_out_of_memory_in_a_step_is_reported_in_one_sentence(small, tmp_path, mo
         raise torch.OutOfMemoryError
 
     at_step(monkeypatch, 1, exhaust)
-    assert on_the_command_line(small, tmp_path / "run") == 2
+    assert train_by_command(small, tmp_path / "run") == 2
     assert "lambdanets: out of memory; give the same command with a smaller --micro-batch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_signal_stops_training_and_prints_the_command_to_resume(small, number, tmp_path, monkeypatch, capsys):
     at_step(monkeypatch, 1, lambda: signal.raise_signal(number))
-    assert on_the_command_line(small, tmp_path / "run") == 130
+    assert train_by_command(small, tmp_path / "run") == 130
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == f"stopped; go on with: lambdanets train --resume {tmp_path / 'run'}"
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()

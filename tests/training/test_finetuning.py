@@ -1,4 +1,4 @@
-"""Going on from trained weights: the model they are of, other image sizes, other classes."""
+"""Finetuning: the model of the weights, other image sizes, scopes and classes."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def finetune(weights, two_classes):
-    """The recipe, from weights of another order of classes, 3 steps an epoch."""
+    """The finetune recipe on two classes, 3 steps per epoch."""
     fields = {"image_size": 8, "epochs": 2, "batch_size": 6, "rand_augment": None, "checkpoint_every": 2}
     return replace(find_recipe("finetune"), weights=str(weights), data=str(two_classes), **fields)
 
@@ -96,11 +96,11 @@ def test_multi_head_tables_are_interpolated_per_head(two_classes, tmp_path):
     recipe = replace(base, weights=str(write_teacher(tmp_path / "run", ("dark", "light"), recipe=base)))
     built = build_model(replace(recipe, model_options={"scope": 7, "multi_head": True}), 2)
     other = build_model(recipe, 2)
-    for one, two in zip(built.modules(), other.modules(), strict=True):
-        if isinstance(one, RelativeEmbedding):
-            assert one.heads
-            two.resize((7, 7))
-            torch.testing.assert_close(one.table, two.table, rtol=0, atol=0)
+    for actual, expected in zip(built.modules(), other.modules(), strict=True):
+        if isinstance(actual, RelativeEmbedding):
+            assert actual.heads
+            expected.resize((7, 7))
+            torch.testing.assert_close(actual.table, expected.table, rtol=0, atol=0)
 
 
 def test_train_accepts_a_scope_with_weights(finetune, weights, two_classes, tmp_path):
@@ -135,7 +135,7 @@ def test_other_class_names_reinitialize_the_classifier(finetune, weights):
 
 def test_interrupted_finetuning_resumes_to_the_same_bits(finetune, tmp_path, monkeypatch):
     run.start(finetune, tmp_path / "whole")
-    folder = interrupted_run(finetune, tmp_path / "broken", monkeypatch, 3)
+    folder = interrupted_run(finetune, tmp_path / "interrupted", monkeypatch, 3)
     run.start(finetune, folder)
     assert_same_result(tmp_path / "whole", folder)
 

@@ -1,4 +1,4 @@
-"""A full disk: a file system in memory, of the size of two and a half checkpoints, that no other process sees."""
+"""A full disk: a private tmpfs of the size of two and a half checkpoints, and a file size limit."""
 
 import json
 import resource
@@ -15,7 +15,7 @@ from training.runs import assert_same_result, at_step
 
 FIELDS = {"channels": 3, "image-size": 8, "epochs": 2, "batch-size": 6, "drop-path": 0.2, "checkpoint-every": 1}
 
-# Trains on a full disk, tells what is left, and again when there is room.
+# Trains on a full disk, copies the folder, and trains again with enough space.
 SCRIPT = """
 import json, shutil, subprocess, sys
 from pathlib import Path
@@ -31,7 +31,7 @@ Path(out, "codes.json").write_text(json.dumps(codes))
 
 
 def can_mount() -> bool:
-    """Whether this machine lets a process have mounts of its own."""
+    """Whether a process may create private mounts on this machine."""
     if sys.platform != "linux" or shutil.which("unshare") is None:
         return False
     return (
@@ -48,7 +48,7 @@ def whole(two_classes, tmp_path) -> list[str]:
 
 
 def check_stopped(folder: Path) -> None:
-    """The checkpoint before the one that found no room is whole, and nothing half written is left."""
+    """The checkpoint before the failed one is intact, and no partial file is left."""
     assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
     assert list(folder.rglob("*.unfinished")) == []
     assert not (folder / "result.json").exists()
@@ -59,15 +59,15 @@ def check_stopped(folder: Path) -> None:
 def test_run_stopped_by_a_full_disk_resumes_once_there_is_space(whole, tmp_path):
     size = (tmp_path / "whole/checkpoints/last.ckpt").stat().st_size * 5 // 2
     (tmp_path / "disk").mkdir()
-    told = subprocess.run(
+    process = subprocess.run(
         ["unshare", "-rm", sys.executable, "-c", SCRIPT, str(tmp_path / "disk"), str(tmp_path), str(size), *whole],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
+    assert process.returncode == 0, process.stderr
     assert json.loads((tmp_path / "codes.json").read_text()) == [2, 0]
-    (said,) = told.stderr.strip().splitlines()
+    (said,) = process.stderr.strip().splitlines()
     assert said.endswith(
         "best.ckpt: No space left on device; the last checkpoint is whole; once mended, go on with: "
         f"lambdanets train --resume {tmp_path}/disk/run"
@@ -77,7 +77,7 @@ def test_run_stopped_by_a_full_disk_resumes_once_there_is_space(whole, tmp_path)
 
 
 def test_run_stopped_by_a_file_size_limit_resumes_to_the_same_bits(whole, tmp_path, monkeypatch, capsys):
-    # files larger than allowed from the third step on; Python ignores the signal of that
+    # from the third step on, files are larger than the limit; Python ignores SIGXFSZ
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     command = ["train", *whole, "--run", str(tmp_path / "run")]
     with monkeypatch.context() as patch:

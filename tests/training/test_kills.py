@@ -1,4 +1,4 @@
-"""Runs that are killed by SIGKILL, through the functions of experiments/kills.py, which kills fifty times."""
+"""Runs killed by SIGKILL, by the functions of experiments/kills.py."""
 
 import functools
 import time
@@ -15,21 +15,21 @@ def script():
 
 
 def hold(patch, owner, name, count):
-    """Have a function stop at its count-th call until the process is killed."""
+    """Let a function block at its count-th call until the process is killed."""
     original, calls = getattr(owner, name), iter(range(1, count))
 
     @functools.wraps(original)
-    def held(*given, **named):
+    def block(*arguments, **options):
         if next(calls, None) is None:
             time.sleep(600)
-        return original(*given, **named)
+        return original(*arguments, **options)
 
-    patch.setattr(owner, name, held)
+    patch.setattr(owner, name, block)
 
 
 @pytest.fixture
 def held_phases(script, monkeypatch):
-    """A phase that a kill is aimed at lasts until the kill, on fast and on busy machines."""
+    """Let the phase of a kill last until the kill, on fast and on busy machines."""
     original = script.attempt
 
     def attempt(recipe, folder, aim=None):

@@ -1,4 +1,4 @@
-"""Which operation, layer or parameter the diagnosis of NaN and inf names."""
+"""The diagnosis of NaN and inf: the operation, layer or parameter that it names."""
 
 import re
 
@@ -19,13 +19,13 @@ def images():
     return torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(0))
 
 
-def explained(model, loss=lambda maps: maps.square().mean(), given=None):
-    given = images() if given is None else given
-    assert not loss(model(given)).isfinite()
-    return diagnose_loss(model, given, lambda: loss(model(given)))
+def diagnosis_of_loss(model, loss=lambda maps: maps.square().mean(), batch=None):
+    batch = images() if batch is None else batch
+    assert not loss(model(batch)).isfinite()
+    return diagnose_loss(model, batch, lambda: loss(model(batch)))
 
 
-def backwards(model, loss=lambda maps: maps.square().mean()):
+def diagnosis_of_gradient(model, loss=lambda maps: maps.square().mean()):
     loss(model(images())).backward()
     name = first_nonfinite_gradient(model)
     model.zero_grad()
@@ -38,7 +38,7 @@ def test_overflow_in_a_lambda_layer_names_the_layer(options, training):
     layer = LambdaLayer2d(8, query_depth=4, heads=2, **options)
     with torch.no_grad():
         layer.embedding.table.mul_(3e38 / layer.embedding.table.abs().max())
-    said = explained(network(layer).train(training))
+    said = diagnosis_of_loss(network(layer).train(training))
     assert re.fullmatch(r"the first operation with a non-finite result is \w+ in 2 \(LambdaLayer2d\)", said), said
 
 
@@ -64,7 +64,7 @@ class Exp(nn.Module):
 
 
 class Parent(nn.Module):
-    """Computes with its own hands before and after its child."""
+    """Applies functions of its own before and after its child."""
 
     def __init__(self, before=lambda x: x, after=lambda x: x):
         super().__init__()
@@ -83,16 +83,16 @@ class Parent(nn.Module):
     ],
 )
 def test_diagnosis_names_the_innermost_layer_and_the_operation(layer, place):
-    assert explained(network(layer)) == f"the first operation with a non-finite result is {place}"
+    assert diagnosis_of_loss(network(layer)) == f"the first operation with a non-finite result is {place}"
 
 
 def test_diagnosis_names_an_operation_of_the_loss():
-    said = explained(network(nn.Identity()), lambda maps: (0 * maps.mean()).log() * 0)
+    said = diagnosis_of_loss(network(nn.Identity()), lambda maps: (0 * maps.mean()).log() * 0)
     assert said == "the first operation with a non-finite result is log in the loss"
 
 
 class Masked(nn.Module):
-    """Attention in which no position sees a later one, by a constant or a buffer of -inf, and row 0 nothing at all."""
+    """Causal attention, masked by a constant or a buffer of -inf; if `empty`, row 0 attends to nothing."""
 
     def __init__(self, *, buffer, empty):
         super().__init__()
@@ -111,27 +111,27 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("buffer", [True, False])
 def test_infinite_attention_masks_are_not_reported_as_the_cause(buffer):
-    said = explained(nn.Sequential(network(Masked(buffer=buffer, empty=False)), Exp(), nn.BatchNorm2d(4)))
+    said = diagnosis_of_loss(nn.Sequential(network(Masked(buffer=buffer, empty=False)), Exp(), nn.BatchNorm2d(4)))
     assert said.endswith("is exp in 1 (Exp)")
-    assert "_softmax in 2 (Masked)" in explained(network(Masked(buffer=buffer, empty=True)))
+    assert "_softmax in 2 (Masked)" in diagnosis_of_loss(network(Masked(buffer=buffer, empty=True)))
 
 
 def test_diagnosis_names_nonfinite_parameters_buffers_and_images():
     model = network(nn.Identity())
     with torch.no_grad():
         model[1].running_var[0] = float("nan")
-        assert explained(model.eval()) == "the buffer 1.running_var is NaN"
+        assert diagnosis_of_loss(model.eval()) == "the buffer 1.running_var is NaN"
         model[0].weight[0, 0, 0, 0] = float("inf")
-        assert explained(model) == "the parameter 0.weight is not finite"
-    fresh = network(nn.Identity())
-    assert explained(fresh, given=images() * float("inf")) == "an image of the batch is not finite"
+        assert diagnosis_of_loss(model) == "the parameter 0.weight is not finite"
+    finite_model = network(nn.Identity())
+    assert diagnosis_of_loss(finite_model, batch=images() * float("inf")) == "an image of the batch is not finite"
 
 
 def test_running_statistics_of_the_failed_step_are_not_the_cause():
     model = network(Exp()).train()
     model(images())
     assert not model[3].running_var.isfinite().all()
-    assert explained(model).endswith("exp in 2 (Exp)")
+    assert diagnosis_of_loss(model).endswith("exp in 2 (Exp)")
 
 
 class Root(nn.Module):
@@ -148,7 +148,7 @@ class Root(nn.Module):
     ],
 )
 def test_diagnosis_names_the_operation_of_a_nonfinite_gradient(layer, place, nearest):
-    said, parameter = backwards(network(layer))
+    said, parameter = diagnosis_of_gradient(network(layer))
     assert said == f"the first operation whose backward pass has a non-finite result is {place}"
     assert parameter == nearest
 
@@ -158,7 +158,7 @@ def test_overflow_in_the_backward_of_a_lambda_layer_names_the_layer():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), LambdaLayer2d(8, query_depth=4, heads=2, scope=5))
     with torch.no_grad():
         model[1].embedding.table.mul_(1e6)
-    said, parameter = backwards(model, lambda maps: maps.sum() * 1e36)
+    said, parameter = diagnosis_of_gradient(model, lambda maps: maps.sum() * 1e36)
     assert re.search(r"is \w+Backward in 1 \(LambdaLayer2d\)$", said), said
     assert parameter.startswith("1.")
 

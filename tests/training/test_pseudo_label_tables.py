@@ -20,14 +20,14 @@ from training.label_tables import ORIGIN, Label, write_labels
 
 
 def columns(**changed):
-    """Two rows that are right, with some columns replaced."""
-    right = {
+    """Two valid rows, with some columns replaced."""
+    valid = {
         "keys": ["a", "b"],
         "positions": np.array([0, 2]),
         "classes": np.array([[3, 0], [1, 2]]),
         "probabilities": np.array([[0.75, 0.25], [0.5, 0.125]]),
     }
-    return right | changed
+    return valid | changed
 
 
 def test_table_round_trip(tmp_path):
@@ -122,7 +122,7 @@ def test_a_changed_byte_anywhere_is_detected(tmp_path):
         read = None
         with contextlib.suppress(InputError):
             read = read_table(path)[0]
-        assert read is None or read.equals(whole)  # where it is read, the byte was of no row, such as a statistic
+        assert read is None or read.equals(whole)  # if it was read, the byte belongs to no row, such as a statistic
 
 
 @pytest.mark.parametrize("kept", [0, 3, 200, -1])

@@ -16,7 +16,7 @@ from lambdanets.locks import locked
 from lambdanets.training.pseudo_labels.labelling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.pseudo_labels.tables import open_labels, read_table
-from training.teachers import CLASSES, changed, write_teacher
+from training.teachers import CLASSES, replace_bytes, write_teacher
 
 SHARDS = [f"train-{number:05}" for number in range(8)]
 
@@ -104,11 +104,11 @@ def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_p
     assert [*tables_in(tmp_path / "out")] == SHARDS[:1]
     with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, train-00001.parquet first; finish labelling"):
         select(tmp_path / "out", tmp_path / "selection")
-    told = []
+    reported = []
     done = label_shards(
-        teacher, str(shards), tmp_path / "out", tell=lambda name, images, _: told.append((name, images))
+        teacher, str(shards), tmp_path / "out", tell=lambda name, images, _: reported.append((name, images))
     )
-    assert told == [(f"{name}.tar", 2) for name in SHARDS[1:]]
+    assert reported == [(f"{name}.tar", 2) for name in SHARDS[1:]]
     assert (done.shards, done.images) == (7, 14)
 
 
@@ -123,7 +123,7 @@ def test_locked_shard_is_left_to_its_owner(teacher, shards, tmp_path):
 
 def test_shard_locked_by_a_dead_host_is_labeled_last(teacher, shards, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(locks, "EXPIRY_SECONDS", 1.0)
-    label_shards(teacher, str(shards), tmp_path / "whole")
+    label_shards(teacher, str(shards), tmp_path / "uninterrupted")
     with pytest.raises(StoppedError):
         label_shards(teacher, str(shards), tmp_path / "out", tell=stop)
     (tmp_path / "out/train-00000.parquet").unlink()
@@ -134,12 +134,12 @@ def test_shard_locked_by_a_dead_host_is_labeled_last(teacher, shards, tmp_path, 
     names = []
     label_shards(teacher, str(shards), tmp_path / "out", tell=lambda name, *_: names.append(name))
     assert names[-1] == "train-00000.tar"
-    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "whole")
+    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "uninterrupted")
     assert capsys.readouterr().err.count("waiting 1 s to see whether it is alive") == 1
 
 
 def in_processes(count, work):
-    """Run work(number, barrier) in processes of their own; their exit codes."""
+    """Run work(number, barrier) in forked processes, and return their exit codes."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
     processes = [context.Process(target=work, args=(number, barrier)) for number in range(count)]
@@ -155,22 +155,22 @@ def in_processes(count, work):
 def test_two_processes_label_each_shard_once(teacher, shards, tmp_path):
     def work(number, barrier):
         torch.set_num_threads(1)
-        with (tmp_path / f"told-{number}").open("w") as file:
+        with (tmp_path / f"labeled-{number}").open("w") as file:
             first = [True]
 
-            def tell(name, images, seconds):
+            def report(name, images, seconds):
                 file.write(f"{name}\n")
                 if first.pop() if first else False:
-                    barrier.wait(60)  # each has one shard, and holds it, before either goes on
+                    barrier.wait(60)  # each holds a shard before either continues
 
-            label_shards(teacher, str(shards), tmp_path / "out", tell=tell)
+            label_shards(teacher, str(shards), tmp_path / "out", tell=report)
 
     assert in_processes(2, work) == [0, 0]
-    told = [(tmp_path / f"told-{number}").read_text().split() for number in range(2)]
-    assert all(told)
-    assert sorted(told[0] + told[1]) == [f"{name}.tar" for name in SHARDS]
-    label_shards(teacher, str(shards), tmp_path / "alone")
-    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "alone")
+    labeled = [(tmp_path / f"labeled-{number}").read_text().split() for number in range(2)]
+    assert all(labeled)
+    assert sorted(labeled[0] + labeled[1]) == [f"{name}.tar" for name in SHARDS]
+    label_shards(teacher, str(shards), tmp_path / "single")
+    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "single")
 
 
 @pytest.mark.forks
@@ -231,7 +231,7 @@ def test_labeling_rejects_a_folder_with_unknown_content(teacher, shards, two_cla
 
 
 def test_labeling_lists_counts_and_skips_unreadable_images(teacher, shards, tmp_path):
-    bad = changed(shards, 2, b"IHDR", b"XXXX")
+    bad = replace_bytes(shards, 2, b"IHDR", b"XXXX")
     done = label_shards(teacher, str(shards), tmp_path / "out")
     assert (done.shards, done.images, len(done.unreadable)) == (8, 15, 1)
     assert done.unreadable[0].startswith(f"{bad}/")
@@ -241,7 +241,7 @@ def test_labeling_lists_counts_and_skips_unreadable_images(teacher, shards, tmp_
 
 
 def test_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tmp_path):
-    first, second = (changed(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
+    first, second = (replace_bytes(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
     with pytest.raises(InputError, match=rf"2 images could not be read, and max_unreadable is 1: {first}/"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=1)
     assert [*tables_in(tmp_path / "out")] == SHARDS[:4]

@@ -20,15 +20,15 @@ from lambdanets.locks import locked_folder
 from lambdanets.training.pseudo_labels import ranking
 from lambdanets.training.pseudo_labels.selection import Report, select
 from lambdanets.training.pseudo_labels.tables import read_batches, read_table
-from training.label_tables import CONFIDENCES, ORIGIN, Label, copies_in, expected, some_labels, write_labels
+from training.label_tables import CONFIDENCES, ORIGIN, Label, copies_in, expected_copies, random_labels, write_labels
 
 
 @pytest.mark.parametrize("confidence", [0, 0.3, 0.5, 0.99999])
 @pytest.mark.parametrize("per_class", [None, 1, 7, 40, 1000])
 def test_selection_equals_sorting_in_python(tmp_path, confidence, per_class):
-    labels = some_labels(300)
+    labels = random_labels(300)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=confidence, per_class=per_class)
-    assert copies_in(tmp_path / "out") == expected(labels, confidence, per_class, 0)
+    assert copies_in(tmp_path / "out") == expected_copies(labels, confidence, per_class, 0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -51,7 +51,7 @@ def test_selection_of_random_sets_equals_sorting_in_python(tmp_path_factory, row
     folder = tmp_path_factory.mktemp("any")
     labels = [Label(*row) for row in rows]
     write_labels(folder / "in", [labels[i::shards] for i in range(shards)])
-    wanted = expected(labels, confidence, per_class, seed)
+    wanted = expected_copies(labels, confidence, per_class, seed)
     if not wanted:
         with pytest.raises(InputError, match="confidence must be at most"):
             select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
@@ -63,20 +63,20 @@ def test_selection_of_random_sets_equals_sorting_in_python(tmp_path_factory, row
 
 @pytest.mark.slow
 def test_selection_that_spills_to_disk_equals_sorting_in_python(tmp_path, monkeypatch):
-    labels, out = some_labels(400_000), tmp_path / "out"
+    labels, out = random_labels(400_000), tmp_path / "out"
     write_labels(tmp_path / "in", [labels[:250_000], labels[250_000:250_001], labels[250_001:]])
     monkeypatch.setattr(ranking, "MEMORY_LIMIT", "30MB")
-    there = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: there.append([path.name for path in out.iterdir()]))
+    listings = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: listings.append([path.name for path in out.iterdir()]))
     select(tmp_path / "in", out, per_class=100_000, seed=1)
-    assert ".duckdb.unfinished" in there[0]
+    assert ".duckdb.unfinished" in listings[0]
     assert not list(out.glob(".*"))
-    assert copies_in(out) == expected(labels, 0.3, 100_000, 1)
+    assert copies_in(out) == expected_copies(labels, 0.3, 100_000, 1)
 
 
 def test_out_of_memory_in_sorting_is_reported_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(ranking, "MEMORY_LIMIT", "1MB")
-    write_labels(tmp_path / "in", [some_labels(20_000)])
+    write_labels(tmp_path / "in", [random_labels(20_000)])
     with pytest.raises(OSError, match=r"DuckDB cannot sort the rows .*; free memory or disk space") as raised:
         select(tmp_path / "in", tmp_path / "out", per_class=100)
     assert is_for_user(raised.value)
@@ -85,24 +85,24 @@ def test_out_of_memory_in_sorting_is_reported_in_one_sentence(tmp_path, monkeypa
 
 
 def test_copies_within_a_class_differ_by_at_most_one(tmp_path):
-    labels = some_labels(500, classes=3)
+    labels = random_labels(500, classes=3)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=100)
     copies = copies_in(tmp_path / "out")
     for number in range(3):
-        mine = [copies[x.key] for x in labels if x.class_number == number and x.key in copies]
-        assert sum(mine) == 100
-        assert max(mine) - min(mine) <= 1
+        of_class = [copies[x.key] for x in labels if x.class_number == number and x.key in copies]
+        assert sum(of_class) == 100
+        assert max(of_class) - min(of_class) <= 1
 
 
 def test_kept_rows_are_the_most_confident(tmp_path):
-    labels = some_labels(500)
+    labels = random_labels(500)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=20)
     kept = copies_in(tmp_path / "out")
     for number in range(4):
-        mine = [x for x in labels if x.class_number == number]
-        inside = [x.confidence for x in mine if x.key in kept]
+        of_class = [x for x in labels if x.class_number == number]
+        inside = [x.confidence for x in of_class if x.key in kept]
         assert len(inside) <= 20
-        assert max([x.confidence for x in mine if x.key not in kept], default=0) <= min(inside, default=0.3)
+        assert max([x.confidence for x in of_class if x.key not in kept], default=0) <= min(inside, default=0.3)
 
 
 def test_confidence_equal_to_the_threshold_is_kept(tmp_path):
@@ -112,7 +112,7 @@ def test_confidence_equal_to_the_threshold_is_kept(tmp_path):
 
 
 def test_selection_does_not_depend_on_files_order_or_row_groups(tmp_path):
-    labels = some_labels(240)
+    labels = random_labels(240)
     shuffled = [labels[i] for i in np.random.default_rng(0).permutation(240)]
     write_labels(tmp_path / "one", [labels])
     write_labels(tmp_path / "many", [shuffled[:10], [], shuffled[10:200], shuffled[200:]])
@@ -170,7 +170,7 @@ def test_report_lists_short_and_empty_classes(tmp_path):
 
 
 def test_selected_rows_keep_their_columns_and_order(tmp_path):
-    labels = some_labels(50)
+    labels = random_labels(50)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out")
     before = read_table(tmp_path / "in/train-00000.parquet")[0].to_pylist()
     after = read_table(tmp_path / "out/train-00000.parquet")[0].to_pylist()
@@ -197,23 +197,23 @@ def test_negative_zero_counts_as_zero(tmp_path):
 
 
 def test_rejects_a_second_selection_into_a_folder(tmp_path):
-    write_labels(tmp_path / "in", [some_labels(30)])
+    write_labels(tmp_path / "in", [random_labels(30)])
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
         select(tmp_path / "in", tmp_path / "out")
 
 
 def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
-    labels = some_labels(300)
+    labels = random_labels(300)
     write_labels(tmp_path / "in", [labels[i::20] for i in range(20)])
     select(tmp_path / "in", tmp_path / "whole", per_class=50)
     out = tmp_path / "out"
 
-    def stopping(descriptor):
+    def interrupt(descriptor):
         if len(list(out.glob("*.parquet"))) >= 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", stopping)  # of a table that is written
+        patch.setattr(os, "fsync", interrupt)  # called when a table is written
         with pytest.raises(KeyboardInterrupt):
             select(tmp_path / "in", out, per_class=50)
     written = {path: path.stat().st_mtime_ns for path in out.iterdir()}
@@ -227,18 +227,18 @@ def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
         assert path.stat().st_mtime_ns == moment
     whole, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "whole", out))
     assert whole == again
-    monkeypatch.setattr(ranking, "read_batches", None)  # a finished selection is not read again
+    monkeypatch.setattr(ranking, "read_batches", None)  # a finished selection does not read the labels
     assert select(tmp_path / "in", out, per_class=50) == report
 
 
 @pytest.mark.parametrize("per_class", [None, 5])
 def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
-    write_labels(tmp_path / "in", [some_labels(30)])
+    write_labels(tmp_path / "in", [random_labels(30)])
     scans = []
 
-    def endless(*given):
-        scans.append(given)
-        (batch,) = read_batches(*given)
+    def endless(*arguments):
+        scans.append(arguments)
+        (batch,) = read_batches(*arguments)
         yield batch
         if len(scans) == (1 if per_class is None else 2):
             os.kill(os.getpid(), signal.SIGINT)
@@ -252,7 +252,7 @@ def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
 
 @pytest.mark.forks
 def test_killed_selection_resumes(tmp_path):
-    labels = some_labels(3000)
+    labels = random_labels(3000)
     write_labels(tmp_path / "in", [labels[i::40] for i in range(40)])
 
     def killed_after_20(descriptor):
@@ -269,12 +269,12 @@ def test_killed_selection_resumes(tmp_path):
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "out/selection.json").exists()
     select(tmp_path / "in", tmp_path / "out", per_class=500)
-    assert copies_in(tmp_path / "out") == expected(labels, 0.3, 500, 0)
+    assert copies_in(tmp_path / "out") == expected_copies(labels, 0.3, 500, 0)
     assert not list((tmp_path / "out").glob(".*"))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process can be begun anew on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak memory of a process")
 def test_selecting_two_million_rows_takes_less_than_600_mib(tmp_path):
     script = """
 import sys
@@ -291,7 +291,7 @@ for shard in range(8):
     write_table(folder / f"s{shard}.parquet", origin, keys=keys, positions=np.arange(n), classes=classes[:, None],
                 probabilities=np.where(random.random(n) < 0.9, 1, random.random(n))[:, None])
 write_description(folder, origin)
-Path("/proc/self/clear_refs").write_text("5")  # begin the peak anew
+Path("/proc/self/clear_refs").write_text("5")  # reset the peak
 before = peak_memory()
 report = select(folder, folder / "out", per_class=1500)
 print(report.images, (peak_memory() - before) >> 20)

@@ -1,4 +1,4 @@
-"""What a selection of pseudo-labels refuses, each in a sentence."""
+"""What a selection of pseudo-labels rejects, in one sentence each."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,7 +7,7 @@ import pytest
 from lambdanets.errors import InputError
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.pseudo_labels.tables import Origin, read_table, write_description
-from training.label_tables import ORIGIN, Label, some_labels, write_labels
+from training.label_tables import ORIGIN, Label, random_labels, write_labels
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_selection_rejects_options_out_of_range(tmp_path, options, sentence):
 )
 @pytest.mark.parametrize("finished", [True, False])
 def test_selection_rejects_a_folder_of_other_options(tmp_path, options, sentence, finished):
-    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
+    select(write_labels(tmp_path / "in", [random_labels(20)]), tmp_path / "out")
     if not finished:
         (tmp_path / "out/selection.json").unlink()
     with pytest.raises(InputError, match=sentence):
@@ -47,14 +47,14 @@ def test_selection_rejects_a_folder_of_other_options(tmp_path, options, sentence
 
 
 def test_selection_rejects_a_folder_of_other_labels(tmp_path):
-    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
-    select(write_labels(tmp_path / "in", [some_labels(20), []]), tmp_path / "out2")
+    select(write_labels(tmp_path / "in", [random_labels(20)]), tmp_path / "out")
+    select(write_labels(tmp_path / "in", [random_labels(20), []]), tmp_path / "out2")
     with pytest.raises(InputError, match="out holds a selection with other labels; name another folder"):
         select(tmp_path / "in", tmp_path / "out")
 
 
 def test_selection_rejects_a_folder_with_unknown_content(tmp_path):
-    labels = write_labels(tmp_path / "in", [some_labels(20)])
+    labels = write_labels(tmp_path / "in", [random_labels(20)])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("")
     for out, sentence in (
@@ -67,7 +67,7 @@ def test_selection_rejects_a_folder_with_unknown_content(tmp_path):
 
 
 def test_selection_rejects_a_damaged_selection_json(tmp_path):
-    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
+    select(write_labels(tmp_path / "in", [random_labels(20)]), tmp_path / "out")
     for content in ("{", "[]", "{}"):
         (tmp_path / "out/selection.json").write_text(content)
         with pytest.raises(InputError, match=r"selection.json is damaged: .*; remove it and select again"):
@@ -75,7 +75,7 @@ def test_selection_rejects_a_damaged_selection_json(tmp_path):
 
 
 def test_rejects_mixed_teachers_and_damaged_or_impossible_tables(tmp_path):
-    labels = some_labels(20)
+    labels = random_labels(20)
     write_labels(tmp_path / "in", [labels, labels], Origin(ORIGIN.classes, {"model": "another"}, 2))
     write_description(tmp_path / "in", ORIGIN)
     with pytest.raises(InputError, match=r"train-0000\d.parquet has other classes or another teacher"):

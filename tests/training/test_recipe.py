@@ -77,7 +77,7 @@ def test_rejects_an_invalid_recipe_json(text, message):
         Recipe.from_json(text, "run")
 
 
-WRONG = [
+INVALID = [
     ("epochs", 0),
     ("batch_size", 1),
     ("training_images", 0),
@@ -109,7 +109,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG)
+@pytest.mark.parametrize(("field", "value"), INVALID)
 def test_rejects_a_recipe_field_out_of_range(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be"):
         replace(DIGITS, **{field: value})

@@ -53,8 +53,8 @@ def test_run_writes_its_files_metrics_and_result(quick, tmp_path):
         ("9", "3"),
     ]
     for name in ("curves.png", "predictions.png"):
-        with Image.open(tmp_path / "run" / name) as picture:
-            assert picture.width > 500
+        with Image.open(tmp_path / "run" / name) as figure:
+            assert figure.width > 500
 
 
 def test_learns_to_separate_a_light_from_a_dark_class(quick, tmp_path):
@@ -74,13 +74,13 @@ def test_the_same_seed_gives_the_same_bits(quick, quick_run, tmp_path):
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 6, 8])
 def test_interrupted_run_resumes_to_the_same_bits(quick, quick_run, step, tmp_path, monkeypatch):
-    # with checkpoints every 2 steps, 3 steps an epoch: in mid-epoch, before and after the last step of one
+    # with a checkpoint every 2 steps and 3 steps per epoch: in mid-epoch, before and after the last step of an epoch
     with monkeypatch.context() as patch:
         at_step(patch, step, crash)
         with pytest.raises(CrashError):
-            run.start(quick, tmp_path / "broken")
-    run.resume(tmp_path / "broken")
-    assert_same_result(quick_run, tmp_path / "broken")
+            run.start(quick, tmp_path / "interrupted")
+    run.resume(tmp_path / "interrupted")
+    assert_same_result(quick_run, tmp_path / "interrupted")
 
 
 def test_interrupted_run_on_shards_resumes_to_the_same_bits(quick, shards, tmp_path, monkeypatch):
@@ -89,9 +89,9 @@ def test_interrupted_run_on_shards_resumes_to_the_same_bits(quick, shards, tmp_p
     with monkeypatch.context() as patch:
         at_step(patch, 5, crash)
         with pytest.raises(CrashError):
-            run.start(recipe, tmp_path / "broken")
-    run.resume(tmp_path / "broken")
-    assert_same_result(tmp_path / "whole", tmp_path / "broken")
+            run.start(recipe, tmp_path / "interrupted")
+    run.resume(tmp_path / "interrupted")
+    assert_same_result(tmp_path / "whole", tmp_path / "interrupted")
 
 
 def test_rejects_resuming_on_changed_shards(quick, shards, tmp_path, monkeypatch):
@@ -141,7 +141,7 @@ def test_second_start_of_a_run_is_rejected_with_the_owner(quick, quick_run, tmp_
     unfinished = tmp_path / "run/checkpoints/.last.ckpt.1.unfinished"
 
     def start_again():
-        unfinished.touch()  # the owner's: it may be stopped in the middle of a checkpoint
+        unfinished.touch()  # of the owner, which may be in the middle of writing a checkpoint
         for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
             with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, which runs since"):
                 start_or_resume()
@@ -180,8 +180,8 @@ def test_run_interrupted_before_its_first_checkpoint_restarts(quick, tmp_path, m
     with monkeypatch.context() as patch:
         at_step(patch, 0, crash)
         with pytest.raises(CrashError):
-            run.start(quick, tmp_path / "broken")
-    assert run.resume(tmp_path / "broken")["epochs"] == 3
+            run.start(quick, tmp_path / "interrupted")
+    assert run.resume(tmp_path / "interrupted")["epochs"] == 3
 
 
 def test_run_without_a_result_gets_it_without_training_again(quick, quick_run, tmp_path, monkeypatch):
@@ -195,17 +195,17 @@ def test_run_without_a_result_gets_it_without_training_again(quick, quick_run, t
 
 
 def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monkeypatch):
-    interrupted_run(replace(quick, checkpoint_every=1000), tmp_path / "broken", monkeypatch)
-    (tmp_path / "broken/checkpoints/last.ckpt").unlink()
-    run.resume(tmp_path / "broken")
-    assert_same_result(quick_run, tmp_path / "broken")
+    interrupted_run(replace(quick, checkpoint_every=1000), tmp_path / "interrupted", monkeypatch)
+    (tmp_path / "interrupted/checkpoints/last.ckpt").unlink()
+    run.resume(tmp_path / "interrupted")
+    assert_same_result(quick_run, tmp_path / "interrupted")
 
 
 def test_run_resumes_with_moved_data_and_initial_weights(quick, two_classes, tmp_path, monkeypatch):
     run.start(replace(quick, epochs=1), tmp_path / "base")
     quick = replace(quick, weights=str(tmp_path / "base"))
     run.start(quick, tmp_path / "whole")
-    folder = interrupted_run(quick, tmp_path / "broken", monkeypatch)
+    folder = interrupted_run(quick, tmp_path / "interrupted", monkeypatch)
     (tmp_path / "base").rename(tmp_path / "elsewhere")
     two_classes.rename(tmp_path / "moved")
     recipe = replace(quick, data=str(tmp_path / "moved"), workers=1)
@@ -220,7 +220,7 @@ def test_second_signal_stops_within_the_step(quick, tmp_path, monkeypatch):
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("the step went on")
+        pytest.fail("the step was not interrupted")
 
     at_step(monkeypatch, 1, twice)
     with pytest.raises(Interrupted):
@@ -297,11 +297,11 @@ def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
     scale = [warmup_then_cosine(step, 4, 20) for step in range(20)]
     assert scale[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert scale[12] == pytest.approx(0.5)
-    assert all(a >= b for a, b in itertools.pairwise(scale[4:]))
+    assert all(first >= second for first, second in itertools.pairwise(scale[4:]))
     assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
 
 
-@pytest.mark.parametrize("change", ["renamed class", "another image", "an image less", "another class"])
+@pytest.mark.parametrize("change", ["renamed class", "another image", "a missing image", "another class"])
 def test_rejects_resuming_on_changed_data(quick, two_classes, change, tmp_path, monkeypatch):
     folder = interrupted_run(quick, tmp_path / "run", monkeypatch)
     image = (two_classes / "dark/00.png").read_bytes()
@@ -309,7 +309,7 @@ def test_rejects_resuming_on_changed_data(quick, two_classes, change, tmp_path, 
         (two_classes / "dark").rename(two_classes / "zebra")
     elif change == "another image":
         (two_classes / "dark/new.png").write_bytes(image)
-    elif change == "an image less":
+    elif change == "a missing image":
         (two_classes / "dark/00.png").unlink()
     else:
         for i in range(3):
@@ -321,13 +321,13 @@ def test_rejects_resuming_on_changed_data(quick, two_classes, change, tmp_path, 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """The folder of a run of `quick` that crashed at its sixth step. Not to be changed."""
+    """The folder of a run of `quick` that crashed at its sixth step. Read-only."""
     folder = tmp_path_factory.mktemp("interrupted")
     return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "empty", "text", "weights alone", "of another recipe", "a tensor less"]
+    "damage", ["truncated", "empty", "text", "only weights", "of another recipe", "a missing tensor"]
 )
 def test_damaged_checkpoint_without_before_ckpt_is_rejected(interrupted, damage, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
@@ -335,11 +335,11 @@ def test_damaged_checkpoint_without_before_ckpt_is_rejected(interrupted, damage,
     path = folder / "checkpoints/last.ckpt"
     (folder / "checkpoints/before.ckpt").unlink()
     whole = path.read_bytes()
-    if damage == "weights alone":
+    if damage == "only weights":
         torch.save({"state_dict": {"x": torch.zeros(1)}}, path)
     elif damage == "of another recipe":
         (folder / "recipe.json").write_text(replace(recipe, seed=recipe.seed + 1).to_json())
-    elif damage == "a tensor less":
+    elif damage == "a missing tensor":
         content = torch.load(path, weights_only=True)
         del content["state_dict"]["model.fc.bias"]
         torch.save(content, path)
@@ -351,7 +351,7 @@ def test_damaged_checkpoint_without_before_ckpt_is_rejected(interrupted, damage,
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "bytes changed"])
 def test_damaged_last_ckpt_resumes_from_before_ckpt(quick, quick_run, damage, tmp_path, monkeypatch, capsys):
-    folder = interrupted_run(quick, tmp_path / "broken", monkeypatch)
+    folder = interrupted_run(quick, tmp_path / "interrupted", monkeypatch)
     path = folder / "checkpoints/last.ckpt"
     content = bytearray(path.read_bytes())
     if damage == "bytes changed":
@@ -382,31 +382,31 @@ def test_class_and_file_names_may_be_anything(quick, two_classes, tmp_path):
     assert load_classifier(tmp_path / "run").classes == ("a$x^$b 猫", "light")
 
 
-def damage_part(two_classes, part):
-    """Images in train/ and val/, those of one part damaged."""
+def damage_split(two_classes, split):
+    """Write images into train/ and val/, those of one split damaged."""
     for name in ("train", "val"):
         for label in ("dark", "light"):
             (two_classes / name / label).mkdir(parents=True)
             for i in range(4):
-                content = b"no image" if name == part else (two_classes / label / f"{i:02}.png").read_bytes()
+                content = b"no image" if name == split else (two_classes / label / f"{i:02}.png").read_bytes()
                 (two_classes / name / label / f"{i}.png").write_bytes(content)
 
 
-@pytest.mark.parametrize(("part", "name"), [("train", "training"), ("val", "validation")])
-def test_split_without_a_readable_image_is_rejected_without_a_folder(quick, two_classes, part, name, tmp_path):
-    damage_part(two_classes, part)
+@pytest.mark.parametrize(("split", "name"), [("train", "training"), ("val", "validation")])
+def test_split_without_a_readable_image_is_rejected_without_a_folder(quick, two_classes, split, name, tmp_path):
+    damage_split(two_classes, split)
     with pytest.raises(InputError, match=rf"none of the 8 {name} images can be read; the first: \S*0\.png: it is not"):
         run.start(quick, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("part", ["train", "val"])
-def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, part, tmp_path, monkeypatch):
-    damage_part(two_classes, part)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split, tmp_path, monkeypatch):
+    damage_split(two_classes, split)
     # as if they had been damaged after the run was opened
     monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
     said = {"train": "no training batch had two readable images", "val": "none of the validation images"}
-    with pytest.raises(ValueError, match=said[part]):
+    with pytest.raises(ValueError, match=said[split]):
         run.start(quick, tmp_path / "run")
 
 
@@ -440,7 +440,7 @@ ACCUMULATED = {"micro_batch": 3, "ema_decay": 0.9}
 
 @pytest.fixture(scope="module")
 def accumulated_run(tmp_path_factory):
-    """The folder of a run of `quick` with micro-batches and EMA that nothing happened to. Not to be changed."""
+    """The folder of an uninterrupted run of `quick` with micro-batches and EMA. Read-only."""
     folder = tmp_path_factory.mktemp("accumulated")
     run.start(replace(quick_recipe(write_two_classes(folder / "images")), **ACCUMULATED), folder / "run")
     return folder / "run"
@@ -448,6 +448,6 @@ def accumulated_run(tmp_path_factory):
 
 @pytest.mark.parametrize("step", [2, 4, 8])
 def test_a_run_with_micro_batches_and_ema_resumes_to_the_same_bits(quick, accumulated_run, step, tmp_path, monkeypatch):
-    interrupted_run(replace(quick, **ACCUMULATED), tmp_path / "broken", monkeypatch, step)
-    run.resume(tmp_path / "broken")
-    assert_same_result(accumulated_run, tmp_path / "broken")
+    interrupted_run(replace(quick, **ACCUMULATED), tmp_path / "interrupted", monkeypatch, step)
+    run.resume(tmp_path / "interrupted")
+    assert_same_result(accumulated_run, tmp_path / "interrupted")

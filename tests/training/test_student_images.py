@@ -12,7 +12,7 @@ from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError, is_for_user
 from lambdanets.training.pseudo_labels.student_images import open_student_images
 from lambdanets.training.pseudo_labels.tables import read_table
-from training.teachers import CLASSES, changed, write_selection
+from training.teachers import CLASSES, replace_bytes, write_selection
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def student(shards, selection, *, classes=CLASSES, soft=True):
 
 
 def rewrite(path, change):
-    """Write a table again with its rows, as dictionaries, changed."""
+    """Change the rows of a table, as dictionaries, in place."""
     table = pq.read_table(path)
     rows = table.to_pylist()
     change(rows)
@@ -39,8 +39,8 @@ def rows_in(selection):
     return [row for path in sorted(selection.glob("*.parquet")) for row in read_table(path)[0].to_pylist()]
 
 
-def pictures(images):
-    """Name of each image, its pixels and its label."""
+def contents(images):
+    """The pixels and label of each image, by name."""
     return {
         images.name(number): (np.array(image).tobytes(), np.asarray(label).tolist())
         for number in range(len(images))
@@ -77,11 +77,11 @@ def test_shards_without_selected_rows_are_skipped(shards, tmp_path):
     images = student(shards, selection)
     assert 0 in images.groups
     assert len(images) == sum(images.groups) == len(images.labels)
-    assert len(pictures(images)) == len(images)
+    assert len(contents(images)) == len(images)
 
 
 def test_soft_label_spreads_the_rest_of_the_distribution_evenly(shards, selection):
-    classes = ("none", *reversed(CLASSES), "neither")  # in another order, and more of them
+    classes = ("none", *reversed(CLASSES), "neither")  # in another order, with two more
     images = student(shards, selection, classes=classes)
     for number, row in enumerate(rows_in(selection)):
         label = images.load(number)[1]
@@ -110,15 +110,15 @@ def test_hard_label_is_the_most_probable_class_by_name(shards, selection):
 
 
 def test_rows_are_found_by_key_not_by_position(shards, selection):
-    before = pictures(student(shards, selection))
+    before = contents(student(shards, selection))
 
-    def turn(rows):
+    def reverse(rows):
         rows.reverse()
         for row in rows:
             row["position"] = 7 - row["position"]
 
-    rewrite(selection / "train-00003.parquet", turn)
-    assert pictures(student(shards, selection)) == before
+    rewrite(selection / "train-00003.parquet", reverse)
+    assert contents(student(shards, selection)) == before
 
 
 def test_image_whose_key_is_not_in_the_shard_is_unreadable(shards, selection):
@@ -132,7 +132,7 @@ def test_image_whose_key_is_not_in_the_shard_is_unreadable(shards, selection):
 
 def test_pseudo_labeled_image_that_is_damaged_is_unreadable(shards, selection):
     images = student(shards, selection)
-    changed(shards, 2, b"IHDR", b"XXXX")
+    replace_bytes(shards, 2, b"IHDR", b"XXXX")
     with pytest.raises(UnreadableImage):
         images.load(4)
 
@@ -221,7 +221,7 @@ def test_rejects_a_table_that_changed_after_selection(shards, selection):
 def test_student_images_can_be_pickled(shards, selection):
     images = student(shards, selection)
     images.load(5)
-    assert pictures(pickle.loads(pickle.dumps(images))) == pictures(images)
+    assert contents(pickle.loads(pickle.dumps(images))) == contents(images)
 
 
 def test_another_selection_has_another_fingerprint(shards, selection, tmp_path):

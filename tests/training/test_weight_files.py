@@ -1,4 +1,4 @@
-"""Weights that no command may use: each is refused in one sentence that names the file, and nothing is left behind."""
+"""Invalid weight files: rejected in one sentence that names the file, without leaving files behind."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from training.teachers import write_teacher
 
 
 def edit(source, target, change, metadata=None):
-    """Copy weights.safetensors with its tensors changed in place, or other metadata."""
+    """Copy a safetensors file with changed tensors or metadata."""
     with safe_open(source, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         described = dict(file.metadata())
@@ -33,7 +33,7 @@ def edit(source, target, change, metadata=None):
     return target
 
 
-def spoil(name):
+def put_nan(name):
     return lambda tensors: tensors[name].view(-1)[-1:].fill_(float("nan"))
 
 
@@ -42,7 +42,7 @@ def classifier(tmp_path_factory):
     """Weights of an untrained classifier of dark and light images, with a NaN in its first convolution."""
     folder = tmp_path_factory.mktemp("classifier")
     teacher = write_teacher(folder / "teacher", ("dark", "light"))
-    return edit(teacher / "weights.safetensors", folder / "nan.safetensors", spoil("conv1.weight"))
+    return edit(teacher / "weights.safetensors", folder / "nan.safetensors", put_nan("conv1.weight"))
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +53,14 @@ def detector(tmp_path_factory):
     description = describe(recipe, ["cup"], category_ids=[1])
     save_weights(folder / "weights.safetensors", build_model(recipe, 1), description)
     return edit(
-        folder / "weights.safetensors", folder / "nan.safetensors", spoil("backbone.network.layer1.0.bn1.running_mean")
+        folder / "weights.safetensors",
+        folder / "nan.safetensors",
+        put_nan("backbone.network.layer1.0.bn1.running_mean"),
     )
 
 
-def refusal(capsys, *arguments):
-    """The one line that a refused command prints."""
+def error_of(capsys, *arguments):
+    """The one line that a rejected command prints."""
     assert main([str(argument) for argument in arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -79,7 +81,7 @@ def test_commands_reject_a_classifier_with_nan_weights(
         "train": ["train", "--weights", classifier, "--channels", 3, "--data", two_classes, "--run", tmp_path / "run"],
     }[command]
     expected = f"lambdanets: {classifier} must hold finite weights, got NaN in conv1.weight"
-    assert refusal(capsys, *arguments) == expected
+    assert error_of(capsys, *arguments) == expected
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -97,7 +99,7 @@ def test_commands_reject_a_detector_with_nan_weights(command, detector, two_clas
         "evaluate": ["evaluate", detector, "--out", tmp_path / "out"],
         "train": ["train", file, "--run", tmp_path / "run"],
     }[command]
-    said = refusal(capsys, "detect", *arguments)
+    said = error_of(capsys, "detect", *arguments)
     assert said.startswith(f"lambdanets: {detector} must hold finite weights, got NaN in ")
     assert said.endswith("layer1.0.bn1.running_mean")
     assert sorted(tmp_path.rglob("*")) == before
@@ -123,7 +125,7 @@ def test_rejects_classes_that_are_not_a_list_of_names(classes, tmp_path, capsys)
     expected = (
         "classes must be one name at least" if classes == [] else "does not say which model and classes it holds: "
     )
-    assert expected in refusal(capsys, "evaluate", path)
+    assert expected in error_of(capsys, "evaluate", path)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "train --weights", "detect evaluate", "detect train --weights"])
@@ -136,13 +138,13 @@ def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_p
     path.write_bytes(pickle.dumps(Evil(), protocol=4))
     options = ["--data", two_classes, "--run", tmp_path / "run"] if command == "train --weights" else []
     options += ["--quicktest", "--run", tmp_path / "run"] if command == "detect train --weights" else []
-    assert f"{path} is no checkpoint" in refusal(capsys, *command.split(), path, *options)
+    assert f"{path} is no checkpoint" in error_of(capsys, *command.split(), path, *options)
     assert not recwarn.list
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run").exists()
 
 
-# What files of weights had beside the tensors before model cards: the recipe, of which defaults were left out.
+# The metadata of weight files before model cards: the recipe, without defaults.
 BEFORE_CARDS = {
     "recipe": {
         "task": "classification", "model": "lambda_resnet20_small", "model_options": {"scope": 7}, "weights": None,
@@ -161,14 +163,14 @@ DETECTOR_BEFORE_CARDS = {
 }  # fmt: skip
 
 
-def saved_before(path, model, description):
+def save_with_metadata(path, model, description):
     save_file(model.state_dict(), path, {"lambdanets": json.dumps(description)})
     return path
 
 
 def test_classifiers_saved_before_model_cards_load(tmp_path):
     model = create_model("lambda_resnet20_small", num_classes=2, in_chans=3, scope=7)
-    loaded = load_classifier(saved_before(tmp_path / "weights.safetensors", model, BEFORE_CARDS))
+    loaded = load_classifier(save_with_metadata(tmp_path / "weights.safetensors", model, BEFORE_CARDS))
     assert loaded.classes == ("dark", "light")
     preprocessing = Preprocessing(24, 3, (0.4, 0.5, 0.6), (0.25,), 0.9, "bicubic")
     assert loaded.card.preprocessing == preprocessing
@@ -179,7 +181,7 @@ def test_classifiers_saved_before_model_cards_load(tmp_path):
 def test_detectors_saved_before_model_cards_load(tmp_path):
     fields = {**DETECTOR_BEFORE_CARDS["recipe"], "classes": ("cup", "fork"), "category_ids": (3, 7)}
     model = build_detector(make_card(DetectorCard, fields, "a test"))
-    loaded = load_detector(saved_before(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_CARDS))
+    loaded = load_detector(save_with_metadata(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_CARDS))
     assert [(category.id, category.name) for category in loaded.categories] == [(3, "cup"), (7, "fork")]
     assert (loaded.card.image_size, loaded.card.levels, loaded.card.validation_data) == (64, (2, 3), "b.json")
 
@@ -199,7 +201,7 @@ def test_detectors_saved_before_model_cards_load(tmp_path):
 def test_rejects_model_cards_with_values_out_of_range(change, message, tmp_path):
     model = create_model("lambda_resnet20_small", num_classes=2, in_chans=1)
     card = {"task": "classification", "model": "lambda_resnet20_small", "classes": ["a", "b"], "recipe": {}}
-    path = saved_before(tmp_path / "weights.safetensors", model, card)
+    path = save_with_metadata(tmp_path / "weights.safetensors", model, card)
     assert load_classifier(path).card.preprocessing == Preprocessing()
     with pytest.raises(InputError, match=re.escape(message)):
-        load_classifier(saved_before(path, model, card | change))
+        load_classifier(save_with_metadata(path, model, card | change))

@@ -1,4 +1,4 @@
-"""Detection on photographs of COCO, where there are some."""
+"""Detection on images of COCO, if they are available."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def coco():
 
 @pytest.mark.slow
 def test_trains_and_scores_on_coco_images(coco, tmp_path, capsys):
-    # persons alone: of 80 categories none would be likely enough to be found after two steps
+    # persons only: with 80 categories, no score would be high enough after two steps
     known = json.loads((coco / "instances_train2017.json").read_bytes())
     known["categories"] = [each for each in known["categories"] if each["name"] == "person"]
     known["annotations"] = [each for each in known["annotations"] if each["category_id"] == 1]

@@ -9,7 +9,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import coco_results, read_results, write_results
 
 
-def found_in_an_image(count=3, height=7, width=5):
+def random_detections(count=3, height=7, width=5):
     generator = torch.Generator().manual_seed(0)
     corners = torch.rand(count, 4, generator=generator)
     return {
@@ -21,7 +21,7 @@ def found_in_an_image(count=3, height=7, width=5):
 
 
 def test_masks_are_thresholded_at_one_half():
-    found = found_in_an_image()
+    found = random_detections()
     found["masks"][0, 0, 0] = torch.tensor([0.5, 0.50001, 0.49999, 0, 1])
     for result, mask in zip(coco_results(found, 11, [4, 9]), found["masks"], strict=True):
         assert result["segmentation"]["size"] == [7, 5]
@@ -30,7 +30,7 @@ def test_masks_are_thresholded_at_one_half():
 
 
 def test_boxes_labels_and_scores_become_coco_results_exactly():
-    found = found_in_an_image()
+    found = random_detections()
     results = coco_results(found, 11, [4, 9])
     assert [result["category_id"] for result in results] == [9, 4, 9]
     assert {result["image_id"] for result in results} == {11}
@@ -41,11 +41,11 @@ def test_boxes_labels_and_scores_become_coco_results_exactly():
 
 
 def test_image_without_detections_has_no_results():
-    assert coco_results(found_in_an_image(0), 11, [4, 9]) == []
+    assert coco_results(random_detections(0), 11, [4, 9]) == []
 
 
 def test_results_round_trip(tmp_path):
-    results = coco_results(found_in_an_image(), 11, [4, 9])
+    results = coco_results(random_detections(), 11, [4, 9])
     write_results(results, tmp_path / "results.json")
     assert read_results(tmp_path / "results.json") == results
 
@@ -79,6 +79,6 @@ def test_rejects_a_missing_results_file(tmp_path):
 
 
 def test_results_have_the_fields_of_the_coco_format(tmp_path):
-    write_results(coco_results(found_in_an_image(1), 11, [4, 9]), tmp_path / "results.json")
+    write_results(coco_results(random_detections(1), 11, [4, 9]), tmp_path / "results.json")
     (result,) = json.loads((tmp_path / "results.json").read_text())
     assert sorted(result) == ["bbox", "category_id", "image_id", "score", "segmentation"]

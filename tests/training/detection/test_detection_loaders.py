@@ -26,7 +26,7 @@ RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
 
 
 def known_image(*annotations, height=20, width=30):
-    """What is known of an image with such annotations."""
+    """A parsed image with these annotations."""
     image = coco_files.image(1, height=height, width=width)
     content = coco_files.to_json(coco_files.content(*annotations, images=[image]))
     return parse_annotations(content, Path("here")).images[0]
@@ -41,14 +41,14 @@ def disc(number, height, width, y, x, radius, **fields):
     return coco_files.annotation(number, bbox=box, area=1.0, segmentation=[points.ravel().tolist()], **fields)
 
 
-def grown(mask):
-    """A mask (h, w) with the pixels beside it."""
+def dilated(mask):
+    """A mask (h, w), dilated by one pixel."""
     return F.max_pool2d(mask[None].float(), 3, 1, 1)[0] > 0
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    """An image with a bright disc on dark ground, and what is known of it, which is the disc."""
+    """An image with a bright disc on a dark background, and its annotation."""
     height, width, y, x, radius = 61, 97, 34.0, 60.0, 21.0
     image = Image.new("L", (width, height), 10)
     ImageDraw.Draw(image).ellipse([x - radius, y - radius, x + radius, y + radius], fill=250)
@@ -66,8 +66,8 @@ def test_masks_follow_scale_crop_and_flip_of_the_image(drawn):
             continue
         mask, shown = target["masks"][0] > 0, image[0] > 0.5
         assert target["masks"].dtype == torch.uint8
-        assert not (mask & ~grown(shown)).any()
-        assert not (shown & ~grown(mask)).any()
+        assert not (mask & ~dilated(shown)).any()
+        assert not (shown & ~dilated(mask)).any()
         flipped += bool(mask[:, : mask.shape[1] // 2].sum() > mask[:, mask.shape[1] // 2 :].sum())
     assert flipped > 5  # the disc is to the right of the middle
     assert cropped > 5
@@ -95,18 +95,18 @@ def test_boxes_enclose_their_masks_and_do_not_exceed_the_object(drawn):
 
 @pytest.mark.parametrize("jitter", [0.2, 0.4])
 def test_mask_targets_are_centered_in_their_boxes(drawn, jitter):
-    # half a pixel to the right and down in the image, which torchvision's roi_align takes back
+    # torchvision's roi_align shifts by half a pixel to the left and up, so the image is shifted to the right and down
     recipe = replace(RECIPE, image_size=97, jitter=(jitter, jitter), flip=0.0)
     _, target = augment(*drawn, recipe)
-    learnt = project_masks_on_boxes(target["masks"], target["boxes"], torch.zeros(1), 28)[0]
+    learned = project_masks_on_boxes(target["masks"], target["boxes"], torch.zeros(1), 28)[0]
     width, height = (target["boxes"][0, 2:] - target["boxes"][0, :2]).tolist()
     middles = (torch.arange(28) + 0.5) / 28 - 0.5
     for axis, side in ((0, width), (1, height)):
-        assert abs((learnt.sum(axis) * middles).sum() / learnt.sum()) * side < 0.2  # pixels
+        assert abs((learned.sum(axis) * middles).sum() / learned.sum()) * side < 0.2  # pixels
 
 
 def test_box_of_a_cropped_object_is_that_of_its_remaining_mask():
-    corner = [0, 0, 30, 0, 30, 4, 4, 4, 4, 20, 0, 20]  # an L: of most crops one arm is left, whose box is thin
+    corner = [0, 0, 30, 0, 30, 4, 4, 4, 4, 20, 0, 20]  # an L: most crops contain one arm, whose box is thin
     known = known_image(coco_files.annotation(1, bbox=[0, 0, 30, 20], segmentation=[corner], area=184))
     recipe = replace(RECIPE, image_size=15, jitter=(2.0, 2.0))  # crops of 15 x 15 pixels
     cut = 0
@@ -202,8 +202,8 @@ def as_png(image):
 
 
 def test_images_of_any_mode_become_rgb_in_0_to_1():
-    grey = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30).astype(np.uint8))
-    files = {f"{mode}.png": as_png(grey.convert(mode)) for mode in ("L", "RGBA", "P", "1")}
+    gray = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30).astype(np.uint8))
+    files = {f"{mode}.png": as_png(gray.convert(mode)) for mode in ("L", "RGBA", "P", "1")}
     images = [coco_files.image(number, name) for number, name in enumerate(files, 1)]
     objects = [coco_files.annotation(number, number) for number in range(1, 5)]
     annotations = parse_annotations(coco_files.to_json(coco_files.content(*objects, images=images)), Path("here"))
@@ -221,8 +221,8 @@ def test_images_of_any_mode_become_rgb_in_0_to_1():
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """Of a set of 7 images, of which one has no objects any more."""
-    return tiny_recipe(tmp_path_factory.mktemp("feeding"), batch_size=3, jitter=(0.1, 2.0))
+    """A recipe with random scales and batches of 3 images."""
+    return tiny_recipe(tmp_path_factory.mktemp("loaders"), batch_size=3, jitter=(0.1, 2.0))
 
 
 def batches_of(recipe, batch_slice=BatchSlice()):  # noqa: B008 - it is frozen
@@ -230,10 +230,10 @@ def batches_of(recipe, batch_slice=BatchSlice()):  # noqa: B008 - it is frozen
 
 
 def test_detection_batches_do_not_depend_on_workers(recipe):
-    alone = list(islice(batches_of(recipe), 2))
-    made = batches_of(replace(recipe, workers=2))
-    assert_same(alone, list(made))
-    made.close()
+    expected = list(islice(batches_of(recipe), 2))
+    batches = batches_of(replace(recipe, workers=2))
+    assert_same(expected, list(batches))
+    batches.close()
 
 
 def test_detection_batches_resume_in_mid_epoch(recipe):
@@ -247,11 +247,11 @@ def test_detection_batches_resume_in_mid_epoch(recipe):
 
 def test_ranks_divide_the_images_of_a_step(recipe):
     step = next(iter(batches_of(recipe)))
-    parts = [next(iter(batches_of(recipe, batch_slice=BatchSlice(rank, 3)))) for rank in range(3)]
-    assert [len(part.images) for part in parts] == [1, 1, 1]
-    assert {part.step_images for part in parts} == {3}
-    for image, part in zip(step.images, parts, strict=True):
-        assert torch.equal(image, part.images[0])
+    batches = [next(iter(batches_of(recipe, batch_slice=BatchSlice(rank, 3)))) for rank in range(3)]
+    assert [len(batch.images) for batch in batches] == [1, 1, 1]
+    assert {batch.step_images for batch in batches} == {3}
+    for image, batch in zip(step.images, batches, strict=True):
+        assert torch.equal(image, batch.images[0])
 
 
 def test_validation_images_are_in_order_and_unchanged(recipe):

@@ -13,8 +13,8 @@ from lambdanets.training.processes import ALONE
 
 SMALL = DIGITS
 RECIPES = {
-    "as for digits": SMALL,
-    "a LambdaResNet with the heads of COCO": replace(
+    "digits": SMALL,
+    "LambdaResNet-50 with the heads for COCO": replace(
         SMALL,
         model="lambda_resnet50",
         levels=(1, 2, 3, 4),
@@ -28,8 +28,8 @@ RECIPES = {
 }
 
 
-def kept_by_autograd(recipe, images=2):
-    """Bytes that the backward pass of a step needs for each image, all of full size, with as many objects as learnt."""
+def saved_by_autograd(recipe, images=2):
+    """Bytes per image that autograd saves in a step on images of full size with the maximum of sampled objects."""
     torch.manual_seed(0)
     model = DetectionProbe(recipe, 10).build().train()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -58,14 +58,14 @@ def kept_by_autograd(recipe, images=2):
 @pytest.mark.parametrize("name", RECIPES)
 def test_predicted_memory_is_close_to_what_autograd_saves(name):
     predicted = training_memory(DetectionProbe(RECIPES[name], 10))[1]
-    assert 1 / 1.5 < predicted / kept_by_autograd(RECIPES[name]) < 1.5
+    assert 1 / 1.5 < predicted / saved_by_autograd(RECIPES[name]) < 1.5
 
 
 def test_memory_probe_has_as_many_objects_as_an_image_may_have(tiny, monkeypatch):
     task = DetectionTask.opened(tiny, ALONE, begun=False)
-    most = max(len(image.objects) for image in task.training.annotations.images)
-    assert most > 1
-    assert task.probe().objects == most
+    max_objects = max(len(image.objects) for image in task.training.annotations.images)
+    assert max_objects > 1
+    assert task.probe().objects == max_objects
     assert replace(task, recipe=replace(tiny, max_objects=1)).probe().objects == 1
     model, seen = task.probe().build(), []
     monkeypatch.setattr(model, "forward", lambda images, targets: seen.append(targets) or {"loss": torch.zeros(())})

@@ -11,7 +11,7 @@ from lambdanets.training.recipe import Recipe
 from lambdanets.training.run import given
 from lambdanets.training.tasks import read_recipe
 
-WRONG = [
+INVALID = [
     ("epochs", 0),
     ("batch_size", 0),
     ("micro_batch", 0),
@@ -43,7 +43,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG)
+@pytest.mark.parametrize(("field", "value"), INVALID)
 def test_rejects_a_detection_field_out_of_range(field, value):
     with pytest.raises(InputError, match=rf"^{field} must be"):
         replace(DETECTOR, **{field: value})
@@ -65,11 +65,11 @@ def test_own_annotations_require_images_and_validation_data(missing):
 
 
 def test_missing_data_and_images_are_required_by_name():
-    open_ended = DetectionRecipe(data="", images="", validation_data="")
+    incomplete = DetectionRecipe(data="", images="", validation_data="")
     with pytest.raises(InputError, match=r"^data must be given"):
-        given(open_ended)
+        given(incomplete)
     with pytest.raises(InputError, match=r"^images must be given"):
-        given(replace(open_ended, data="train.json"))
+        given(replace(incomplete, data="train.json"))
 
 
 def test_detection_recipe_json_round_trip():
@@ -79,10 +79,10 @@ def test_detection_recipe_json_round_trip():
     assert DetectionRecipe.from_json(text.encode(), "here") == recipe
 
 
-@pytest.mark.parametrize(("mine", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
-def test_rejects_the_recipe_of_another_task(mine, other):
-    with pytest.raises(InputError, match=f"here is of a run of {mine.task}, not of {other.task}"):
-        other.from_json(mine.to_json().encode(), "here")
+@pytest.mark.parametrize(("recipe", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
+def test_rejects_the_recipe_of_another_task(recipe, other):
+    with pytest.raises(InputError, match=f"here is of a run of {recipe.task}, not of {other.task}"):
+        other.from_json(recipe.to_json().encode(), "here")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_read_recipe_returns_the_type_of_its_task(recipe, tmp_path):
 
 
 def test_recipe_without_a_task_is_for_classification(tmp_path):
-    # as they were written before there was another task
+    # as written before there was another task
     fields = json.loads(DIGITS.to_json())
     del fields["task"]
     (tmp_path / "recipe.json").write_text(json.dumps(fields))

@@ -69,7 +69,7 @@ def test_rows_of_one_model_name_the_fields_that_differ(make_run):
     assert "resnet50 epochs=9" in text
 
 
-def of_file(name, content):
+def file_hash(name, content):
     return {"name": name, "sha256": content * 64}
 
 
@@ -77,8 +77,8 @@ def test_runs_from_different_initial_weights_have_separate_rows(make_run):
     runs = [
         make_run("fresh", BOXES, MASKS),
         make_run("old", BOXES, MASKS, seed=1, first_weights=None),
-        make_run("tuned", BOXES, MASKS, seed=1, first_weights=of_file("coco.safetensors", "a")),
-        make_run("moved", BOXES, MASKS, seed=2, first_weights=of_file("elsewhere.safetensors", "a")),
+        make_run("tuned", BOXES, MASKS, seed=1, first_weights=file_hash("coco.safetensors", "a")),
+        make_run("moved", BOXES, MASKS, seed=2, first_weights=file_hash("elsewhere.safetensors", "a")),
     ]
     fresh, tuned = report(runs, "markdown").splitlines()[2:4]
     assert fresh.startswith("| resnet50 | 44.1 | 2 |")
@@ -86,7 +86,7 @@ def test_runs_from_different_initial_weights_have_separate_rows(make_run):
 
 
 def test_initial_weights_of_the_same_name_are_distinguished_by_hash(make_run):
-    runs = [make_run(of, BOXES, MASKS, first_weights=of_file("best.safetensors", of)) for of in "ab"]
+    runs = [make_run(of, BOXES, MASKS, first_weights=file_hash("best.safetensors", of)) for of in "ab"]
     lines = report(runs, "markdown").splitlines()[2:4]
     assert [line.split(" | ")[0] for line in lines] == [
         "| resnet50 from best.safetensors (aaaaaaaa)",
@@ -102,8 +102,8 @@ def test_data_of_equal_hash_share_a_row_at_any_path(make_run):
             MASKS,
             seed=seed,
             data=f"{place}/train.json and {place}/val.json",
-            training_data=of_file(f"{place}/train.json", "a"),
-            validation_data=of_file(f"{place}/val.json", "b"),
+            training_data=file_hash(f"{place}/train.json", "a"),
+            validation_data=file_hash(f"{place}/val.json", "b"),
         )
         for seed, place in enumerate(("here", "there"))
     ]
@@ -113,11 +113,11 @@ def test_data_of_equal_hash_share_a_row_at_any_path(make_run):
 
 
 def test_rows_name_different_training_data(make_run):
-    validation = {"validation_data": of_file("val.json", "b")}
+    validation = {"validation_data": file_hash("val.json", "b")}
     runs = [
-        make_run("a", BOXES, MASKS, training_data=of_file("train.json", "a"), **validation),
-        make_run("b", BOXES, MASKS, seed=1, training_data=of_file("train.json", "c"), **validation),
-        make_run("c", BOXES, MASKS, seed=2, training_data=of_file("more.json", "d"), data="others", **validation),
+        make_run("a", BOXES, MASKS, training_data=file_hash("train.json", "a"), **validation),
+        make_run("b", BOXES, MASKS, seed=1, training_data=file_hash("train.json", "c"), **validation),
+        make_run("c", BOXES, MASKS, seed=2, training_data=file_hash("more.json", "d"), data="others", **validation),
     ]
     *lines, _, closing = report(runs, "markdown").splitlines()[2:]
     assert [line.split(" | ")[0] for line in lines] == [
@@ -129,7 +129,7 @@ def test_rows_name_different_training_data(make_run):
 
 
 def test_rejects_runs_scored_on_annotations_that_changed(make_run):
-    runs = [make_run(of, BOXES, MASKS, validation_data=of_file("val.json", of)) for of in "ab"]
+    runs = [make_run(of, BOXES, MASKS, validation_data=file_hash("val.json", of)) for of in "ab"]
     with pytest.raises(
         InputError, match=r"measured on the same data, got .*, 98 images \(.*b\), whose annotations differ"
     ):
@@ -137,7 +137,7 @@ def test_rejects_runs_scored_on_annotations_that_changed(make_run):
 
 
 def test_results_without_hashes_are_compared_by_path(make_run):
-    hashes = {"training_data": of_file("train.json", "a"), "validation_data": of_file("val.json", "b")}
+    hashes = {"training_data": file_hash("train.json", "a"), "validation_data": file_hash("val.json", "b")}
     runs = [make_run("old", BOXES, MASKS), make_run("new", BOXES, MASKS, seed=1, **hashes)]
     assert report(runs, "markdown").splitlines()[2].startswith("| resnet50 | 44.1 | 2 |")
     with pytest.raises(InputError, match="measured on the same data"):

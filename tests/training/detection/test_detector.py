@@ -20,7 +20,7 @@ from lambdanets.training import run
 from lambdanets.training.classification import model as classification
 from lambdanets.training.detection.model import build_model, describe
 from lambdanets.training.tasks import read_recipe
-from training.detection.tiny_detection import TWO, merge_into_two_categories, tiny_recipe
+from training.detection.tiny_detection import TWO_CATEGORIES, merge_into_two_categories, tiny_recipe
 from training.runs import weights_of
 
 LAST = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
@@ -34,10 +34,10 @@ def pixels():
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "checkpoints/last.ckpt"])
 def test_weights_checkpoint_and_run_folder_detect_equally(name, trained_detector, pixels):
-    whole, part = (load_detector(trained_detector / "run" / place) for place in ("", name))
-    assert part.categories == whole.categories == tuple(Category(**each) for each in TWO)
-    assert part.card == whole.card
-    for one, other in zip(whole.detect(pixels), part.detect(pixels), strict=True):
+    expected, actual = (load_detector(trained_detector / "run" / place) for place in ("", name))
+    assert actual.categories == expected.categories == tuple(Category(**each) for each in TWO_CATEGORIES)
+    assert actual.card == expected.card
+    for one, other in zip(expected.detect(pixels), actual.detect(pixels), strict=True):
         assert len(one["boxes"]) > 0
         assert all(torch.equal(one[key], other[key]) for key in ("boxes", "labels", "scores", "masks"))
 
@@ -53,11 +53,11 @@ def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
 def test_detections_do_not_depend_on_the_batch_size(trained_detector):
     detector = load_detector(trained_detector / "run")
     validation = open_validation(detector.card, detector.categories)
-    one, two = (detect_in_set(detector, validation, batch_size=images) for images in (1, 2))
-    assert len(one.results) == len(two.results) > 0
-    for mine, theirs in zip(one.results, two.results, strict=True):
-        assert mine["category_id"] == theirs["category_id"]
-        assert mine["bbox"] == pytest.approx(theirs["bbox"], abs=1e-3)
+    single, batched = (detect_in_set(detector, validation, batch_size=size) for size in (1, 2))
+    assert len(single.results) == len(batched.results) > 0
+    for expected, actual in zip(single.results, batched.results, strict=True):
+        assert actual["category_id"] == expected["category_id"]
+        assert actual["bbox"] == pytest.approx(expected["bbox"], abs=1e-3)
 
 
 def test_weights_of_other_categories_load_except_the_predictors(trained_detector):
@@ -65,20 +65,20 @@ def test_weights_of_other_categories_load_except_the_predictors(trained_detector
     torch.manual_seed(1)
     model = build_model(replace(recipe, weights=str(trained_detector / "run")), 3).state_dict()
     torch.manual_seed(1)
-    fresh = build_model(recipe, 3).state_dict()
-    theirs = weights_of(trained_detector / "run")
+    initial = build_model(recipe, 3).state_dict()
+    weights = weights_of(trained_detector / "run")
     assert model["roi_heads.box_predictor.cls_score.weight"].shape[0] == 4
     for name, tensor in model.items():
-        assert torch.equal(tensor, (fresh if name.startswith(LAST) else theirs)[name]), name
+        assert torch.equal(tensor, (initial if name.startswith(LAST) else weights)[name]), name
 
 
 def test_other_category_names_reinitialize_the_predictors(trained_detector):
     recipe = replace(read_recipe(trained_detector / "run/recipe.json"), weights=str(trained_detector / "run"))
-    theirs = weights_of(trained_detector / "run")
-    names = [each["name"] for each in TWO]
+    weights = weights_of(trained_detector / "run")
+    names = [each["name"] for each in TWO_CATEGORIES]
     for categories, same in ((names, True), (names[::-1], False), (["cup", "fork"], False)):
         model = build_model(recipe, categories).state_dict()
-        equal = {name for name, tensor in model.items() if torch.equal(tensor, theirs[name])}
+        equal = {name for name, tensor in model.items() if torch.equal(tensor, weights[name])}
         last = {name for name in model if name.startswith(LAST)}
         assert equal >= model.keys() - last
         assert (equal >= last) == same
@@ -103,9 +103,9 @@ def write_classifier(path, **fields):
     return model
 
 
-@pytest.mark.parametrize("name", ["lambda_resnet20_small", "mobilenetv2_lambda"])  # timm names their maps otherwise
+@pytest.mark.parametrize("name", ["lambda_resnet20_small", "mobilenetv2_lambda"])  # with other layer names in timm
 def test_classifier_weights_initialize_the_backbone(name, tmp_path):
-    theirs = {
+    weights = {
         name.replace(".", "_"): tensor
         for name, tensor in write_classifier(tmp_path / "weights.safetensors", model=name).state_dict().items()
     }
@@ -113,13 +113,13 @@ def test_classifier_weights_initialize_the_backbone(name, tmp_path):
     torch.manual_seed(1)
     model = build_model(recipe, 3)
     torch.manual_seed(1)
-    fresh = build_model(replace(recipe, weights=None), 3).state_dict()
+    initial = build_model(replace(recipe, weights=None), 3).state_dict()
     network = model.backbone.network.state_dict()
     assert len(network) > 50
     for name, tensor in network.items():
-        assert torch.equal(tensor, theirs[name.removeprefix("model.").replace(".", "_")]), name
+        assert torch.equal(tensor, weights[name.removeprefix("model.").replace(".", "_")]), name
     rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.network.")}
-    assert all(torch.equal(tensor, fresh[name]) for name, tensor in rest.items())
+    assert all(torch.equal(tensor, initial[name]) for name, tensor in rest.items())
 
 
 def test_pretrained_is_rejected_in_favor_of_a_weight_file(tmp_path):
@@ -128,12 +128,12 @@ def test_pretrained_is_rejected_in_favor_of_a_weight_file(tmp_path):
         InputError, match=r"save the network's state dict as a \.safetensors file and give that as weights"
     ):
         build_model(replace(recipe, model_options={"pretrained": True}), 3)
-    theirs = timm.create_model("resnet10t").state_dict()
-    save_file(theirs, tmp_path / "resnet10t.safetensors")
+    weights = timm.create_model("resnet10t").state_dict()
+    save_file(weights, tmp_path / "resnet10t.safetensors")
     model = build_model(replace(recipe, weights=str(tmp_path / "resnet10t.safetensors")), 3)
     network = model.backbone.network.state_dict()
-    assert theirs.keys() - network.keys() == {"fc.weight", "fc.bias"}
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in network.items())
+    assert weights.keys() - network.keys() == {"fc.weight", "fc.bias"}
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in network.items())
 
 
 def test_classifier_tables_are_interpolated_to_another_scope(tmp_path):
