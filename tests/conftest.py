@@ -29,7 +29,10 @@ from noise_images import write_two_classes
 torch.zeros(1, requires_grad=True).sum().backward()
 
 # All tests that use one of these run in the same process of pytest-xdist, so that it is created once.
-EXPENSIVE_FIXTURES = {"trained_detector", "interpreted", "uninterrupted", "quick_run", "accumulated_run", "frozen_run"}
+EXPENSIVE_FIXTURES = {
+    *("trained_detector", "interpreted", "uninterrupted", "trained"),
+    *("quick_run", "accumulated_run", "frozen_run"),
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -1,6 +1,5 @@
 """The Python of docs/detection.md."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,21 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.recipes.detection import digits
-
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/detection.md"
-
-
-def test_scores_of_scattered_digits_match_the_published_run():
-    kept = json.loads((ROOT / "experiments/results/epyc-2-cores/scattered_digits.json").read_text(encoding="utf-8"))
-    boxes, masks = ([f"{kept[kind][name]:.2f}" for name in ("AP", "AP50")] for kind in ("bbox", "segm"))
-    said = (
-        f"boxes reach AP {boxes[0]} and AP50 {boxes[1]}, masks {masks[0]} and {masks[1]}, after {kept['epochs']} epochs"
-    )
-    assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert f"mask AP50 {100 * kept['segm']['AP50']:.0f}%" in digits.__doc__
-    assert f"{kept['seconds'] / 60:.0f} minutes" in digits.__doc__
 
 
 def test_python_of_the_page_detects_objects_and_exports_to_onnx(trained_detector, tmp_path, monkeypatch, capsys):

@@ -3,30 +3,32 @@
 import contextlib
 import io
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import launching
+from lambdanets.training import launching, run
 from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.recipe import Recipe
-from training.runs import assert_same_result, run_on_two_ranks, train_on_ranks
+from training.runs import assert_same_result, at_step, run_on_two_ranks, train_on_ranks
 
 RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
 
@@ -75,53 +77,12 @@ def test_gradient_accumulation_equals_the_whole_batch():
         assert (whole - accumulated).abs().max() < 1e-12 * largest
 
 
-# Random augmentations, EMA and micro-batches; 3 epochs of 8 steps.
+# Random augmentations, EMA and micro-batches; 2 epochs of 4 steps.
 FIELDS = {
-    "data": "digits", "training_images": 256, "batch_size": 32, "image_size": 8, "epochs": 3, "micro_batch": 8,
-    "ema_decay": 0.9, "drop_path": 0.1, "rand_augment": "rand-m5-n1", "checkpoint_every": 3,
+    "data": "digits", "training_images": 64, "validation_share": 0.02, "batch_size": 16, "image_size": 8, "epochs": 2,
+    "micro_batch": 4, "ema_decay": 0.9, "drop_path": 0.1, "rand_augment": "rand-m5-n1", "checkpoint_every": 3,
 }  # fmt: skip
-
-
-def as_options(fields: dict[str, object]) -> list[str]:
-    """Fields of a recipe as command-line options."""
-    return [word for name, value in fields.items() for word in ("--" + name.replace("_", "-"), str(value))]
-
-
-def start_two_agents(folder: Path) -> list[subprocess.Popen]:
-    """Two torchrun agents, as on two nodes, with one rank each and two restarts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test",
-        "-m", "--", "lambdanets", "train", "digits", *as_options(FIELDS), "--run", str(folder),
-    ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-
-
-def ranks_of(folder: Path) -> list[int]:
-    """Process ids of the ranks that train into a folder."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (place / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if str(folder).encode() in words and b"torch.distributed.run" not in words:
-            found.append(int(place.name))
-    return sorted(found)
-
-
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within two minutes"
-        time.sleep(0.02)
+STEPS = 8
 
 
 @pytest.fixture(scope="module")
@@ -131,33 +92,56 @@ def uninterrupted(tmp_path_factory) -> Path:
     return folder
 
 
+def train_and_kill_once(folder: Path) -> None:
+    """Train as a rank of torchrun; the second rank gets SIGKILL in the second epoch, before any restart."""
+    torch.set_num_threads(1)
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        at_step(pytest.MonkeyPatch(), 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    run.start(replace(DIGITS, **FIELDS), folder)
+
+
+def run_agent(folder: Path, port: int) -> None:
+    """torchrun's agent on one of two nodes, with one rank; forked ranks save the imports."""
+    config = LaunchConfig(
+        min_nodes=2,
+        max_nodes=2,
+        nproc_per_node=1,
+        run_id="test",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        max_restarts=2,
+        monitor_interval=0.1,
+        start_method="fork",
+    )
+    elastic_launch(config, train_and_kill_once)(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.forks
 def test_elastic_restart_is_bit_identical(uninterrupted, tmp_path):
-    folder = tmp_path / "restarted"
-    agents = start_two_agents(folder)
-    wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
-    os.kill(ranks_of(folder)[-1], signal.SIGKILL)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = multiprocessing.get_context("fork").Process
+    agents = [start(target=run_agent, args=(tmp_path / "restarted", port)) for _ in range(2)]
     for agent in agents:
-        said = agent.communicate(timeout=240)[1]
-        assert agent.returncode == 0, said[-3000:]
-    assert_same_result(uninterrupted, folder)
+        agent.start()
+    for agent in agents:
+        agent.join(timeout=240)
+    assert [agent.exitcode for agent in agents] == [0, 0]
+    assert_same_result(uninterrupted, tmp_path / "restarted")
 
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path, monkeypatch):
-    import shutil
-
-    from lambdanets.training import run
-
+def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
     folder = tmp_path / "fewer"
     shutil.copytree(uninterrupted, folder)
     for name in ("result.json", "weights.safetensors"):
         (folder / name).unlink()
     recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
     content = torch.load(folder / "checkpoints/before.ckpt", weights_only=True)
-    assert 0 < content["global_step"] < 24
+    assert 0 < content["global_step"] < STEPS
     (folder / "checkpoints/before.ckpt").replace(folder / "checkpoints/last.ckpt")
     result = run.start(replace(recipe, data="digits"), folder)
     assert result["processes"] == 1
@@ -191,27 +175,49 @@ def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def run_until_sigterm(command: list[str], folder: Path) -> None:
-    """Run a command in a process group of its own, and send SIGTERM to the group after the first checkpoint."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    wait_for((folder / "checkpoints/last.ckpt").exists, "a checkpoint")
-    os.killpg(process.pid, signal.SIGTERM)
-    _, said = process.communicate(timeout=240)
-    assert process.returncode != 0
-    assert f"lambdanets train --resume {folder}" in said  # they ended by themselves, before torchrun killed them
-    assert not (folder / "result.json").exists()
-    assert "Traceback" not in said, said[-2000:]
+# A recipe file: the first rank sends SIGTERM to torchrun's agent at step 5, which forwards it to all ranks.
+SENDS_SIGTERM = """
+import os, signal, time
+from lambdanets.recipes.digits import recipe
+from lambdanets.training.module import TrainingModule
+
+step, sent = TrainingModule.training_step, []
+
+def training_step(self, batch, batch_idx):
+    if self.global_step == 5 and os.environ.get("RANK") == "0" and not sent:
+        sent.append(os.kill(os.getppid(), signal.SIGTERM))
+        time.sleep(2)  # until it comes back
+    return step(self, batch, batch_idx)
+
+TrainingModule.training_step = training_step
+"""
+
+
+def as_options(fields: dict[str, object]) -> list[str]:
+    """Fields of a recipe as command-line options."""
+    return [word for name, value in fields.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 
 @pytest.mark.slow
 @pytest.mark.forks
 def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path):
-    folder = tmp_path / "stopped"
+    folder, recipe_file = tmp_path / "stopped", tmp_path / "recipe.py"
+    recipe_file.write_text(SENDS_SIGTERM)
     options = ["--devices", "2", *as_options(FIELDS), "--workers", "1", "--run", str(folder)]
-    run_until_sigterm([sys.executable, "-m", "lambdanets", "train", "digits", *options], folder)
+    process = subprocess.run(
+        [sys.executable, "-m", "lambdanets", "train", str(recipe_file), *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert process.returncode != 0
+    said = process.stderr
+    assert f"lambdanets train --resume {folder}" in said  # they stopped by themselves, before torchrun killed them
+    assert not (folder / "result.json").exists()
+    assert "Traceback" not in said, said[-2000:]
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
-    assert content["global_step"] < 24
+    assert content["global_step"] < STEPS
     recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
     assert recipe.workers == 1
     assert train_on_ranks(recipe, folder, 2) == [0, 0]

@@ -59,7 +59,7 @@ def assert_same_best(*folders):
     assert [name for name in first | second if not torch.equal(first[name], second[name])] == []
 
 
-@pytest.mark.parametrize("step", [2, 4, 6, 7])
+@pytest.mark.parametrize("step", [4, 7])
 def test_early_stopping_resumes_to_the_same_bits(peaked, step, tmp_path, monkeypatch):
     recipe = replace(peaked, patience=2)
     whole = run.start(recipe, tmp_path / "whole")
@@ -83,10 +83,9 @@ def test_early_stopped_run_without_a_result_does_not_train_again(peaked, tmp_pat
     assert_same_result(tmp_path / "whole", tmp_path / "ended")
 
 
-@pytest.mark.parametrize("step", [4, 5])
-def test_copied_run_keeps_best_ckpt_and_leaves_the_original_unchanged(peaked, step, tmp_path, monkeypatch):
+def test_copied_run_keeps_best_ckpt_and_leaves_the_original_unchanged(peaked, tmp_path, monkeypatch):
     run.start(peaked, tmp_path / "whole")
-    interrupted_run(peaked, tmp_path / "interrupted", monkeypatch, step)
+    interrupted_run(peaked, tmp_path / "interrupted", monkeypatch, step=5)
     shutil.copytree(tmp_path / "interrupted", tmp_path / "copy")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")}
     run.start(peaked, tmp_path / "copy")

@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_bits(quick, quick_run, tmp_path):
     assert not torch.equal(weights_of(quick_run)["fc.weight"], weights_of(tmp_path / "other")["fc.weight"])
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 5, 6, 8])
+@pytest.mark.parametrize("step", [2, 3, 5, 8])
 def test_interrupted_run_resumes_to_the_same_bits(quick, quick_run, step, tmp_path, monkeypatch):
     # with a checkpoint every 2 steps and 3 steps per epoch: in mid-epoch, before and after the last step of an epoch
     with monkeypatch.context() as patch:
@@ -106,8 +106,7 @@ def test_rejects_resuming_on_changed_shards(quick, shards, tmp_path, monkeypatch
         run.resume(tmp_path / "run")
 
 
-@pytest.mark.parametrize("step", [0, 4, 5])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGINT)])
 def test_signal_stops_after_the_step_and_resumes_to_the_same_bits(
     quick, quick_run, step, number, tmp_path, monkeypatch
 ):
@@ -228,8 +227,8 @@ def test_second_signal_stops_within_the_step(quick, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_resuming_a_finished_run_changes_no_file(quick, tmp_path):
-    run.start(replace(quick, epochs=1), tmp_path / "run")
+def test_resuming_a_finished_run_changes_no_file(quick_run, tmp_path):
+    shutil.copytree(quick_run, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     run.resume(tmp_path / "run")
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
@@ -272,25 +271,23 @@ def test_infinite_loss_stops_the_run_and_says_what_to_change(quick, tmp_path):
         run.start(replace(quick, learning_rate=1e30, epochs=20, warmup_epochs=0), tmp_path / "run")
 
 
-def test_weights_checkpoint_and_run_folder_classify_equally(quick, tmp_path):
-    result = run.start(quick, tmp_path / "run")
+def test_weights_checkpoint_and_run_folder_classify_equally(quick_run):
+    result = json.loads((quick_run / "result.json").read_text())
     for name in ("", "weights.safetensors", "checkpoints/last.ckpt"):
-        classifier = load_classifier(tmp_path / "run" / name)
+        classifier = load_classifier(quick_run / name)
         assert classifier.classes == ("dark", "light")
         assert evaluate(classifier).top1 == result["top1"]
 
 
-def test_rejects_evaluation_on_other_classes(quick, tmp_path):
-    run.start(replace(quick, epochs=1), tmp_path / "run")
+def test_rejects_evaluation_on_other_classes(quick_run):
     with pytest.raises(ValueError, match=r"among the 2 of training \(dark, light\), got 0, 1, 2"):
-        evaluate(load_classifier(tmp_path / "run"), "digits")
+        evaluate(load_classifier(quick_run), "digits")
 
 
-def test_run_starts_from_given_weights(quick, tmp_path):
-    run.start(quick, tmp_path / "first")
-    weights = str(tmp_path / "first/weights.safetensors")
-    run.start(replace(quick, weights=weights, learning_rate=0.0, epochs=1), tmp_path / "second")
-    assert torch.equal(weights_of(tmp_path / "first")["fc.weight"], weights_of(tmp_path / "second")["fc.weight"])
+def test_run_starts_from_given_weights(quick, quick_run, tmp_path):
+    weights = str(quick_run / "weights.safetensors")
+    run.start(replace(quick, weights=weights, learning_rate=0.0, epochs=1), tmp_path / "run")
+    assert torch.equal(weights_of(quick_run)["fc.weight"], weights_of(tmp_path / "run")["fc.weight"])
 
 
 def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
@@ -301,9 +298,17 @@ def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
     assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
 
 
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The folder of a run of `quick` that crashed at its sixth step. Read-only."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
+
+
 @pytest.mark.parametrize("change", ["renamed class", "another image", "a missing image", "another class"])
-def test_rejects_resuming_on_changed_data(quick, two_classes, change, tmp_path, monkeypatch):
-    folder = interrupted_run(quick, tmp_path / "run", monkeypatch)
+def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_path):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    (folder / "recipe.json").write_text(replace(read_recipe(folder / "recipe.json"), data=str(two_classes)).to_json())
     image = (two_classes / "dark/00.png").read_bytes()
     if change == "renamed class":
         (two_classes / "dark").rename(two_classes / "zebra")
@@ -317,13 +322,6 @@ def test_rejects_resuming_on_changed_data(quick, two_classes, change, tmp_path, 
             (two_classes / f"new/{i}.png").write_bytes(image)
     with pytest.raises(ValueError, match=r"data has changed since|the classes of the data have changed"):
         run.resume(folder)
-
-
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
-    """The folder of a run of `quick` that crashed at its sixth step. Read-only."""
-    folder = tmp_path_factory.mktemp("interrupted")
-    return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
 
 
 @pytest.mark.parametrize(
@@ -350,8 +348,8 @@ def test_damaged_checkpoint_without_before_ckpt_is_rejected(interrupted, damage,
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "bytes changed"])
-def test_damaged_last_ckpt_resumes_from_before_ckpt(quick, quick_run, damage, tmp_path, monkeypatch, capsys):
-    folder = interrupted_run(quick, tmp_path / "interrupted", monkeypatch)
+def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, damage, tmp_path, capsys):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
     path = folder / "checkpoints/last.ckpt"
     content = bytearray(path.read_bytes())
     if damage == "bytes changed":
@@ -410,17 +408,6 @@ def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split
         run.start(quick, tmp_path / "run")
 
 
-def test_weights_of_other_classes_load_except_the_classifier(quick, tmp_path, two_classes):
-    run.start(quick, tmp_path / "first")
-    (two_classes / "third").mkdir()
-    for i in range(4):
-        (two_classes / f"third/{i}.png").write_bytes((two_classes / f"dark/{i:02}.png").read_bytes())
-    run.start(replace(quick, weights=str(tmp_path / "first"), learning_rate=0.0, epochs=1), tmp_path / "second")
-    first, second = weights_of(tmp_path / "first"), weights_of(tmp_path / "second")
-    assert torch.equal(first["layer1.0.conv1.weight"], second["layer1.0.conv1.weight"])
-    assert second["fc.weight"].shape[0] == 3
-
-
 def test_rejected_recipes_leave_no_folder(quick, tmp_path):
     for wrong in ({"weights": "nowhere"}, {"rand_augment": "nonsense"}, {"model_options": {"scope": 4}}):
         with pytest.raises(ValueError, match=r"nowhere|rand_augment|scope"):
@@ -446,7 +433,7 @@ def accumulated_run(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.parametrize("step", [2, 4, 8])
+@pytest.mark.parametrize("step", [4, 8])
 def test_a_run_with_micro_batches_and_ema_resumes_to_the_same_bits(quick, accumulated_run, step, tmp_path, monkeypatch):
     interrupted_run(replace(quick, **ACCUMULATED), tmp_path / "interrupted", monkeypatch, step)
     run.resume(tmp_path / "interrupted")

@@ -93,7 +93,7 @@ def test_overlay_accepts_one_pixel_wide_images(size):
 
 @pytest.mark.parametrize("box", [[30.0, 20, 10, 5], [-50, -50, 500, 500], [7, 7, 7, 7], [60, 60, 70, 70]])
 def test_overlay_accepts_boxes_outside_the_image_or_without_area(box):
-    overlay(GRAY, torch.tensor([box]), torch.tensor([1]), torch.tensor([0.5]), None, ["cat"])
+    assert overlay(GRAY, torch.tensor([box]), torch.tensor([1]), torch.tensor([0.5]), None, ["cat"]).size == (640, 512)
 
 
 def test_overlay_without_objects_leaves_the_image_unchanged():

@@ -107,8 +107,7 @@ def plain(trained_detector):
     return read_recipe(folder / "recipe.json"), folder
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("ended", ["plain", "accumulated"])
+@pytest.mark.parametrize(("ended", "step"), [("plain", 2), ("accumulated", 1)])
 def test_interrupted_detection_run_resumes_to_the_same_bits(ended, step, request, tmp_path, monkeypatch):
     # 2 steps per epoch and a checkpoint after each: in mid-epoch, and at the start of the second epoch
     recipe, uninterrupted = request.getfixturevalue(ended)
