@@ -8,8 +8,8 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,44 +175,47 @@ def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-# A recipe file: the first rank sends SIGTERM to torchrun's agent at step 5, which forwards it to all ranks.
-SENDS_SIGTERM = """
-import os, signal, time
-from lambdanets.recipes.digits import recipe
-from lambdanets.training.module import TrainingModule
-
-step, sent = TrainingModule.training_step, []
-
-def training_step(self, batch, batch_idx):
-    if self.global_step == 5 and os.environ.get("RANK") == "0" and not sent:
-        sent.append(os.kill(os.getppid(), signal.SIGTERM))
-        time.sleep(2)  # until it comes back
-    return step(self, batch, batch_idx)
-
-TrainingModule.training_step = training_step
-"""
-
-
 def as_options(fields: dict[str, object]) -> list[str]:
     """Fields of a recipe as command-line options."""
     return [word for name, value in fields.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 
+def run_command_until_sigterm(*arguments: str) -> None:
+    """Run a command as a rank; at step 5 the first rank sends SIGTERM to torchrun's agent, which forwards it to all."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # as in a new process
+        signal.signal(number, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    sent: list[None] = []
+
+    def send() -> None:
+        if not sent:  # in the first micro-batch
+            sent.append(os.kill(os.getppid(), signal.SIGTERM))
+            time.sleep(2)  # the signal comes back within this step
+
+    if os.environ["RANK"] == "0":
+        at_step(pytest.MonkeyPatch(), 5, send)
+    assert arguments[:2] == ("-m", "lambdanets")
+    sys.exit(main(list(arguments[2:])))
+
+
+def launch_and_stop(arguments: list[str]) -> None:
+    """Launch two ranks, forked to save the imports, and exit with the launcher's code."""
+    launching.elastic_launch = lambda config, _: elastic_launch(
+        replace(config, start_method="fork"), run_command_until_sigterm
+    )
+    sys.exit(launching.launch(2, arguments))
+
+
 @pytest.mark.slow
 @pytest.mark.forks
-def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path):
-    folder, recipe_file = tmp_path / "stopped", tmp_path / "recipe.py"
-    recipe_file.write_text(SENDS_SIGTERM)
-    options = ["--devices", "2", *as_options(FIELDS), "--workers", "1", "--run", str(folder)]
-    process = subprocess.run(
-        [sys.executable, "-m", "lambdanets", "train", str(recipe_file), *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert process.returncode != 0
-    said = process.stderr
+def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path, capfd):
+    folder = tmp_path / "stopped"
+    arguments = ["train", "digits", *as_options(FIELDS), "--workers", "1", "--run", str(folder)]
+    launcher = multiprocessing.get_context("fork").Process(target=launch_and_stop, args=(arguments,))
+    launcher.start()
+    launcher.join(timeout=240)
+    assert launcher.exitcode == launching.INTERRUPTED
+    said = capfd.readouterr().err
     assert f"lambdanets train --resume {folder}" in said  # they stopped by themselves, before torchrun killed them
     assert not (folder / "result.json").exists()
     assert "Traceback" not in said, said[-2000:]
