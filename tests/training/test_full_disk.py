@@ -1,6 +1,9 @@
 """A full disk: a private tmpfs of the size of two and a half checkpoints, and a file size limit."""
 
+import ctypes
 import json
+import multiprocessing
+import os
 import resource
 import shutil
 import subprocess
@@ -13,21 +16,8 @@ import torch
 from lambdanets.cli import main
 from training.runs import assert_same_result, at_step
 
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 FIELDS = {"channels": 3, "image-size": 8, "epochs": 2, "batch-size": 6, "drop-path": 0.2, "checkpoint-every": 1}
-
-# Trains on a full disk, copies the folder, and trains again with enough space.
-SCRIPT = """
-import json, shutil, subprocess, sys
-from pathlib import Path
-from lambdanets.cli import main
-disk, out, size, *arguments = sys.argv[1:]
-codes = []
-for name, space in (("stopped", f"size={size}"), ("ended", "remount,size=1g")):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", space, "none", disk], check=True)
-    codes.append(main(["train", *arguments, "--run", f"{disk}/run"]))
-    shutil.copytree(f"{disk}/run", f"{out}/{name}")
-Path(out, "codes.json").write_text(json.dumps(codes))
-"""
 
 
 def can_mount() -> bool:
@@ -54,20 +44,42 @@ def check_stopped(folder: Path) -> None:
     assert not (folder / "result.json").exists()
 
 
+def unshare_mounts() -> None:
+    """Give this process private mounts, as `unshare -rm` does; it must have one thread."""
+    maps = {"setgroups": "deny", "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, content in maps.items():
+        Path("/proc/self", name).write_text(content)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+def train_on_a_full_disk(disk: Path, out: Path, size: int, fields: list[str]) -> None:
+    """Train on a full disk, copy the folder, and train again with enough space."""
+    torch.set_num_threads(1)
+    unshare_mounts()
+    codes = []
+    for name, space in (("stopped", f"size={size}"), ("ended", "remount,size=1g")):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", space, "none", disk], check=True)
+        codes.append(main(["train", *fields, "--run", f"{disk}/run"]))
+        shutil.copytree(f"{disk}/run", out / name)
+    (out / "codes.json").write_text(json.dumps(codes))
+
+
 @pytest.mark.slow
+@pytest.mark.forks
 @pytest.mark.skipif(not can_mount(), reason="needs unshare, and a kernel that lets users mount")
-def test_run_stopped_by_a_full_disk_resumes_once_there_is_space(whole, tmp_path):
+def test_run_stopped_by_a_full_disk_resumes_once_there_is_space(whole, tmp_path, capfd):
     size = (tmp_path / "whole/checkpoints/last.ckpt").stat().st_size * 5 // 2
     (tmp_path / "disk").mkdir()
-    process = subprocess.run(
-        ["unshare", "-rm", sys.executable, "-c", SCRIPT, str(tmp_path / "disk"), str(tmp_path), str(size), *whole],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
+    capfd.readouterr()
+    arguments = (tmp_path / "disk", tmp_path, size, whole)
+    process = multiprocessing.get_context("fork").Process(target=train_on_a_full_disk, args=arguments)
+    process.start()
+    process.join(timeout=240)
+    assert process.exitcode == 0
     assert json.loads((tmp_path / "codes.json").read_text()) == [2, 0]
-    (said,) = process.stderr.strip().splitlines()
+    (said,) = capfd.readouterr().err.strip().splitlines()
     assert said.endswith(
         "best.ckpt: No space left on device; the last checkpoint is whole; once mended, go on with: "
         f"lambdanets train --resume {tmp_path}/disk/run"
