@@ -18,11 +18,11 @@ def cache(tmp_path, monkeypatch):
 
 def test_calibrate_measures_and_caches_rates(cache, capsys):
     assert main(["calibrate", "--threads", str(torch.get_num_threads())]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     found = read_calibration("cpu", torch.get_num_threads())
     assert calibration_file() == cache / "rates.json"
-    assert str(cache) in said
-    assert f"{found.operations_per_second:.3g}" in said
+    assert str(cache) in output
+    assert f"{found.operations_per_second:.3g}" in output
     assert all(0 < value < math.inf for value in vars(found).values()), found
     x, side = torch.randn(512, 512), 512
     measured = 2 * side**3 / calibration.seconds_of(lambda: x @ x, "cpu")

@@ -47,16 +47,16 @@ def trained(tmp_path_factory):
 def fails(capsys, *arguments):
     """Run a command that must exit with code 2, and return its one sentence on stderr."""
     assert main([str(argument) for argument in arguments]) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert "Traceback" not in "".join(said)
-    assert said[-1].startswith("lambdanets: ")
-    return said[-1]
+    output = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback" not in "".join(output)
+    assert output[-1].startswith("lambdanets: ")
+    return output[-1]
 
 
 def test_help_lists_the_commands(capsys):
     assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(command in said for command in ("train", "evaluate", "predict", "benchmark", "tables"))
+    output = capsys.readouterr().out
+    assert all(command in output for command in ("train", "evaluate", "predict", "benchmark", "tables"))
 
 
 def test_train_prints_top1_on_its_last_line(two_classes, tmp_path, capsys):
@@ -144,8 +144,8 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
 def test_predict_rejects_an_output_locked_by_another_process(trained, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     with locked(tmp_path / ".out.jsonl.lock", out):
-        said = fails(capsys, "predict", trained / "run", trained / "images", "--out", out)
-    assert "out.jsonl is in use by process" in said
+        error = fails(capsys, "predict", trained / "run", trained / "images", "--out", out)
+    assert "out.jsonl is in use by process" in error
 
 
 def test_predict_rejects_input_without_a_readable_image(trained, tmp_path, capsys):
@@ -198,22 +198,22 @@ def test_train_rejects_a_single_class(trained, tmp_path, capsys):
 
 
 def test_unknown_model_error_suggests_the_nearest_names(tmp_path, capsys):
-    said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
-    assert "no model named 'lamda_resnet50'; the nearest are lambda_resnet50" in said
+    error = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
+    assert "no model named 'lamda_resnet50'; the nearest are lambda_resnet50" in error
     assert not (tmp_path / "run").exists()
 
 
 def test_unknown_model_option_is_named(tmp_path, capsys):
-    said = fails(capsys, "train", "--model-options", "scopes", "7", "--run", tmp_path / "run")
-    assert "takes no argument 'scopes'" in said
+    error = fails(capsys, "train", "--model-options", "scopes", "7", "--run", tmp_path / "run")
+    assert "takes no argument 'scopes'" in error
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("scope", 4), ("heads", 7), ("output_stride", 7), ("num_classes", 5), ("content", 5)]
 )
 def test_rejects_model_options_out_of_range_by_name(name, value, tmp_path, capsys):
-    said = fails(capsys, "train", "--model-options", name, value, "--run", tmp_path / "run")
-    assert name in said
+    error = fails(capsys, "train", "--model-options", name, value, "--run", tmp_path / "run")
+    assert name in error
     assert not (tmp_path / "run").exists()
 
 
@@ -243,8 +243,8 @@ def test_recipe_without_data_requires_data(tmp_path, capsys):
 
 
 def test_predict_error_names_an_output_in_a_missing_folder(trained, capsys):
-    said = fails(capsys, "predict", trained / "run", trained / "images/dark", "--out", trained / "nowhere/x.jsonl")
-    assert "nowhere/x.jsonl: No such file or directory" in said
+    error = fails(capsys, "predict", trained / "run", trained / "images/dark", "--out", trained / "nowhere/x.jsonl")
+    assert "nowhere/x.jsonl: No such file or directory" in error
 
 
 def test_rejects_a_run_name_that_is_too_long(capsys):
@@ -312,11 +312,11 @@ def test_devices_passes_the_run_folder_to_its_processes(monkeypatch):
 def test_recipe_of_the_other_task_is_rejected_with_its_command(tmp_path, capsys):
     file = tmp_path / "det.py"
     file.write_text("from lambdanets.training.detection.recipe import DetectionRecipe\nrecipe = DetectionRecipe()\n")
-    said = fails(capsys, "train", file)
-    assert said.endswith(f"got one of detection; train by it with: lambdanets detect train {file}")
+    error = fails(capsys, "train", file)
+    assert error.endswith(f"got one of detection; train by it with: lambdanets detect train {file}")
     file.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
-    said = fails(capsys, "detect", "train", file)
-    assert said.endswith(f"got one of classification; train by it with: lambdanets train {file}")
+    error = fails(capsys, "detect", "train", file)
+    assert error.endswith(f"got one of classification; train by it with: lambdanets train {file}")
 
 
 def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, capsys):
@@ -325,11 +325,11 @@ def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, cap
         (tmp_path / "odd" / name).write_bytes((trained / "images/dark/0.png").read_bytes())
     (tmp_path / "odd" / "bad\x1b[1m.png").write_text("no image")
     assert main(["predict", str(trained / "run"), str(tmp_path / "odd"), "--out", str(tmp_path / "o.jsonl")]) == 0
-    said = capsys.readouterr()
-    assert "\x1b" not in said.out + said.err
-    assert "esc\\x1b[31mred.png" in said.out
-    assert "new\\nline.png" in said.out
-    assert "bad\\x1b[1m.png" in said.err
+    output = capsys.readouterr()
+    assert "\x1b" not in output.out + output.err
+    assert "esc\\x1b[31mred.png" in output.out
+    assert "new\\nline.png" in output.out
+    assert "bad\\x1b[1m.png" in output.err
 
 
 def test_predict_rejects_empty_paths(trained, capsys):
@@ -338,8 +338,8 @@ def test_predict_rejects_empty_paths(trained, capsys):
 
 
 def test_predict_rejects_a_null_byte_in_its_output(trained, capsys):
-    said = fails(capsys, "predict", trained / "run", "a.png", "--out", "a\0b")
-    assert "must hold no null byte, got 'a\\x00b'" in said
+    error = fails(capsys, "predict", trained / "run", "a.png", "--out", "a\0b")
+    assert "must hold no null byte, got 'a\\x00b'" in error
 
 
 def test_tyro_without_our_hook_prints_its_own_error(monkeypatch, capsys):
@@ -355,10 +355,10 @@ def test_unknown_recipe_and_command_are_named(capsys):
 
 
 def test_evaluate_rejects_weights_of_another_architecture(trained, capsys):
-    said = fails(capsys, "evaluate", trained / "run", "--model", "resnet18")
-    assert "another architecture" in said
-    assert "only in the file" in said
-    assert "only in the model" in said
+    error = fails(capsys, "evaluate", trained / "run", "--model", "resnet18")
+    assert "another architecture" in error
+    assert "only in the file" in error
+    assert "only in the model" in error
 
 
 def test_evaluate_rejects_a_pickle_that_is_not_a_checkpoint(tmp_path, capsys):
@@ -375,8 +375,8 @@ def test_evaluate_rejects_weights_without_a_model_card(trained, tmp_path, capsys
 
 def test_train_rejects_a_model_that_exceeds_memory(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(micro_batches, "free_memory", lambda device: 2**20)
-    said = fails(capsys, "train", "--run", tmp_path / "run")
-    assert "GiB" in said
+    error = fails(capsys, "train", "--run", tmp_path / "run")
+    assert "GiB" in error
     assert not (tmp_path / "run").exists()
 
 

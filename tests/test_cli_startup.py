@@ -40,13 +40,13 @@ from lambdanets.cli import main
 
 found = {}
 for line in json.load(sys.stdin):
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             code = main(line.split())
         except SystemExit as end:
             code = end.code or 0
-    found[line] = [code, said.getvalue(), [name for name in HEAVY if name in sys.modules]]
+    found[line] = [code, output.getvalue(), [name for name in HEAVY if name in sys.modules]]
 print(json.dumps(found))
 """
 
@@ -69,14 +69,14 @@ def test_help_and_usage_errors_do_not_import_pytorch(answers):
 def test_help_exits_with_0_and_usage_errors_with_2_in_one_line(answers):
     assert {line: code for line, (code, _, _) in answers.items() if line not in INVALID and code} == {}
     for line in INVALID:
-        code, said, _ = answers[line]
-        assert (code, said.count("\n")) == (2, 1), said
-        assert said.startswith("lambdanets: ")
+        code, output, _ = answers[line]
+        assert (code, output.count("\n")) == (2, 1), output
+        assert output.startswith("lambdanets: ")
 
 
 def test_help_does_not_show_raw_type_names(answers):
-    for line, (_, said, _) in answers.items():
-        assert not re.search(r"\{None\}|\(default: \)|\b(STR|INT|FLOAT)\b", said), line
+    for line, (_, output, _) in answers.items():
+        assert not re.search(r"\{None\}|\(default: \)|\b(STR|INT|FLOAT)\b", output), line
     assert "lambdanets train [RECIPE] [-h]" in answers["train --help"][1]
     assert "lambdanets train cifar10 [-h]" in answers["train cifar10 --help"][1]
     assert " TEACHER SHARDS OUT" in answers["pseudo-label --help"][1].splitlines()[0]

@@ -29,10 +29,10 @@ def succeeds(*arguments):
 def fails(capsys, *arguments):
     """Run a command that must exit with code 2, and return its one sentence on stderr."""
     assert main(["detect", *map(str, arguments)]) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert "Traceback" not in "".join(said)
-    assert said[-1].startswith("lambdanets: ")
-    return said[-1]
+    output = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback" not in "".join(output)
+    assert output[-1].startswith("lambdanets: ")
+    return output[-1]
 
 
 def contents(folder):
@@ -51,8 +51,8 @@ def scores_of(result):
 
 def test_help_lists_the_actions_and_their_options(capsys):
     assert main(["detect", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"  {action} " in said for action in ("train", "evaluate", "predict", "report"))
+    output = capsys.readouterr().out
+    assert all(f"  {action} " in output for action in ("train", "evaluate", "predict", "report"))
     options = {"train": "--pyramid-channels", "evaluate": "--data", "predict": "--score", "report": "--format"}
     for action, option in options.items():
         with pytest.raises(SystemExit) as ended:
@@ -69,10 +69,10 @@ def test_detect_without_an_action_prints_usage(capsys):
 def test_repeated_quicktest_prints_the_same_scores(tmp_path, capsys):
     command = ["train", "digits", "--quicktest", "--run", tmp_path / "run"]
     succeeds(*command)
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert said[-2:] == scores_of(result)
-    assert f"truth beside prediction: {tmp_path / 'run/predictions.png'}" in said
+    assert output[-2:] == scores_of(result)
+    assert f"truth beside prediction: {tmp_path / 'run/predictions.png'}" in output
     succeeds(*command)
     assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
 
@@ -80,9 +80,9 @@ def test_repeated_quicktest_prints_the_same_scores(tmp_path, capsys):
 def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, capsys):
     succeeds("evaluate", trained_detector / "run")
     result = json.loads((trained_detector / "run/result.json").read_text())
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("4 images, ")
-    assert said[-2:] == scores_of(result)
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith("4 images, ")
+    assert output[-2:] == scores_of(result)
 
 
 def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, capsys):
@@ -108,10 +108,10 @@ def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp
         "scores.json",
     ]
     results = read_results(out / "results.json")
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"4 images, {len(results)} objects found"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == f"4 images, {len(results)} objects found"
     assert {result["category_id"] for result in results} <= {4, 7}
-    assert said[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+    assert output[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
 
 
 def test_evaluate_reports_dropped_annotations(trained_detector, tmp_path, capsys):
@@ -150,9 +150,9 @@ def test_evaluate_keeps_its_scores_if_drawing_fails(trained_detector, tmp_path, 
     monkeypatch.setattr("lambdanets.inference.detection_figures.draw_detections", full)
     command = ["detect", "evaluate", str(trained_detector / "run"), "--out", str(tmp_path / "out")]
     assert main(command) == 2
-    said = capsys.readouterr()
-    assert said.out.splitlines()[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
-    assert "No space left on device" in said.err
+    output = capsys.readouterr()
+    assert output.out.splitlines()[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+    assert "No space left on device" in output.err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "scores.json"]
 
 
@@ -188,7 +188,7 @@ def photos(trained_detector, tmp_path):
 def test_predict_writes_results_image_ids_and_one_drawing_per_image(trained_detector, photos, tmp_path, capsys):
     out = tmp_path / "out"
     succeeds("predict", trained_detector / "run", photos, "--out", out, "--score", "0")
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     known = json.loads((out / "images.json").read_bytes())
     results = read_results(out / "results.json")
     assert known["categories"] == list(TWO_CATEGORIES)
@@ -202,9 +202,9 @@ def test_predict_writes_results_image_ids_and_one_drawing_per_image(trained_dete
     for image, name in zip(known["images"], drawings, strict=True):
         with Image.open(out / name) as drawing:
             assert drawing.width / image["width"] == drawing.height / image["height"] >= 1
-    assert said.out.splitlines()[-1] == f"{len(results)} objects in 4 images, written to {out}"
-    assert "skipped 1 images that could not be read" in said.err
-    assert "text.png" in said.err
+    assert output.out.splitlines()[-1] == f"{len(results)} objects in 4 images, written to {out}"
+    assert "skipped 1 images that could not be read" in output.err
+    assert "text.png" in output.err
 
 
 def test_predict_draws_above_the_score_and_writes_all_detections(trained_detector, tmp_path):
@@ -252,12 +252,12 @@ def test_predict_keeps_detections_on_a_signal_and_resumes(
     with monkeypatch.context() as patch:
         patch.setattr(detection_figures, "draw_found", with_signal)
         assert main([*map(str, command), str(tmp_path / "out")]) == 130
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     known = json.loads((tmp_path / "out/images.json").read_bytes())
     assert [image["id"] for image in known["images"]] == [1, 2]
     assert {result["image_id"] for result in read_results(tmp_path / "out/results.json")} <= {1, 2}
-    assert "objects in 2 images, written to" in said.out
-    assert "give the same command to resume" in said.err
+    assert "objects in 2 images, written to" in output.out
+    assert "give the same command to resume" in output.err
     assert not list((tmp_path / "out").glob(".*"))
     assert main([*map(str, command), str(tmp_path / "out")]) == 0
     assert "resuming: 2 of " in capsys.readouterr().err
@@ -296,8 +296,8 @@ def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector
 def test_out_of_memory_is_reported_in_one_sentence(trained_detector, photos, monkeypatch, capsys):
     monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
     for command in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
-        said = fails(capsys, *command)
-        assert said == "lambdanets: out of memory; free some, or choose a smaller model or smaller images"
+        error = fails(capsys, *command)
+        assert error == "lambdanets: out of memory; free some, or choose a smaller model or smaller images"
 
 
 def test_report_compares_finished_runs(trained_detector, capsys):
@@ -312,11 +312,11 @@ def test_detect_typo_errors_suggest_the_nearest(tmp_path, capsys):
         capsys, "trian"
     )
     assert "no option --proposal; the nearest is --proposals" in fails(capsys, "train", "--proposal", "7")
-    said = fails(capsys, "train", "digit")
-    assert "no recipe named 'digit', only coco, digits" in said
-    assert said.endswith("; the nearest is digits")
-    said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
-    assert "no model named 'lamda_resnet50'" in said
+    error = fails(capsys, "train", "digit")
+    assert "no recipe named 'digit', only coco, digits" in error
+    assert error.endswith("; the nearest is digits")
+    error = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
+    assert "no model named 'lamda_resnet50'" in error
     assert "detections must be a whole number, at least 1, got 0" in fails(capsys, "train", "--detections", "0")
 
 
@@ -353,11 +353,11 @@ def test_resume_prints_the_result_of_a_run_trained_by_options(tmp_path, capsys):
 def test_resume_of_the_other_task_names_the_right_command(trained_detector, tmp_path, capsys):
     run = trained_detector / "run"
     assert main(["train", "--resume", str(run)]) == 2
-    said = capsys.readouterr().err
-    assert f"is the folder of a run of detection; resume it with: lambdanets detect train --resume {run}" in said
+    error = capsys.readouterr().err
+    assert f"is the folder of a run of detection; resume it with: lambdanets detect train --resume {run}" in error
     (tmp_path / "recipe.json").write_text(Recipe(model="resnet18").to_json())
-    said = fails(capsys, "train", "--resume", tmp_path)
-    assert said.endswith(
+    error = fails(capsys, "train", "--resume", tmp_path)
+    assert error.endswith(
         f"is the folder of a run of classification; resume it with: lambdanets train --resume {tmp_path}"
     )
 
@@ -377,6 +377,6 @@ def test_missing_package_error_says_what_to_install(package, trained_detector, m
         ["evaluate", trained_detector / "run"],
         ["report", trained_detector / "run"],
     ):
-        said = fails(capsys, *arguments)
-        assert said == f"lambdanets: detection needs {package}; install it with: pip install 'lambdanets[detection]'"
+        error = fails(capsys, *arguments)
+        assert error == f"lambdanets: detection needs {package}; install it with: pip install 'lambdanets[detection]'"
     assert main(["detect", "--help"]) == 0

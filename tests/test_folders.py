@@ -57,6 +57,6 @@ def test_differences_are_named_with_short_values():
     actual = {"seed": 1, "sha256": "a" * 64, "options": {"top": 3, "size": 8}, "more": 1}
     assert differences(actual, actual) == ""
     assert differences(actual, {"seed": 1, "options": {"top": 3, "size": 8}}) == ""
-    wanted = {"seed": 2, "sha256": "b" * 64, "options": {"top": 4, "size": 8}, "device": "cpu"}
-    assert differences(actual, wanted) == "seed 1, not 2, other sha256, options (top 3, not 4), device None, not 'cpu'"
+    target = {"seed": 2, "sha256": "b" * 64, "options": {"top": 4, "size": 8}, "device": "cpu"}
+    assert differences(actual, target) == "seed 1, not 2, other sha256, options (top 3, not 4), device None, not 'cpu'"
     assert differences({"options": {"a": 1, "b": 2}}, {"options": {"a": 1}}) == "options {'a': 1, 'b': 2}, not {'a': 1}"

@@ -363,9 +363,9 @@ def test_commands_reject_an_unknown_device_and_batch_size_zero(
     images = [str(photo.parent)] if "predict" in command else []
     arguments = [*command.split(), str(run), *images, "--out", str(tmp_path / "out"), "--batch-size", "3"]
     assert main([*arguments, "--device", "gpu"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lambdanets: device must be cpu")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("lambdanets: device must be cpu")
+    assert output.count("\n") == 1
     assert main([*arguments, "--batch-size", "0"]) == 2
     assert "batch_size must be a whole number" in capsys.readouterr().err
     assert not (tmp_path / "out/results.json").exists()

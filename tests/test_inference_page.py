@@ -31,9 +31,9 @@ def test_python_of_the_inference_page_runs(runs, capsys):
     first, *others = BLOCKS.findall((ROOT / "docs/inference.md").read_text(encoding="utf-8"))
     assert len(first.splitlines()) == 5
     exec(first, names := {})
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2
-    assert all(line.startswith(("dark 0.", "light 0.")) for line in said)
+    output = capsys.readouterr().out.splitlines()
+    assert len(output) == 2
+    assert all(line.startswith(("dark 0.", "light 0.")) for line in output)
     for block in others:
         exec(block, names)
     assert len(names["predictions"]) == 7

@@ -18,13 +18,13 @@ def often(monkeypatch):
 
 def wait_for_output(capsys, pattern, seconds=20):
     """Wait until the output on stderr matches, and return it."""
-    said = ""
+    output = ""
     deadline = time.monotonic() + seconds
-    while not re.search(pattern, said):
-        assert time.monotonic() < deadline, said
+    while not re.search(pattern, output):
+        assert time.monotonic() < deadline, output
         time.sleep(0.02)
-        said += capsys.readouterr().err
-    return said
+        output += capsys.readouterr().err
+    return output
 
 
 def test_fast_loops_print_nothing(capsys):
@@ -35,8 +35,8 @@ def test_fast_loops_print_nothing(capsys):
 def test_lines_show_count_speed_and_remaining_time(often, capsys):
     with Progress("shards", 1000, "images", initial=200) as bar:
         bar.update(300)
-        said = wait_for_output(capsys, "left")
-    assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", said, flags=re.MULTILINE)
+        output = wait_for_output(capsys, "left")
+    assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", output, flags=re.MULTILINE)
 
 
 def test_lines_are_printed_during_a_single_slow_item(often, capsys):
@@ -64,20 +64,20 @@ def test_a_terminal_shows_a_bar_instead_of_lines(often, capsys, monkeypatch):
         bar.update(5)
         bar.tell("00000\x1b[2J.tar", label="labels")
         time.sleep(0.2)
-    said = capsys.readouterr().err
-    assert "shards:" in said
-    assert "labels:" in said
-    assert "00000\\x1b[2J.tar" in said
-    assert "5/10" in said or "0/10" in said
-    assert "left" not in said
+    output = capsys.readouterr().err
+    assert "shards:" in output
+    assert "labels:" in output
+    assert "00000\\x1b[2J.tar" in output
+    assert "5/10" in output or "0/10" in output
+    assert "left" not in output
 
 
 def test_training_prints_epoch_step_loss_and_speed(two_classes, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.001)
     fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 3, "--batch-size", 6]
     assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().err
-    assert re.search(r"^epoch [123]/3: \d+ of \d+ steps, loss \d+\.\d+, .*images/s", said, flags=re.MULTILINE)
+    output = capsys.readouterr().err
+    assert re.search(r"^epoch [123]/3: \d+ of \d+ steps, loss \d+\.\d+, .*images/s", output, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,8 @@ def test_signal_during_work_allows_one_cleanup(number, tmp_path):
             send(signal.SIGTERM)  # schedulers send it again
             (tmp_path / "cleaned").touch()
 
-    code, said = outcome_of(command, tmp_path)
-    assert (code, said) == (130, "stopped; all is kept; give the same command to resume\n")
+    code, output = outcome_of(command, tmp_path)
+    assert (code, output) == (130, "stopped; all is kept; give the same command to resume\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned", "log"]
 
 

@@ -96,6 +96,6 @@ def test_rejects_an_option_without_effect(
 ) -> None:
     out = str(tmp_path / "out")
     assert main(["shard", str(two_classes), *(out if word == "OUT" else word for word in arguments)]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert sentence in said
+    (error,) = capsys.readouterr().err.splitlines()
+    assert sentence in error
     assert not (tmp_path / "out").exists()

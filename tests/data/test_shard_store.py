@@ -330,10 +330,10 @@ def test_each_retry_is_reported_in_one_line(
 ) -> None:
     faulty.faults = {"shards.json": ["503", "drop", "429"]}
     train(faulty.url, tmp_path / "cache")
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3
-    assert said[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server answered 503"
-    assert said[2] == f"{faulty.url}/shards.json: retrying in 0.04 s (3 of 5): the server answered 429"
+    output = capsys.readouterr().err.splitlines()
+    assert len(output) == 3
+    assert output[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server answered 503"
+    assert output[2] == f"{faulty.url}/shards.json: retrying in 0.04 s (3 of 5): the server answered 429"
 
 
 def test_unknown_url_scheme_is_reported_in_one_sentence(tmp_path: Path) -> None:

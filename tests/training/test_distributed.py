@@ -154,8 +154,8 @@ def train_into(rank: int, folder: Path) -> tuple[int, str]:
     """The exit code and stderr of a command on one of two ranks."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        return main(["train", "digits", "--run", str(folder)]), said.getvalue()
+    with contextlib.redirect_stderr(io.StringIO()) as output:
+        return main(["train", "digits", "--run", str(folder)]), output.getvalue()
 
 
 @pytest.mark.forks
@@ -215,10 +215,10 @@ def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path
     launcher.start()
     launcher.join(timeout=240)
     assert launcher.exitcode == launching.INTERRUPTED
-    said = capfd.readouterr().err
-    assert f"lambdanets train --resume {folder}" in said  # they stopped by themselves, before torchrun killed them
+    output = capfd.readouterr().err
+    assert f"lambdanets train --resume {folder}" in output  # they stopped by themselves, before torchrun killed them
     assert not (folder / "result.json").exists()
-    assert "Traceback" not in said, said[-2000:]
+    assert "Traceback" not in output, output[-2000:]
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     assert content["global_step"] < STEPS
     recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")

@@ -313,8 +313,8 @@ def test_out_of_memory_in_a_step_is_reported_in_one_sentence(small, tmp_path, mo
 def test_signal_stops_training_and_prints_the_command_to_resume(small, number, tmp_path, monkeypatch, capsys):
     at_step(monkeypatch, 1, lambda: signal.raise_signal(number))
     assert train_by_command(small, tmp_path / "run") == 130
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1] == f"stopped; go on with: lambdanets train --resume {tmp_path / 'run'}"
+    output = capsys.readouterr().err.splitlines()
+    assert output[-1] == f"stopped; go on with: lambdanets train --resume {tmp_path / 'run'}"
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
 
 

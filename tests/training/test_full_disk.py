@@ -79,8 +79,8 @@ def test_run_stopped_by_a_full_disk_resumes_once_there_is_space(whole, tmp_path,
     process.join(timeout=240)
     assert process.exitcode == 0
     assert json.loads((tmp_path / "codes.json").read_text()) == [2, 0]
-    (said,) = capfd.readouterr().err.strip().splitlines()
-    assert said.endswith(
+    (error,) = capfd.readouterr().err.strip().splitlines()
+    assert error.endswith(
         "best.ckpt: No space left on device; the last checkpoint is whole; once mended, go on with: "
         f"lambdanets train --resume {tmp_path}/disk/run"
     )

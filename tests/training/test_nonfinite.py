@@ -38,8 +38,8 @@ def test_overflow_in_a_lambda_layer_names_the_layer(options, training):
     layer = LambdaLayer2d(8, query_depth=4, heads=2, **options)
     with torch.no_grad():
         layer.embedding.table.mul_(3e38 / layer.embedding.table.abs().max())
-    said = diagnosis_of_loss(network(layer).train(training))
-    assert re.fullmatch(r"the first operation with a non-finite result is \w+ in 2 \(LambdaLayer2d\)", said), said
+    cause = diagnosis_of_loss(network(layer).train(training))
+    assert re.fullmatch(r"the first operation with a non-finite result is \w+ in 2 \(LambdaLayer2d\)", cause), cause
 
 
 def test_diagnosis_does_not_change_what_a_lambda_layer_computes():
@@ -87,8 +87,8 @@ def test_diagnosis_names_the_innermost_layer_and_the_operation(layer, place):
 
 
 def test_diagnosis_names_an_operation_of_the_loss():
-    said = diagnosis_of_loss(network(nn.Identity()), lambda maps: (0 * maps.mean()).log() * 0)
-    assert said == "the first operation with a non-finite result is log in the loss"
+    cause = diagnosis_of_loss(network(nn.Identity()), lambda maps: (0 * maps.mean()).log() * 0)
+    assert cause == "the first operation with a non-finite result is log in the loss"
 
 
 class Masked(nn.Module):
@@ -111,8 +111,8 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("buffer", [True, False])
 def test_infinite_attention_masks_are_not_reported_as_the_cause(buffer):
-    said = diagnosis_of_loss(nn.Sequential(network(Masked(buffer=buffer, empty=False)), Exp(), nn.BatchNorm2d(4)))
-    assert said.endswith("is exp in 1 (Exp)")
+    cause = diagnosis_of_loss(nn.Sequential(network(Masked(buffer=buffer, empty=False)), Exp(), nn.BatchNorm2d(4)))
+    assert cause.endswith("is exp in 1 (Exp)")
     assert "_softmax in 2 (Masked)" in diagnosis_of_loss(network(Masked(buffer=buffer, empty=True)))
 
 
@@ -148,8 +148,8 @@ class Root(nn.Module):
     ],
 )
 def test_diagnosis_names_the_operation_of_a_nonfinite_gradient(layer, place, nearest):
-    said, parameter = diagnosis_of_gradient(network(layer))
-    assert said == f"the first operation whose backward pass has a non-finite result is {place}"
+    cause, parameter = diagnosis_of_gradient(network(layer))
+    assert cause == f"the first operation whose backward pass has a non-finite result is {place}"
     assert parameter == nearest
 
 
@@ -158,8 +158,8 @@ def test_overflow_in_the_backward_of_a_lambda_layer_names_the_layer():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), LambdaLayer2d(8, query_depth=4, heads=2, scope=5))
     with torch.no_grad():
         model[1].embedding.table.mul_(1e6)
-    said, parameter = diagnosis_of_gradient(model, lambda maps: maps.sum() * 1e36)
-    assert re.search(r"is \w+Backward in 1 \(LambdaLayer2d\)$", said), said
+    cause, parameter = diagnosis_of_gradient(model, lambda maps: maps.sum() * 1e36)
+    assert re.search(r"is \w+Backward in 1 \(LambdaLayer2d\)$", cause), cause
     assert parameter.startswith("1.")
 
 

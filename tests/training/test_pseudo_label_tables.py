@@ -48,8 +48,8 @@ def test_a_table_may_be_empty(tmp_path):
 
 def test_class_names_and_teacher_are_in_the_parquet_metadata(tmp_path):
     write_table(tmp_path / "t.parquet", ORIGIN, **columns())
-    said = json.loads(pq.read_metadata(tmp_path / "t.parquet").metadata[b"lambdanets"])
-    assert said == {"classes": ["ant", "bee", "cat", "dog"], "teacher": {"model": "m", "weights": "w"}, "top": 2}
+    metadata = json.loads(pq.read_metadata(tmp_path / "t.parquet").metadata[b"lambdanets"])
+    assert metadata == {"classes": ["ant", "bee", "cat", "dog"], "teacher": {"model": "m", "weights": "w"}, "top": 2}
 
 
 @pytest.mark.parametrize(

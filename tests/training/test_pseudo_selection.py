@@ -51,14 +51,14 @@ def test_selection_of_random_sets_equals_sorting_in_python(tmp_path_factory, row
     folder = tmp_path_factory.mktemp("any")
     labels = [Label(*row) for row in rows]
     write_labels(folder / "in", [labels[i::shards] for i in range(shards)])
-    wanted = expected_copies(labels, confidence, per_class, seed)
-    if not wanted:
+    expected = expected_copies(labels, confidence, per_class, seed)
+    if not expected:
         with pytest.raises(InputError, match="confidence must be at most"):
             select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
         return
     report = select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
-    assert copies_in(folder / "out") == wanted
-    assert (report.rows, report.kept, report.images) == (len(rows), len(wanted), sum(wanted.values()))
+    assert copies_in(folder / "out") == expected
+    assert (report.rows, report.kept, report.images) == (len(rows), len(expected), sum(expected.values()))
 
 
 @pytest.mark.slow

@@ -403,8 +403,8 @@ def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split
     damage_split(two_classes, split)
     # as if they had been damaged after the run was opened
     monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
-    said = {"train": "no training batch had two readable images", "val": "none of the validation images"}
-    with pytest.raises(ValueError, match=said[split]):
+    message = {"train": "no training batch had two readable images", "val": "none of the validation images"}
+    with pytest.raises(ValueError, match=message[split]):
         run.start(quick, tmp_path / "run")
 
 

@@ -104,9 +104,9 @@ def test_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
 def test_hard_label_is_the_most_probable_class_by_name(shards, selection):
     classes = tuple(reversed(CLASSES))
     images = student(shards, selection, classes=classes, soft=False)
-    said = [CLASSES[row["class"]] for row in rows_in(selection)]
-    assert [classes[images.load(number)[1]] for number in range(16)] == said
-    assert [classes[label] for label in images.labels] == said
+    expected = [CLASSES[row["class"]] for row in rows_in(selection)]
+    assert [classes[images.load(number)[1]] for number in range(16)] == expected
+    assert [classes[label] for label in images.labels] == expected
 
 
 def test_rows_are_found_by_key_not_by_position(shards, selection):

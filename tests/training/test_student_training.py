@@ -143,14 +143,14 @@ def test_shards_teacher_and_student_on_the_command_line(data, tmp_path, capsys):
     shards, out = tmp_path / "shards", tmp_path / "labels"
     lambdanets("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--processes", 1)
     lambdanets("train", "--data", shards, *small, "--run", tmp_path / "teacher")
-    said = lambdanets("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
-    assert "20 images in 4 shards labelled" in said
-    assert f"lambdanets pseudo-label select {out} SELECTION" in said
+    output = lambdanets("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
+    assert "20 images in 4 shards labelled" in output
+    assert f"lambdanets pseudo-label select {out} SELECTION" in output
     lambdanets("pseudo-label", "select", out, tmp_path / "selection", "--confidence", 0, "--per-class", 4)
     pseudo = ("--pseudo-labels", tmp_path / "selection", "--pseudo-images", shards, "--pseudo-ratio", 0.5)
-    said = lambdanets("train", "--data", shards, *small, *pseudo, "--run", tmp_path / "student")
+    output = lambdanets("train", "--data", shards, *small, *pseudo, "--run", tmp_path / "student")
     result = json.loads((tmp_path / "student/result.json").read_text())
-    assert said.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
+    assert output.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
     lambdanets("evaluate", tmp_path / "student")
 
 

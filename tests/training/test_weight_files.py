@@ -62,10 +62,10 @@ def detector(tmp_path_factory):
 def error_of(capsys, *arguments):
     """The one line that a rejected command prints."""
     assert main([str(argument) for argument in arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err.strip()
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    return output.err.strip()
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "pseudo-label", "train"])
@@ -99,9 +99,9 @@ def test_commands_reject_a_detector_with_nan_weights(command, detector, two_clas
         "evaluate": ["evaluate", detector, "--out", tmp_path / "out"],
         "train": ["train", file, "--run", tmp_path / "run"],
     }[command]
-    said = error_of(capsys, "detect", *arguments)
-    assert said.startswith(f"lambdanets: {detector} must hold finite weights, got NaN in ")
-    assert said.endswith("layer1.0.bn1.running_mean")
+    error = error_of(capsys, "detect", *arguments)
+    assert error.startswith(f"lambdanets: {detector} must hold finite weights, got NaN in ")
+    assert error.endswith("layer1.0.bn1.running_mean")
     assert sorted(tmp_path.rglob("*")) == before
 
 

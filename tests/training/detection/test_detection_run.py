@@ -246,8 +246,8 @@ def test_error_for_no_objects_says_why_annotations_were_dropped(tiny, part, name
         return [{key: value for key, value in each.items() if key != "segmentation"} for each in annotations]
 
     edit_annotations(tmp_path / f"digits/{part}.json", annotations=boxes_only)
-    said = rf"^{name} must have .* has none: .*; \d+ annotations dropped: no segmentation, or an empty one \(id 1, 2, "
-    with pytest.raises(InputError, match=said):
+    text = rf"^{name} must have .* has none: .*; \d+ annotations dropped: no segmentation, or an empty one \(id 1, 2, "
+    with pytest.raises(InputError, match=text):
         run.start(tiny, tmp_path / "run")
 
 
@@ -262,9 +262,9 @@ def test_dropped_annotations_are_reported_and_counted(tiny, tmp_path, capsys):
     edit_annotations(tmp_path / "digits/val.json", annotations=lambda rows: [*rows, {**stray, "image_id": 77}])
     result = run.start(replace(tiny, epochs=1), tmp_path / "run")
     assert result["dropped"] == {"training": {"unknown_category": 1}, "validation": {"unknown_image": 1}}
-    said = capsys.readouterr().err
-    assert "training: 1 annotations dropped: no category has their category_id (id 900)" in said
-    assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in said
+    output = capsys.readouterr().err
+    assert "training: 1 annotations dropped: no category has their category_id (id 900)" in output
+    assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in output
 
 
 def test_findings_json_lists_dropped_annotations_after_resuming_too(tiny, tmp_path, monkeypatch, capsys):

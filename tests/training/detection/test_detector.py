@@ -37,9 +37,9 @@ def test_weights_checkpoint_and_run_folder_detect_equally(name, trained_detector
     expected, actual = (load_detector(trained_detector / "run" / place) for place in ("", name))
     assert actual.categories == expected.categories == tuple(Category(**each) for each in TWO_CATEGORIES)
     assert actual.card == expected.card
-    for one, other in zip(expected.detect(pixels), actual.detect(pixels), strict=True):
-        assert len(one["boxes"]) > 0
-        assert all(torch.equal(one[key], other[key]) for key in ("boxes", "labels", "scores", "masks"))
+    for first, second in zip(expected.detect(pixels), actual.detect(pixels), strict=True):
+        assert len(first["boxes"]) > 0
+        assert all(torch.equal(first[key], second[key]) for key in ("boxes", "labels", "scores", "masks"))
 
 
 def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):

@@ -122,8 +122,8 @@ def resumed(rank: int, folder: Path) -> tuple[int, str]:
     """The exit code and stdout of the command that resumes a run, on one of two ranks."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        return main(["detect", "train", "--resume", str(folder)]), said.getvalue()
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        return main(["detect", "train", "--resume", str(folder)]), output.getvalue()
 
 
 @pytest.mark.slow
