@@ -31,7 +31,7 @@ def test_selection_equals_sorting_in_python(tmp_path, confidence, per_class):
     assert copies_in(tmp_path / "out") == expected_copies(labels, confidence, per_class, 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(

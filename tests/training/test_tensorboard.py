@@ -74,9 +74,9 @@ def test_tensorboard_curves_equal_the_csv_files(quick, tmp_path):
 
 @pytest.mark.forks
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "every"), [(2, 200), (8, 200), (8, 4)])
+@pytest.mark.parametrize(("step", "every"), [(2, 200), (8, 4)])
 def test_resumed_run_has_each_tensorboard_step_once(quick, step, every, tmp_path, monkeypatch):
-    # killed after rows without a checkpoint, in the first epoch and later, and after a row with one
+    # killed after rows without a checkpoint in the first epoch, and after a row with one
     recipe = replace(quick, checkpoint_every=every)
     run.start(recipe, tmp_path / "whole")
     killed_at(recipe, tmp_path / "killed", step, monkeypatch)

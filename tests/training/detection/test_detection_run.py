@@ -95,7 +95,7 @@ def test_detection_metrics_have_losses_and_average_precision(trained_detector):
 def accumulated(trained_detector, tmp_path_factory):
     """A recipe with micro-batches and EMA, and the folder of its run. Read-only."""
     folder = tmp_path_factory.mktemp("accumulated") / "run"
-    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), micro_batch=1, ema_decay=0.9, workers=1)
+    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), micro_batch=1, ema_decay=0.9)
     run.start(recipe, folder)
     return recipe, folder
 
