@@ -14,7 +14,7 @@ PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(NEW_ENOUGH)' 
 # Tests of numerics and of small trainings, which the processor and the seed must not decide; none of compilers,
 # kernels in an interpreter and tools.
 NUMERICS := tests/ops tests/layers tests/models tests/examples \
-	$(addprefix tests/training/, test_batch_norm.py test_averaging_and_schedules.py) \
+	$(addprefix tests/training/, test_batch_norm.py test_optimization.py) \
 	$(addprefix tests/training/detection/test_, detection_run.py detector.py overfitting.py) \
 	$(addprefix --ignore=tests/, ops/test_compiled_operations.py layers/test_compiled_layers.py \
 	$(addprefix ops/position/test_, fused_kernels.py kernel_verification.py operators.py) \

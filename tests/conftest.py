@@ -1,15 +1,15 @@
-"""Settings that must stand before torch is imported."""
+"""Settings that must precede the import of torch, and fixtures of several folders."""
 
 import gc
 import os
 
-# Some virtual machines announce AMX and refuse its instructions: a bfloat16 product then ends the process.
+# Some virtual machines advertise AMX but forbid its instructions: a bfloat16 product then crashes the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Two processes of pytest-xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Built-in rates, whatever was calibrated on this machine.
+# The built-in rates, not those calibrated on this machine.
 os.environ["LAMBDANETS_CACHE"] = os.devnull
-# No test may reach for the network.
+# Tests do not use the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import shutil
@@ -25,17 +25,20 @@ from PIL import Image
 
 from noise_images import write_two_classes
 
-# Where autograd's engine first runs in a compilation, PyTorch refuses backward passes in processes forked later.
+# If autograd's engine first runs within a compilation, PyTorch refuses backward passes in processes forked later.
 torch.zeros(1, requires_grad=True).sum().backward()
 
-# Fixtures that take long to make; tests that use one run in the same process of pytest-xdist, so that it is made once.
-MADE_ONCE = {"trained_detector", "interpreted", "unbroken", "quick_end", "accumulated_end", "frozen_end"}
+# All tests that use one of these run in the same process of pytest-xdist, so that it is created once.
+EXPENSIVE_FIXTURES = {
+    *("trained_detector", "interpreted", "uninterrupted", "trained"),
+    *("quick_run", "accumulated_run", "frozen_run"),
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
-        for name in MADE_ONCE.intersection(item.fixturenames):
+        for name in EXPENSIVE_FIXTURES.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(name))
         if item.get_closest_marker("forks"):
             item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="systems other than Linux do not fork"))
@@ -44,12 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what was imported stays: looking through it again and again takes 5% of the time
+    gc.freeze()  # imported objects stay alive: collecting them again and again takes 5% of the time
 
 
 @pytest.fixture(autouse=True)
 def signal_handlers() -> None:
-    """Python's own: a shell in the background ignores SIGINT, nohup SIGHUP, and torchrun leaves handlers behind."""
+    """Restore Python's: background shells ignore SIGINT, nohup ignores SIGHUP, and torchrun leaves handlers behind."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -58,7 +61,7 @@ def signal_handlers() -> None:
 
 @pytest.fixture(autouse=True)
 def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps matplotlib from drawing, which takes half of the time of a small run, but in tests marked `figures`."""
+    """Replace Matplotlib's drawing, half of the time of a small run, except in tests marked `figures`."""
     if not request.node.get_closest_marker("figures"):
         blank = Image.new("L", (1, 1))
         monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: blank.save(file, "PNG"))
@@ -66,7 +69,7 @@ def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True)
 def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
-    """OpenMP's threads do not survive a fork: a forked process would wait for them for good."""
+    """OpenMP's threads do not survive a fork: a forked process would wait for them forever."""
     threads = torch.get_num_threads()
     if request.node.get_closest_marker("forks"):
         torch.set_num_threads(1)
@@ -76,12 +79,12 @@ def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def two_classes(tmp_path: Path) -> Path:
-    """A folder of 2 classes, dark and light, 10 images each."""
+    """A folder with 2 classes, dark and light, 10 images each."""
     return write_two_classes(tmp_path / "images")
 
 
 @pytest.fixture(scope="session")
-def _shards_of_two_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from lambdanets.data.datasets import open_splits
     from lambdanets.data.shards.writing import write_shards
 
@@ -91,17 +94,16 @@ def _shards_of_two_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shards(_shards_of_two_classes: Path, tmp_path: Path) -> Path:
+def shards(_shards: Path, tmp_path: Path) -> Path:
     """The images of `two_classes` in 8 shards for training and 2 for validation, of 2 images each."""
-    return shutil.copytree(_shards_of_two_classes, tmp_path / "shards")
+    return shutil.copytree(_shards, tmp_path / "shards")
 
 
 @pytest.fixture(scope="session")
 def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run of detection, run/, its images, digits/, and the weights it began from. Not to be
-    changed.
+    """A folder with a finished detection run, run/, its images, digits/, and its initial weights. Read-only.
 
-    It finds objects whatever the processor: see constructed_detector.py.
+    It detects objects on any processor: see constructed_detector.py.
     """
     from lambdanets.training import run
     from training.detection.constructed_detector import write_constructed_detector
@@ -112,11 +114,11 @@ def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def quick_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of `quick`, a classifier of two classes, that nothing happened to. Not to be changed."""
+def quick_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run of `quick`, a classifier of two classes. Read-only."""
     from lambdanets.training import run
-    from training.runs import quick_on
+    from training.runs import quick_recipe
 
     folder = tmp_path_factory.mktemp("quick")
-    run.start(quick_on(write_two_classes(folder / "images")), folder / "run")
+    run.start(quick_recipe(write_two_classes(folder / "images")), folder / "run")
     return folder / "run"

@@ -1,4 +1,4 @@
-"""Folders of images for tests."""
+"""Folders of noise images."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Scripts of the repository that belong to no package, as modules."""
+"""Import scripts of the repository that are not in a package."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def load_script(path: str) -> ModuleType:
-    """The script at a path from the root, anew at each call."""
+    """Import a script by its path from the root; each call imports it again."""
     name = f"script {path}"
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""Bad inputs that are refused at once, of those that experiments/bad_inputs.py tries."""
+"""The bad inputs of experiments/bad_inputs that are rejected quickly."""
 
 import re
 
@@ -30,6 +30,6 @@ def places(scratch):
 
 @pytest.mark.forks
 @pytest.mark.parametrize("entry", QUICK, ids=lambda entry: re.sub(r"\W+", "-", str(entry))[-60:])
-def test_refuses_a_bad_input_in_one_sentence_and_leaves_nothing(entry, places, scratch, request):
+def test_rejects_bad_input_in_one_sentence_and_leaves_no_file(entry, places, scratch, request):
     outcome = bad_inputs.attempt(entry, scratch / request.node.name / "here", places, scratch, limit=60)
     assert not outcome.faults, outcome.errors

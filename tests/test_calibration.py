@@ -16,20 +16,20 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_the_command_measures_and_keeps_rates_for_later_processes(cache, capsys):
+def test_calibrate_measures_and_caches_rates(cache, capsys):
     assert main(["calibrate", "--threads", str(torch.get_num_threads())]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     found = read_calibration("cpu", torch.get_num_threads())
     assert calibration_file() == cache / "rates.json"
-    assert str(cache) in said
-    assert f"{found.operations_per_second:.3g}" in said
+    assert str(cache) in output
+    assert f"{found.operations_per_second:.3g}" in output
     assert all(0 < value < math.inf for value in vars(found).values()), found
     x, side = torch.randn(512, 512), 512
     measured = 2 * side**3 / calibration.seconds_of(lambda: x @ x, "cpu")
     assert measured / 30 < found.operations_per_second < measured * 30
 
 
-def test_other_threads_and_releases_have_rates_of_their_own(cache):
+def test_rates_are_cached_per_thread_count(cache):
     cache.mkdir()
     kept = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
     (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", 3): vars(kept)}))
@@ -38,20 +38,20 @@ def test_other_threads_and_releases_have_rates_of_their_own(cache):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"%s": {}}', '{"%s": {"half_side": "x"}}'])
-def test_a_calibration_that_cannot_be_understood_counts_as_none(text, cache):
+def test_corrupt_calibration_file_is_ignored(text, cache):
     cache.mkdir()
     (cache / "rates.json").write_text(text.replace("%s", calibration_key("cpu", 2)))
     assert read_calibration("cpu", 2) is None
 
 
-def test_rates_that_are_no_rates_count_as_none(cache):
+def test_negative_rates_are_ignored(cache):
     cache.mkdir()
     broken = vars(Rates(1e9, 2, 3e9, 4e-6, -5e9, 6))
     (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", 2): broken}))
     assert read_calibration("cpu", 2) is None
 
 
-def test_the_plan_goes_by_what_was_calibrated(cache):
+def test_the_plan_uses_calibrated_rates(cache):
     cache.mkdir()
     kept = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
     (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", torch.get_num_threads()): vars(kept)}))
@@ -62,17 +62,17 @@ def test_the_plan_goes_by_what_was_calibrated(cache):
         rates._rates_of.cache_clear()
 
 
-def test_a_device_that_cannot_be_measured_is_named():
+def test_calibration_rejects_an_unsupported_device():
     with pytest.raises(ValueError, match="device must be 'cpu', or 'cuda' if there is a GPU, got 'tpu'"):
         calibration.calibrate("tpu")
 
 
-def test_the_command_refuses_no_threads_in_one_sentence(capsys):
+def test_calibrate_rejects_zero_threads_in_one_sentence(capsys):
     assert main(["calibrate", "--threads", "0"]) == 2
     assert capsys.readouterr().err == "lambdanets: threads must be at least 1, got 0\n"
 
 
-def test_the_half_side_is_found_back():
+def test_half_side_is_recovered_from_the_slowdown():
     side = 5.0
     slower = (1 + side / 32) * (1 + side / 16) * (1 + side / 256)
     assert calibration._half_side(slower) == pytest.approx(side, abs=0.02)

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, its exit code, and no traceback whatever they give it."""
+"""The command line: output, exit codes, and no traceback for any user error."""
 
 import json
 import os
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from convergence import train_until
 from lambdanets.cli import main
 from lambdanets.inference import classifier as classifiers
 from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import locked
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import launching, run
+from lambdanets.training import launching, micro_batches, run
 from lambdanets.training.recipe import Recipe
-from learning import train_until
 from training.runs import SEED
 
 
@@ -45,21 +45,21 @@ def trained(tmp_path_factory):
 
 
 def fails(capsys, *arguments):
-    """Run a command that must fail by exit code 2 with one sentence on standard error, and return the sentence."""
+    """Run a command that must exit with code 2, and return its one sentence on stderr."""
     assert main([str(argument) for argument in arguments]) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert "Traceback" not in "".join(said)
-    assert said[-1].startswith("lambdanets: ")
-    return said[-1]
+    output = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback" not in "".join(output)
+    assert output[-1].startswith("lambdanets: ")
+    return output[-1]
 
 
-def test_help_names_the_commands(capsys):
+def test_help_lists_the_commands(capsys):
     assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(command in said for command in ("train", "evaluate", "predict", "benchmark", "tables"))
+    output = capsys.readouterr().out
+    assert all(command in output for command in ("train", "evaluate", "predict", "benchmark", "tables"))
 
 
-def test_the_last_line_of_training_is_the_top1(two_classes, tmp_path, capsys):
+def test_train_prints_top1_on_its_last_line(two_classes, tmp_path, capsys):
     fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 2, "--batch-size", 6]
     assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out.strip().splitlines()
@@ -68,33 +68,33 @@ def test_the_last_line_of_training_is_the_top1(two_classes, tmp_path, capsys):
     assert str(tmp_path / "run/predictions.png") in "\n".join(out)
 
 
-def test_evaluate_gives_the_result_of_training(trained, capsys):
+def test_evaluate_reproduces_the_top1_of_the_run(trained, capsys):
     assert main(["evaluate", str(trained / "run")]) == 0
     result = json.loads((trained / "run/result.json").read_text())
     assert capsys.readouterr().out.strip().endswith(f"top-1 {result['top1']:.4f}")
 
 
 def test_predict_prints_a_table_and_writes_json_lines(trained, tmp_path, capsys):
-    out = tmp_path / "said.jsonl"
+    out = tmp_path / "predictions.jsonl"
     images = [str(trained / "images/dark"), str(trained / "images/light/*.png")]
     assert main(["predict", str(trained / "run"), *images, "--out", str(out), "--top", "2"]) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(lines) == 20
-    right = sum(line["top"][0]["class"] in line["path"] for line in lines)
-    assert right > 15
+    correct = sum(line["top"][0]["class"] in line["path"] for line in lines)
+    assert correct > 15
     assert all(abs(sum(entry["probability"] for entry in line["top"]) - 1) < 1e-4 for line in lines)
     assert capsys.readouterr().out.count("dark") >= 20
 
 
-def test_predict_takes_images_of_every_mode(trained, tmp_path):
-    grey = Image.fromarray(np.full((9, 12), 200, np.uint8))
+def test_predict_accepts_images_of_every_mode(trained, tmp_path):
+    gray = Image.fromarray(np.full((9, 12), 200, np.uint8))
     images = {
-        "grey.png": grey,
-        "palette.png": grey.convert("P"),
-        "alpha.png": grey.convert("RGBA"),
+        "gray.png": gray,
+        "palette.png": gray.convert("P"),
+        "alpha.png": gray.convert("RGBA"),
         "deep.png": Image.fromarray(np.full((9, 12), 50000, np.uint16)),
-        "print.jpg": grey.convert("CMYK"),
-        "bits.png": grey.convert("1"),
+        "print.jpg": gray.convert("CMYK"),
+        "bits.png": gray.convert("1"),
     }
     (tmp_path / "modes").mkdir()
     for name, image in images.items():
@@ -105,7 +105,7 @@ def test_predict_takes_images_of_every_mode(trained, tmp_path):
     assert len(lines) == len(images)
 
 
-def test_predict_names_what_it_cannot_read_and_goes_on(trained, tmp_path, capsys):
+def test_predict_skips_and_lists_unreadable_images(trained, tmp_path, capsys):
     (tmp_path / "text.png").write_text("no image")
     good = str(trained / "images/dark/0.png")
     arguments = ["predict", str(trained / "run"), str(tmp_path / "text.png"), good, "--out", str(tmp_path / "o.jsonl")]
@@ -118,8 +118,8 @@ def test_predict_names_what_it_cannot_read_and_goes_on(trained, tmp_path, capsys
 def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_path, monkeypatch, capsys):
     predict = classifiers.predict_files
 
-    def with_signal(*given):
-        for done, prediction in enumerate(predict(*given)):
+    def with_signal(*arguments):
+        for done, prediction in enumerate(predict(*arguments)):
             if done == 7:
                 os.kill(os.getpid(), number)
             yield prediction
@@ -141,14 +141,14 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
 
 
-def test_second_predict_into_one_file_is_refused(trained, tmp_path, capsys):
+def test_predict_rejects_an_output_locked_by_another_process(trained, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     with locked(tmp_path / ".out.jsonl.lock", out):
-        said = fails(capsys, "predict", trained / "run", trained / "images", "--out", out)
-    assert "out.jsonl is in use by process" in said
+        error = fails(capsys, "predict", trained / "run", trained / "images", "--out", out)
+    assert "out.jsonl is in use by process" in error
 
 
-def test_predict_with_nothing_readable_fails(trained, tmp_path, capsys):
+def test_predict_rejects_input_without_a_readable_image(trained, tmp_path, capsys):
     (tmp_path / "text.png").write_text("no image")
     out = tmp_path / "o.jsonl"
     assert "none of the 1 images could be read" in fails(
@@ -157,7 +157,7 @@ def test_predict_with_nothing_readable_fails(trained, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_predict_overwrites_nothing(trained, tmp_path, capsys):
+def test_predict_does_not_overwrite_its_output(trained, tmp_path, capsys):
     out = tmp_path / "precious.jsonl"
     out.write_text("kept")
     assert "exists; choose another file" in fails(
@@ -166,58 +166,58 @@ def test_predict_overwrites_nothing(trained, tmp_path, capsys):
     assert out.read_text() == "kept"
 
 
-def test_predict_overwrites_nothing_that_came_while_it_loaded(trained, tmp_path, capsys, monkeypatch):
-    def slow(*given):
+def test_predict_does_not_overwrite_a_file_written_while_it_loads(trained, tmp_path, capsys, monkeypatch):
+    def slow(*arguments):
         (tmp_path / "out.jsonl").write_text("another's")
-        return load_classifier(*given)
+        return load_classifier(*arguments)
 
     monkeypatch.setattr("lambdanets.inference.classifier.load_classifier", slow)
-    given = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
-    assert "exists; choose another file" in fails(capsys, *given)
+    command = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
+    assert "exists; choose another file" in fails(capsys, *command)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.jsonl", "another's")]
 
 
-def test_predict_without_images_fails(trained, capsys):
+def test_predict_requires_images(trained, capsys):
     assert "IMAGES must be at least one file" in fails(capsys, "predict", trained / "run")
 
 
-def test_an_image_that_does_not_exist_is_named(trained, capsys):
+def test_predict_error_names_a_missing_image(trained, capsys):
     assert "nowhere.png" in fails(capsys, "predict", trained / "run", "nowhere.png")
 
 
-def test_a_folder_without_images_is_refused(tmp_path, capsys):
+def test_train_rejects_a_folder_without_images(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "empty" in fails(capsys, "train", "--data", tmp_path / "empty", "--run", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_one_class_only_is_refused(trained, tmp_path, capsys):
+def test_train_rejects_a_single_class(trained, tmp_path, capsys):
     (tmp_path / "one").mkdir()
     (tmp_path / "one/dark").symlink_to(trained / "images/dark")
     assert "only 'dark'" in fails(capsys, "train", "--data", tmp_path / "one", "--run", tmp_path / "run")
 
 
-def test_an_unknown_model_is_refused_with_the_nearest_names(tmp_path, capsys):
-    said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
-    assert "no model named 'lamda_resnet50'; the nearest are lambda_resnet50" in said
+def test_unknown_model_error_suggests_the_nearest_names(tmp_path, capsys):
+    error = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
+    assert "no model named 'lamda_resnet50'; the nearest are lambda_resnet50" in error
     assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_model_option_is_named(tmp_path, capsys):
-    said = fails(capsys, "train", "--model-options", "scopes", "7", "--run", tmp_path / "run")
-    assert "takes no argument 'scopes'" in said
+def test_unknown_model_option_is_named(tmp_path, capsys):
+    error = fails(capsys, "train", "--model-options", "scopes", "7", "--run", tmp_path / "run")
+    assert "takes no argument 'scopes'" in error
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("scope", 4), ("heads", 7), ("output_stride", 7), ("num_classes", 5), ("content", 5)]
 )
-def test_a_model_option_that_does_not_fit_is_named(name, value, tmp_path, capsys):
-    said = fails(capsys, "train", "--model-options", name, value, "--run", tmp_path / "run")
-    assert name in said
+def test_rejects_model_options_out_of_range_by_name(name, value, tmp_path, capsys):
+    error = fails(capsys, "train", "--model-options", name, value, "--run", tmp_path / "run")
+    assert name in error
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_option_may_be_true_or_false(two_classes, tmp_path):
+def test_model_options_may_be_booleans(two_classes, tmp_path):
     fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 1, "--batch-size", 6]
     options = ["--model-options", "content", "False", "scope", "5", "--run", tmp_path / "run"]
     assert main(["train", *map(str, fields), *map(str, options)]) == 0
@@ -226,32 +226,32 @@ def test_a_model_option_may_be_true_or_false(two_classes, tmp_path):
     assert load_classifier(tmp_path / "run").model.layer4[0].conv2.key_projection is None
 
 
-def test_options_of_the_model_are_added_to_those_of_the_recipe(two_classes, tmp_path):
+def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from lambdanets.training.recipe import Recipe\n"
         "recipe = Recipe(model='lambda_resnet20_small', image_size=8, epochs=1, batch_size=8, "
         "model_options={'scope': 7, 'heads': 2})"
     )
-    given = ["--data", str(two_classes), "--model-options", "scope", "5", "--run", str(tmp_path / "run")]
-    assert main(["train", str(file), *given]) == 0
+    options = ["--data", str(two_classes), "--model-options", "scope", "5", "--run", str(tmp_path / "run")]
+    assert main(["train", str(file), *options]) == 0
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["model_options"] == {"scope": 5, "heads": 2}
 
 
-def test_a_recipe_without_data_asks_for_it(tmp_path, capsys):
+def test_recipe_without_data_requires_data(tmp_path, capsys):
     assert "data must be given" in fails(capsys, "train", "image_folder", "--run", tmp_path / "run")
 
 
-def test_an_output_in_no_folder_is_named(trained, capsys):
-    said = fails(capsys, "predict", trained / "run", trained / "images/dark", "--out", trained / "nowhere/x.jsonl")
-    assert "nowhere/x.jsonl: No such file or directory" in said
+def test_predict_error_names_an_output_in_a_missing_folder(trained, capsys):
+    error = fails(capsys, "predict", trained / "run", trained / "images/dark", "--out", trained / "nowhere/x.jsonl")
+    assert "nowhere/x.jsonl: No such file or directory" in error
 
 
-def test_too_long_a_name_is_refused(capsys):
+def test_rejects_a_run_name_that_is_too_long(capsys):
     assert "name too long" in fails(capsys, "train", "--run", "x" * 300)
 
 
-def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
+def test_unknown_option_error_suggests_the_nearest(capsys):
     assert "no option --lerning-rate; the nearest is --learning-rate" in fails(capsys, "train", "--lerning-rate", "1")
 
 
@@ -286,37 +286,37 @@ def test_an_unknown_recipe_field_is_refused_with_the_nearest(capsys):
         (["--epochs", "3", "cifar10"], "has no argument 'cifar10'"),
     ],
 )
-def test_a_value_that_does_not_fit_is_said_in_one_sentence(arguments, message, capsys, tmp_path, monkeypatch):
+def test_rejects_invalid_option_values_in_one_sentence(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert message in fails(capsys, "train", *arguments)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("devices", [["--devices=2"], ["--devices", "2"]])
-def test_devices_may_be_written_either_way(devices, tmp_path, monkeypatch):
+def test_devices_accepts_a_space_or_an_equals_sign(devices, tmp_path, monkeypatch):
     launched = []
-    monkeypatch.setattr(launching, "launch", lambda *given: launched.append(given) or 0)
+    monkeypatch.setattr(launching, "launch", lambda *arguments: launched.append(arguments) or 0)
     assert main(["train", "digits", *devices, "--run", str(tmp_path / "run")]) == 0
     assert launched == [(2, ["train", "digits", *devices, "--run", str(tmp_path / "run")])]
 
 
-def test_processes_started_by_devices_are_told_the_folder(monkeypatch):
+def test_devices_passes_the_run_folder_to_its_processes(monkeypatch):
     launched = []
-    monkeypatch.setattr(launching, "launch", lambda *given: launched.append(given) or 0)
+    monkeypatch.setattr(launching, "launch", lambda *arguments: launched.append(arguments) or 0)
     assert main(["train", "digits", "--devices", "2"]) == 0
     count, arguments = launched[0]
     assert (count, arguments[:-1]) == (2, ["train", "digits", "--devices", "2", "--run"])
     assert arguments[-1].startswith("runs/digits-")
 
 
-def test_a_detection_recipe_is_refused_with_its_command(tmp_path, capsys):
+def test_recipe_of_the_other_task_is_rejected_with_its_command(tmp_path, capsys):
     file = tmp_path / "det.py"
     file.write_text("from lambdanets.training.detection.recipe import DetectionRecipe\nrecipe = DetectionRecipe()\n")
-    said = fails(capsys, "train", file)
-    assert said.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
+    error = fails(capsys, "train", file)
+    assert error.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
     file.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
-    said = fails(capsys, "detect", "train", file)
-    assert said.endswith(f"got one of classification; train by it with: lambdanets train {file}")
+    error = fails(capsys, "detect", "train", file)
+    assert error.endswith(f"got one of classification; train by it with: lambdanets train {file}")
 
 
 def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, capsys):
@@ -325,77 +325,77 @@ def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, cap
         (tmp_path / "odd" / name).write_bytes((trained / "images/dark/0.png").read_bytes())
     (tmp_path / "odd" / "bad\x1b[1m.png").write_text("no image")
     assert main(["predict", str(trained / "run"), str(tmp_path / "odd"), "--out", str(tmp_path / "o.jsonl")]) == 0
-    said = capsys.readouterr()
-    assert "\x1b" not in said.out + said.err
-    assert "esc\\x1b[31mred.png" in said.out
-    assert "new\\nline.png" in said.out
-    assert "bad\\x1b[1m.png" in said.err
+    output = capsys.readouterr()
+    assert "\x1b" not in output.out + output.err
+    assert "esc\\x1b[31mred.png" in output.out
+    assert "new\\nline.png" in output.out
+    assert "bad\\x1b[1m.png" in output.err
 
 
-def test_predict_refuses_an_empty_path_for_its_output(trained, capsys):
+def test_predict_rejects_empty_paths(trained, capsys):
     assert "--out must be a path, got ''" in fails(capsys, "predict", trained / "run", "a.png", "--out", "")
     assert "CHECKPOINT must be a path, got ''" in fails(capsys, "predict", "", "a.png")
 
 
-def test_predict_refuses_a_null_byte_in_its_output(trained, capsys):
-    said = fails(capsys, "predict", trained / "run", "a.png", "--out", "a\0b")
-    assert "must not contain a null byte, got 'a\\x00b'" in said
+def test_predict_rejects_a_null_byte_in_its_output(trained, capsys):
+    error = fails(capsys, "predict", trained / "run", "a.png", "--out", "a\0b")
+    assert "must not contain a null byte, got 'a\\x00b'" in error
 
 
-def test_a_refusal_of_a_version_of_tyro_without_the_hook_is_its_own(monkeypatch, capsys):
+def test_tyro_without_our_hook_prints_its_own_error(monkeypatch, capsys):
     monkeypatch.delattr("tyro._errors.on_parse_error")
     with pytest.raises(SystemExit, match="2"):
         main(["train", "--epochs", "x"])
     assert "whole number, got 'x'" in capsys.readouterr().err
 
 
-def test_an_unknown_recipe_and_an_unknown_command_are_named(capsys):
+def test_unknown_recipe_and_command_are_named(capsys):
     assert "recipe must be one of cifar10, " in fails(capsys, "train", "digit")
     assert "got 'trian'; the nearest is train" in fails(capsys, "trian")
 
 
-def test_a_checkpoint_of_another_architecture_is_refused_with_the_difference(trained, capsys):
-    said = fails(capsys, "evaluate", trained / "run", "--model", "resnet18")
-    assert "another architecture" in said
-    assert "only in the file" in said
-    assert "only in the model" in said
+def test_evaluate_rejects_weights_of_another_architecture(trained, capsys):
+    error = fails(capsys, "evaluate", trained / "run", "--model", "resnet18")
+    assert "another architecture" in error
+    assert "only in the file" in error
+    assert "only in the model" in error
 
 
-def test_a_pickle_that_is_no_checkpoint_is_refused(tmp_path, capsys):
+def test_evaluate_rejects_a_pickle_that_is_not_a_checkpoint(tmp_path, capsys):
     (tmp_path / "x.ckpt").write_bytes(pickle.dumps(print))
     assert "is no checkpoint" in fails(capsys, "evaluate", tmp_path / "x.ckpt")
 
 
-def test_weights_that_do_not_say_what_they_are_are_refused(trained, tmp_path, capsys):
+def test_evaluate_rejects_weights_without_a_model_card(trained, tmp_path, capsys):
     from safetensors.torch import load_file, save_file
 
     save_file(load_file(trained / "run/weights.safetensors"), tmp_path / "bare.safetensors")
     assert "has no valid model card" in fails(capsys, "evaluate", tmp_path / "bare.safetensors")
 
 
-def test_a_model_that_needs_more_memory_than_there_is_is_refused(tmp_path, capsys):
-    arguments = ["--model", "lambda_resnet420", "--channels", 3, "--image-size", 2048, "--batch-size", 4096]
-    said = fails(capsys, "train", *arguments, "--run", tmp_path / "run")
-    assert "GiB" in said
+def test_train_rejects_a_model_that_exceeds_memory(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(micro_batches, "free_memory", lambda device: 2**20)
+    error = fails(capsys, "train", "--run", tmp_path / "run")
+    assert "GiB" in error
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys):
+def test_train_error_names_a_folder_that_cannot_be_created(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     assert "file" in fails(capsys, "train", "--run", tmp_path / "file" / "run")
 
 
-def test_resume_takes_no_recipe_beside_it(trained, capsys):
+def test_resume_rejects_recipe_fields_and_folders_that_are_not_runs(trained, capsys):
     assert "remove the recipe" in fails(capsys, "train", "--resume", trained / "run", "--epochs", "9")
     assert "must be a run folder" in fails(capsys, "train", "--resume", trained / "images")
 
 
-def test_resuming_a_finished_run_shows_its_result(trained, capsys):
+def test_resuming_a_finished_run_prints_its_result(trained, capsys):
     assert main(["train", "--resume", str(trained / "run")]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1].startswith("top-1 ")
 
 
 @pytest.mark.slow
-def test_the_module_runs_as_the_command_does():
+def test_python_m_lambdanets_runs_the_command_line():
     command = [sys.executable, "-m", "lambdanets", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("lambdanets ")

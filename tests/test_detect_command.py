@@ -1,4 +1,4 @@
-"""`lambdanets detect` as a person meets it: what it prints and writes, its exit code, and no traceback."""
+"""`lambdanets detect`: output, files, exit codes, and no traceback for any user error."""
 
 import importlib.util
 import json
@@ -18,30 +18,30 @@ from lambdanets.inference import detection_figures
 from lambdanets.inference.coco_results import read_results
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.tasks import read_recipe
-from training.detection.tiny_detection import TWO, change, tiny_recipe
+from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations, tiny_recipe
 
 
-def does(*arguments):
-    """Run a command that must succeed."""
+def succeeds(*arguments):
+    """Run a command that must exit with code 0."""
     assert main(["detect", *map(str, arguments)]) == 0
 
 
 def fails(capsys, *arguments):
-    """Run a command that must fail by exit code 2 with one sentence on standard error, and return the sentence."""
+    """Run a command that must exit with code 2, and return its one sentence on stderr."""
     assert main(["detect", *map(str, arguments)]) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert "Traceback" not in "".join(said)
-    assert said[-1].startswith("lambdanets: ")
-    return said[-1]
+    output = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback" not in "".join(output)
+    assert output[-1].startswith("lambdanets: ")
+    return output[-1]
 
 
 def contents(folder):
-    """The files of a folder, each with its bytes."""
+    """The bytes of each file of a folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def scores_of(result):
-    """The last two lines of a command that scores."""
+    """The last two lines that a command prints for these scores."""
     lines = []
     for kind, words in (("bbox", "boxes"), ("segm", "masks")):
         scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in result[kind].items()]
@@ -49,10 +49,10 @@ def scores_of(result):
     return lines
 
 
-def test_help_names_the_actions_and_each_tells_its_options(capsys):
+def test_help_lists_the_actions_and_their_options(capsys):
     assert main(["detect", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"  {action} " in said for action in ("train", "evaluate", "predict", "report"))
+    output = capsys.readouterr().out
+    assert all(f"  {action} " in output for action in ("train", "evaluate", "predict", "report"))
     options = {"train": "--pyramid-channels", "evaluate": "--data", "predict": "--score", "report": "--format"}
     for action, option in options.items():
         with pytest.raises(SystemExit) as ended:
@@ -61,45 +61,46 @@ def test_help_names_the_actions_and_each_tells_its_options(capsys):
         assert option in capsys.readouterr().out
 
 
-def test_detect_alone_tells_its_actions(capsys):
+def test_detect_without_an_action_prints_usage(capsys):
     assert main(["detect"]) == 0
     assert "usage: lambdanets detect ACTION" in capsys.readouterr().out
 
 
-def test_a_quicktest_ends_with_the_scores_and_the_same_command_shows_them_again(tmp_path, capsys):
+def test_repeated_quicktest_prints_the_same_scores(tmp_path, capsys):
     command = ["train", "digits", "--quicktest", "--run", tmp_path / "run"]
-    does(*command)
-    said = capsys.readouterr().out.splitlines()
+    succeeds(*command)
+    output = capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert said[-2:] == scores_of(result)
-    assert f"predictions:      {tmp_path / 'run/predictions.png'}" in said
-    does(*command)
+    assert output[-2:] == scores_of(result)
+    assert f"predictions:      {tmp_path / 'run/predictions.png'}" in output
+    succeeds(*command)
     assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
 
 
-def test_evaluate_gives_the_scores_of_the_run(trained_detector, capsys):
-    does("evaluate", trained_detector / "run")
+def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, capsys):
+    succeeds("evaluate", trained_detector / "run")
     result = json.loads((trained_detector / "run/result.json").read_text())
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("4 images, ")
-    assert said[-2:] == scores_of(result)
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith("4 images, ")
+    assert output[-2:] == scores_of(result)
 
 
-def test_evaluate_needs_no_more_than_what_is_validated_on(trained_detector, tmp_path, capsys):
+def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, capsys):
     recipe = json.loads((trained_detector / "run/recipe.json").read_text())
     fields = recipe | {"data": str(tmp_path / "gone.json"), "images": str(tmp_path / "gone")}
-    description = json.dumps({"recipe": fields, "classes": [each["name"] for each in TWO], "category_ids": [4, 7]})
+    names = [each["name"] for each in TWO_CATEGORIES]
+    description = json.dumps({"recipe": fields, "classes": names, "category_ids": [4, 7]})
     path = tmp_path / "weights.safetensors"
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
-    does("evaluate", path)
+    succeeds("evaluate", path)
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
 
 
-def test_evaluate_on_other_data_writes_results_and_pictures(trained_detector, tmp_path, capsys):
+def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp_path, capsys):
     out = tmp_path / "out"
     data = ["--data", trained_detector / "digits/train.json", "--images", trained_detector / "digits"]
-    does("evaluate", trained_detector / "run", *data, "--out", out)
+    succeeds("evaluate", trained_detector / "run", *data, "--out", out)
     assert sorted(path.name for path in out.iterdir()) == [
         "precision_recall.png",
         "predictions.png",
@@ -107,57 +108,55 @@ def test_evaluate_on_other_data_writes_results_and_pictures(trained_detector, tm
         "scores.json",
     ]
     results = read_results(out / "results.json")
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"4 images, {len(results)} detections"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == f"4 images, {len(results)} detections"
     assert {result["category_id"] for result in results} <= {4, 7}
-    assert said[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+    assert output[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
 
 
-def test_evaluate_says_what_of_the_annotations_was_left_out(trained_detector, tmp_path, capsys):
+def test_evaluate_reports_dropped_annotations(trained_detector, tmp_path, capsys):
     data = tmp_path / "train.json"
     shutil.copy(trained_detector / "digits/train.json", data)
     stray = {"id": 900, "image_id": 77, "category_id": 4, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
     missing = {"id": 50, "file_name": "missing.png", "height": 9, "width": 9}
-    change(data, annotations=lambda those: [*those, stray], images=lambda those: [*those, missing])
-    does("evaluate", trained_detector / "run", "--data", data, "--images", trained_detector / "digits")
+    edit_annotations(data, annotations=lambda rows: [*rows, stray], images=lambda rows: [*rows, missing])
+    succeeds("evaluate", trained_detector / "run", "--data", data, "--images", trained_detector / "digits")
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "data: 1 annotations dropped: no image has their image_id (id 900)",
         "data: 1 images dropped: their files are missing (id 50)",
     ]
 
 
-def test_evaluate_writes_the_scores_that_result_json_has_also_by_category(trained_detector, tmp_path):
-    does("evaluate", trained_detector / "run", "--out", tmp_path / "out")
+def test_evaluate_writes_scores_per_category(trained_detector, tmp_path):
+    succeeds("evaluate", trained_detector / "run", "--out", tmp_path / "out")
     scores = json.loads((tmp_path / "out/scores.json").read_text())
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert scores == {name: result[name] for name in ("bbox", "segm", "AP_by_category", "images")}
     for kind, by_category in scores["AP_by_category"].items():
-        assert list(by_category) == [each["name"] for each in TWO]
+        assert list(by_category) == [each["name"] for each in TWO_CATEGORIES]
         assert sum(by_category.values()) / 2 == pytest.approx(scores[kind]["AP"])
 
 
-def test_evaluate_makes_its_folder_before_it_judges(trained_detector, tmp_path, monkeypatch, capsys):
+def test_evaluate_creates_its_folder_before_it_predicts(trained_detector, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("lambdanets.inference.detection.detect_set", lambda *_, **__: pytest.fail("judged"))
+    monkeypatch.setattr("lambdanets.inference.detection.detect_set", lambda *_, **__: pytest.fail("predicted"))
     assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
 
 
-def test_evaluate_shows_and_keeps_scores_though_pictures_cannot_be_drawn(
-    trained_detector, tmp_path, monkeypatch, capsys
-):
+def test_evaluate_keeps_its_scores_if_drawing_fails(trained_detector, tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device", "predictions.png")
 
     monkeypatch.setattr("lambdanets.inference.detection_figures.draw_detections", full)
     command = ["detect", "evaluate", str(trained_detector / "run"), "--out", str(tmp_path / "out")]
     assert main(command) == 2
-    said = capsys.readouterr()
-    assert said.out.splitlines()[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
-    assert "No space left on device" in said.err
+    output = capsys.readouterr()
+    assert output.out.splitlines()[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+    assert "No space left on device" in output.err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "scores.json"]
 
 
-def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsys):
+def test_evaluate_rejects_other_categories_and_nonempty_folders(trained_detector, tmp_path, capsys):
     run, digits = trained_detector / "run", trained_detector / "digits"
     other = ["--data", digits / "val.json", "--images", digits / "val"]
     assert "must have the 2 categories" in fails(capsys, "evaluate", run, *other)
@@ -168,14 +167,14 @@ def test_evaluate_refuses_what_does_not_belong(trained_detector, tmp_path, capsy
     assert "nowhere" in fails(capsys, "evaluate", tmp_path / "nowhere")
 
 
-def test_a_detector_is_no_classifier(trained_detector, capsys):
+def test_classification_evaluate_rejects_a_detector(trained_detector, capsys):
     assert main(["evaluate", str(trained_detector / "run")]) == 2
     assert "must be a classification model, got a detection model" in capsys.readouterr().err
 
 
 @pytest.fixture
 def photos(trained_detector, tmp_path):
-    """Images with names in several scripts, and one that is none, beside one that cannot be read."""
+    """Images with names in several scripts and an undecodable one, and a text file named .png."""
     source = trained_detector / "digits/train"
     folder = tmp_path / "photos"
     (folder / "below").mkdir(parents=True)
@@ -186,48 +185,46 @@ def photos(trained_detector, tmp_path):
     return folder
 
 
-def test_predict_writes_results_a_picture_of_each_image_and_which_is_which(trained_detector, photos, tmp_path, capsys):
+def test_predict_writes_results_image_ids_and_one_drawing_per_image(trained_detector, photos, tmp_path, capsys):
     out = tmp_path / "out"
-    does("predict", trained_detector / "run", photos, "--out", out, "--score", "0")
-    said = capsys.readouterr()
+    succeeds("predict", trained_detector / "run", photos, "--out", out, "--score", "0")
+    output = capsys.readouterr()
     known = json.loads((out / "images.json").read_bytes())
     results = read_results(out / "results.json")
-    assert known["categories"] == list(TWO)
+    assert known["categories"] == list(TWO_CATEGORIES)
     assert [image["id"] for image in known["images"]] == [1, 2, 3, 4]
     assert {"日本 猫.png", f"{'ї' * 120}.png"} < {Path(image["file_name"]).name for image in known["images"]}
     assert results
     assert {result["image_id"] for result in results} <= {1, 2, 3, 4}
-    pictures = sorted(path.name for path in out.glob("*.png"))
-    assert len(pictures) == 4
-    assert sum(name.endswith("-日本 猫.png") for name in pictures) == 2
-    for image, name in zip(known["images"], pictures, strict=True):
-        with Image.open(out / name) as picture:
-            assert picture.width / image["width"] == picture.height / image["height"] >= 1
-    assert said.out.splitlines()[-1] == f"{len(results)} detections in 4 images, written to {out}"
-    assert "skipped 1 unreadable images" in said.err
-    assert "text.png" in said.err
+    drawings = sorted(path.name for path in out.glob("*.png"))
+    assert len(drawings) == 4
+    assert sum(name.endswith("-日本 猫.png") for name in drawings) == 2
+    for image, name in zip(known["images"], drawings, strict=True):
+        with Image.open(out / name) as drawing:
+            assert drawing.width / image["width"] == drawing.height / image["height"] >= 1
+    assert output.out.splitlines()[-1] == f"{len(results)} detections in 4 images, written to {out}"
+    assert "skipped 1 unreadable images" in output.err
+    assert "text.png" in output.err
 
 
-def test_predict_draws_what_is_above_the_score_and_writes_everything(trained_detector, tmp_path):
+def test_predict_draws_above_the_score_and_writes_all_detections(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[1]
     for score in ("0", "1"):
-        does("predict", trained_detector / "run", image, "--out", tmp_path / score, "--score", score)
+        succeeds("predict", trained_detector / "run", image, "--out", tmp_path / score, "--score", score)
     low, high = (tmp_path / score for score in ("0", "1"))
     assert (low / "results.json").read_bytes() == (high / "results.json").read_bytes()
     drawn, plain = (np.asarray(Image.open(next(folder.glob("*.png"))).convert("RGB")) for folder in (low, high))
-    assert (plain.min(2) == plain.max(2)).all()  # as grey as the image
+    assert (plain.min(2) == plain.max(2)).all()  # gray, like the image
     assert (drawn.min(2) != drawn.max(2)).any()
 
 
-def test_predict_without_pictures_draws_none(trained_detector, tmp_path):
+def test_predict_no_pictures_draws_nothing(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[0]
-    does("predict", trained_detector / "run", image, "--no-figures", "--out", tmp_path / "x")
+    succeeds("predict", trained_detector / "run", image, "--no-figures", "--out", tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["images.json", "results.json"]
 
 
-def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
-    trained_detector, photos, tmp_path, capsys
-):
+def test_predict_keeps_nonempty_folders_and_creates_none_without_images(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
     (tmp_path / "full").mkdir()
     (tmp_path / "full/results.json").write_text("kept")
@@ -238,16 +235,16 @@ def test_predict_overwrites_nothing_and_leaves_nothing_where_it_found_no_image(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
+def test_predict_keeps_detections_on_a_signal_and_resumes(
     number, trained_detector, photos, tmp_path, monkeypatch, capsys
 ):
     drawn, draw = [], detection_figures.draw_predicted
 
-    def with_signal(*given):
+    def with_signal(*arguments):
         if len(drawn) == 2:
             os.kill(os.getpid(), number)
         drawn.append(None)
-        return draw(*given)
+        return draw(*arguments)
 
     command = ["detect", "predict", trained_detector / "run", photos, "--score", "0", "--out"]
     assert main([*map(str, command), str(tmp_path / "whole")]) == 0
@@ -255,30 +252,30 @@ def test_predict_keeps_what_it_found_on_a_signal_and_resumes(
     with monkeypatch.context() as patch:
         patch.setattr(detection_figures, "draw_predicted", with_signal)
         assert main([*map(str, command), str(tmp_path / "out")]) == 130
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     known = json.loads((tmp_path / "out/images.json").read_bytes())
     assert [image["id"] for image in known["images"]] == [1, 2]
     assert {result["image_id"] for result in read_results(tmp_path / "out/results.json")} <= {1, 2}
-    assert "detections in 2 images, written to" in said.out
-    assert "run the same command to resume" in said.err
+    assert "detections in 2 images, written to" in output.out
+    assert "run the same command to resume" in output.err
     assert not list((tmp_path / "out").glob(".*"))
     assert main([*map(str, command), str(tmp_path / "out")]) == 0
     assert "resuming: 2 of " in capsys.readouterr().err
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
+def test_predict_interrupted_in_its_first_drawing_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
     draw = detection_figures.draw_predicted
 
-    def with_signal(*given):
-        picture = draw(*given)
+    def with_signal(*arguments):
+        drawing = draw(*arguments)
 
         def save(file, kind):
-            Image.Image.save(picture, file, kind)
+            Image.Image.save(drawing, file, kind)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        picture.save = save
-        return picture
+        drawing.save = save
+        return drawing
 
     command = ["detect", "predict", str(trained_detector / "run"), str(photos), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
@@ -289,88 +286,88 @@ def test_predict_interrupted_in_its_first_picture_resumes(trained_detector, phot
     assert "resuming: 1 of " in capsys.readouterr().err
 
 
-def test_predict_refuses_what_it_cannot_do(trained_detector, photos, tmp_path, capsys):
+def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
     assert "IMAGES must be at least one file" in fails(capsys, "predict", run)
     assert "score must be between 0 and 1, got 2" in fails(capsys, "predict", run, photos, "--score", "2")
     assert "nowhere.png" in fails(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
 
 
-def test_memory_that_runs_out_ends_the_command_with_a_sentence(trained_detector, photos, monkeypatch, capsys):
+def test_out_of_memory_is_reported_in_one_sentence(trained_detector, photos, monkeypatch, capsys):
     monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
-    for given in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
-        said = fails(capsys, *given)
-        assert said == "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"
+    for command in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
+        error = fails(capsys, *command)
+        assert error == "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"
 
 
 def test_report_compares_finished_runs(trained_detector, capsys):
-    does("report", trained_detector / "run", "--format", "markdown")
+    succeeds("report", trained_detector / "run", "--format", "markdown")
     assert "| lambda_resnet20_small" in capsys.readouterr().out
     assert "RUNS must be at least one folder" in fails(capsys, "report")
     assert "result.json" in fails(capsys, "report", trained_detector / "digits")
 
 
-def test_what_is_mistyped_is_named_with_the_nearest(tmp_path, capsys):
+def test_detect_typo_errors_suggest_the_nearest(tmp_path, capsys):
     assert "action must be one of train, evaluate, predict, report, got 'trian'; the nearest is train" in fails(
         capsys, "trian"
     )
     assert "no option --proposal; the nearest is --proposals" in fails(capsys, "train", "--proposal", "7")
-    said = fails(capsys, "train", "digit")
-    assert "recipe must be one of coco, digits" in said
-    assert said.endswith("; the nearest is digits")
-    said = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
-    assert "no model named 'lamda_resnet50'" in said
+    error = fails(capsys, "train", "digit")
+    assert "recipe must be one of coco, digits" in error
+    assert error.endswith("; the nearest is digits")
+    error = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
+    assert "no model named 'lamda_resnet50'" in error
     assert "detections must be a whole number, at least 1, got 0" in fails(capsys, "train", "--detections", "0")
 
 
-def test_a_recipe_that_leaves_its_data_open_asks_for_it(tmp_path, capsys):
+def test_detection_recipe_without_data_requires_data(tmp_path, capsys):
     assert "data must be given" in fails(capsys, "train", "coco", "--run", tmp_path / "run")
 
 
-def test_a_network_in_which_padding_cannot_be_hidden_is_refused(tmp_path, capsys):
+def test_rejects_a_network_whose_padding_cannot_be_hidden(tmp_path, capsys):
     command = ["train", "--model", "vit_tiny_patch16_224", "--levels", "1", "2", "--run", tmp_path / "run"]
     assert "padding cannot be hidden in network.model.blocks" in fails(capsys, *command)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_of_a_classifier_is_none_of_a_detector(tmp_path, capsys):
+def test_detect_train_rejects_a_classification_recipe(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
     assert "must be a detection recipe, got a classification recipe" in fails(capsys, "train", path)
 
 
-def test_training_by_options_leaves_a_run_that_resume_shows(tmp_path, capsys):
+def test_resume_prints_the_result_of_a_run_trained_by_options(tmp_path, capsys):
     recipe = tiny_recipe(tmp_path / "digits")
-    given = ["--data", recipe.data, "--images", recipe.images, "--validation-data", recipe.validation_data]
-    given += ["--validation-images", recipe.validation_images, "--image-size", "32", "--levels", "2", "3"]
-    given += ["--epochs", "1", "--jitter", "1.0", "1.5", "--pyramid-channels", "8", "--batch-size", "2"]
-    does("train", *given, "--run", tmp_path / "run")
+    options = ["--data", recipe.data, "--images", recipe.images, "--validation-data", recipe.validation_data]
+    options += ["--validation-images", recipe.validation_images, "--image-size", "32", "--levels", "2", "3"]
+    options += ["--epochs", "1", "--jitter", "1.0", "1.5", "--pyramid-channels", "8", "--batch-size", "2"]
+    succeeds("train", *options, "--run", tmp_path / "run")
     written = read_recipe(tmp_path / "run/recipe.json")
     assert (written.levels, written.jitter, written.data) == ((2, 3), (1.0, 1.5), recipe.data)
     first = capsys.readouterr().out
-    does("train", "--resume", tmp_path / "run")
+    succeeds("train", "--resume", tmp_path / "run")
     assert capsys.readouterr().out.splitlines()[-2:] == first.splitlines()[-2:]
     assert "remove the recipe" in fails(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
 
 
-def test_going_on_with_the_run_of_another_task_names_the_right_command(trained_detector, tmp_path, capsys):
+def test_resume_of_the_other_task_names_the_right_command(trained_detector, tmp_path, capsys):
     run = trained_detector / "run"
     assert main(["train", "--resume", str(run)]) == 2
-    said = capsys.readouterr().err
-    assert f"has a detection run; resume it with: lambdanets detect train --resume {run}" in said
+    error = capsys.readouterr().err
+    assert f"has a detection run; resume it with: lambdanets detect train --resume {run}" in error
     (tmp_path / "recipe.json").write_text(Recipe(model="resnet18").to_json())
-    said = fails(capsys, "train", "--resume", tmp_path)
-    assert said.endswith(f"has a classification run; resume it with: lambdanets train --resume {tmp_path}")
+    error = fails(capsys, "train", "--resume", tmp_path)
+    assert error.endswith(f"has a classification run; resume it with: lambdanets train --resume {tmp_path}")
 
 
-def test_a_run_of_another_task_is_not_trained_over(trained_detector, two_classes, capsys):
+def test_train_does_not_overwrite_a_run_of_another_task(trained_detector, two_classes, capsys):
     command = ["train", "--data", str(two_classes), "--channels", "3", "--run", str(trained_detector / "run")]
     assert main(command) == 2
     assert "must be empty or hold a classification run, got" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["faster_coco_eval", "pycocotools"])
-def test_a_package_that_is_missing_is_said_with_what_to_install(package, trained_detector, monkeypatch, capsys):
+def test_missing_package_error_says_what_to_install(package, trained_detector, monkeypatch, capsys):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
     for arguments in (
@@ -378,6 +375,8 @@ def test_a_package_that_is_missing_is_said_with_what_to_install(package, trained
         ["evaluate", trained_detector / "run"],
         ["report", trained_detector / "run"],
     ):
-        said = fails(capsys, *arguments)
-        assert said == f"lambdanets: detection requires {package}; install it with: pip install 'lambdanets[detection]'"
+        error = fails(capsys, *arguments)
+        assert (
+            error == f"lambdanets: detection requires {package}; install it with: pip install 'lambdanets[detection]'"
+        )
     assert main(["detect", "--help"]) == 0

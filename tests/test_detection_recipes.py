@@ -1,4 +1,4 @@
-"""The recipes of detection that come with the package: the paper's figures, promises, commands, and quicktests."""
+"""The detection recipes of the package: the paper's hyperparameters, docstrings, commands, and quicktests."""
 
 import importlib
 import json
@@ -27,12 +27,12 @@ def recipe_of(name):
     return find_recipe(name, DetectionRecipe)
 
 
-def promise_of(name):
+def docstring_of(name):
     return importlib.import_module(f"lambdanets.recipes.detection.{name}").__doc__
 
 
 @pytest.mark.parametrize("name", [*RECIPES, *VARIANTS])
-def test_every_recipe_of_detection_has_a_detector_that_can_be_built(name):
+def test_every_detection_recipe_builds_a_detector(name):
     with torch.device("meta"):
         model = DetectionProbe(recipe_of(name), 80).build()
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e5
@@ -40,32 +40,32 @@ def test_every_recipe_of_detection_has_a_detector_that_can_be_built(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_promise_of_detection_begins_with_a_line_that_help_can_show(name):
+def test_docstrings_of_detection_recipes_begin_with_a_summary(name):
     first = list_recipes(DetectionRecipe)[name]
     assert 20 < len(first) <= 120
     assert first.endswith(".")
-    assert re.search(r"\d{2}%|AP|[Nn]ot measured|Not run", promise_of(name))
+    assert re.search(r"\d{2}%|AP|[Nn]ot measured|Not run", docstring_of(name))
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_command_in_a_promise_of_detection_is_understood(name, tmp_path, monkeypatch):
-    begun = []
-    monkeypatch.setattr(run, "start", lambda recipe, folder: begun.append((recipe, folder)) or {})
+def test_the_command_in_a_detection_recipe_docstring_parses(name, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(run, "start", lambda recipe, folder: started.append((recipe, folder)) or {})
     monkeypatch.setattr(launching, "launch", lambda count, arguments: main(arguments))
     monkeypatch.chdir(tmp_path)
-    (command,) = [line for line in promise_of(name).splitlines() if line.startswith("Run: ")]
+    (command,) = [line for line in docstring_of(name).splitlines() if line.startswith("Run: ")]
     words = shlex.split(command)
     assert words[1:4] == ["lambdanets", "detect", "train"]
     assert words[4].startswith(name)
     assert main(words[2:]) == 0
-    ((recipe, _),) = begun
-    given = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
+    ((recipe, _),) = started
+    options = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
     for field in DetectionRecipe.PATHS:
         assert getattr(recipe, field) != ""
-        assert getattr(recipe, field) == given.get(field, getattr(recipe_of(words[4]), field))
+        assert getattr(recipe, field) == options.get(field, getattr(recipe_of(words[4]), field))
 
 
-def test_coco_is_the_papers():
+def test_coco_recipe_has_the_papers_hyperparameters():
     recipe = recipe_of("coco")
     assert (recipe.batch_size, recipe.learning_rate, recipe.weight_decay, recipe.momentum) == (256, 0.32, 4e-5, 0.9)
     assert (recipe.image_size, recipe.jitter, recipe.sync_batch_norm) == (1024, (0.1, 2.0), True)
@@ -78,7 +78,7 @@ def test_coco_is_the_papers():
     assert [scale(round(share * steps)) for share in shares] == pytest.approx([1, 0.1, 0.01, 0.001])
 
 
-def test_the_rows_of_table_14_differ_in_the_backbone_alone():
+def test_the_rows_of_table_14_differ_only_in_the_backbone():
     models = {name.removeprefix("coco_"): recipe_of(name).model for name in list_variants("coco", DetectionRecipe)}
     assert models == {
         f"{name}{depth}": model.format(depth)
@@ -90,14 +90,14 @@ def test_the_rows_of_table_14_differ_in_the_backbone_alone():
     assert recipe_of("coco") == recipe_of("coco_lambda152")
 
 
-def test_the_twin_of_nuclei_differs_in_the_network_alone():
-    recipe, twin = recipe_of("nuclei"), recipe_of("nuclei_convolution")
-    assert replace(twin, model=recipe.model, model_options=recipe.model_options) == recipe
-    assert twin.model_options == recipe.model_options | {"mixer": "convolution"}
+def test_the_baseline_of_nuclei_differs_only_in_the_network():
+    recipe, baseline = recipe_of("nuclei"), recipe_of("nuclei_convolution")
+    assert replace(baseline, model=recipe.model, model_options=recipe.model_options) == recipe
+    assert baseline.model_options == recipe.model_options | {"mixer": "convolution"}
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])
-def test_a_recipe_without_data_asks_for_annotations(name, tmp_path):
+def test_detection_recipe_without_data_is_rejected(name, tmp_path):
     with pytest.raises(InputError, match=r"data must be given; set it with --data PATH"):
         run.start(recipe_of(name), tmp_path / "run")
 
@@ -105,7 +105,7 @@ def test_a_recipe_without_data_asks_for_annotations(name, tmp_path):
 @pytest.mark.slow
 # every recipe but digits, whose quicktest is in test_detect_command.py, and a variant without lambda layers
 @pytest.mark.parametrize("name", [*(name for name in RECIPES if name != "digits"), "nuclei_convolution"])
-def test_a_quicktest_of_detection_takes_the_recipes_path_with_little_work(name, tmp_path, capsys):
+def test_detection_quicktest_keeps_recipe_options_at_small_size(name, tmp_path, capsys):
     assert main(["detect", "train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["epochs"] == 2

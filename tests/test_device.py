@@ -8,11 +8,11 @@ import torch
 from lambdanets import device
 
 
-@pytest.mark.parametrize(("code", "refused"), [(-signal.SIGILL, True), (0, False)])
-def test_bfloat16_is_refused_where_it_would_end_the_process(code, refused, monkeypatch):
+@pytest.mark.parametrize(("code", "rejected"), [(-signal.SIGILL, True), (0, False)])
+def test_rejects_bfloat16_if_it_crashes_the_process(code, rejected, monkeypatch):
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code))
-    if refused:
+    if rejected:
         with pytest.raises(ValueError, match=r"advertises but forbids; set ONEDNN_MAX_CPU_ISA"):
             device.check_precision("bf16-mixed")
     else:
@@ -24,7 +24,7 @@ def test_float32_needs_no_probe(monkeypatch):
     device.check_precision("32-true")
 
 
-def test_float16_without_a_gpu_is_refused(monkeypatch):
+def test_rejects_float16_without_a_gpu(monkeypatch):
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="16-mixed needs a GPU"):
         device.check_precision("16-mixed")
@@ -36,17 +36,17 @@ LIMITS = {"2": ("memory.max", "memory.current", ""), "1": ("memory.limit_in_byte
 
 @pytest.fixture(params=["2", "1"])
 def cgroup(request, tmp_path, monkeypatch):
-    """Writes a level of a made-up hierarchy of cgroups, in GiB; `cgroup.free()` is what this process may take."""
+    """Write one level of a synthetic cgroup hierarchy, in GiB; `cgroup.free()` is the free memory of this process."""
     root = tmp_path / ("cgroups" if request.param == "2" else "cgroups/memory")
     limit, used, prefix = LIMITS[request.param]
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
 
-    def write(path, *, most, now, cache=None):
+    def write(path, *, limit_gib, used_gib, cache_gib=None):
         (root / path).mkdir(parents=True, exist_ok=True)
-        (root / path / limit).write_text(f"{most * GIB if isinstance(most, int) else most}\n")
-        (root / path / used).write_text(f"{now * GIB}\n")
-        if cache is not None:
-            stat = f"active_file 7\n{prefix}active_file {GIB}\n{prefix}inactive_file {cache * GIB}\nslab 3\n"
+        (root / path / limit).write_text(f"{limit_gib * GIB if isinstance(limit_gib, int) else limit_gib}\n")
+        (root / path / used).write_text(f"{used_gib * GIB}\n")
+        if cache_gib is not None:
+            stat = f"active_file 7\n{prefix}active_file {GIB}\n{prefix}inactive_file {cache_gib * GIB}\nslab 3\n"
             (root / path / "memory.stat").write_text(stat)
 
     def free(path="/"):
@@ -59,34 +59,34 @@ def cgroup(request, tmp_path, monkeypatch):
 
 
 def test_free_memory_of_a_container_counts_page_cache_as_free(cgroup):
-    cgroup("", most=16, now=15, cache=13)
+    cgroup("", limit_gib=16, used_gib=15, cache_gib=13)
     assert cgroup.free() == 14
 
 
-def test_the_smallest_limit_of_nested_cgroups_counts(cgroup):
-    cgroup("", most=64, now=10)
-    cgroup("jobs", most=16, now=8, cache=1)
-    cgroup("jobs/one", most=32, now=2, cache=1)
+def test_free_memory_is_the_smallest_limit_of_nested_cgroups(cgroup):
+    cgroup("", limit_gib=64, used_gib=10)
+    cgroup("jobs", limit_gib=16, used_gib=8, cache_gib=1)
+    cgroup("jobs/one", limit_gib=32, used_gib=2, cache_gib=1)
     assert cgroup.free("/jobs/one") == 9
     assert cgroup.free("/") == 54
 
 
-def test_a_cgroup_without_a_limit_leaves_the_memory_of_the_machine(cgroup):
-    cgroup("", most="max", now=10)
+def test_cgroup_without_a_limit_has_the_memory_of_the_machine(cgroup):
+    cgroup("", limit_gib="max", used_gib=10)
     assert cgroup.free() == 100
 
 
-def test_a_container_whose_path_is_not_shown_has_the_limit_of_the_root(cgroup):
-    cgroup("", most=8, now=2, cache=1)
+def test_unmounted_cgroup_path_has_the_limit_of_the_root(cgroup):
+    cgroup("", limit_gib=8, used_gib=2, cache_gib=1)
     assert cgroup.free("/docker/0123456789") == 7
     assert cgroup.free("/../above") == 7
 
 
-def test_a_cgroup_beyond_its_limit_has_nothing_free(cgroup):
-    cgroup("", most=4, now=5)
+def test_cgroup_above_its_limit_has_no_free_memory(cgroup):
+    cgroup("", limit_gib=4, used_gib=5)
     assert cgroup.free() == 0
 
 
-def test_a_system_without_cgroups_has_the_memory_of_the_machine(tmp_path, monkeypatch):
+def test_system_without_cgroups_has_the_memory_of_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=5))
     assert device.free_memory(torch.device("cpu"), tmp_path, tmp_path / "none") == 5

@@ -1,4 +1,4 @@
-"""README.md and docs/: every command parses, every link leads somewhere, and the Python of guides runs."""
+"""README.md and docs/: every command parses, every link resolves, and the Python of guides runs."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ LINKED = [*PAGES, "CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md"]
 
 
 def commands_of(page):
-    """Those in blocks, indented or fenced, after torchrun too, and in single backticks."""
+    """The commands in indented and fenced blocks, also after torchrun, and in single backticks."""
     text = re.sub(r"```\w+\n.*?```", "", page.replace("\\\n", " "), flags=re.DOTALL)
     in_blocks = re.findall(r"^(?: {4,})?(?:torchrun .*-- )?(lambdanets .*)$", text, flags=re.MULTILINE)
     return in_blocks + re.findall(r"`(lambdanets [^`\n]*)`", text)
@@ -27,7 +27,7 @@ def python_of(page):
     return re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL)
 
 
-class TakenError(Exception):
+class ParsedError(Exception):
     """The options of a command were parsed."""
 
 
@@ -39,23 +39,23 @@ def test_every_command_parses(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     parse = tyro.cli
 
-    def taken(*given, **more):
-        _, unknown = parse(*given, **more)
+    def parse_only(*arguments, **options):
+        _, unknown = parse(*arguments, **options)
         assert not unknown
-        raise TakenError
+        raise ParsedError
 
-    monkeypatch.setattr(tyro, "cli", taken)
+    monkeypatch.setattr(tyro, "cli", parse_only)
     arguments = shlex.split(command, comments=True)[1:]
     if "--help" in arguments:
         with pytest.raises(SystemExit, match="0"):
             main(arguments)
     else:
-        with pytest.raises(TakenError):
+        with pytest.raises(ParsedError):
             main(arguments)
 
 
 @pytest.mark.parametrize("page", LINKED)
-def test_every_link_leads_to_a_file_and_heading(page):
+def test_every_link_resolves_to_a_file_and_heading(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in link:

@@ -1,4 +1,4 @@
-"""Each test that docs/faults.md names is there, and checks something."""
+"""Each test that docs/faults.md names exists and asserts something."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
 
 @cache
 def checkers() -> set[str]:
-    """Names of functions of the tests that check something, by themselves or by another of them."""
+    """Names of functions in tests/ that assert something, directly or through another of them."""
     functions = [item for path in (ROOT / "tests").rglob("*.py") for item in functions_of(path).items()]
     found = {name for name, node in functions if asserts(node)}
     called = [(name, calls(node)) for name, node in functions if name not in found]
@@ -44,7 +44,7 @@ def calls(function: ast.FunctionDef) -> set[str]:
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
-def test_each_test_on_the_page_exists_and_checks_something(file, name):
+def test_each_test_on_the_page_exists_and_asserts_something(file, name):
     function = functions_of(ROOT / "tests" / file)[name]
     assert asserts(function) or calls(function) & checkers()
 

@@ -1,4 +1,4 @@
-"""Output folders: what may be written into, what is refused and with which words."""
+"""Output folders: which are accepted, resumed or rejected, and the errors."""
 
 import json
 
@@ -9,26 +9,26 @@ from lambdanets.folders import WorkFolder, differences
 from lambdanets.locks import InUseError
 
 
-def found(folder):
+def read_identity(folder):
     path = folder / "work.json"
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-def begun(folder, **identity):
+def existing(folder, **identity):
     folder.mkdir()
     (folder / "work.json").write_text(json.dumps(identity))
     return folder
 
 
 @pytest.mark.parametrize("inside", [[], [".lock"], [".a.bin.1.unfinished"], ["empty/"], ["empty/", "empty/.hidden"]])
-def test_hidden_files_and_empty_folders_do_not_count(inside, tmp_path):
+def test_folder_with_only_hidden_files_counts_as_empty(inside, tmp_path):
     for name in inside:
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
     assert not WorkFolder(tmp_path).is_started()
 
 
-def test_a_folder_of_the_same_work_is_begun_and_cleaned(tmp_path):
-    folder = WorkFolder(begun(tmp_path / "out", seed=1, more=2), "work", {"seed": 1}, found)
+def test_folder_of_the_same_work_is_cleaned_and_locked(tmp_path):
+    folder = WorkFolder(existing(tmp_path / "out", seed=1, more=2), "work", {"seed": 1}, read_identity)
     (tmp_path / "out/.a.bin.1.unfinished").touch()
     (tmp_path / "out/.spill.unfinished").mkdir()
     with folder.open():
@@ -38,25 +38,25 @@ def test_a_folder_of_the_same_work_is_begun_and_cleaned(tmp_path):
             pass
 
 
-def test_a_folder_of_other_work_is_refused_and_left_as_it_is(tmp_path):
-    folder = WorkFolder(begun(tmp_path / "out", seed=1), "shards", {"seed": 2}, found)
+def test_rejects_a_folder_of_other_work_and_leaves_it_unchanged(tmp_path):
+    folder = WorkFolder(existing(tmp_path / "out", seed=1), "shards", {"seed": 2}, read_identity)
     with pytest.raises(InputError, match=r"out has shards with seed 1, not 2; choose another folder$"), folder.open():
         pass
     assert [path.name for path in folder.path.iterdir()] == ["work.json"]
 
 
-def test_a_folder_of_something_else_and_a_file_are_refused(tmp_path):
+def test_rejects_a_file_and_a_folder_with_unknown_content(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(InputError, match=r"is not empty, it has thesis\.tex; choose another folder$"):
-        WorkFolder(tmp_path, read_identity=found).is_started()
+        WorkFolder(tmp_path, read_identity=read_identity).is_started()
     with pytest.raises(InputError, match=r"thesis\.tex must be a folder, got a file; choose another folder$"):
         WorkFolder(tmp_path / "thesis.tex").is_started()
 
 
 def test_differences_are_named_with_short_values():
-    there = {"seed": 1, "sha256": "a" * 64, "options": {"top": 3, "size": 8}, "more": 1}
-    assert differences(there, there) == ""
-    assert differences(there, {"seed": 1, "options": {"top": 3, "size": 8}}) == ""
-    wanted = {"seed": 2, "sha256": "b" * 64, "options": {"top": 4, "size": 8}, "device": "cpu"}
-    assert differences(there, wanted) == "seed 1, not 2, other sha256, options (top 3, not 4), device None, not 'cpu'"
+    actual = {"seed": 1, "sha256": "a" * 64, "options": {"top": 3, "size": 8}, "more": 1}
+    assert differences(actual, actual) == ""
+    assert differences(actual, {"seed": 1, "options": {"top": 3, "size": 8}}) == ""
+    target = {"seed": 2, "sha256": "b" * 64, "options": {"top": 4, "size": 8}, "device": "cpu"}
+    assert differences(actual, target) == "seed 1, not 2, other sha256, options (top 3, not 4), device None, not 'cpu'"
     assert differences({"options": {"a": 1, "b": 2}}, {"options": {"a": 1}}) == "options {'a': 1, 'b': 2}, not {'a': 1}"

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import lambdanets as ln
 from lambdanets.cli import main
-from training.runs import quick_on
-from training.teaching import RECIPE, write_teacher
+from training.runs import quick_recipe
+from training.teachers import RECIPE, write_teacher
 
 CLASSES = ("dark", "light")
 
@@ -42,7 +42,7 @@ def detector(trained_detector):
 
 @pytest.fixture(scope="session")
 def photo(trained_detector):
-    """An image in which the detector finds objects."""
+    """An image with detections."""
     return sorted((trained_detector / "digits/train").iterdir())[1]
 
 
@@ -51,7 +51,7 @@ def chw(pixels):
 
 
 def forms_of(pixels, folder):
-    """One image in every form that predict takes."""
+    """One image in every form that predict accepts."""
     image = Image.fromarray(pixels)
     image.save(folder / "image.png")
     turned = image.transpose(Image.Transpose.ROTATE_90)
@@ -78,7 +78,7 @@ def forms_of(pixels, folder):
     }
 
 
-def test_a_classifier_gives_every_form_of_an_image_the_same_probabilities(classifier, pixels, tmp_path):
+def test_classifier_predictions_do_not_depend_on_the_form_of_the_image(classifier, pixels, tmp_path):
     expected = classifier.predict(pixels)[0].probabilities
     assert expected.shape == (2,)
     assert expected.sum() == pytest.approx(1)
@@ -87,7 +87,7 @@ def test_a_classifier_gives_every_form_of_an_image_the_same_probabilities(classi
         assert torch.equal(prediction.probabilities, expected), name
 
 
-def test_a_detector_finds_the_same_objects_in_every_form_of_an_image(detector, photo, tmp_path):
+def test_detections_do_not_depend_on_the_form_of_the_image(detector, photo, tmp_path):
     pixels = np.array(Image.open(photo).convert("RGB"))
     (expected,) = detector.predict(photo)
     assert len(expected) > 0
@@ -97,7 +97,7 @@ def test_a_detector_finds_the_same_objects_in_every_form_of_an_image(detector, p
             assert torch.equal(getattr(found, field), getattr(expected, field)), (name, field)
 
 
-def test_gray_forms_of_an_image_are_classified_alike(gray_classifier, classifier):
+def test_predictions_do_not_depend_on_the_form_of_a_gray_image(gray_classifier, classifier):
     gray = np.random.default_rng(2).integers(0, 256, (8, 8), dtype=np.uint8)
     forms = [gray, gray[..., None], Image.fromarray(gray), torch.from_numpy(gray)[None]]
     forms += [torch.from_numpy(gray)[None] / 255, Image.fromarray(gray.astype(np.uint16) * 257)]
@@ -106,7 +106,7 @@ def test_gray_forms_of_an_image_are_classified_alike(gray_classifier, classifier
         assert all(torch.equal(each, first) for each in others)
 
 
-def test_probabilities_are_those_of_the_preprocessing_of_the_card(classifier, pixels):
+def test_predict_applies_the_preprocessing_of_the_model_card(classifier, pixels):
     prepared = classifier.card.preprocessing.transform()(Image.fromarray(pixels))
     with torch.inference_mode():
         expected = classifier.model(prepared[None])[0].softmax(0)
@@ -117,9 +117,9 @@ def test_probabilities_are_those_of_the_preprocessing_of_the_card(classifier, pi
 def test_batches_of_images_of_any_sizes_keep_their_order(batch_size, classifier):
     random = np.random.default_rng(3)
     images = [random.integers(0, 256, (height, 20 - height, 3), dtype=np.uint8) for height in range(2, 9)]
-    alone = [classifier.predict(image)[0].probabilities for image in images]
+    single = [classifier.predict(image)[0].probabilities for image in images]
     batched = [each.probabilities for each in classifier.predict(images, batch_size=batch_size)]
-    torch.testing.assert_close(torch.stack(batched), torch.stack(alone))
+    torch.testing.assert_close(torch.stack(batched), torch.stack(single))
 
 
 def test_a_batch_of_arrays_or_tensors_is_several_images(classifier, pixels):
@@ -129,14 +129,14 @@ def test_a_batch_of_arrays_or_tensors_is_several_images(classifier, pixels):
         assert len(classifier.predict(batch, batch_size=2)) == 3
 
 
-def test_images_of_other_sizes_in_a_batch_change_no_detection(detector, photo, pixels):
+def test_detections_do_not_depend_on_other_images_in_the_batch(detector, photo, pixels):
     image = np.asarray(Image.open(photo).convert("RGB"))
     images = [image, pixels, image[: image.shape[0] // 2]]
-    for mine, other in zip(detector.predict(images), detector.predict(images, batch_size=3), strict=True):
-        assert mine.masks.shape == other.masks.shape
-        assert torch.equal(mine.labels, other.labels)
-        torch.testing.assert_close(mine.boxes, other.boxes, atol=1e-3, rtol=1e-4)
-    assert mine.masks.shape[1:] == images[-1].shape[:2]
+    for single, batched in zip(detector.predict(images), detector.predict(images, batch_size=3), strict=True):
+        assert single.masks.shape == batched.masks.shape
+        assert torch.equal(single.labels, batched.labels)
+        torch.testing.assert_close(single.boxes, batched.boxes, atol=1e-3, rtol=1e-4)
+    assert single.masks.shape[1:] == images[-1].shape[:2]
 
 
 def test_no_images_give_no_results(classifier, detector):
@@ -144,7 +144,7 @@ def test_no_images_give_no_results(classifier, detector):
         assert classifier.predict(nothing) == detector.predict(nothing) == []
 
 
-def test_results_name_classes_and_print_in_a_line(classifier, detector, pixels, photo):
+def test_results_have_class_names_and_a_short_repr(classifier, detector, pixels, photo):
     (prediction,) = classifier.predict(pixels)
     best, second = prediction.top(5)
     assert best == (prediction.class_name, prediction.confidence)
@@ -165,7 +165,7 @@ def test_results_name_classes_and_print_in_a_line(classifier, detector, pixels, 
 
 ZEROS = np.zeros((4, 4, 3), np.uint8)
 EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
-WRONG = [
+INVALID = [
     (None, f"images must be {EXPECTED}, or a list of them, got None"),
     (5, f"images must be {EXPECTED}, or a list of them, got 5"),
     (b"bytes", "images must be .* or a list of them, got b'bytes'"),
@@ -188,22 +188,22 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("images", "message"), WRONG, ids=[message[:60] for _, message in WRONG])
+@pytest.mark.parametrize(("images", "message"), INVALID, ids=[message[:60] for _, message in INVALID])
 @pytest.mark.parametrize("task", ["classifier", "detector"])
-def test_wrong_images_are_refused_in_one_sentence(task, images, message, request):
-    with pytest.raises(ValueError, match=f"^{message}") as refused:
+def test_rejects_invalid_images_in_one_sentence(task, images, message, request):
+    with pytest.raises(ValueError, match=f"^{message}") as raised:
         request.getfixturevalue(task).predict(images)
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 300
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
 
 
-def test_a_wrong_image_is_refused_before_others_are_predicted(classifier, pixels, monkeypatch):
+def test_rejects_an_invalid_image_before_predicting_others(classifier, pixels, monkeypatch):
     monkeypatch.setattr(ln.Classifier, "probabilities", lambda *_: pytest.fail("predicted"))
     with pytest.raises(ValueError, match=r"images\[2\] must be"):
         classifier.predict([pixels, pixels, 7], batch_size=1)
 
 
-def test_a_truncated_file_that_is_only_opened_is_named(classifier, tmp_path):
+def test_truncated_image_opened_by_pillow_is_named(classifier, tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "whole.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
@@ -213,20 +213,20 @@ def test_a_truncated_file_that_is_only_opened_is_named(classifier, tmp_path):
 
 @pytest.mark.parametrize("task", ["classifier", "detector"])
 @pytest.mark.parametrize("batch_size", [0, -1, 1.5, "2", True])
-def test_batch_size_must_be_a_whole_number_above_zero(task, batch_size, request):
+def test_rejects_a_batch_size_that_is_not_a_positive_integer(task, batch_size, request):
     with pytest.raises(ValueError, match=r"^batch_size must be a whole number, at least 1, got "):
         request.getfixturevalue(task).predict([], batch_size=batch_size)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), None])
-def test_names_of_the_cpu_are_taken(device, classifier, detector, pixels):
+def test_predict_accepts_every_name_of_the_cpu(device, classifier, detector, pixels):
     assert len(classifier.predict(pixels, device=device)) == 1
     assert len(detector.predict(pixels, device=device)) == 1
     assert classifier.to("cpu") is classifier
 
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "meta", 3, "cpu, cuda"])
-def test_a_device_that_is_not_there_is_refused(device, classifier, detector, trained_detector, tmp_path, capsys):
+def test_rejects_a_device_that_does_not_exist(device, classifier, detector, trained_detector, tmp_path, capsys):
     message = r"^device must be cpu.*, got "
     for model in (classifier, detector):
         with pytest.raises(ValueError, match=message):
@@ -238,17 +238,17 @@ def test_a_device_that_is_not_there_is_refused(device, classifier, detector, tra
 
 
 @pytest.mark.parametrize("name", ["", "weights.safetensors", "checkpoints/last.ckpt", "checkpoints/before.ckpt"])
-def test_load_takes_every_file_of_a_classification_run(name, quick_end, two_classes):
-    model = ln.load(str(quick_end / name) if name else quick_end)
+def test_load_accepts_every_file_of_a_classification_run(name, quick_run, two_classes):
+    model = ln.load(str(quick_run / name) if name else quick_run)
     assert isinstance(model, ln.Classifier)
     assert model.classes == CLASSES
     assert len(model.predict(two_classes / "dark/00.png")) == 1
 
 
-def test_load_takes_a_best_checkpoint_and_an_unfinished_run(two_classes, tmp_path):
+def test_load_accepts_best_ckpt_and_an_unfinished_run(two_classes, tmp_path):
     from lambdanets.training import run
 
-    run.start(replace(quick_on(two_classes), epochs=2, hold_out=0.25, patience=2), tmp_path / "run")
+    run.start(replace(quick_recipe(two_classes), epochs=2, hold_out=0.25, patience=2), tmp_path / "run")
     best = ln.load(tmp_path / "run/checkpoints/best.ckpt")
     (tmp_path / "run/weights.safetensors").unlink()
     last = ln.load(tmp_path / "run")
@@ -257,13 +257,13 @@ def test_load_takes_a_best_checkpoint_and_an_unfinished_run(two_classes, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["", "weights.safetensors", "checkpoints/last.ckpt", "checkpoints/before.ckpt"])
-def test_load_takes_every_file_of_a_detection_run(name, trained_detector, photo):
+def test_load_accepts_every_file_of_a_detection_run(name, trained_detector, photo):
     model = ln.load(trained_detector / "run" / name)
     assert isinstance(model, ln.Detector)
     assert len(model.predict(photo)[0]) > 0
 
 
-def test_load_takes_weights_saved_before_model_cards_had_tasks(trained_detector, tmp_path):
+def test_load_accepts_weights_saved_before_model_cards(trained_detector, tmp_path):
     recipe = json.loads((trained_detector / "run/recipe.json").read_text())
     described = {"recipe": recipe, "classes": ["others", "with a loop"], "category_ids": [4, 7]}
     path = tmp_path / "weights.safetensors"
@@ -272,13 +272,13 @@ def test_load_takes_weights_saved_before_model_cards_had_tasks(trained_detector,
 
 
 @pytest.mark.parametrize("path", [5, None, Path("nowhere"), "pyproject.toml"], ids=str)
-def test_load_refuses_what_is_no_model(path):
-    with pytest.raises(ValueError, match=r"^(path must be a run folder|.* is no (file|checkpoint))") as refused:
+def test_load_rejects_paths_that_are_not_models(path):
+    with pytest.raises(ValueError, match=r"^(path must be a run folder|.* is no (file|checkpoint))") as raised:
         ln.load(path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_load_refuses_another_task(tmp_path):
+def test_load_rejects_an_unknown_task(tmp_path):
     tensors = {"weight": torch.zeros(1)}
     described = {"task": "segmentation", "model": "x", "classes": ["a"], "recipe": {}}
     save_file(tensors, tmp_path / "weights.safetensors", {"lambdanets": json.dumps(described)})
@@ -286,9 +286,9 @@ def test_load_refuses_another_task(tmp_path):
         ln.load(tmp_path)
 
 
-def test_evaluate_takes_a_model_or_a_path_of_either_task(quick_end, trained_detector):
-    result = json.loads((quick_end / "result.json").read_text())
-    for model in (quick_end, str(quick_end), ln.load(quick_end)):
+def test_evaluate_accepts_a_model_or_a_path_of_either_task(quick_run, trained_detector):
+    result = json.loads((quick_run / "result.json").read_text())
+    for model in (quick_run, str(quick_run), ln.load(quick_run)):
         evaluation = ln.evaluate(model, batch_size=3, device="cpu")
         assert evaluation.top1 == result["top1"]
     assert repr(evaluation) == f"ClassificationEvaluation(4 images, top-1 {result['top1']:.4f})"
@@ -299,14 +299,14 @@ def test_evaluate_takes_a_model_or_a_path_of_either_task(quick_end, trained_dete
     assert repr(evaluation).startswith("DetectionEvaluation(4 images, bbox AP 0.")
 
 
-def test_evaluate_takes_other_data(classifier, detector, two_classes, trained_detector):
+def test_evaluate_accepts_other_data(classifier, detector, two_classes, trained_detector):
     assert len(ln.evaluate(classifier, two_classes).labels) == 4
     digits = trained_detector / "digits"
     found = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
     assert len(found.read) == 4
 
 
-def test_accuracy_by_class_and_the_confusion_matrix_count_every_image(classifier, two_classes):
+def test_confusion_matrix_counts_every_image(classifier, two_classes):
     evaluation = ln.evaluate(classifier, two_classes)
     matrix = evaluation.confusion_matrix
     expected = [
@@ -317,7 +317,7 @@ def test_accuracy_by_class_and_the_confusion_matrix_count_every_image(classifier
     assert evaluation.accuracy_by_class == {name: matrix[i, i] / 2 for i, name in enumerate(CLASSES)}
 
 
-def test_evaluate_refuses_arguments_of_the_other_task(classifier, detector, tmp_path):
+def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_path):
     with pytest.raises(ValueError, match=r"^images must be None for a classifier, got "):
         ln.evaluate(classifier, images=tmp_path)
     with pytest.raises(ValueError, match=r"^data_root must be None for a detector, got "):
@@ -333,7 +333,7 @@ def test_evaluate_refuses_arguments_of_the_other_task(classifier, detector, tmp_
 
 
 @pytest.mark.figures
-def test_the_command_writes_accuracy_by_class_and_the_confusion_matrix(two_classes, tmp_path, capsys):
+def test_evaluate_out_writes_per_class_accuracy_and_confusion_matrix(two_classes, tmp_path, capsys):
     names = ("dark", "light", "a$x^$b 猫")  # a class without images, whose name is no formula
     teacher = write_teacher(tmp_path / "teacher", names)
     out = tmp_path / "out"
@@ -356,16 +356,16 @@ def test_the_command_writes_accuracy_by_class_and_the_confusion_matrix(two_class
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "detect evaluate", "detect predict"])
-def test_commands_take_a_batch_size_and_refuse_an_unknown_device(
-    command, quick_end, trained_detector, photo, tmp_path, capsys
+def test_commands_reject_an_unknown_device_and_batch_size_zero(
+    command, quick_run, trained_detector, photo, tmp_path, capsys
 ):
-    run = trained_detector / "run" if "detect" in command else quick_end
+    run = trained_detector / "run" if "detect" in command else quick_run
     images = [str(photo.parent)] if "predict" in command else []
     arguments = [*command.split(), str(run), *images, "--out", str(tmp_path / "out"), "--batch-size", "3"]
     assert main([*arguments, "--device", "gpu"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lambdanets: device must be cpu")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("lambdanets: device must be cpu")
+    assert output.count("\n") == 1
     assert main([*arguments, "--batch-size", "0"]) == 2
     assert "batch_size must be a whole number" in capsys.readouterr().err
     assert not (tmp_path / "out/results.json").exists()

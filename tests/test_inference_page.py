@@ -1,4 +1,4 @@
-"""What docs/inference.md, docs/reference.md and the README say of trained models in Python."""
+"""The Python of docs/inference.md and docs/reference.md, and the imports of all pages and examples."""
 
 import re
 import shutil
@@ -14,10 +14,10 @@ BLOCKS = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 @pytest.fixture
-def runs(quick_end, trained_detector, two_classes, tmp_path, monkeypatch):
-    """A current folder with a classifier, a detector and images where the pages have them."""
+def runs(quick_run, trained_detector, two_classes, tmp_path, monkeypatch):
+    """Make a folder with the runs and images that the pages use the current one."""
     (tmp_path / "runs").mkdir()
-    for name, folder in (("mine", quick_end), ("objects", trained_detector / "run")):
+    for name, folder in (("mine", quick_run), ("objects", trained_detector / "run")):
         (tmp_path / "runs" / name).symlink_to(folder)
     shutil.copy(two_classes / "dark/00.png", tmp_path / "scan.png")
     photo = sorted((trained_detector / "digits/train").iterdir())[1]
@@ -27,13 +27,13 @@ def runs(quick_end, trained_detector, two_classes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_python_of_the_inference_page_runs(runs, capsys):
+def test_python_of_the_inference_page_runs(runs, capsys):
     first, *others = BLOCKS.findall((ROOT / "docs/inference.md").read_text(encoding="utf-8"))
     assert len(first.splitlines()) == 5
     exec(first, names := {})
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2
-    assert all(line.startswith(("dark 0.", "light 0.")) for line in said)
+    output = capsys.readouterr().out.splitlines()
+    assert len(output) == 2
+    assert all(line.startswith(("dark 0.", "light 0.")) for line in output)
     for block in others:
         exec(block, names)
     assert len(names["predictions"]) == 7
@@ -41,7 +41,7 @@ def test_the_python_of_the_inference_page_runs(runs, capsys):
     assert len(names["evaluation"].read) == 4
 
 
-def test_the_python_of_the_reference_page_runs(capsys):
+def test_python_of_the_reference_page_runs(capsys):
     (block,) = BLOCKS.findall((ROOT / "docs/reference.md").read_text(encoding="utf-8"))
     exec(block, {})
     assert "[2, 64, 32, 32]" in capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_the_python_of_the_reference_page_runs(capsys):
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")], ids=lambda p: p.name
 )
-def test_pages_and_examples_import_public_names_alone(path):
+def test_pages_and_examples_import_only_public_names(path):
     text = path.read_text(encoding="utf-8")
     assert re.findall(r"^\s*(?:from|import) lambdanets\.(?!recipes).*", text, re.MULTILINE) == []
     named = set(re.findall(r"\bln\.(\w+)", text))

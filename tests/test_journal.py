@@ -1,4 +1,4 @@
-"""A journal keeps what is finished, whatever ends the process."""
+"""A journal keeps finished entries, whatever ends the process."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from lambdanets.journal import open_journal
 
 
 def interrupted(path, entries, identity):
-    """Write a journal that Ctrl-C ends."""
+    """Write a journal and raise KeyboardInterrupt."""
     try:
         with open_journal(path, identity) as journal:
             for entry in entries:
@@ -37,7 +37,7 @@ def test_journal_without_entries_is_not_kept(tmp_path):
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-def test_line_that_was_cut_off_is_dropped(cut, tmp_path):
+def test_truncated_last_line_is_dropped(cut, tmp_path):
     path = tmp_path / "out.partial"
     interrupted(path, [{"a": 1}, {"a": 22222}], {"weights": "x"})
     path.write_bytes(path.read_bytes()[:-cut])
@@ -47,7 +47,7 @@ def test_line_that_was_cut_off_is_dropped(cut, tmp_path):
         assert path.read_text().splitlines() == ['{"weights": "x"}', '{"a": 1}', '{"a": 2}']
 
 
-def test_journal_of_other_work_is_refused(tmp_path):
+def test_rejects_a_journal_of_other_work(tmp_path):
     path = tmp_path / "out.partial"
     interrupted(path, [1], {"weights": "x", "images": "y", "options": [1]})
     with pytest.raises(ValueError, match=r"was started with weights 'x', not 'z', options \[1\], not \[2\]; remove it"):
@@ -56,7 +56,7 @@ def test_journal_of_other_work_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"no JSON\n", b"[1]\n", b"\xff\n"])
-def test_journal_that_is_damaged_is_refused(content, tmp_path):
+def test_rejects_a_damaged_journal(content, tmp_path):
     path = tmp_path / "out.partial"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"is damaged: .*; remove it to restart"):

@@ -1,4 +1,4 @@
-"""Calibration of a GPU. The CPU stands for it, and plain algorithms for the kernels that it would run."""
+"""Calibration of a GPU, with the CPU in its place and plain algorithms in place of its kernels."""
 
 import sys
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ PROBLEM = Problem(2, 4, (7, 7), 16, 16, 1, (6, 6), (6, 6), False, torch.float32,
 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
-    """A device that passes the self-test, and runs query order where kernels would be launched."""
+    """A device that passes the self-test and runs query order in place of kernels."""
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     counted = Path(__file__).parent / "ops/position/counted_self_test.py"
@@ -48,13 +48,13 @@ def gpu(tmp_path, monkeypatch):
 
 
 def calibrated():
-    """The lines reported, and the corrections by algorithm and dtype."""
+    """The reported lines, and the corrections by algorithm and dtype."""
     lines = []
     corrections = calibrate_kernels("cpu", RATES, lines.append)
     return lines, {(name, dtype): factors for name, dtype, *factors in corrections}
 
 
-def test_calibration_tests_all_kernels_and_times_them_beside_plain_algorithms(gpu):
+def test_calibration_verifies_and_times_all_kernels(gpu):
     lines, corrections = calibrated()
     for dtype in verification.DTYPES:
         name = str(dtype).removeprefix("torch.")
@@ -67,7 +67,7 @@ def test_calibration_tests_all_kernels_and_times_them_beside_plain_algorithms(gp
     assert all(factor > 0 for factors in corrections.values() for factor in factors)
 
 
-def test_predictions_with_corrections_are_the_times_measured():
+def test_corrected_predictions_equal_the_measured_times():
     costs = predicted_costs(PROBLEM, RATES)["query_order"]
     times = (3e-3, "forward", costs.seconds), (5e-3, "backward", costs.backward_seconds)
     corrections = corrections_from([Timing(PROBLEM, way, "query_order", time, cost) for time, way, cost in times])
@@ -77,7 +77,7 @@ def test_predictions_with_corrections_are_the_times_measured():
     assert corrected["mixed"] == predicted_costs(PROBLEM, RATES)["mixed"]
 
 
-def test_a_kernel_that_is_wrong_at_a_larger_shape_is_not_used(gpu, monkeypatch):
+def test_kernel_that_is_wrong_at_a_larger_shape_is_not_used(gpu, monkeypatch):
     forward = fused.forward_in_order
 
     def wrong(order, queries, *others):
@@ -94,7 +94,7 @@ def test_a_kernel_that_is_wrong_at_a_larger_shape_is_not_used(gpu, monkeypatch):
     assert make_plan(PROBLEM).backward == "fused"
 
 
-def test_a_kernel_that_raises_at_a_larger_shape_is_reported_and_not_timed(gpu, monkeypatch):
+def test_kernel_that_raises_at_a_larger_shape_is_not_timed(gpu, monkeypatch):
     def raises(*arguments):
         raise RuntimeError("out of resource: shared memory")
 
@@ -112,14 +112,14 @@ def test_kernels_that_fail_their_self_test_are_reported_and_not_timed(gpu, monke
     assert not any(algorithm == "fused" for algorithm, _ in corrections)
 
 
-def test_without_kernels_plain_algorithms_are_timed(gpu, monkeypatch):
+def test_without_fused_kernels_plain_algorithms_are_timed(gpu, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     lines, corrections = calibrated()
     assert lines[0].startswith("no fused kernels: ")
     assert ("query_order", "float32") in corrections
 
 
-def test_the_command_keeps_what_it_finds_of_a_gpu(gpu, monkeypatch, capsys):
+def test_calibrate_caches_rates_and_corrections_of_a_gpu(gpu, monkeypatch, capsys):
     found = ("fused", "float32", 0.25, 0.5), ("mixed", "bfloat16", 3.0, 4.0)
     measured = Rates(1e13, 2, 3e12, 4e-6, 5e12, 6)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -138,19 +138,19 @@ def test_the_command_keeps_what_it_finds_of_a_gpu(gpu, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kept", ["3", '[["fused", "float32", 1]]', '[["fused", "float32", "x", 1]]', "null"])
-def test_corrections_that_cannot_be_understood_count_as_none(kept, tmp_path, monkeypatch):
+def test_corrupt_corrections_are_ignored(kept, tmp_path, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path))
     (tmp_path / "rates.json").write_text(f'{{"{rates.calibration_key("cuda", 1)}": {{"corrections": {kept}}}}}')
     assert read_corrections("cuda") == ()
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "mps"])
-def test_the_command_names_a_device_it_cannot_measure(device, capsys):
+def test_calibrate_rejects_unsupported_devices(device, capsys):
     assert main(["calibrate", "--device", device]) == 2
     assert f"device must be cpu, cuda or one GPU such as cuda:1, got '{device}'" in capsys.readouterr().err
 
 
-def test_the_command_refuses_threads_beside_a_gpu(monkeypatch, capsys):
+def test_calibrate_rejects_threads_for_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert main(["calibrate", "--device", "cuda", "--threads", "2"]) == 2
     assert "threads must be none for a GPU" in capsys.readouterr().err

@@ -38,22 +38,22 @@ def owner(tmp_path):
 
 
 def owner_in(lock):
-    """The number of the process that a lock file names."""
+    """The process id in a lock file."""
     return int(lock.read_text().partition("pid=")[2].split()[0])
 
 
 def rewrite(lock, **changed):
-    """Change what a lock file says of its owner."""
+    """Change fields of a lock file."""
     lines = [line.partition("=") for line in lock.read_text().splitlines()]
     lock.write_text("".join(f"{name}{sign}{changed.get(name, value)}\n" for name, sign, value in lines))
 
 
-def test_second_process_is_refused_and_told_the_owner(owner, tmp_path):
+def test_second_process_is_rejected_with_the_owner(owner, tmp_path):
     with pytest.raises(InUseError, match=rf"work is in use by process {owner.pid} on .*, running since 20"):
         claim(tmp_path / "work")
 
 
-def test_same_process_is_refused_a_second_time(tmp_path):
+def test_lock_is_not_reentrant(tmp_path):
     with locked_folder(tmp_path), pytest.raises(InUseError):
         claim(tmp_path)
 
@@ -91,7 +91,7 @@ def test_lock_from_before_a_reboot_is_taken_over(tmp_path):
 
 
 @pytest.mark.parametrize("alive", [True, False], ids=["alive", "dead"])
-def test_owner_on_another_host_is_waited_for(alive, tmp_path, monkeypatch, capsys):
+def test_waits_for_an_owner_on_another_host_to_expire(alive, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(locks, "EXPIRY_SECONDS", 3.0 if alive else 1.0)  # an owner on a busy machine may be late
     with locked_folder(tmp_path):
         text = (tmp_path / LOCK).read_text()
@@ -114,7 +114,7 @@ def refresh(lock, stop):
 
 
 class refreshing:  # noqa: N801 - used as a function
-    """Refreshes a lock file as its owner would."""
+    """Refresh a lock file as its owner would."""
 
     def __init__(self, folder):
         self.stop = FORK.Event()
@@ -129,7 +129,7 @@ class refreshing:  # noqa: N801 - used as a function
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
-def test_lock_that_was_lost_is_noticed_at_once(replaced, tmp_path):
+def test_lost_lock_is_detected(replaced, tmp_path):
     with locked_folder(tmp_path) as lock:
         lock.check()
         text = (tmp_path / LOCK).read_text()
@@ -142,7 +142,7 @@ def test_lock_that_was_lost_is_noticed_at_once(replaced, tmp_path):
     assert (tmp_path / LOCK).exists() == replaced
 
 
-def test_dead_owner_is_found_where_names_cannot_be_exchanged(owner, tmp_path, monkeypatch):
+def test_dead_owner_is_detected_without_atomic_rename_exchange(owner, tmp_path, monkeypatch):
     monkeypatch.setattr("filelock._soft.exchange_names", lambda *_: False, raising=False)  # as on NFS
     with pytest.raises(InUseError):
         claim(tmp_path / "work")
@@ -152,7 +152,7 @@ def test_dead_owner_is_found_where_names_cannot_be_exchanged(owner, tmp_path, mo
 
 
 @pytest.mark.parametrize("text", ["", "filelock/2\npid=12"], ids=["empty", "cut"])
-def test_lock_file_that_names_no_owner_is_taken_over_in_time(text, tmp_path, monkeypatch, capsys):
+def test_lock_file_without_an_owner_expires(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(locks, "EXPIRY_SECONDS", 1.0)
     (tmp_path / LOCK).write_text(text)
     claim(tmp_path)
@@ -160,7 +160,7 @@ def test_lock_file_that_names_no_owner_is_taken_over_in_time(text, tmp_path, mon
     assert "in use by another process; waiting 1 s" in capsys.readouterr().err
 
 
-def test_impatient_process_leaves_an_owner_on_another_host_alone(tmp_path, capsys):
+def test_patient_false_does_not_wait_for_another_host(tmp_path, capsys):
     with locked_folder(tmp_path):
         text = (tmp_path / LOCK).read_text()
     (tmp_path / LOCK).write_text(text)
@@ -181,13 +181,13 @@ def own_once(folder, start, inside, most):
             inside.value -= 1
 
 
-def test_of_several_processes_one_takes_over_a_dead_owner_s_lock(owner, tmp_path):
+def test_only_one_of_several_processes_takes_over_a_dead_lock(owner, tmp_path):
     os.kill(owner.pid, signal.SIGKILL)
     while "zombie" not in locks.psutil.Process(owner.pid).status():
         time.sleep(0.01)
     start, inside, most = FORK.Event(), FORK.Value("i", 0), FORK.Value("i", 0)
-    given = tmp_path / "work", start, inside, most
-    contenders = [FORK.Process(target=own_once, args=given) for _ in range(4)]
+    arguments = tmp_path / "work", start, inside, most
+    contenders = [FORK.Process(target=own_once, args=arguments) for _ in range(4)]
     for contender in contenders:
         contender.start()
     start.set()
@@ -213,7 +213,7 @@ def test_lock_is_not_inherited_by_forked_workers(owner, tmp_path):
     worker.join()
 
 
-def test_folder_that_cannot_be_written_is_refused(tmp_path):
+def test_rejects_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"folder .*/file/run cannot be created: Not a directory"):
         claim(tmp_path / "file/run")

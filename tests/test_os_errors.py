@@ -1,4 +1,4 @@
-"""Which errors of the operating system are one sentence, and which are bugs that keep their traceback."""
+"""Which OSErrors are reported in one sentence, and which are bugs and keep their traceback."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from lambdanets.cli.training import report_errors
 from lambdanets.errors import InputError
 
 
-def ends_with(error, monkeypatch):
+def exit_code_of(error, monkeypatch):
     """The exit code of a command that raises an error."""
 
     def command(arguments):
@@ -38,8 +38,8 @@ def os_error(number, *filename):
     ],
     ids=repr,
 )
-def test_an_error_about_a_user_s_file_or_the_machine_is_one_sentence(error, monkeypatch, capsys):
-    assert ends_with(error, monkeypatch) == 2
+def test_os_errors_of_user_files_and_the_machine_are_one_sentence(error, monkeypatch, capsys):
+    assert exit_code_of(error, monkeypatch) == 2
     place = f"{error.filename}: " if error.filename else ""
     assert capsys.readouterr().err == f"lambdanets: {place}{error.strerror}\n"
     with pytest.raises(InputError), report_errors("lambdanets train", Path("runs/first")):
@@ -59,9 +59,9 @@ def test_an_error_about_a_user_s_file_or_the_machine_is_one_sentence(error, monk
     ],
     ids=repr,
 )
-def test_an_error_of_the_program_s_own_keeps_its_traceback(error, monkeypatch):
+def test_os_errors_of_the_program_keep_their_traceback(error, monkeypatch):
     with pytest.raises(OSError, match=error.strerror or "closed") as raised:
-        ends_with(error, monkeypatch)
+        exit_code_of(error, monkeypatch)
     assert raised.value is error
     with pytest.raises(OSError, match=error.strerror or "closed"), report_errors("lambdanets train", Path("run")):
         raise error

@@ -1,4 +1,4 @@
-"""What importing the package does, each in a process of its own."""
+"""Imports, each in a process of its own, and the public names."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ import pytest
 
 import lambdanets
 
-# Runs each piece of code in a fork of a process that has imported torch and torchvision, which takes longest.
+# Runs each snippet in a fork of a process that has imported torch and torchvision, the slowest imports.
 SCRIPT = """
 import os, sys, torch, torchvision
 for code in sys.argv[1:]:
@@ -37,13 +37,13 @@ def run(*codes):
     ).stdout.splitlines()
 
 
-def test_importing_the_package_loads_nothing_heavy():
+def test_importing_the_package_does_not_import_torch():
     code = "import sys, lambdanets; dir(lambdanets); print(lambdanets.__version__, *sys.modules)"
     heavy = {"torch", "numpy", "timm", "torchvision", "lightning", "matplotlib", "sklearn", "tyro"}
     assert not heavy & set(run(code)[0].split())
 
 
-def test_a_layer_loads_torch_and_nothing_else_that_is_heavy():
+def test_importing_a_layer_imports_torch_but_not_timm():
     code = "import sys; from lambdanets import LambdaLayer2d; import lambdanets as ln; "
     code += "ln.plan, ln.ops, ln.layers; print(*sys.modules)"
     loaded = set(run(code)[0].split())
@@ -52,7 +52,7 @@ def test_a_layer_loads_torch_and_nothing_else_that_is_heavy():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process with threads, which is safe on Linux alone")
-def test_timm_finds_the_models_in_whichever_order_the_two_are_imported():
+def test_models_are_registered_with_timm_in_any_import_order():
     found = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
     assert run(SCRIPT, *(f"{imports}; {found}" for imports in ORDERS)) == ["True True"] * len(ORDERS)
 
@@ -66,7 +66,7 @@ PACKAGES = {"layers", "models", "ops"}
 REFERENCE = (Path(__file__).parents[1] / "docs/reference.md").read_text(encoding="utf-8")
 
 
-def test_the_public_names_are_frozen():
+def test_public_names_are_frozen():
     # a name added here is kept for good
     expected = LAYERS | DECODING | OPERATIONS | MODELS | INFERENCE | PACKAGES | {"calibrate"}
     assert set(lambdanets.__all__) == expected
@@ -81,12 +81,12 @@ def test_every_public_name_has_a_docstring_of_its_own(name):
     assert not doc.startswith(f"{name}(")  # as dataclasses make
 
 
-def test_the_reference_page_has_every_public_name_and_no_other():
+def test_reference_page_lists_exactly_the_public_names():
     assert set(re.findall(r"^### `ln\.(\w+)[`(]", REFERENCE, re.MULTILINE)) == set(lambdanets.__all__)
 
 
 @pytest.mark.parametrize("package", ["layers", "models", "ops"])
-def test_the_reference_page_has_the_names_of_each_package(package):
+def test_reference_page_lists_the_names_of_each_package(package):
     public = set(importlib.import_module(f"lambdanets.{package}").__all__)
     assert set(re.findall(rf"`ln\.{package}\.(\w+)[`(]", REFERENCE)) == public - set(lambdanets.__all__)
 
@@ -95,7 +95,7 @@ CALLS = re.findall(r"`ln\.((?:\w+\.)?\w+)\(([^`]*)\)`", REFERENCE)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
-def test_signatures_on_the_reference_page_are_those_of_the_code(name, arguments):
+def test_signatures_on_the_reference_page_match_the_code(name, arguments):
     found: object = lambdanets
     for part in name.split("."):
         found = getattr(found, part)
@@ -104,7 +104,7 @@ def test_signatures_on_the_reference_page_are_those_of_the_code(name, arguments)
     assert f"({arguments})" == str(plain).replace("'", '"')
 
 
-def test_a_layer_and_an_operation_survive_pickling():
+def test_a_layer_and_an_operation_can_be_pickled():
     layer = pickle.loads(pickle.dumps(lambdanets.LambdaLayer2d(8, scope=3, heads=2)))
     assert isinstance(layer, lambdanets.LambdaLayer2d)
     assert pickle.loads(pickle.dumps(lambdanets.lambda_interaction)) is lambdanets.lambda_interaction
@@ -117,6 +117,6 @@ def test_type_checkers_see_every_public_name():
     assert imported == set(lambdanets.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         lambdanets.nothing  # noqa: B018

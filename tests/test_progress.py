@@ -1,4 +1,4 @@
-"""Progress: a line every so many seconds where no terminal watches, a bar on one, silence from what is quick."""
+"""Progress: a bar on a terminal, a line every 30 seconds elsewhere, nothing for fast loops."""
 
 import re
 import time
@@ -12,45 +12,45 @@ from lambdanets.progress import Progress, duration, track
 
 @pytest.fixture
 def often(monkeypatch):
-    """Lines twenty times a second instead of twice a minute."""
+    """Print lines twenty times per second instead of twice per minute."""
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.05)
 
 
-def until_said(capsys, pattern, seconds=20):
-    """What was printed on standard error until it matches."""
-    said = ""
+def wait_for_output(capsys, pattern, seconds=20):
+    """Wait until the output on stderr matches, and return it."""
+    output = ""
     deadline = time.monotonic() + seconds
-    while not re.search(pattern, said):
-        assert time.monotonic() < deadline, said
+    while not re.search(pattern, output):
+        assert time.monotonic() < deadline, output
         time.sleep(0.02)
-        said += capsys.readouterr().err
-    return said
+        output += capsys.readouterr().err
+    return output
 
 
-def test_what_is_quick_prints_nothing(capsys):
+def test_fast_loops_print_nothing(capsys):
     assert list(track([1, 2, 3], "counting", 3, "figures")) == [1, 2, 3]
     assert capsys.readouterr() == ("", "")
 
 
-def test_lines_say_how_many_how_fast_and_how_long(often, capsys):
-    with Progress("shards", 1000, "images", initial=200) as under_way:
-        under_way.update(300)
-        said = until_said(capsys, "left")
-    assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", said, flags=re.MULTILINE)
+def test_lines_show_count_speed_and_remaining_time(often, capsys):
+    with Progress("shards", 1000, "images", initial=200) as bar:
+        bar.update(300)
+        output = wait_for_output(capsys, "left")
+    assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", output, flags=re.MULTILINE)
 
 
-def test_lines_come_while_a_single_item_takes_long(often, capsys):
+def test_lines_are_printed_during_a_single_slow_item(often, capsys):
     with Progress("planning"):
-        assert until_said(capsys, "(?s)so far.*so far").startswith("planning: 0 s so far\n")
+        assert wait_for_output(capsys, "(?s)so far.*so far").startswith("planning: 0 s so far\n")
 
 
-def test_the_note_says_what_is_under_way(often, capsys):
-    with Progress("table 4", 3, "rows") as under_way:
-        under_way.set_note("resnet50\x1b[2J, warming up")
-        assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in until_said(capsys, "warming")
+def test_lines_show_the_current_item(often, capsys):
+    with Progress("table 4", 3, "rows") as bar:
+        bar.set_note("resnet50\x1b[2J, warming up")
+        assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in wait_for_output(capsys, "warming")
 
 
-def test_no_line_comes_after_the_end(often, capsys):
+def test_no_line_is_printed_after_the_end(often, capsys):
     with pytest.raises(ZeroDivisionError), Progress("planning"):
         raise ZeroDivisionError
     capsys.readouterr()
@@ -58,26 +58,26 @@ def test_no_line_comes_after_the_end(often, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_gets_a_bar_and_no_lines(often, capsys, monkeypatch):
+def test_a_terminal_shows_a_bar_instead_of_lines(often, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with Progress("shards", 10, "images") as under_way:
-        under_way.update(5)
-        under_way.set_note("00000\x1b[2J.tar", label="labels")
+    with Progress("shards", 10, "images") as bar:
+        bar.update(5)
+        bar.set_note("00000\x1b[2J.tar", label="labels")
         time.sleep(0.2)
-    said = capsys.readouterr().err
-    assert "shards:" in said
-    assert "labels:" in said
-    assert "00000\\x1b[2J.tar" in said
-    assert "5/10" in said or "0/10" in said
-    assert "left" not in said
+    output = capsys.readouterr().err
+    assert "shards:" in output
+    assert "labels:" in output
+    assert "00000\\x1b[2J.tar" in output
+    assert "5/10" in output or "0/10" in output
+    assert "left" not in output
 
 
-def test_training_says_epoch_step_loss_and_speed_in_lines(two_classes, tmp_path, capsys, monkeypatch):
+def test_training_prints_epoch_step_loss_and_speed(two_classes, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.001)
     fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 3, "--batch-size", 6]
     assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().err
-    assert re.search(r"^epoch [123]/3: \d+ of \d+ steps, loss \d+\.\d+, .*images/s", said, flags=re.MULTILINE)
+    output = capsys.readouterr().err
+    assert re.search(r"^epoch [123]/3: \d+ of \d+ steps, loss \d+\.\d+, .*images/s", output, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""README.md: its Python runs as it stands, and it stays a landing page."""
+"""The Python of README.md, and its length."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""JSON as annotated types: what is read, and the sentences for what is not."""
+"""JSON read as annotated types, and the errors."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NotRequired, TypedDict
@@ -37,7 +37,7 @@ PART = {"name": "x", "size": 3}
 WHOLE = {"parts": {"train": [PART]}, "scale": [1, 0.5]}
 
 
-def test_what_was_written_is_read_as_its_types(tmp_path):
+def test_json_round_trip_restores_annotated_types(tmp_path):
     write_json(tmp_path / "a.json", WHOLE | {"more": [1]})
     read = read_json(tmp_path / "a.json", Whole)
     assert read == {"parts": {"train": (Part("x", 3),)}, "scale": (1, 0.5), "more": [1]}
@@ -63,14 +63,14 @@ def test_what_was_written_is_read_as_its_types(tmp_path):
         (WHOLE | {"parts": "x" * 1000}, "parts must be an object, got 'x{149} [.]{3} x{44}'"),
     ],
 )
-def test_what_does_not_fit_is_named_with_file_field_and_value(content, sentence, tmp_path):
+def test_validation_error_names_file_field_and_value(content, sentence, tmp_path):
     write_json(tmp_path / "a.json", content)
     with pytest.raises(InputError, match=rf"a\.json is damaged: {sentence}; write it again$"):
         read_json(tmp_path / "a.json", Whole, "write it again")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_is_refused(content, tmp_path):
+def test_rejects_files_that_are_not_json(content, tmp_path):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(InputError, match=r"a\.json is damaged: \S.*; write it again$"):
         read_json(tmp_path / "a.json", Whole, "write it again")

@@ -1,4 +1,4 @@
-"""What a signal does to the command line, in each of its phases."""
+"""Signals in each phase of the command line."""
 
 import os
 import signal
@@ -18,15 +18,15 @@ NUMBERS = pytest.mark.parametrize("number", signals.SIGNALS, ids=lambda number: 
 
 
 def run(command):
-    """The exit code of the command line for a command of its own."""
+    """The exit code of the command line for a function in place of a command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cli.COMMANDS, "try", "")
-        patch.setitem(sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda given: command()))
+        patch.setitem(sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda arguments: command()))
         return cli.main(["try"])
 
 
 def outcome_of(command, tmp_path):
-    """The exit code of a process that does `command` as a command line does, and what it wrote to its streams."""
+    """The exit code and output of a forked process that runs `command` as the command line does."""
     child = os.fork()
     if child == 0:
         code = 99
@@ -43,7 +43,7 @@ def send(number):
 
 
 @NUMBERS
-def test_signal_before_any_work_ends_the_process_quietly(number, tmp_path):
+def test_signal_before_any_work_exits_with_130_silently(number, tmp_path):
     def command():
         send(number)
         raise AssertionError
@@ -51,7 +51,7 @@ def test_signal_before_any_work_ends_the_process_quietly(number, tmp_path):
     assert outcome_of(command, tmp_path) == (130, "")
 
 
-def test_signal_that_was_ignored_when_the_process_began_stays_ignored(tmp_path, monkeypatch):
+def test_signal_ignored_at_process_start_stays_ignored(tmp_path, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for what it runs in the background
     try:
         assert outcome_of(lambda: send(signal.SIGINT) or 7, tmp_path) == (7, "")
@@ -60,7 +60,7 @@ def test_signal_that_was_ignored_when_the_process_began_stays_ignored(tmp_path, 
 
 
 @NUMBERS
-def test_signal_before_and_after_the_command_line_ends_the_process_quietly(number):
+def test_signal_around_the_command_line_exits_with_130_silently(number):
     script = (
         "import os, sys\n"
         "from lambdanets import __main__, cli\n"
@@ -72,7 +72,7 @@ def test_signal_before_and_after_the_command_line_ends_the_process_quietly(numbe
 
 
 @NUMBERS
-def test_signal_while_a_file_is_written_leaves_the_one_before(number, tmp_path):
+def test_signal_during_an_atomic_write_keeps_the_previous_file(number, tmp_path):
     def command():
         with atomic_open(tmp_path / "file") as file:
             file.write(b"half")
@@ -87,7 +87,7 @@ def test_signal_while_a_file_is_written_leaves_the_one_before(number, tmp_path):
 
 
 @NUMBERS
-def test_signal_under_a_lock_leaves_no_lock_and_no_empty_folder(number, tmp_path):
+def test_signal_while_locked_leaves_no_lock_and_no_empty_folder(number, tmp_path):
     def command():
         with locked_folder(tmp_path / "new/folder"):
             send(number)
@@ -98,7 +98,7 @@ def test_signal_under_a_lock_leaves_no_lock_and_no_empty_folder(number, tmp_path
 
 
 @NUMBERS
-def test_signal_in_a_deferred_block_counts_when_it_ends(number, tmp_path):
+def test_signal_in_a_deferred_block_takes_effect_at_its_end(number, tmp_path):
     def command():
         with signals.interruptible():
             with signals.deferred():
@@ -111,7 +111,7 @@ def test_signal_in_a_deferred_block_counts_when_it_ends(number, tmp_path):
 
 
 @NUMBERS
-def test_signal_during_work_lets_it_clean_up_once(number, tmp_path):
+def test_signal_during_work_allows_one_cleanup(number, tmp_path):
     def command():
         try:
             with signals.resumable("all is kept"), atomic_open(tmp_path / "file"):
@@ -120,12 +120,12 @@ def test_signal_during_work_lets_it_clean_up_once(number, tmp_path):
             send(signal.SIGTERM)  # schedulers send it again
             (tmp_path / "cleaned").touch()
 
-    code, said = outcome_of(command, tmp_path)
-    assert (code, said) == (130, "stopped; all is kept; run the same command to resume\n")
+    code, output = outcome_of(command, tmp_path)
+    assert (code, output) == (130, "stopped; all is kept; run the same command to resume\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned", "log"]
 
 
-def test_second_ctrl_c_ends_the_cleaning_up(tmp_path):
+def test_second_ctrl_c_aborts_the_cleanup(tmp_path):
     def command():
         try:
             with signals.interruptible():
@@ -138,7 +138,7 @@ def test_second_ctrl_c_ends_the_cleaning_up(tmp_path):
     assert not (tmp_path / "cleaned").exists()
 
 
-def test_error_that_a_library_makes_of_a_signal_is_no_error(tmp_path):
+def test_library_error_caused_by_a_signal_counts_as_the_signal(tmp_path):
     def command():
         try:
             with signals.interruptible():
@@ -163,13 +163,13 @@ def test_signal_where_python_drops_exceptions_is_not_lost(tmp_path):
     assert outcome_of(command, tmp_path) == (130, "stopped; all is kept; run the same command to resume\n")
 
 
-def test_handlers_are_put_back(tmp_path):
+def test_signal_handlers_are_restored(tmp_path):
     before = [signal.getsignal(number) for number in signals.SIGNALS]
     assert cli.main(["--version"]) == 0
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
-def test_an_error_without_a_signal_stays_an_error():
+def test_input_error_without_a_signal_exits_with_2():
     def command():
         raise InputError("nothing can be done")
 

@@ -1,4 +1,4 @@
-"""What the command line prints: lines that no name of a file can turn into something else."""
+"""Escaping of control characters in printed lines."""
 
 import io
 
@@ -20,29 +20,29 @@ from lambdanets.text_tables import markdown_table, text_table
         ("a\tb", "a\\tb"),
     ],
 )
-def test_control_characters_are_shown_and_not_obeyed(text, shown):
+def test_control_characters_are_escaped(text, shown):
     assert printable(text) == shown
 
 
 @pytest.mark.parametrize("text", ["größe 23×23", "数字 — «ok»", "नमस्ते", "👩\u200d🔬", "no\u00a0break", ""])
-def test_text_in_any_script_is_left_alone(text):
+def test_text_in_any_script_is_unchanged(text):
     assert printable(text) == text
 
 
-def test_each_line_is_printed_as_one_line():
+def test_newlines_within_an_argument_are_escaped():
     stream = io.StringIO()
     echo("one\ntwo", 3, file=stream)
     assert stream.getvalue() == "one\\ntwo\n3\n"
 
 
-def test_a_cell_of_a_table_stays_in_its_column():
+def test_table_cells_are_escaped():
     lines = text_table([["name", "top-1"], ["a\nb\x1b[2J", "0.5"]]).split("\n")
     assert len(lines) == 2
     assert lines[1].split() == ["a\\nb\\x1b[2J", "0.5"]
     assert markdown_table(["name", "top-1"], ["a|b", "0.5"]) == "| name | top-1 |\n|---|---|\n| a\\|b | 0.5 |"
 
 
-def test_a_line_beside_a_progress_bar_stands_alone():
+def test_a_line_does_not_mix_with_a_progress_bar():
     stream = io.StringIO()
     with tqdm(total=2, file=stream) as bar:
         bar.update()

@@ -1,4 +1,4 @@
-"""docs/tools.md: its Python runs as it stands."""
+"""The Python of docs/tools.md."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ PAGE = Path(__file__).parents[1] / "docs/tools.md"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
-def test_the_python_of_the_page_runs(capsys):
+def test_python_of_the_tools_page_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2
     names: dict[str, object] = {}

@@ -26,12 +26,12 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
             tar.addfile(info, io.BytesIO(content))
 
 
-def test_whole_shards_are_found_whole(shards: Path) -> None:
+def test_verify_accepts_intact_shards(shards: Path) -> None:
     verified = verify_shards(str(shards), processes=2)
     assert (verified.shards, verified.images, verified.damaged) == (10, 20, [])
 
 
-def test_a_flipped_bit_a_cut_and_a_missing_shard_are_named(shards: Path) -> None:
+def test_verify_names_corrupt_truncated_and_missing_shards(shards: Path) -> None:
     flipped, cut, missing = (shards / f"train-0000{number}.tar" for number in (0, 1, 2))
     content = bytearray(flipped.read_bytes())
     content[700] ^= 1
@@ -44,19 +44,19 @@ def test_a_flipped_bit_a_cut_and_a_missing_shard_are_named(shards: Path) -> None
     assert third == f"{missing}: there is no such file"
 
 
-def test_a_count_that_is_not_the_lists_is_named(shards: Path) -> None:
+def test_verify_names_a_shard_with_a_wrong_image_count(shards: Path) -> None:
     path = shards / "shards.json"
     path.write_text(path.read_text().replace('"images": 2', '"images": 3', 1))
     (sentence,) = verify_shards(str(shards)).damaged
     assert sentence == f"{shards}/train-00000.tar: it has 2 images, not 3"
 
 
-def test_a_folder_without_a_list_cannot_be_verified(tmp_path: Path) -> None:
+def test_verify_rejects_a_folder_without_shards_json(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"shards\.json cannot be read: there is no such file"):
         verify_shards(str(tmp_path))
 
 
-def test_webdataset_reads_our_shards(two_classes: Path, shards: Path) -> None:
+def test_webdataset_reads_shards_written_by_us(two_classes: Path, shards: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     train = open_shards(str(shards))[0]["train"]
     urls = sorted(str(path) for path in shards.glob("train-*.tar"))
@@ -67,7 +67,7 @@ def test_webdataset_reads_our_shards(two_classes: Path, shards: Path) -> None:
         assert (image.tobytes(), label) == (ours.tobytes(), our_label)
 
 
-def test_shards_that_webdataset_wrote_are_listed_and_read(tmp_path: Path) -> None:
+def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     for part, count in (("train-0", 3), ("train-1", 2), ("val-0", 2)):
         with webdataset.TarWriter(str(tmp_path / f"{part}.tar")) as sink:
@@ -86,7 +86,7 @@ def test_shards_that_webdataset_wrote_are_listed_and_read(tmp_path: Path) -> Non
     assert verify_shards(str(tmp_path)).damaged == []
 
 
-def test_members_in_any_order_and_of_other_kinds_are_sorted_out(tmp_path: Path) -> None:
+def test_index_accepts_any_member_order_and_ignores_other_files(tmp_path: Path) -> None:
     members = {
         "./a/1.cls": b"1",
         "./a/1.json": b"{}",
@@ -104,7 +104,7 @@ def test_members_in_any_order_and_of_other_kinds_are_sorted_out(tmp_path: Path) 
     assert [(images.key(index), images.load(index)[1]) for index in range(2)] == [("./a/1", 1), ("./a/3", 0)]
 
 
-def test_images_without_classes_are_listed_without(tmp_path: Path) -> None:
+def test_images_without_classes_are_indexed_without_classes(tmp_path: Path) -> None:
     write_tar(tmp_path / "00000.tar", {"1.jpg": jpeg(1), "1.json": b"{}", "2.jpg": jpeg(2)})
     assert index_shards(tmp_path).classes == ()
     assert len(open_shards(str(tmp_path))[0]["train"]) == 2
@@ -119,13 +119,13 @@ def test_images_without_classes_are_listed_without(tmp_path: Path) -> None:
         ({"1.txt": b"x"}, "0.tar must have images, got none"),
     ],
 )
-def test_tars_of_another_kind_are_refused(tmp_path: Path, members: dict[str, bytes], sentence: str) -> None:
+def test_index_rejects_tars_that_are_not_shards(tmp_path: Path, members: dict[str, bytes], sentence: str) -> None:
     write_tar(tmp_path / "0.tar", members)
     with pytest.raises(InputError, match=sentence):
         index_shards(tmp_path, ["a", "b"])
 
 
-def test_a_cut_tar_and_a_mixed_set_are_refused(tmp_path: Path) -> None:
+def test_index_rejects_truncated_tars_and_mixed_sets(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {"1.jpg": jpeg(1)})
     write_tar(tmp_path / "1.tar", {"1.jpg": jpeg(1), "1.cls": b"0"})
     with pytest.raises(InputError, match=r"got a difference at .*1\.tar"):
@@ -138,7 +138,7 @@ def test_a_cut_tar_and_a_mixed_set_are_refused(tmp_path: Path) -> None:
                 index_shards(tmp_path)
 
 
-def test_a_folder_without_tars_or_with_a_list_is_refused(tmp_path: Path, shards: Path) -> None:
+def test_index_rejects_folders_without_tars_or_already_indexed(tmp_path: Path, shards: Path) -> None:
     with pytest.raises(InputError, match="must have tar files of training images, got none"):
         index_shards(tmp_path)
     with pytest.raises(InputError, match="exists; remove it"):

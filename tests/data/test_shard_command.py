@@ -11,7 +11,7 @@ def shard(*arguments: object) -> int:
     return lambdanets.cli.shard.main([str(argument) for argument in arguments])
 
 
-def test_a_folder_becomes_shards_that_are_verified(
+def test_shard_writes_and_verifies_a_folder_of_images(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (two_classes / "dark/00.png").write_bytes(b"no image")
@@ -22,7 +22,7 @@ def test_a_folder_becomes_shards_that_are_verified(
     assert "5 of 5 shards are intact" in out
 
 
-def test_bad_shards_are_named_with_exit_code_2(
+def test_verify_names_bad_shards_with_exit_code_2(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard(two_classes, tmp_path / "out", "--unlabeled", "--images-per-shard", 10)
@@ -32,7 +32,7 @@ def test_bad_shards_are_named_with_exit_code_2(
     assert "train-00001.tar: there is no such file\n1 of 2 shards are intact; 20 images in shards.json" in out
 
 
-def test_foreign_shards_are_listed_with_class_names(
+def test_index_lists_foreign_shards_with_class_names(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard(two_classes, tmp_path / "out")
@@ -42,7 +42,7 @@ def test_foreign_shards_are_listed_with_class_names(
     assert "train: 16 images in 1 shards\nvalidation: 4 images in 1 shards\n2 classes;" in capsys.readouterr().out
 
 
-def test_options_that_do_not_fit_together_are_refused(two_classes: Path, tmp_path: Path) -> None:
+def test_rejects_incompatible_options(two_classes: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="OUT, or one of --verify and --index, must be given"):
         shard(two_classes)
     with pytest.raises(InputError, match="OUT must not be given with --index"):
@@ -54,7 +54,7 @@ def test_options_that_do_not_fit_together_are_refused(two_classes: Path, tmp_pat
 
 
 @pytest.mark.parametrize("options", [["OUT"], ["OUT", "--unlabeled"], ["--verify"], ["--index"]])
-def test_an_empty_folder_name_is_refused_and_not_the_current_folder(
+def test_rejects_an_empty_folder_name(
     options: list[str],
     shards: Path,
     tmp_path: Path,
@@ -68,7 +68,7 @@ def test_an_empty_folder_name_is_refused_and_not_the_current_folder(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_empty_second_folder_is_refused(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_an_empty_output_folder_name(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shard", str(shards), ""]) == 2
     assert "OUT must be a path, got ''" in capsys.readouterr().err
 
@@ -91,11 +91,11 @@ def test_an_empty_second_folder_is_refused(shards: Path, capsys: pytest.CaptureF
         (("--index", "--classes", "names"), "classes must be a readable text file, got names"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(
+def test_rejects_an_option_without_effect(
     arguments: tuple[str, ...], sentence: str, two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out")
     assert main(["shard", str(two_classes), *(out if word == "OUT" else word for word in arguments)]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert sentence in said
+    (error,) = capsys.readouterr().err.splitlines()
+    assert sentence in error
     assert not (tmp_path / "out").exists()

@@ -50,14 +50,14 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def nginx(shards: Path, tmp_path: Path) -> Iterator[Served]:
-    """The shards served by nginx, by http and, with a certificate of its own, by https; below slow/ 200 kB a second."""
+    """The shards served by nginx over http and, with a self-signed certificate, https; slow/ is limited to 200 kB/s."""
     home = tmp_path / "nginx"
     home.mkdir()
     ports = _free_ports(2)
     certificate = _certificate(home)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     places = " ".join(f"{kind}_temp_path {home}/{kind};" for kind in kinds)
-    user = "user root;" if os.getuid() == 0 else ""  # else its worker could not read the folder
+    user = "user root;" if os.getuid() == 0 else ""  # otherwise its worker could not read the folder
     (home / "nginx.conf").write_text(
         f"daemon off; pid {home}/pid; error_log {home}/error.log; {user} worker_processes 1;\n"
         f"events {{}}\nhttp {{ access_log {home}/access.log; {places}\n"
@@ -105,13 +105,13 @@ def _certificate(home: Path) -> Path:
     return home / "cert.pem"
 
 
-class Faulty(ThreadingHTTPServer):
-    """Serves a folder, but answers the first requests for a name by what `faults` says of it."""
+class FaultyServer(ThreadingHTTPServer):
+    """Serves a folder; the first requests for a name fail as `faults` lists."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faults: dict[str, list[str]] = {}
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.released = threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -121,11 +121,11 @@ class Faulty(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Faulty
+    server: FaultyServer
 
     def do_GET(self) -> None:
         name = self.path.strip("/")
-        self.server.asked[name] += 1
+        self.server.requests[name] += 1
         faults = self.server.faults.get(name, [])
         fault = faults.pop(0) if faults else ""
         if fault.isdecimal():
@@ -145,12 +145,12 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def log_message(self, *arguments: object) -> None:
-        """Into no test's output."""
+        """Print nothing."""
 
 
 @pytest.fixture
-def faulty(shards: Path) -> Iterator[Faulty]:
-    server = Faulty(shards)
+def faulty(shards: Path) -> Iterator[FaultyServer]:
+    server = FaultyServer(shards)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield server
@@ -166,18 +166,18 @@ def train(url: str, cache: Path, **options: float) -> ShardedImages:
 
 @needs_nginx
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_over_http_is_that_of_the_folder(nginx: Served, shards: Path, tmp_path: Path, workers: int) -> None:
-    there = train(nginx.url, tmp_path / "cache")
-    here = open_splits(str(shards)).train
-    assert isinstance(here, ShardedImages)
-    assert_same(list(batches(there, workers=workers)), list(batches(here)))
+def test_batches_over_http_equal_those_of_the_folder(nginx: Served, shards: Path, tmp_path: Path, workers: int) -> None:
+    remote = train(nginx.url, tmp_path / "cache")
+    local = open_splits(str(shards)).train
+    assert isinstance(local, ShardedImages)
+    assert_same(list(batches(remote, workers=workers)), list(batches(local)))
     assert nginx.requests() == {"shards.json": 1, **{f"train-{number:05}.tar": 1 for number in range(8)}}
-    assert there.name(0).startswith(f"{nginx.url}/train-00000.tar/")
-    assert there.fingerprint == here.fingerprint
+    assert remote.name(0).startswith(f"{nginx.url}/train-00000.tar/")
+    assert remote.fingerprint == local.fingerprint
 
 
 @needs_nginx
-def test_a_url_is_a_data_set_like_any_other(
+def test_open_splits_accepts_a_url(
     nginx: Served, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
@@ -189,7 +189,7 @@ def test_a_url_is_a_data_set_like_any_other(
 
 
 @needs_nginx
-def test_https_takes_the_certificates_that_fsspec_is_told_of(
+def test_https_uses_the_certificates_configured_in_fsspec(
     nginx: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="certificate"):
@@ -200,7 +200,7 @@ def test_https_takes_the_certificates_that_fsspec_is_told_of(
 
 
 @needs_nginx
-def test_a_missing_shard_is_named_at_once(nginx: Served, shards: Path, tmp_path: Path) -> None:
+def test_missing_shard_at_a_url_is_named_without_retry(nginx: Served, shards: Path, tmp_path: Path) -> None:
     (shards / "train-00003.tar").unlink()
     images = train(nginx.url, tmp_path / "cache", pause=60)
     with pytest.raises(UnreadableImage, match=rf"{nginx.url}/train-00003\.tar, image 1: there is no such file"):
@@ -212,7 +212,7 @@ def test_a_missing_shard_is_named_at_once(nginx: Served, shards: Path, tmp_path:
 
 
 @needs_nginx
-def test_every_shard_at_a_url_is_verified_anew(nginx: Served, shards: Path) -> None:
+def test_verify_fetches_every_shard_at_a_url_again(nginx: Served, shards: Path) -> None:
     assert verify_shards(nginx.url, processes=2).damaged == []
     path = shards / "train-00001.tar"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -224,7 +224,7 @@ def test_every_shard_at_a_url_is_verified_anew(nginx: Served, shards: Path) -> N
 
 @needs_nginx
 @pytest.mark.slow
-def test_a_server_process_that_is_killed_in_mid_shard_is_no_loss(
+def test_fetch_survives_a_server_killed_in_mid_shard(
     nginx: Served, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = random.Random(0).randbytes(300_000)
@@ -254,16 +254,16 @@ def test_a_server_process_that_is_killed_in_mid_shard_is_no_loss(
 
 
 @pytest.mark.parametrize("fault", ["drop", "503", "429", "damage"])
-def test_what_may_pass_is_tried_again(faulty: Faulty, tmp_path: Path, fault: str) -> None:
+def test_transient_errors_are_retried(faulty: FaultyServer, tmp_path: Path, fault: str) -> None:
     faulty.faults = {"shards.json": ["500"], "train-00000.tar": [fault, fault]}
     assert train(faulty.url, tmp_path / "cache").load(0)
-    assert faulty.asked == {"shards.json": 2, "train-00000.tar": 3}
+    assert faulty.requests == {"shards.json": 2, "train-00000.tar": 3}
     assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".lock", ".tar"]
 
 
-def test_a_server_that_stalls_is_tried_again(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
-    monkeypatch.setitem(fsspec.config.conf, "http", patience)
+def test_stalled_server_is_retried(faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
+    monkeypatch.setitem(fsspec.config.conf, "http", timeout)
     faulty.faults = {"train-00000.tar": ["stall"]}
     assert train(faulty.url, tmp_path / "cache").load(0)
     faulty.faults = {"train-00001.tar": ["stall"] * 2}
@@ -280,20 +280,22 @@ def test_a_server_that_stalls_is_tried_again(faulty: Faulty, tmp_path: Path, mon
         ("403", "the server responded with status 403$"),
     ],
 )
-def test_what_does_not_pass_is_said_after_the_tries(faulty: Faulty, tmp_path: Path, fault: str, reason: str) -> None:
+def test_persistent_errors_are_reported_after_the_last_try(
+    faulty: FaultyServer, tmp_path: Path, fault: str, reason: str
+) -> None:
     faulty.faults = {"train-00000.tar": [fault] * 9}
     images = train(faulty.url, tmp_path / "cache", tries=3)
     with pytest.raises(UnreadableImage, match=rf"(?i){faulty.url}/train-00000\.tar, image 0.*{reason}"):
         images.load(0)
-    asked = faulty.asked["train-00000.tar"]
-    assert asked == (1 if fault == "403" else 3)
+    requests = faulty.requests["train-00000.tar"]
+    assert requests == (1 if fault == "403" else 3)
     with pytest.raises(UnreadableImage):
         images.load(1)
-    assert faulty.asked["train-00000.tar"] == asked
+    assert faulty.requests["train-00000.tar"] == requests
     assert not list((tmp_path / "cache").glob("*.tar"))
 
 
-def test_pauses_grow(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_pauses_double(faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("lambdanets.data.shards.store.time.sleep", pauses.append)
     faulty.faults = {"train-00000.tar": ["503"] * 9}
@@ -302,13 +304,13 @@ def test_pauses_grow(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [pause for pause in pauses if pause >= 2] == [2, 4, 8]
 
 
-def test_a_server_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (port,) = _free_ports(1)
     with pytest.raises(InputError, match=r"shards\.json cannot be read: .*\(tried 3 times\)"):
         train(f"http://127.0.0.1:{port}", tmp_path / "cache", tries=9)
 
 
-def test_a_list_of_shards_without_server_is_given_up_soon(
+def test_shards_json_at_an_unreachable_server_is_tried_3_times(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pauses: list[float] = []
@@ -323,22 +325,24 @@ def test_a_list_of_shards_without_server_is_given_up_soon(
     assert last.endswith("(tried 3 times)")
 
 
-def test_each_retry_is_reported_in_one_line(faulty: Faulty, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_retry_is_reported_in_one_line(
+    faulty: FaultyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     faulty.faults = {"shards.json": ["503", "drop", "429"]}
     train(faulty.url, tmp_path / "cache")
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3
-    assert said[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server responded with status 503"
-    assert said[2] == f"{faulty.url}/shards.json: retrying in 0.04 s (3 of 5): the server responded with status 429"
+    output = capsys.readouterr().err.splitlines()
+    assert len(output) == 3
+    assert output[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server responded with status 503"
+    assert output[2] == f"{faulty.url}/shards.json: retrying in 0.04 s (3 of 5): the server responded with status 429"
 
 
-def test_a_scheme_that_nobody_knows_is_a_sentence(tmp_path: Path) -> None:
+def test_unknown_url_scheme_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nobody://set/shards\.json cannot be read: Protocol not known"):
         train("nobody://set", tmp_path / "cache", pause=60)
 
 
-def test_a_cache_smaller_than_the_set_serves_an_epoch_and_keeps_its_bound(
-    faulty: Faulty, shards: Path, tmp_path: Path
+def test_cache_smaller_than_the_set_serves_an_epoch_within_its_bound(
+    faulty: FaultyServer, shards: Path, tmp_path: Path
 ) -> None:
     bound = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
     cache = tmp_path / "cache"
@@ -347,27 +351,29 @@ def test_a_cache_smaller_than_the_set_serves_an_epoch_and_keeps_its_bound(
         indices = torch.cat([batch.indices for batch in batches(images)]).tolist()
         assert sorted(indices) == list(range(16))
         assert 0 < sum(path.stat().st_size for path in cache.glob("*.tar")) <= bound
-    # each is fetched once, though removed since, because a process keeps what it has open
-    assert set(faulty.asked.values()) == {1}
+    # each is fetched once, although removed since, because a process keeps its open files
+    assert set(faulty.requests.values()) == {1}
     assert len(list(batches(train(faulty.url, cache, cache_bytes=bound), workers=2))) == 4
 
 
-def test_the_shard_opened_longest_ago_is_removed_first(faulty: Faulty, shards: Path, tmp_path: Path) -> None:
+def test_cache_evicts_the_least_recently_used_shard(faulty: FaultyServer, shards: Path, tmp_path: Path) -> None:
     bound = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
     for number in (0, 1, 2, 0, 3, 0):
         train(faulty.url, tmp_path / "cache", cache_bytes=bound).load(2 * number)
         time.sleep(0.01)
-    assert faulty.asked["train-00000.tar"] == 1
+    assert faulty.requests["train-00000.tar"] == 1
     train(faulty.url, tmp_path / "cache", cache_bytes=bound).load(2)
-    assert faulty.asked["train-00001.tar"] == 2
+    assert faulty.requests["train-00001.tar"] == 2
 
 
-def test_a_shard_larger_than_the_cache_is_refused(faulty: Faulty, tmp_path: Path) -> None:
+def test_rejects_a_shard_larger_than_the_cache(faulty: FaultyServer, tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="do not fit into the cache of 1000"):
         train(faulty.url, tmp_path / "cache", cache_bytes=1000).load(0)
 
 
-def test_what_a_killed_process_left_in_the_cache_is_removed(faulty: Faulty, shards: Path, tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_process_are_removed_from_the_cache(
+    faulty: FaultyServer, shards: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     images = train(faulty.url, cache)
     images.load(0)
@@ -377,32 +383,32 @@ def test_what_a_killed_process_left_in_the_cache_is_removed(faulty: Faulty, shar
     assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".tar"]
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again(faulty: Faulty, tmp_path: Path) -> None:
+def test_damaged_file_in_the_cache_is_fetched_again(faulty: FaultyServer, tmp_path: Path) -> None:
     train(faulty.url, tmp_path / "cache").load(0)
     (whole,) = (tmp_path / "cache").glob("*.tar")
     whole.write_bytes(b"cut")
     train(faulty.url, tmp_path / "cache").load(0)
-    assert faulty.asked["train-00000.tar"] == 2
+    assert faulty.requests["train-00000.tar"] == 2
 
 
-def test_a_cache_that_cannot_be_written_is_a_sentence(faulty: Faulty, tmp_path: Path) -> None:
+def test_unwritable_cache_is_reported_in_one_sentence(faulty: FaultyServer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnreadableImage, match=r"its cache .*file/cache cannot be used"):
         train(faulty.url, tmp_path / "file/cache").load(0)
 
 
-def test_the_bound_of_the_cache_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_a_cache_bound_that_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_BYTES, "many")
     with pytest.raises(InputError, match="LAMBDANETS_SHARDS_CACHE_BYTES must be a number of bytes, got 'many'"):
         ShardStore("http://127.0.0.1")
 
 
-def test_an_unreadable_shard_keeps_its_path_and_reason_between_processes() -> None:
+def test_unreadable_shard_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(UnreadableShard("a.tar", "it is gone")))
     assert (error.path, error.reason) == ("a.tar", "it is gone")
     assert str(error) == "shard a.tar cannot be read: it is gone"
 
 
-def test_paths_are_no_urls() -> None:
+def test_paths_are_not_urls() -> None:
     assert is_url("https://host/set")
     assert not any(is_url(path) for path in ("/a/b", "a:b", "://x", "a/b://c", ""))

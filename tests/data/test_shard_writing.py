@@ -44,7 +44,7 @@ def test_image_files_are_copied_byte_for_byte(two_classes: Path, tmp_path: Path)
     assert report.bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
 
 
-def test_images_in_memory_become_png(tmp_path: Path) -> None:
+def test_images_in_memory_are_written_as_png(tmp_path: Path) -> None:
     splits = open_splits("digits")
     write_shards(splits, tmp_path / "out", images_per_shard=500, check_images=False)
     after = open_splits(str(tmp_path / "out"))
@@ -59,7 +59,7 @@ def test_images_in_memory_become_png(tmp_path: Path) -> None:
         assert train.file(index)[1] == ".png"
 
 
-def test_each_shard_mixes_the_classes_and_none_is_much_smaller(tmp_path: Path) -> None:
+def test_shards_mix_the_classes_and_have_similar_sizes(tmp_path: Path) -> None:
     write_shards(open_splits("digits"), tmp_path / "out", images_per_shard=500, check_images=False)
     train = open_shards(str(tmp_path / "out"))[0]["train"]
     assert train.groups == [480, 479, 478] or max(train.groups) - min(train.groups) <= 1
@@ -67,7 +67,7 @@ def test_each_shard_mixes_the_classes_and_none_is_much_smaller(tmp_path: Path) -
     assert set(first.tolist()) == set(range(10))
 
 
-def test_loose_images_are_written_without_classes(two_classes: Path, tmp_path: Path) -> None:
+def test_a_list_of_images_is_written_without_classes(two_classes: Path, tmp_path: Path) -> None:
     write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=7)
     parts, classes = open_shards(str(tmp_path / "out"))
     assert (list(parts), classes) == (["train"], ())
@@ -79,31 +79,31 @@ def test_loose_images_are_written_without_classes(two_classes: Path, tmp_path: P
 
 
 def test_shards_can_be_written_from_shards(two_classes: Path, tmp_path: Path) -> None:
-    write_shards(open_splits(str(two_classes)), tmp_path / "one", images_per_shard=3)
-    write_shards(open_splits(str(tmp_path / "one")), tmp_path / "other", images_per_shard=8)
-    one, other = (open_shards(str(tmp_path / name))[0]["train"] for name in ("one", "other"))
-    assert sorted(files_of(one).values()) == sorted(files_of(other).values())
+    write_shards(open_splits(str(two_classes)), tmp_path / "first", images_per_shard=3)
+    write_shards(open_splits(str(tmp_path / "first")), tmp_path / "second", images_per_shard=8)
+    first, second = (open_shards(str(tmp_path / name))[0]["train"] for name in ("first", "second"))
+    assert sorted(files_of(first).values()) == sorted(files_of(second).values())
 
 
-def test_processes_write_the_same_bytes_as_one(two_classes: Path, tmp_path: Path) -> None:
+def test_written_bytes_do_not_depend_on_the_number_of_processes(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
     for processes in (1, 2):
         write_shards(splits, tmp_path / str(processes), images_per_shard=3, processes=processes)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
-def test_another_seed_makes_another_order(two_classes: Path, tmp_path: Path) -> None:
+def test_another_seed_gives_another_order(two_classes: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
         write_shards(open_splits(str(two_classes)), tmp_path / str(seed), images_per_shard=3, seed=seed)
     assert contents(tmp_path / "0") != contents(tmp_path / "1")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_work_that_failed_goes_on_where_it_was(
+def test_failed_writing_resumes_without_rewriting_finished_shards(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     splits = open_splits(str(two_classes))
-    write_shards(splits, tmp_path / "unbroken", images_per_shard=3)
+    write_shards(splits, tmp_path / "uninterrupted", images_per_shard=3)
     write = writing.write_tar_samples
 
     def fail(path: Path, samples: object) -> tuple[int, int, str]:
@@ -115,16 +115,16 @@ def test_work_that_failed_goes_on_where_it_was(
     with pytest.raises(OSError, match="the disk is gone"):
         write_shards(splits, tmp_path / "out", images_per_shard=3, processes=processes)
     assert not (tmp_path / "out/shards.json").exists()
-    there = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
-    assert 3 <= len(there) < 8
+    finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
+    assert 3 <= len(finished) < 8
 
     monkeypatch.setattr(writing, "write_tar_samples", write)
     write_shards(splits, tmp_path / "out", images_per_shard=3)
-    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in there} == there
-    assert contents(tmp_path / "out") == contents(tmp_path / "unbroken")
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished} == finished
+    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
 
 
-def test_a_killed_command_leaves_no_process_and_goes_on_to_the_same_bytes(two_classes: Path, tmp_path: Path) -> None:
+def test_killed_writing_leaves_no_process_and_resumes_to_the_same_bytes(two_classes: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
@@ -147,22 +147,20 @@ def test_a_killed_command_leaves_no_process_and_goes_on_to_the_same_bytes(two_cl
     process.wait()
     assert second_entry.exists()
     deadline = time.monotonic() + 60
-    while _group_lives(process.pid) and time.monotonic() < deadline:
+    while _process_group_exists(process.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not _group_lives(process.pid)
+    assert not _process_group_exists(process.pid)
 
     (out / ".train-00005.tar.17.unfinished").write_bytes(b"half")
     before = (out / "train-00000.tar").stat().st_mtime_ns
     splits = open_splits(str(two_classes))
     write_shards(splits, out, images_per_shard=2)
-    write_shards(splits, tmp_path / "unbroken", images_per_shard=2)
+    write_shards(splits, tmp_path / "uninterrupted", images_per_shard=2)
     assert (out / "train-00000.tar").stat().st_mtime_ns == before
-    assert contents(out) == contents(tmp_path / "unbroken")
+    assert contents(out) == contents(tmp_path / "uninterrupted")
 
 
-def test_a_killed_process_of_several_is_told_of(
-    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_worker_process_is_reported(two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = os.getpid()
 
     def die(path: Path, samples: object) -> None:
@@ -176,12 +174,12 @@ def test_a_killed_process_of_several_is_told_of(
     assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
 
 
-def test_two_commands_do_not_write_into_one_folder(two_classes: Path, tmp_path: Path) -> None:
+def test_rejects_a_folder_another_process_writes_into(two_classes: Path, tmp_path: Path) -> None:
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
         write_shards(images_under(two_classes), tmp_path / "out")
 
 
-def _group_lives(group: int) -> bool:
+def _process_group_exists(group: int) -> bool:
     states = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -193,16 +191,16 @@ def _group_lives(group: int) -> bool:
     return any(state != "Z" for state in states)
 
 
-def test_finished_work_is_left_alone(two_classes: Path, tmp_path: Path) -> None:
+def test_finished_shards_are_not_written_again(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
-    one = write_shards(splits, tmp_path / "out")
+    first = write_shards(splits, tmp_path / "out")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    other = write_shards(splits, tmp_path / "out")
-    assert (one.shards, one.images, one.bytes) == (other.shards, other.images, other.bytes)
+    second = write_shards(splits, tmp_path / "out")
+    assert (first.shards, first.images, first.bytes) == (second.shards, second.images, second.bytes)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
 
 
-def test_what_was_killed_right_after_its_list_is_tidied_up(two_classes: Path, tmp_path: Path) -> None:
+def test_killed_after_shards_json_is_cleaned_up(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
     write_shards(splits, tmp_path / "whole", images_per_shard=5)
     shutil.copytree(tmp_path / "whole", tmp_path / "out")
@@ -214,13 +212,15 @@ def test_what_was_killed_right_after_its_list_is_tidied_up(two_classes: Path, tm
     )
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, whole: bool) -> None:
+@pytest.mark.parametrize("finished", [True, False])
+def test_rejects_a_folder_with_shards_of_other_options_or_images(
+    two_classes: Path, tmp_path: Path, finished: bool
+) -> None:
     splits, out = open_splits(str(two_classes)), tmp_path / "out"
-    if whole:
+    if finished:
         write_shards(splits, out)
     else:
-        shutil.copytree(two_classes / "dark", two_classes / "grey")
+        shutil.copytree(two_classes / "dark", two_classes / "gray")
         (two_classes / "dark/05.png").write_bytes(b"damaged")
         with pytest.raises(InputError, match="max_unreadable"):
             write_shards(splits, out, max_unreadable=0)
@@ -233,14 +233,14 @@ def test_a_folder_begun_otherwise_is_refused(two_classes: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3"])
-def test_a_damaged_plan_of_begun_work_is_refused(two_classes: Path, tmp_path: Path, content: bytes) -> None:
+def test_rejects_a_damaged_plan(two_classes: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "out/unfinished").mkdir(parents=True)
     (tmp_path / "out/unfinished/plan.json").write_bytes(content)
     with pytest.raises(InputError, match=r"plan\.json is damaged: .*; remove \S*out, or choose another folder"):
         write_shards(images_under(two_classes), tmp_path / "out")
 
 
-def test_a_folder_of_other_things_is_refused(two_classes: Path, tmp_path: Path) -> None:
+def test_rejects_a_folder_with_unknown_content(two_classes: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file must be a folder, got a file"):
         write_shards(images_under(two_classes), tmp_path / "file")
@@ -253,7 +253,7 @@ def test_a_folder_of_other_things_is_refused(two_classes: Path, tmp_path: Path) 
         write_shards(images_under(two_classes), tmp_path / "foreign")
 
 
-def test_images_that_cannot_be_read_are_named_counted_and_left_out(two_classes: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_listed_counted_and_left_out(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
     (two_classes / "dark/03.png").write_bytes(b"no image")
     (two_classes / "light/04.png").write_bytes((two_classes / "light/05.png").read_bytes()[:50])
@@ -267,7 +267,7 @@ def test_images_that_cannot_be_read_are_named_counted_and_left_out(two_classes: 
     assert sum(len(part) for part in parts.values()) == 17
 
 
-def test_too_many_unreadable_images_stop_the_work_and_more_may_be_allowed(two_classes: Path, tmp_path: Path) -> None:
+def test_more_than_max_unreadable_images_stop_the_writing(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
     for number in range(4):
         (two_classes / f"dark/0{number}.png").write_bytes(b"")
@@ -277,22 +277,22 @@ def test_too_many_unreadable_images_stop_the_work_and_more_may_be_allowed(two_cl
 
 
 @pytest.mark.parametrize("check_images", [True, False])
-@pytest.mark.parametrize("part", ["train", "validation"])
-def test_a_part_without_a_readable_image_is_refused_without_a_folder(
-    two_classes: Path, tmp_path: Path, part: str, check_images: bool
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_rejects_a_split_without_a_readable_image(
+    two_classes: Path, tmp_path: Path, split: str, check_images: bool
 ) -> None:
     splits = open_splits(str(two_classes))
-    images = {"train": splits.train, "validation": splits.validation}[part]
+    images = {"train": splits.train, "validation": splits.validation}[split]
     for index in range(len(images)):
         path = Path(images.name(index))
         path.write_bytes(b"") if check_images else path.unlink()
-    spoken = {"train": "16 training", "validation": "4 validation"}[part]
-    with pytest.raises(InputError, match=rf"none of the {spoken} images can be read; the first: \S*png: the"):
+    label = {"train": "16 training", "validation": "4 validation"}[split]
+    with pytest.raises(InputError, match=rf"none of the {label} images can be read; the first: \S*png: the"):
         write_shards(splits, tmp_path / "out", check_images=check_images)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_shard_command_refuses_a_set_of_unreadable_images(
+def test_shard_command_rejects_a_set_of_unreadable_images(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in images_under(two_classes):
@@ -303,7 +303,7 @@ def test_the_shard_command_refuses_a_set_of_unreadable_images(
         assert not (tmp_path / "out").exists()
 
 
-def test_images_that_were_mended_are_written_when_the_work_resumes(two_classes: Path, tmp_path: Path) -> None:
+def test_repaired_images_are_written_on_resume(two_classes: Path, tmp_path: Path) -> None:
     splits, damaged = open_splits(str(two_classes)), two_classes / "dark/05.png"
     content = damaged.read_bytes()
     damaged.write_bytes(b"")
@@ -319,7 +319,7 @@ def test_unchecked_images_are_copied_even_if_damaged(two_classes: Path, tmp_path
     assert write_shards(open_splits(str(two_classes)), tmp_path / "out", check_images=False).images == 20
 
 
-def test_a_shard_that_reads_otherwise_than_written_is_refused(
+def test_rejects_a_shard_that_reads_back_differently(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lambdanets.data.shards.tar_samples._contents", lambda file: [])
@@ -329,37 +329,37 @@ def test_a_shard_that_reads_otherwise_than_written_is_refused(
 
 
 @pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
-def test_options_out_of_range_are_refused(two_classes: Path, tmp_path: Path, option: str) -> None:
+def test_rejects_options_out_of_range(two_classes: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
         write_shards(images_under(two_classes), tmp_path / "out", **{option: -1})
     with pytest.raises(InputError, match="source must have images, got none"):
         write_shards([], tmp_path / "out")
 
 
-def test_keys_are_names_below_the_common_folder_without_suffix() -> None:
+def test_keys_are_paths_below_the_common_folder_without_suffix() -> None:
     assert unique_keys(["/set/a/1.png", "/set/b/2.jpeg"]) == ["a/1", "b/2"]
     assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]
     assert unique_keys(["/set/1.png"]) == ["1"]
     assert unique_keys(["1.png", "2.png"]) == ["1", "2"]
-    # members of a tar may lead out of it, which those of shards must not
+    # members of a tar may point outside of it; keys of shards must not
     assert unique_keys(["a.tar/../../x/1.png", "a.tar/_/_/x/1.png"]) == ["_/_/x/1", "_/_/x/1-2"]
 
 
-def test_dots_and_collisions_in_names_make_keys_that_differ() -> None:
+def test_keys_of_colliding_names_are_unique() -> None:
     names = ["s/a.b.png", "s/a_b.png", "s/a.b.jpg", "s/c.1/x.png", "s/c_1/x.png", "s/a_b-2.png", "s/v1.2"]
     keys = unique_keys(names)
     assert keys == ["a_b", "a_b-2", "a_b-3", "c.1/x", "c_1/x", "a_b-2-2", "v1_2"]
     assert [split_name(f"{key}.png") for key in keys] == [(key, "png") for key in keys]
 
 
-def test_names_in_any_script_and_encoding_are_kept(tmp_path: Path) -> None:
-    picture = io.BytesIO()
-    Image.fromarray(np.zeros((3, 3), np.uint8)).save(picture, "PNG")
+def test_names_in_any_script_and_encoding_are_kept_in_keys(tmp_path: Path) -> None:
+    png = io.BytesIO()
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(png, "PNG")
     folder = tmp_path / "images"
     folder.mkdir()
     names = ["λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"]
     for name in names:
-        (folder / name).write_bytes(picture.getvalue())
+        (folder / name).write_bytes(png.getvalue())
     write_shards(images_under(folder), tmp_path / "out")
     keys = set(files_of(open_shards(str(tmp_path / "out"))[0]["train"]))
     assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}

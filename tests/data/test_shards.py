@@ -30,7 +30,7 @@ def batches(images: ShardedImages, *, workers: int = 0, training: bool = True) -
     return ImageBatches(images, as_tensor, channels=1, batch_size=4, seed=3, training=training, workers=workers)
 
 
-def test_a_set_comes_back_with_its_images_classes_and_parts(two_classes: Path, shards: Path) -> None:
+def test_sharded_set_has_the_same_images_classes_and_splits(two_classes: Path, shards: Path) -> None:
     before, after = open_splits(str(two_classes)), open_splits(str(shards))
     assert after.classes == ("dark", "light")
     for old, new in ((before.train, after.train), (before.validation, after.validation)):
@@ -45,7 +45,7 @@ def test_a_set_comes_back_with_its_images_classes_and_parts(two_classes: Path, s
         assert new.labels.dtype == np.int64
 
 
-def test_an_image_is_named_by_its_shard_and_member(shards: Path) -> None:
+def test_image_names_are_shard_and_member(shards: Path) -> None:
     train = open_splits(str(shards)).train
     assert isinstance(train, ShardedImages)
     assert train.name(3) == f"{shards}/train-00001.tar/{train.key(3)}.png"
@@ -53,26 +53,26 @@ def test_an_image_is_named_by_its_shard_and_member(shards: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 16])
-def test_a_number_that_no_image_has_is_refused(shards: Path, index: int) -> None:
+def test_index_out_of_range_raises_index_error(shards: Path, index: int) -> None:
     with pytest.raises(IndexError):
         open_splits(str(shards)).train.load(index)
 
 
-def test_workers_make_the_same_batches_as_the_process_itself(shards: Path) -> None:
+def test_batches_of_shards_do_not_depend_on_workers(shards: Path) -> None:
     images = open_splits(str(shards)).train
     assert isinstance(images, ShardedImages)
-    images.load(0)  # a shard is open when the workers are forked
+    images.load(0)  # a shard is open while the workers are forked
     assert_same(list(batches(images)), list(batches(images, workers=2)))
 
 
-def test_images_in_shards_can_be_pickled(shards: Path) -> None:
+def test_sharded_images_can_be_pickled(shards: Path) -> None:
     images = open_splits(str(shards)).train
     images.load(0)
     copy = pickle.loads(pickle.dumps(images))
     assert copy.load(5)[0].tobytes() == images.load(5)[0].tobytes()
 
 
-def test_an_epoch_has_each_image_once_and_the_next_another_order(shards: Path) -> None:
+def test_each_epoch_has_every_image_once_in_another_order(shards: Path) -> None:
     images = open_splits(str(shards)).train
     assert isinstance(images, ShardedImages)
     loader = batches(images)
@@ -82,19 +82,19 @@ def test_an_epoch_has_each_image_once_and_the_next_another_order(shards: Path) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_goes_on_in_the_middle_of_an_epoch(shards: Path, workers: int) -> None:
+def test_loader_of_shards_resumes_in_mid_epoch(shards: Path, workers: int) -> None:
     images = open_splits(str(shards)).train
     assert isinstance(images, ShardedImages)
     whole = list(batches(images))
-    broken = batches(images)
-    passing = iter(broken)
-    begun = [next(passing), next(passing)]
-    other = batches(images, workers=workers)
-    other.load_state_dict(broken.state_dict())
-    assert_same(whole, [*begun, *other])
+    interrupted = batches(images)
+    iterator = iter(interrupted)
+    first = [next(iterator), next(iterator)]
+    resumed = batches(images, workers=workers)
+    resumed.load_state_dict(interrupted.state_dict())
+    assert_same(whole, [*first, *resumed])
 
 
-def test_no_more_files_stay_open_than_two_windows_have(two_classes: Path, tmp_path: Path) -> None:
+def test_at_most_16_shard_files_stay_open(two_classes: Path, tmp_path: Path) -> None:
     write_images(two_classes / "middle", 20, 120)
     write_shards(open_splits(str(two_classes)), tmp_path / "shards", images_per_shard=1)
     images = open_splits(str(tmp_path / "shards")).train
@@ -104,7 +104,7 @@ def test_no_more_files_stay_open_than_two_windows_have(two_classes: Path, tmp_pa
     assert len([link for link in links if link.parent == tmp_path / "shards"]) == 16
 
 
-def test_a_missing_or_cut_shard_makes_its_images_unreadable_and_no_others(shards: Path) -> None:
+def test_missing_or_truncated_shard_makes_only_its_images_unreadable(shards: Path) -> None:
     (shards / "train-00002.tar").unlink()
     cut = shards / "train-00005.tar"
     cut.write_bytes(cut.read_bytes()[:600])
@@ -119,7 +119,7 @@ def test_a_missing_or_cut_shard_makes_its_images_unreadable_and_no_others(shards
         images.load(5)
 
 
-def test_a_shard_that_was_mended_is_read_after_a_while(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repaired_shard_is_read_after_a_delay(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = shards / "train-00000.tar"
     content = path.read_bytes()
     path.unlink()
@@ -133,7 +133,7 @@ def test_a_shard_that_was_mended_is_read_after_a_while(shards: Path, monkeypatch
     images.load(0)
 
 
-def test_a_shard_of_another_kind_is_named(shards: Path) -> None:
+def test_shard_that_is_not_a_tar_is_named(shards: Path) -> None:
     path = shards / "train-00000.tar"
     path.write_bytes(b"x" * path.stat().st_size)
     images = open_splits(str(shards)).train
@@ -145,10 +145,10 @@ def test_a_shard_of_another_kind_is_named(shards: Path) -> None:
     ("content", "reason"),
     [(b"two", "class must be a number, got b'two'"), (b"2", "class must be below 2, got 2"), (None, "no class")],
 )
-def test_an_image_without_a_class_of_the_set_is_unreadable(tmp_path: Path, content: bytes | None, reason: str) -> None:
-    picture = io.BytesIO()
-    Image.new("L", (4, 4)).save(picture, "PNG")
-    members = {"a.png": picture.getvalue()} | ({"a.cls": content} if content else {})
+def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    png = io.BytesIO()
+    Image.new("L", (4, 4)).save(png, "PNG")
+    members = {"a.png": png.getvalue()} | ({"a.cls": content} if content else {})
     with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
         for name, member in members.items():
             info = tarfile.TarInfo(name)
@@ -162,7 +162,7 @@ def test_an_image_without_a_class_of_the_set_is_unreadable(tmp_path: Path, conte
         parts["train"].load(0)
 
 
-def test_whole_shards_are_held_out_where_there_is_no_validation_part(shards: Path) -> None:
+def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> None:
     listed = json.loads((shards / "shards.json").read_text())
     del listed["parts"]["validation"]
     (shards / "shards.json").write_text(json.dumps(listed))
@@ -181,7 +181,7 @@ def validation_names(splits: Splits) -> list[str]:
     return [splits.validation.name(index) for index in range(len(splits.validation))]
 
 
-def test_a_part_of_the_training_shards_is_held_out_whole(shards: Path) -> None:
+def test_hold_out_takes_whole_training_shards(shards: Path) -> None:
     splits = open_splits(str(shards))
     held = hold_out(splits, 0.25, 0)
     assert isinstance(held.train, ShardedImages)
@@ -191,7 +191,7 @@ def test_a_part_of_the_training_shards_is_held_out_whole(shards: Path) -> None:
     assert hold_out(splits, 0, 0) is splits
 
 
-def test_a_single_shard_cannot_be_held_out_from(shards: Path) -> None:
+def test_rejects_holding_out_from_a_single_shard(shards: Path) -> None:
     listed = json.loads((shards / "shards.json").read_text())
     listed["parts"] = {"train": listed["parts"]["train"][:1]}
     (shards / "shards.json").write_text(json.dumps(listed))
@@ -199,14 +199,14 @@ def test_a_single_shard_cannot_be_held_out_from(shards: Path) -> None:
         open_splits(str(shards))
 
 
-def test_fewer_training_images_are_refused_for_shards(shards: Path) -> None:
+def test_rejects_training_images_for_shards(shards: Path) -> None:
     splits = open_splits(str(shards))
     assert subset(splits, None, 0) is splits
     with pytest.raises(InputError, match="training_images must be None for shards"):
         subset(splits, 8, 0)
 
 
-def test_the_fingerprint_comes_from_the_list_alone(shards: Path) -> None:
+def test_fingerprint_depends_only_on_shards_json(shards: Path) -> None:
     before = fingerprint(open_splits(str(shards)))
     path = shards / "shards.json"
     text = path.read_text()
@@ -239,20 +239,20 @@ def entry(**changed: object) -> dict[str, object]:
         ({"parts": {"other": []}}, "parts must be 'train' and optionally 'validation', got 'other'"),
     ],
 )
-def test_a_list_that_is_none_is_refused(shards: Path, change: dict[str, object], sentence: str) -> None:
+def test_rejects_an_invalid_shards_json(shards: Path, change: dict[str, object], sentence: str) -> None:
     listed = json.loads((shards / "shards.json").read_text())
     (shards / "shards.json").write_text(json.dumps(listed | change))
     with pytest.raises(InputError, match=sentence):
         open_splits(str(shards))
 
 
-def test_a_list_nested_too_deep_is_refused(shards: Path) -> None:
+def test_rejects_a_shards_json_nested_too_deeply(shards: Path) -> None:
     (shards / "shards.json").write_text("[" * 100_000)
     with pytest.raises(InputError, match=r"is not a valid shards\.json: "):
         open_splits(str(shards))
 
 
-def test_a_class_of_thousands_of_digits_makes_its_image_unreadable(tmp_path: Path) -> None:
+def test_class_of_thousands_of_digits_makes_its_image_unreadable(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "0.tar", "w") as tar:
         for name, content in (("1.png", b"x"), ("1.cls", b"9" * 5000)):
             member = tarfile.TarInfo(name)
@@ -267,7 +267,7 @@ def test_a_class_of_thousands_of_digits_makes_its_image_unreadable(tmp_path: Pat
         open_shards(str(tmp_path))[0]["train"].load(0)
 
 
-def test_a_folder_with_a_list_and_any_url_are_shards(shards: Path, two_classes: Path) -> None:
+def test_is_sharded_for_indexed_folders_and_urls(shards: Path, two_classes: Path) -> None:
     assert is_sharded(str(shards))
     assert is_sharded("http://127.0.0.1/set")
     assert is_sharded("s3://bucket/set")

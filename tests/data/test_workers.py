@@ -25,7 +25,7 @@ from lambdanets.training.detection.model import card_of
 from lambdanets.training.pseudo_labels import labeling
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-from training.teaching import write_teacher
+from training.teachers import write_teacher
 
 
 class StoppedError(Exception):

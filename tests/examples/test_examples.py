@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learning import train_until
+from convergence import train_until
 from scripts import load_script
 from training.runs import SEED
 

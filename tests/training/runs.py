@@ -1,4 +1,4 @@
-"""Runs of tests: broken off at a step, and compared where they ended."""
+"""Runs that are interrupted at a step or distributed over ranks, and the comparison of their results."""
 
 import json
 import multiprocessing
@@ -17,11 +17,11 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
 
-SEED = int(os.environ.get("TRAINING_SEED", "0"))  # of the recipes that tests train; any must do
+SEED = int(os.environ.get("TRAINING_SEED", "0"))  # of the recipes of tests, which must pass with any seed
 
 
-def quick_on(images):
-    """A recipe that trains in about a second: 9 steps, 3 an epoch, with everything random in it."""
+def quick_recipe(images):
+    """A recipe that trains in about a second: 9 steps, 3 per epoch, with every random augmentation."""
     return replace(
         DIGITS,
         data=str(images),
@@ -43,20 +43,20 @@ def weights_of(folder):
     return load_file(folder / "weights.safetensors")
 
 
-def assert_same_end(one, other):
-    """Two runs ended with the same bits and told the same story."""
-    first, second = weights_of(one), weights_of(other)
+def assert_same_result(expected, actual):
+    """Two runs have bit-identical weights, the same metrics and the same scores."""
+    first, second = weights_of(expected), weights_of(actual)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
-    assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
-    results = [json.loads((folder / "result.json").read_text()) for folder in (one, other)]
+    assert (expected / "metrics.csv").read_text() == (actual / "metrics.csv").read_text()
+    results = [json.loads((folder / "result.json").read_text()) for folder in (expected, actual)]
     scores = [{name: result[name] for name in ("top1", "bbox", "segm") if name in result} for result in results]
     assert scores[0] == scores[1]
     assert scores[0]
 
 
 def at_step(monkeypatch, step, action):
-    """Do something when training reaches a step."""
+    """Call a function when training reaches a step."""
     original = TrainingModule.training_step
 
     def training_step(self, batch, batch_idx):
@@ -75,8 +75,8 @@ def crash():
     raise CrashError
 
 
-def broken_off(recipe, folder, monkeypatch, step=5):
-    """A run that crashed at a step, with a checkpoint in mid-epoch."""
+def interrupted_run(recipe, folder, monkeypatch, step=5):
+    """Start a run that crashes at a step; by default in mid-epoch, after a checkpoint."""
     with monkeypatch.context() as patch:
         at_step(patch, step, crash)
         with pytest.raises(CrashError):
@@ -84,41 +84,41 @@ def broken_off(recipe, folder, monkeypatch, step=5):
     return folder
 
 
-def train_together(recipe, folder, count, last_step=None):
-    """Exit codes of processes that train a recipe together, forked to spare them the imports.
+def train_on_ranks(recipe, folder, world_size, kill_at=None):
+    """Train a recipe with forked ranks, which saves the imports, and return their exit codes.
 
-    last_step: SIGKILL meets all of them when they have done so many.
+    kill_at: a step at which each rank gets SIGKILL.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = multiprocessing.get_context("fork").Process
-    these = [start(target=_train, args=(recipe, folder, rank, count, port, last_step)) for rank in range(count)]
-    for process in these:
+    ranks = [start(target=_train, args=(recipe, folder, rank, world_size, port, kill_at)) for rank in range(world_size)]
+    for process in ranks:
         process.start()
-    for process in these:
+    for process in ranks:
         process.join(timeout=120)
-    return [process.exitcode for process in these]
+    return [process.exitcode for process in ranks]
 
 
-def by_two_processes(work, folder):
-    """What each of two processes, forked and joined by gloo, makes of work(rank). They meet in a file of the folder."""
-    start_processes(_meet, (work, str(folder)), nprocs=2, start_method="fork")
-    return [torch.load(f"{folder}/made by {rank}.pt") for rank in range(2)]
+def run_on_two_ranks(work, folder):
+    """Call work(rank) in two forked ranks connected by gloo through a file in the folder, and return both results."""
+    start_processes(_run_rank, (work, str(folder)), nprocs=2, start_method="fork")
+    return [torch.load(f"{folder}/result {rank}.pt") for rank in range(2)]
 
 
-def _meet(rank, work, folder):
+def _run_rank(rank, work, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(work(rank), f"{folder}/made by {rank}.pt")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.save(work(rank), f"{folder}/result {rank}.pt")
     dist.destroy_process_group()
 
 
-def _train(recipe, folder, rank, count, port, last_step):
-    """As one of the processes that torchrun started."""
+def _train(recipe, folder, rank, world_size, port, kill_at):
+    """Train as one rank of torchrun."""
     torch.set_num_threads(1)
-    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if last_step is not None:
-        at_step(pytest.MonkeyPatch(), last_step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    if kill_at is not None:
+        at_step(pytest.MonkeyPatch(), kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
     run.start(recipe, folder)

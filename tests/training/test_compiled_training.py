@@ -4,24 +4,25 @@ import torch
 from torch import nn
 
 from lambdanets.training import run
-from training.runs import assert_same_end, broken_off
+from training.runs import assert_same_result, interrupted_run
 
 
-def test_a_compiled_model_trains_is_averaged_and_goes_on_under_the_same_names(quick, tmp_path, monkeypatch):
+def test_compiled_training_resumes_to_the_same_bits_and_names(quick, tmp_path, monkeypatch):
     compiled = []
     compile_module = nn.Module.compile
 
-    def compile_plainly(self, *arguments, **options):
+    def compile_eagerly(self, *arguments, **options):
         compiled.append(self)
-        compile_module(self, backend="eager")  # the graphs of torch.compile, run as they are
+        compile_module(self, backend="eager")  # traced by torch.compile, run in eager mode
 
-    monkeypatch.setattr(nn.Module, "compile", compile_plainly)
-    quick = replace(quick, model="resnet10t", image_size=32, ema_decay=0.9)
+    monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
+    # steps of equal size are traced once
+    quick = replace(quick, model="test_resnet", image_size=32, batch_size=8, ema_decay=0.9)
     run.start(quick, tmp_path / "plain")
     assert not compiled
-    folder = broken_off(replace(quick, compile=True), tmp_path / "compiled", monkeypatch)
+    folder = interrupted_run(replace(quick, compile=True), tmp_path / "compiled", monkeypatch, step=3)
     run.resume(folder)
     assert len(compiled) == 2
-    assert_same_end(tmp_path / "plain", folder)
+    assert_same_result(tmp_path / "plain", folder)
     names = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert not any("_orig_mod" in name for name in names)

@@ -1,4 +1,4 @@
-"""What a run does about faults, in its own process. docs/faults.md lists these tests and others beside what happens."""
+"""Faults during a run, in one process. docs/faults.md lists these and other faults with their tests."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from lambdanets.training import micro_batches, run
 from lambdanets.training.classification import task
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import draw_curves
-from training.runs import SEED, CrashError, assert_same_end, at_step, broken_off, crash
+from training.runs import SEED, CrashError, assert_same_result, at_step, crash, interrupted_run
 
 
 @pytest.fixture
@@ -43,35 +43,35 @@ def small(two_classes):
 
 @pytest.fixture
 def peaked(small, monkeypatch):
-    """Six epochs of two steps with held-out images, whose top-1 is as written here: the best after the second."""
+    """Six epochs of two steps with held-out images; the top-1 is replaced by `scores`, best in the second epoch."""
     scores = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]
 
-    def tell(self):
+    def report(self):
         self.validated = {"loss": 1.0, "top1": scores[self.current_epoch]}
         self.log("top1", scores[self.current_epoch], logger=False)
 
-    monkeypatch.setattr(Classification, "on_validation_epoch_end", tell)
+    monkeypatch.setattr(Classification, "on_validation_epoch_end", report)
     return replace(small, epochs=6, hold_out=0.25, checkpoint_every=1000)
 
 
-def assert_same_best(one, other):
-    first, second = (read_weights(folder / "checkpoints/best.ckpt")[0] for folder in (one, other))
+def assert_same_best(*folders):
+    first, second = (read_weights(folder / "checkpoints/best.ckpt")[0] for folder in folders)
     assert [name for name in first | second if not torch.equal(first[name], second[name])] == []
 
 
-@pytest.mark.parametrize("step", [2, 4, 6, 7])
-def test_a_run_that_stops_early_goes_on_to_the_same_end(peaked, step, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", [4, 7])
+def test_early_stopping_resumes_to_the_same_bits(peaked, step, tmp_path, monkeypatch):
     recipe = replace(peaked, patience=2)
     whole = run.start(recipe, tmp_path / "whole")
     assert whole["epochs"] == 4
     assert whole["held_out_top1"] == 0.75
-    broken_off(recipe, tmp_path / "broken", monkeypatch, step)
-    assert run.start(recipe, tmp_path / "broken")["epochs"] == 4
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
-    assert_same_best(tmp_path / "whole", tmp_path / "broken")
+    interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
+    assert run.start(recipe, tmp_path / "interrupted")["epochs"] == 4
+    assert_same_result(tmp_path / "whole", tmp_path / "interrupted")
+    assert_same_best(tmp_path / "whole", tmp_path / "interrupted")
 
 
-def test_a_run_that_had_stopped_early_before_its_result_was_written_trains_no_further(peaked, tmp_path, monkeypatch):
+def test_early_stopped_run_without_a_result_does_not_train_again(peaked, tmp_path, monkeypatch):
     recipe = replace(peaked, patience=2)
     run.start(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -80,45 +80,42 @@ def test_a_run_that_had_stopped_early_before_its_result_was_written_trains_no_fu
             run.start(recipe, tmp_path / "ended")
     at_step(monkeypatch, 8, lambda: pytest.fail("trained again"))
     run.start(recipe, tmp_path / "ended")
-    assert_same_end(tmp_path / "whole", tmp_path / "ended")
+    assert_same_result(tmp_path / "whole", tmp_path / "ended")
 
 
-@pytest.mark.parametrize("step", [4, 5])
-def test_a_run_whose_folder_was_copied_keeps_what_was_best_and_leaves_the_first_folder_alone(
-    peaked, step, tmp_path, monkeypatch
-):
+def test_copied_run_keeps_best_ckpt_and_leaves_the_original_unchanged(peaked, tmp_path, monkeypatch):
     run.start(peaked, tmp_path / "whole")
-    broken_off(peaked, tmp_path / "broken", monkeypatch, step)
-    shutil.copytree(tmp_path / "broken", tmp_path / "copy")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "broken").rglob("*")}
+    interrupted_run(peaked, tmp_path / "interrupted", monkeypatch, step=5)
+    shutil.copytree(tmp_path / "interrupted", tmp_path / "copy")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")}
     run.start(peaked, tmp_path / "copy")
-    assert_same_end(tmp_path / "whole", tmp_path / "copy")
+    assert_same_result(tmp_path / "whole", tmp_path / "copy")
     assert_same_best(tmp_path / "whole", tmp_path / "copy")
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "broken").rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")} == before
 
 
-def test_half_written_files_are_gone_when_a_run_has_ended(small, tmp_path, monkeypatch):
-    folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
+def test_partial_files_are_removed_when_a_run_resumes(small, tmp_path, monkeypatch):
+    folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
     for name in (".weights.safetensors.17.unfinished", "checkpoints/.last.ckpt.17.unfinished"):
         (folder / name).write_bytes(b"half")
     run.start(small, folder)
     assert list(folder.rglob("*.unfinished")) == []
 
 
-def test_a_run_killed_between_two_renames_goes_on_where_its_first_weights_are_gone(small, tmp_path, monkeypatch):
+def test_run_without_last_ckpt_resumes_without_its_initial_weights(small, tmp_path, monkeypatch):
     run.start(replace(small, epochs=1), tmp_path / "base")
     small = replace(small, weights=str(tmp_path / "base"))
     run.start(small, tmp_path / "whole")
-    folder = broken_off(small, tmp_path / "broken", monkeypatch, step=4)
+    folder = interrupted_run(small, tmp_path / "interrupted", monkeypatch, step=4)
     (folder / "checkpoints/last.ckpt").unlink()
     assert (folder / "checkpoints/before.ckpt").exists()
     shutil.rmtree(tmp_path / "base")
     run.resume(folder)
-    assert_same_end(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "whole", folder)
 
 
-def test_two_damaged_checkpoints_are_named_with_what_to_do(small, tmp_path, monkeypatch):
-    folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
+def test_two_damaged_checkpoints_are_rejected_with_what_to_remove(small, tmp_path, monkeypatch):
+    folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
     for name in ("last.ckpt", "before.ckpt"):
         (folder / "checkpoints" / name).write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"last\.ckpt .*; remove .*last\.ckpt to restart the run"):
@@ -135,7 +132,7 @@ def test_two_damaged_checkpoints_are_named_with_what_to_do(small, tmp_path, monk
         ({"epochs": 9, "dropout": 0.0}, r"has a run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
     ],
 )
-def test_a_folder_of_another_recipes_run_is_refused_with_the_fields_that_differ(small, changed, sentence, tmp_path):
+def test_rejects_a_run_of_another_recipe_with_the_fields_that_differ(small, changed, sentence, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "recipe.json").write_text(replace(small, precision="32-true").to_json())
@@ -144,37 +141,37 @@ def test_a_folder_of_another_recipes_run_is_refused_with_the_fields_that_differ(
     assert [path.name for path in folder.iterdir()] == ["recipe.json"]
 
 
-def test_the_same_command_goes_on_and_then_does_nothing(small, tmp_path, monkeypatch):
+def test_the_same_command_resumes_and_then_changes_nothing(small, tmp_path, monkeypatch):
     run.start(small, tmp_path / "whole")
-    folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
+    folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
     steps = []
     with monkeypatch.context() as patch:
         for step in range(6):
             at_step(patch, step, lambda step=step: steps.append(step))
         run.start(small, folder)
     assert steps == [4, 5]
-    assert_same_end(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "whole", folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert run.start(small, folder)["epochs"] == 2
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_a_command_with_other_data_does_not_go_on_with_the_first(small, two_classes, tmp_path, monkeypatch):
-    folder = broken_off(small, tmp_path / "run", monkeypatch, step=4)
+def test_rejects_resuming_on_other_data(small, two_classes, tmp_path, monkeypatch):
+    folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
     shutil.copytree(two_classes, tmp_path / "others")
     (tmp_path / "others/dark/00.png").rename(tmp_path / "others/dark/another.png")
     with pytest.raises(InputError, match="the data has changed since the run started"):
         run.start(replace(small, data=str(tmp_path / "others")), folder)
 
 
-def test_more_unreadable_images_than_max_unreadable_stop_the_run_and_are_named(small, two_classes, tmp_path):
+def test_more_than_max_unreadable_images_stop_the_run(small, two_classes, tmp_path):
     for number in range(4, 8):
         (two_classes / f"dark/{number:02}.png").write_bytes(b"no image")
     with pytest.raises(
         InputError, match=r"images cannot be read, more than max_unreadable \(1\): .*dark/0\d\.png: it is not an image"
     ):
         run.start(replace(small, max_unreadable=1), tmp_path / "run")
-    # the run goes on with what the same command allows now
+    # the same command with a higher limit resumes
     assert len(run.start(replace(small, max_unreadable=4), tmp_path / "run")["unreadable"]) == 4
 
 
@@ -189,7 +186,7 @@ class NaNBackwards(nn.Module):
 
 
 class NaNByChance(nn.Module):
-    """Divides by 0 where a draw of the step says so; only under autocast, if asked."""
+    """Divide by 0 at random; if `autocast`, only under autocast."""
 
     def __init__(self, autocast):
         super().__init__()
@@ -201,18 +198,18 @@ class NaNByChance(nn.Module):
 
 
 def with_layer(monkeypatch, layer):
-    """Put a layer in the place of an activation in the middle of the models that runs build."""
+    """Replace an activation in the middle of the models that runs build."""
     build = task.build_model
 
-    def build_model(*given):
-        model = build(*given)
+    def build_model(*arguments):
+        model = build(*arguments)
         model.layer2[0].act2 = layer
         return model
 
     monkeypatch.setattr(task, "build_model", build_model)
 
 
-def test_the_operation_that_made_the_loss_nan_is_named(small, tmp_path, monkeypatch):
+def test_nan_loss_error_names_the_operation(small, tmp_path, monkeypatch):
     with_layer(monkeypatch, NaN())
     sentence = (
         r"the loss became nan at step 0; the first operation with a non-finite result is mul in layer2\.0\.act2 \("
@@ -222,7 +219,7 @@ def test_the_operation_that_made_the_loss_nan_is_named(small, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_a_nan_loss_is_computed_once_more_with_its_draws_and_autocast(small, precision, tmp_path, monkeypatch):
+def test_nan_loss_is_recomputed_with_the_same_seed_and_autocast(small, precision, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "check_precision", lambda precision: None)
     with_layer(monkeypatch, NaNByChance(autocast=precision != "32-true"))
     sentence = (
@@ -233,7 +230,7 @@ def test_a_nan_loss_is_computed_once_more_with_its_draws_and_autocast(small, pre
 
 
 @pytest.mark.parametrize("micro_batch", [6, 3])
-def test_the_operation_and_parameter_of_a_nan_gradient_are_named(small, micro_batch, tmp_path, monkeypatch):
+def test_nan_gradient_error_names_the_operation_and_parameter(small, micro_batch, tmp_path, monkeypatch):
     with_layer(monkeypatch, NaNBackwards())
     sentence = (
         r"gradient became infinite or nan at step 0; the first operation whose backward pass has a non-finite result "
@@ -243,23 +240,23 @@ def test_the_operation_and_parameter_of_a_nan_gradient_are_named(small, micro_ba
         run.start(replace(small, drop_path=0.0, micro_batch=micro_batch), tmp_path / "run")
 
 
-def test_parts_of_a_step_are_halved_until_they_fit_into_memory_and_that_is_said(small, tmp_path, monkeypatch, capsys):
+def test_micro_batches_are_halved_to_fit_into_memory(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(micro_batches, "largest_micro_batch", lambda probe, wanted, free: -(-wanted // 2))
     assert run.start(replace(small, epochs=1), tmp_path / "run")["micro_batch"] == 3
     assert "a micro-batch of 6 images does not fit into memory: using 3" in capsys.readouterr().err
 
 
 def fail_to_write(monkeypatch):
-    """A disk that refuses whatever is written to it."""
+    """Let every write fail as on a full disk."""
 
-    def refuse(descriptor):
+    def raise_error(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", raise_error)
 
 
-def test_metrics_csv_is_whole_if_resuming_fails_to_rewrite_it(small, tmp_path, monkeypatch):
-    folder = broken_off(replace(small, checkpoint_every=1), tmp_path / "run", monkeypatch, step=5)
+def test_metrics_csv_is_intact_if_resuming_fails_to_rewrite_it(small, tmp_path, monkeypatch):
+    folder = interrupted_run(replace(small, checkpoint_every=1), tmp_path / "run", monkeypatch, step=5)
     before = (folder / "metrics.csv").read_text() + "9,9,train,1.0,1.0\n"  # of a step after the checkpoint
     (folder / "metrics.csv").write_text(before)
     with monkeypatch.context() as patch:
@@ -269,10 +266,10 @@ def test_metrics_csv_is_whole_if_resuming_fails_to_rewrite_it(small, tmp_path, m
     assert (folder / "metrics.csv").read_text() == before
     run.resume(folder)
     run.start(replace(small, checkpoint_every=1), tmp_path / "whole")
-    assert_same_end(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "whole", folder)
 
 
-def test_curves_png_is_whole_if_drawing_it_again_fails(tmp_path, monkeypatch):
+def test_curves_png_is_intact_if_drawing_it_again_fails(tmp_path, monkeypatch):
     path = tmp_path / "curves.png"
     panels = [("loss", ["loss"]), ("top-1", ["top1"])]
     draw_curves([[10, 1, "train", 0.5, 0.5]], ["loss", "top1"], panels, path)
@@ -296,35 +293,33 @@ def test_micro_batch_in_recipe_json_is_not_halved_for_page_cache(small, cache, m
     assert json.loads((tmp_path / "run/recipe.json").read_text())["micro_batch"] == micro_batch
 
 
-def on_the_command_line(recipe, folder):
-    """Go on with a run of the recipe by the command line."""
+def train_by_command(recipe, folder):
+    """Start a run of the recipe by the command line, and return its exit code."""
     folder.mkdir()
     (folder / "recipe.json").write_text(recipe.to_json())
     return main(["train", "--resume", str(folder)])
 
 
-def test_memory_that_runs_out_in_a_step_ends_the_command_with_a_sentence(small, tmp_path, monkeypatch, capsys):
+def test_out_of_memory_in_a_step_is_reported_in_one_sentence(small, tmp_path, monkeypatch, capsys):
     def exhaust():
         raise torch.OutOfMemoryError
 
     at_step(monkeypatch, 1, exhaust)
-    assert on_the_command_line(small, tmp_path / "run") == 2
+    assert train_by_command(small, tmp_path / "run") == 2
     assert "lambdanets: out of memory; give the same command with a smaller --micro-batch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_the_command_with_the_command_to_go_on_with(small, number, tmp_path, monkeypatch, capsys):
+def test_signal_stops_training_and_prints_the_command_to_resume(small, number, tmp_path, monkeypatch, capsys):
     at_step(monkeypatch, 1, lambda: signal.raise_signal(number))
-    assert on_the_command_line(small, tmp_path / "run") == 130
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1] == f"stopped; resume with: lambdanets train --resume {tmp_path / 'run'}"
+    assert train_by_command(small, tmp_path / "run") == 130
+    output = capsys.readouterr().err.splitlines()
+    assert output[-1] == f"stopped; resume with: lambdanets train --resume {tmp_path / 'run'}"
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
 
 
-def test_where_the_data_lies_now_is_written_into_the_recipe_of_a_run_that_goes_on(
-    small, two_classes, tmp_path, monkeypatch
-):
-    broken_off(small, tmp_path / "run", monkeypatch, 2)
+def test_resuming_writes_the_new_data_path_into_recipe_json(small, two_classes, tmp_path, monkeypatch):
+    interrupted_run(small, tmp_path / "run", monkeypatch, 2)
     moved = tmp_path / "moved"
     shutil.copytree(two_classes, moved)
     run.start(replace(small, data=str(moved)), tmp_path / "run")

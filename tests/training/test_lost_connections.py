@@ -1,4 +1,4 @@
-"""Which errors say that another process of the run was lost, and which are raised as they are."""
+"""Errors of lost ranks are explained; others are raised unchanged."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
     ],
     ids=lambda error: str(error)[-40:],
 )
-def test_a_connection_lost_in_a_collective_or_the_store_is_explained(error):
+def test_lost_connection_errors_are_explained(error):
     with pytest.raises(InputError, match="connection to another rank was lost"), report_lost_connection():
         raise error
 
@@ -43,14 +43,14 @@ def test_a_connection_lost_in_a_collective_or_the_store_is_explained(error):
     ],
     ids=lambda error: str(error)[:40],
 )
-def test_an_error_that_is_no_lost_connection_is_raised_as_it_is(error):
+def test_other_runtime_errors_are_not_explained_as_lost_connections(error):
     with pytest.raises(RuntimeError) as raised, report_lost_connection():
         raise error
     assert raised.value is error
 
 
-def sum_beside(rank, port, lost):
-    """Exit with 7 where a sum over two processes ends with the sentence, and with 1 by another error."""
+def all_reduce_with_a_lost_rank(rank, port, lost):
+    """Exit with 7 if an all-reduce raises the explained error, and with 1 on another error."""
     torch.set_num_threads(1)
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -66,15 +66,15 @@ def sum_beside(rank, port, lost):
 
 @pytest.mark.forks
 @pytest.mark.parametrize("lost", [0, 1])
-def test_the_end_of_another_process_in_a_collective_is_explained(lost):
+def test_loss_of_another_rank_in_a_collective_is_explained(lost):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = multiprocessing.get_context("fork").Process
-    both = [start(target=sum_beside, args=(rank, port, lost)) for rank in range(2)]
-    for process in both:
+    ranks = [start(target=all_reduce_with_a_lost_rank, args=(rank, port, lost)) for rank in range(2)]
+    for process in ranks:
         process.start()
-    for process in both:
+    for process in ranks:
         process.join(timeout=60)
-    assert both[lost].exitcode == 9
-    assert both[1 - lost].exitcode == 7
+    assert ranks[lost].exitcode == 9
+    assert ranks[1 - lost].exitcode == 7

@@ -7,15 +7,15 @@ from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.memory import largest_micro_batch, training_memory
 
 
-def test_activations_are_those_that_autograd_keeps():
-    # a plain ResNet-50 at 224 pixels in float32 keeps 80 to 100 MiB an image, and has 25.6 million parameters
+def test_activation_memory_of_resnet50_is_as_known():
+    # ResNet-50 at 224 pixels in float32 saves 80 to 100 MiB per image for backward, and has 25.6 million parameters
     recipe = replace(DIGITS, model="resnet50", image_size=224, channels=3)
     fixed, per_image = training_memory(ClassificationProbe(recipe, 1000))
     assert fixed == 25_557_032 * 4 * 3
     assert 80 * 2**20 < per_image < 100 * 2**20
 
 
-def test_adam_keeps_one_state_more():
+def test_adam_has_one_more_optimizer_state():
     small = DIGITS
     assert (
         training_memory(ClassificationProbe(replace(small, optimizer="adamw"), 10))[0]
@@ -23,7 +23,7 @@ def test_adam_keeps_one_state_more():
     )
 
 
-def test_images_that_do_not_fit_are_halved_until_they_do():
+def test_micro_batch_is_halved_until_it_fits():
     small = replace(DIGITS, model="resnet10t", channels=3, image_size=64)
     fixed, per_image = training_memory(ClassificationProbe(small, 10))
     assert largest_micro_batch(ClassificationProbe(small, 10), 64, fixed + 64 * per_image) == 64
@@ -32,25 +32,25 @@ def test_images_that_do_not_fit_are_halved_until_they_do():
     assert largest_micro_batch(ClassificationProbe(small, 10), 64, fixed + 2 * per_image) == 2
 
 
-def test_a_model_too_large_for_two_images_is_refused():
+def test_rejects_a_model_too_large_for_two_images():
     with pytest.raises(ValueError, match=r"needs about .* GiB, and 0\.5 GiB are free; choose a smaller model"):
         largest_micro_batch(
-            ClassificationProbe(replace(DIGITS, model="lambda_resnet420", channels=3, image_size=64), 10), 64, 2**29
+            ClassificationProbe(replace(DIGITS, model="resnet50", channels=3, image_size=512), 10), 64, 2**29
         )
 
 
-def test_the_average_of_the_weights_takes_memory_too():
+def test_ema_memory_is_counted():
     small = replace(DIGITS, model="resnet10t", channels=3, image_size=64)
     averaged = training_memory(ClassificationProbe(replace(small, ema_decay=0.99), 10))[0]
     assert averaged == training_memory(ClassificationProbe(small, 10))[0] * 4 // 3
 
 
-def test_a_size_that_the_model_cannot_take_is_named():
+def test_rejects_an_image_size_the_model_does_not_support():
     with pytest.raises(ValueError, match="vit_tiny_patch16_224 cannot take images of 8 x 8"):
         largest_micro_batch(ClassificationProbe(replace(DIGITS, model="vit_tiny_patch16_224", image_size=8), 10), 64)
 
 
-def test_further_seeds_and_places_of_a_recipe_are_not_counted_again():
+def test_memory_is_cached_over_seeds_and_data_paths():
     built, small = [], DIGITS
 
     class Counted(ClassificationProbe):

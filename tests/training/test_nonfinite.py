@@ -1,4 +1,4 @@
-"""Which operation, layer or parameter the diagnosis of NaN and inf names."""
+"""The diagnosis of NaN and inf: the operation, layer or parameter that it names."""
 
 import re
 
@@ -19,13 +19,13 @@ def images():
     return torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(0))
 
 
-def explained(model, loss=lambda maps: maps.square().mean(), given=None):
-    given = images() if given is None else given
-    assert not loss(model(given)).isfinite()
-    return diagnose_loss(model, given, lambda: loss(model(given)))
+def diagnosis_of_loss(model, loss=lambda maps: maps.square().mean(), batch=None):
+    batch = images() if batch is None else batch
+    assert not loss(model(batch)).isfinite()
+    return diagnose_loss(model, batch, lambda: loss(model(batch)))
 
 
-def backwards(model, loss=lambda maps: maps.square().mean()):
+def diagnosis_of_gradient(model, loss=lambda maps: maps.square().mean()):
     loss(model(images())).backward()
     name = first_nonfinite_gradient(model)
     model.zero_grad()
@@ -34,15 +34,15 @@ def backwards(model, loss=lambda maps: maps.square().mean()):
 
 @pytest.mark.parametrize("options", [{"scope": 5}, {"scope": None, "grid": (7, 7)}, {"scope": 5, "content": False}])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_contraction_that_overflows_names_its_lambda_layer(options, training):
+def test_overflow_in_a_lambda_layer_names_the_layer(options, training):
     layer = LambdaLayer2d(8, query_depth=4, heads=2, **options)
     with torch.no_grad():
         layer.embedding.table.mul_(3e38 / layer.embedding.table.abs().max())
-    said = explained(network(layer).train(training))
-    assert re.fullmatch(r"the first operation with a non-finite result is \w+ in 2 \(LambdaLayer2d\)", said), said
+    cause = diagnosis_of_loss(network(layer).train(training))
+    assert re.fullmatch(r"the first operation with a non-finite result is \w+ in 2 \(LambdaLayer2d\)", cause), cause
 
 
-def test_a_lambda_layer_computes_the_same_when_it_is_looked_at():
+def test_diagnosis_does_not_change_what_a_lambda_layer_computes():
     model = network(LambdaLayer2d(8, query_depth=4, heads=2, scope=5)).train()
     states = []
 
@@ -64,7 +64,7 @@ class Exp(nn.Module):
 
 
 class Parent(nn.Module):
-    """Computes with its own hands before and after its child."""
+    """Applies functions of its own before and after its child."""
 
     def __init__(self, before=lambda x: x, after=lambda x: x):
         super().__init__()
@@ -82,17 +82,17 @@ class Parent(nn.Module):
         (Parent(after=lambda x: x.relu().mul_(3e38).add_(3e38)), "mul_ in 2 (Parent)"),
     ],
 )
-def test_the_innermost_layer_and_the_operation_are_named(layer, place):
-    assert explained(network(layer)) == f"the first operation with a non-finite result is {place}"
+def test_diagnosis_names_the_innermost_layer_and_the_operation(layer, place):
+    assert diagnosis_of_loss(network(layer)) == f"the first operation with a non-finite result is {place}"
 
 
-def test_an_operation_of_the_loss_is_named():
-    said = explained(network(nn.Identity()), lambda maps: (0 * maps.mean()).log() * 0)
-    assert said == "the first operation with a non-finite result is log in the loss"
+def test_diagnosis_names_an_operation_of_the_loss():
+    cause = diagnosis_of_loss(network(nn.Identity()), lambda maps: (0 * maps.mean()).log() * 0)
+    assert cause == "the first operation with a non-finite result is log in the loss"
 
 
 class Masked(nn.Module):
-    """Attention in which no position sees a later one, by a constant or a buffer of -inf, and row 0 nothing at all."""
+    """Causal attention, masked by a constant or a buffer of -inf; if `empty`, row 0 attends to nothing."""
 
     def __init__(self, *, buffer, empty):
         super().__init__()
@@ -110,28 +110,28 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize("buffer", [True, False])
-def test_infinite_masks_are_not_taken_for_the_cause(buffer):
-    said = explained(nn.Sequential(network(Masked(buffer=buffer, empty=False)), Exp(), nn.BatchNorm2d(4)))
-    assert said.endswith("is exp in 1 (Exp)")
-    assert "_softmax in 2 (Masked)" in explained(network(Masked(buffer=buffer, empty=True)))
+def test_infinite_attention_masks_are_not_reported_as_the_cause(buffer):
+    cause = diagnosis_of_loss(nn.Sequential(network(Masked(buffer=buffer, empty=False)), Exp(), nn.BatchNorm2d(4)))
+    assert cause.endswith("is exp in 1 (Exp)")
+    assert "_softmax in 2 (Masked)" in diagnosis_of_loss(network(Masked(buffer=buffer, empty=True)))
 
 
-def test_a_parameter_a_buffer_and_an_image_that_are_not_finite_are_named():
+def test_diagnosis_names_nonfinite_parameters_buffers_and_images():
     model = network(nn.Identity())
     with torch.no_grad():
         model[1].running_var[0] = float("nan")
-        assert explained(model.eval()) == "the buffer 1.running_var is NaN"
+        assert diagnosis_of_loss(model.eval()) == "the buffer 1.running_var is NaN"
         model[0].weight[0, 0, 0, 0] = float("inf")
-        assert explained(model) == "the parameter 0.weight is not finite"
-    fresh = network(nn.Identity())
-    assert explained(fresh, given=images() * float("inf")) == "an image of the batch is not finite"
+        assert diagnosis_of_loss(model) == "the parameter 0.weight is not finite"
+    finite_model = network(nn.Identity())
+    assert diagnosis_of_loss(finite_model, batch=images() * float("inf")) == "an image of the batch is not finite"
 
 
-def test_statistics_that_the_failed_step_spoilt_are_not_taken_for_the_cause():
+def test_running_statistics_of_the_failed_step_are_not_the_cause():
     model = network(Exp()).train()
     model(images())
     assert not model[3].running_var.isfinite().all()
-    assert explained(model).endswith("exp in 2 (Exp)")
+    assert diagnosis_of_loss(model).endswith("exp in 2 (Exp)")
 
 
 class Root(nn.Module):
@@ -147,22 +147,22 @@ class Root(nn.Module):
         (Parent(after=Root().forward), "SqrtBackward0 in 2 (Parent)", "2.child.bias"),
     ],
 )
-def test_the_operation_of_a_gradient_that_is_not_finite_is_named(layer, place, nearest):
-    said, parameter = backwards(network(layer))
-    assert said == f"the first operation whose backward pass has a non-finite result is {place}"
+def test_diagnosis_names_the_operation_of_a_nonfinite_gradient(layer, place, nearest):
+    cause, parameter = diagnosis_of_gradient(network(layer))
+    assert cause == f"the first operation whose backward pass has a non-finite result is {place}"
     assert parameter == nearest
 
 
-def test_the_backward_pass_of_a_lambda_layer_that_overflows_is_named():
+def test_overflow_in_the_backward_of_a_lambda_layer_names_the_layer():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), LambdaLayer2d(8, query_depth=4, heads=2, scope=5))
     with torch.no_grad():
         model[1].embedding.table.mul_(1e6)
-    said, parameter = backwards(model, lambda maps: maps.sum() * 1e36)
-    assert re.search(r"is \w+Backward in 1 \(LambdaLayer2d\)$", said), said
+    cause, parameter = diagnosis_of_gradient(model, lambda maps: maps.sum() * 1e36)
+    assert re.search(r"is \w+Backward in 1 \(LambdaLayer2d\)$", cause), cause
     assert parameter.startswith("1.")
 
 
-def test_a_gradient_that_is_finite_once_more_is_said_to_be_a_sum():
+def test_gradient_finite_on_recomputation_is_reported_as_a_sum():
     model = network(nn.Identity())
     assert "sum over micro-batches or ranks" in diagnose_gradient(model, lambda: model(images()).mean())

@@ -20,18 +20,18 @@ from lambdanets.locks import locked_folder
 from lambdanets.training.pseudo_labels import ranking
 from lambdanets.training.pseudo_labels.selection import Report, select
 from lambdanets.training.pseudo_labels.tables import read_batches, read_table
-from training.pseudo_labels import CONFIDENCES, ORIGIN, Label, copies_in, expected, some_labels, write_labels
+from training.label_tables import CONFIDENCES, ORIGIN, Label, copies_in, expected_copies, random_labels, write_labels
 
 
 @pytest.mark.parametrize("confidence", [0, 0.3, 0.5, 0.99999])
 @pytest.mark.parametrize("per_class", [None, 1, 7, 40, 1000])
-def test_a_selection_is_that_of_sorted_lists(tmp_path, confidence, per_class):
-    labels = some_labels(300)
+def test_selection_equals_sorting_in_python(tmp_path, confidence, per_class):
+    labels = random_labels(300)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=confidence, per_class=per_class)
-    assert copies_in(tmp_path / "out") == expected(labels, confidence, per_class, 0)
+    assert copies_in(tmp_path / "out") == expected_copies(labels, confidence, per_class, 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(
@@ -47,38 +47,36 @@ def test_a_selection_is_that_of_sorted_lists(tmp_path, confidence, per_class):
     seed=st.integers(0, 2**64 - 1),
     shards=st.integers(1, 5),
 )
-def test_any_small_set_in_any_shards_is_selected_as_from_sorted_lists(
-    tmp_path_factory, rows, confidence, per_class, seed, shards
-):
+def test_selection_of_random_sets_equals_sorting_in_python(tmp_path_factory, rows, confidence, per_class, seed, shards):
     folder = tmp_path_factory.mktemp("any")
     labels = [Label(*row) for row in rows]
     write_labels(folder / "in", [labels[i::shards] for i in range(shards)])
-    wanted = expected(labels, confidence, per_class, seed)
-    if not wanted:
+    expected = expected_copies(labels, confidence, per_class, seed)
+    if not expected:
         with pytest.raises(InputError, match="confidence must be at most"):
             select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
         return
     report = select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
-    assert copies_in(folder / "out") == wanted
-    assert (report.rows, report.kept, report.images) == (len(rows), len(wanted), sum(wanted.values()))
+    assert copies_in(folder / "out") == expected
+    assert (report.rows, report.kept, report.images) == (len(rows), len(expected), sum(expected.values()))
 
 
 @pytest.mark.slow
-def test_selection_that_spills_to_disk_is_that_of_sorted_lists(tmp_path, monkeypatch):
-    labels, out = some_labels(400_000), tmp_path / "out"
+def test_selection_that_spills_to_disk_equals_sorting_in_python(tmp_path, monkeypatch):
+    labels, out = random_labels(400_000), tmp_path / "out"
     write_labels(tmp_path / "in", [labels[:250_000], labels[250_000:250_001], labels[250_001:]])
     monkeypatch.setattr(ranking, "MEMORY_LIMIT", "30MB")
-    there = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: there.append([path.name for path in out.iterdir()]))
+    listings = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: listings.append([path.name for path in out.iterdir()]))
     select(tmp_path / "in", out, per_class=100_000, seed=1)
-    assert ".duckdb.unfinished" in there[0]
+    assert ".duckdb.unfinished" in listings[0]
     assert not list(out.glob(".*"))
-    assert copies_in(out) == expected(labels, 0.3, 100_000, 1)
+    assert copies_in(out) == expected_copies(labels, 0.3, 100_000, 1)
 
 
-def test_lack_of_memory_or_disk_space_is_told_in_a_sentence(tmp_path, monkeypatch):
+def test_out_of_memory_in_sorting_is_reported_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(ranking, "MEMORY_LIMIT", "1MB")
-    write_labels(tmp_path / "in", [some_labels(20_000)])
+    write_labels(tmp_path / "in", [random_labels(20_000)])
     with pytest.raises(OSError, match=r"DuckDB cannot sort the rows .*; free memory or disk space") as raised:
         select(tmp_path / "in", tmp_path / "out", per_class=100)
     assert is_for_user(raised.value)
@@ -86,35 +84,35 @@ def test_lack_of_memory_or_disk_space_is_told_in_a_sentence(tmp_path, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
-def test_each_class_that_has_any_comes_to_as_many_images_whose_copies_differ_by_at_most_one(tmp_path):
-    labels = some_labels(500, classes=3)
+def test_copies_within_a_class_differ_by_at_most_one(tmp_path):
+    labels = random_labels(500, classes=3)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=100)
     copies = copies_in(tmp_path / "out")
     for number in range(3):
-        mine = [copies[x.key] for x in labels if x.class_number == number and x.key in copies]
-        assert sum(mine) == 100
-        assert max(mine) - min(mine) <= 1
+        of_class = [copies[x.key] for x in labels if x.class_number == number and x.key in copies]
+        assert sum(of_class) == 100
+        assert max(of_class) - min(of_class) <= 1
 
 
-def test_no_row_left_out_is_more_confident_than_one_kept(tmp_path):
-    labels = some_labels(500)
+def test_kept_rows_are_the_most_confident(tmp_path):
+    labels = random_labels(500)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=20)
     kept = copies_in(tmp_path / "out")
     for number in range(4):
-        mine = [x for x in labels if x.class_number == number]
-        inside = [x.confidence for x in mine if x.key in kept]
+        of_class = [x for x in labels if x.class_number == number]
+        inside = [x.confidence for x in of_class if x.key in kept]
         assert len(inside) <= 20
-        assert max([x.confidence for x in mine if x.key not in kept], default=0) <= min(inside, default=0.3)
+        assert max([x.confidence for x in of_class if x.key not in kept], default=0) <= min(inside, default=0.3)
 
 
-def test_a_confidence_equal_to_the_threshold_is_kept_as_the_table_holds_it(tmp_path):
+def test_confidence_equal_to_the_threshold_is_kept(tmp_path):
     labels = [Label("a", 0, 0.3), Label("b", 0, float(np.nextafter(np.float32(0.3), np.float32(0)))), Label("c", 1, 1)]
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=0.3)
     assert copies_in(tmp_path / "out") == {"a": 1, "c": 1}
 
 
-def test_files_their_order_and_row_groups_change_nothing(tmp_path):
-    labels = some_labels(240)
+def test_selection_does_not_depend_on_files_order_or_row_groups(tmp_path):
+    labels = random_labels(240)
     shuffled = [labels[i] for i in np.random.default_rng(0).permutation(240)]
     write_labels(tmp_path / "one", [labels])
     write_labels(tmp_path / "many", [shuffled[:10], [], shuffled[10:200], shuffled[200:]])
@@ -129,7 +127,7 @@ def test_files_their_order_and_row_groups_change_nothing(tmp_path):
     assert copies_in(tmp_path / "one-out") == copies_in(tmp_path / "many-out") == copies_in(tmp_path / "groups-out")
 
 
-def test_a_seed_decides_which_are_repeated_and_gives_the_same_bytes_again(tmp_path):
+def test_the_seed_decides_which_rows_are_repeated(tmp_path):
     labels = [Label(f"k{i}", 0, 0.5 + i / 200) for i in range(100)]
     write_labels(tmp_path / "in", [labels[:40], labels[40:]])
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -141,7 +139,7 @@ def test_a_seed_decides_which_are_repeated_and_gives_the_same_bytes_again(tmp_pa
     assert 10 < len(repeated[0] & repeated[1]) < 40
 
 
-def test_an_equal_key_at_the_cut_is_named(tmp_path):
+def test_rejects_duplicate_keys(tmp_path):
     labels = [Label(f"k{i}", 0, 1.0) for i in range(3)]
     write_labels(tmp_path / "in", [labels, labels])
     with pytest.raises(InputError, match=r"keys of a data set must be unique, got 'k\d' twice"):
@@ -149,7 +147,7 @@ def test_an_equal_key_at_the_cut_is_named(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_report_names_short_and_empty_classes(tmp_path):
+def test_report_lists_short_and_empty_classes(tmp_path):
     labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
     write_labels(tmp_path / "in", [labels[:3], labels[3:]])
     report = select(tmp_path / "in", tmp_path / "out", per_class=4)
@@ -171,8 +169,8 @@ def test_the_report_names_short_and_empty_classes(tmp_path):
     assert [shard["rows"] for shard in written["shards"]] == [3, 4]
 
 
-def test_rows_keep_their_columns_and_order(tmp_path):
-    labels = some_labels(50)
+def test_selected_rows_keep_their_columns_and_order(tmp_path):
+    labels = random_labels(50)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out")
     before = read_table(tmp_path / "in/train-00000.parquet")[0].to_pylist()
     after = read_table(tmp_path / "out/train-00000.parquet")[0].to_pylist()
@@ -181,7 +179,7 @@ def test_rows_keep_their_columns_and_order(tmp_path):
     assert len(kept) > 20
 
 
-def test_a_shard_of_which_nothing_is_kept_has_an_empty_table(tmp_path):
+def test_shard_without_selected_rows_has_an_empty_table(tmp_path):
     write_labels(tmp_path / "in", [[Label("a", 0, 0.1)], [Label("b", 0, 0.9)]])
     select(tmp_path / "in", tmp_path / "out")
     assert len(read_table(tmp_path / "out/train-00000.parquet")[0]) == 0
@@ -198,24 +196,24 @@ def test_negative_zero_counts_as_zero(tmp_path):
     assert copies_in(tmp_path / "out") == {"b": 1}
 
 
-def test_second_selection_into_a_folder_is_refused(tmp_path):
-    write_labels(tmp_path / "in", [some_labels(30)])
+def test_rejects_a_second_selection_into_a_folder(tmp_path):
+    write_labels(tmp_path / "in", [random_labels(30)])
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
         select(tmp_path / "in", tmp_path / "out")
 
 
 def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
-    labels = some_labels(300)
+    labels = random_labels(300)
     write_labels(tmp_path / "in", [labels[i::20] for i in range(20)])
     select(tmp_path / "in", tmp_path / "whole", per_class=50)
     out = tmp_path / "out"
 
-    def stopping(descriptor):
+    def interrupt(descriptor):
         if len(list(out.glob("*.parquet"))) >= 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", stopping)  # of a table that is written
+        patch.setattr(os, "fsync", interrupt)  # called when a table is written
         with pytest.raises(KeyboardInterrupt):
             select(tmp_path / "in", out, per_class=50)
     written = {path: path.stat().st_mtime_ns for path in out.iterdir()}
@@ -229,18 +227,18 @@ def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
         assert path.stat().st_mtime_ns == moment
     whole, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "whole", out))
     assert whole == again
-    monkeypatch.setattr(ranking, "read_batches", None)  # a finished selection is not read again
+    monkeypatch.setattr(ranking, "read_batches", None)  # a finished selection does not read the labels
     assert select(tmp_path / "in", out, per_class=50) == report
 
 
 @pytest.mark.parametrize("per_class", [None, 5])
 def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
-    write_labels(tmp_path / "in", [some_labels(30)])
+    write_labels(tmp_path / "in", [random_labels(30)])
     scans = []
 
-    def endless(*given):
-        scans.append(given)
-        (batch,) = read_batches(*given)
+    def endless(*arguments):
+        scans.append(arguments)
+        (batch,) = read_batches(*arguments)
         yield batch
         if len(scans) == (1 if per_class is None else 2):
             os.kill(os.getpid(), signal.SIGINT)
@@ -254,7 +252,7 @@ def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
 
 @pytest.mark.forks
 def test_killed_selection_resumes(tmp_path):
-    labels = some_labels(3000)
+    labels = random_labels(3000)
     write_labels(tmp_path / "in", [labels[i::40] for i in range(40)])
 
     def killed_after_20(descriptor):
@@ -271,13 +269,13 @@ def test_killed_selection_resumes(tmp_path):
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "out/selection.json").exists()
     select(tmp_path / "in", tmp_path / "out", per_class=500)
-    assert copies_in(tmp_path / "out") == expected(labels, 0.3, 500, 0)
+    assert copies_in(tmp_path / "out") == expected_copies(labels, 0.3, 500, 0)
     assert not list((tmp_path / "out").glob(".*"))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process can be begun anew on Linux alone")
-def test_two_million_rows_of_equal_confidence_are_selected_in_little_memory(tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak memory of a process")
+def test_selecting_two_million_rows_takes_less_than_600_mib(tmp_path):
     script = """
 import sys
 from pathlib import Path
@@ -293,7 +291,7 @@ for shard in range(8):
     write_table(folder / f"s{shard}.parquet", origin, keys=keys, positions=np.arange(n), classes=classes[:, None],
                 probabilities=np.where(random.random(n) < 0.9, 1, random.random(n))[:, None])
 write_description(folder, origin)
-Path("/proc/self/clear_refs").write_text("5")  # begin the peak anew
+Path("/proc/self/clear_refs").write_text("5")  # reset the peak
 before = peak_memory()
 report = select(folder, folder / "out", per_class=1500)
 print(report.images, (peak_memory() - before) >> 20)
@@ -305,7 +303,7 @@ print(report.images, (peak_memory() - before) >> 20)
     assert not done.stderr
 
 
-def test_the_command_prints_what_came_of_it_and_what_it_took(tmp_path, capsys):
+def test_select_command_prints_its_report_and_cost(tmp_path, capsys):
     labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
     write_labels(tmp_path / "in", [labels])
     assert main(["pseudo-label", "select", str(tmp_path / "in"), str(tmp_path / "out"), "--per-class", "4"]) == 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from convergence import train_until
 from lambdanets.errors import InputError
 from lambdanets.inference.classification import evaluate
 from lambdanets.inference.classifier import load_classifier
@@ -20,13 +21,12 @@ from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import warmup_then_cosine
 from lambdanets.training.tasks import read_recipe
-from learning import train_until
 from noise_images import write_two_classes
-from training.runs import CrashError, assert_same_end, at_step, broken_off, crash, quick_on, weights_of
+from training.runs import CrashError, assert_same_result, at_step, crash, interrupted_run, quick_recipe, weights_of
 
 
 @pytest.mark.figures
-def test_a_run_leaves_what_it_promises(quick, tmp_path):
+def test_run_writes_its_files_metrics_and_result(quick, tmp_path):
     result = run.start(quick, tmp_path / "run")
     files = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert files == {
@@ -53,11 +53,11 @@ def test_a_run_leaves_what_it_promises(quick, tmp_path):
         ("9", "3"),
     ]
     for name in ("curves.png", "predictions.png"):
-        with Image.open(tmp_path / "run" / name) as picture:
-            assert picture.width > 500
+        with Image.open(tmp_path / "run" / name) as figure:
+            assert figure.width > 500
 
 
-def test_a_light_and_a_dark_class_are_told_apart(quick, tmp_path):
+def test_learns_to_separate_a_light_from_a_dark_class(quick, tmp_path):
     easy = replace(quick, drop_path=0.0, dropout=0.0, rand_augment=None, learning_rate=0.05)
     train_until(
         lambda result: result["top1"] == 1.0,
@@ -65,36 +65,36 @@ def test_a_light_and_a_dark_class_are_told_apart(quick, tmp_path):
     )
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(quick, quick_end, tmp_path):
+def test_the_same_seed_gives_the_same_bits(quick, quick_run, tmp_path):
     for name, seed in (("same", quick.seed), ("other", quick.seed + 1)):
         run.start(replace(quick, seed=seed), tmp_path / name)
-    assert_same_end(quick_end, tmp_path / "same")
-    assert not torch.equal(weights_of(quick_end)["fc.weight"], weights_of(tmp_path / "other")["fc.weight"])
+    assert_same_result(quick_run, tmp_path / "same")
+    assert not torch.equal(weights_of(quick_run)["fc.weight"], weights_of(tmp_path / "other")["fc.weight"])
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 5, 6, 8])
-def test_a_run_that_broke_off_goes_on_and_ends_with_the_same_bits(quick, quick_end, step, tmp_path, monkeypatch):
-    # with checkpoints every 2 steps, 3 steps an epoch: in mid-epoch, before and after the last step of one
+@pytest.mark.parametrize("step", [2, 3, 5, 8])
+def test_interrupted_run_resumes_to_the_same_bits(quick, quick_run, step, tmp_path, monkeypatch):
+    # with a checkpoint every 2 steps and 3 steps per epoch: in mid-epoch, before and after the last step of an epoch
     with monkeypatch.context() as patch:
         at_step(patch, step, crash)
         with pytest.raises(CrashError):
-            run.start(quick, tmp_path / "broken")
-    run.resume(tmp_path / "broken")
-    assert_same_end(quick_end, tmp_path / "broken")
+            run.start(quick, tmp_path / "interrupted")
+    run.resume(tmp_path / "interrupted")
+    assert_same_result(quick_run, tmp_path / "interrupted")
 
 
-def test_a_run_on_shards_that_broke_off_ends_with_the_same_bits(quick, shards, tmp_path, monkeypatch):
+def test_interrupted_run_on_shards_resumes_to_the_same_bits(quick, shards, tmp_path, monkeypatch):
     recipe = replace(quick, data=str(shards), workers=1)
     run.start(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
         at_step(patch, 5, crash)
         with pytest.raises(CrashError):
-            run.start(recipe, tmp_path / "broken")
-    run.resume(tmp_path / "broken")
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+            run.start(recipe, tmp_path / "interrupted")
+    run.resume(tmp_path / "interrupted")
+    assert_same_result(tmp_path / "whole", tmp_path / "interrupted")
 
 
-def test_a_run_does_not_go_on_with_other_shards(quick, shards, tmp_path, monkeypatch):
+def test_rejects_resuming_on_changed_shards(quick, shards, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         at_step(patch, 5, crash)
         with pytest.raises(CrashError):
@@ -106,10 +106,9 @@ def test_a_run_does_not_go_on_with_other_shards(quick, shards, tmp_path, monkeyp
         run.resume(tmp_path / "run")
 
 
-@pytest.mark.parametrize("step", [0, 4, 5])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_a_run_after_the_step_and_it_goes_on_from_there(
-    quick, quick_end, step, number, tmp_path, monkeypatch
+@pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGINT)])
+def test_signal_stops_after_the_step_and_resumes_to_the_same_bits(
+    quick, quick_run, step, number, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
         at_step(patch, step, lambda: os.kill(os.getpid(), number))
@@ -118,10 +117,10 @@ def test_a_signal_ends_a_run_after_the_step_and_it_goes_on_from_there(
     checkpoint = torch.load(tmp_path / "stopped/checkpoints/last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == (step + 1 if (step + 1) % 3 else step - 2)
     run.resume(tmp_path / "stopped")
-    assert_same_end(quick_end, tmp_path / "stopped")
+    assert_same_result(quick_run, tmp_path / "stopped")
 
 
-def test_a_signal_during_validation_ends_the_run_too(quick, quick_end, tmp_path, monkeypatch):
+def test_signal_in_validation_stops_and_resumes_to_the_same_bits(quick, quick_run, tmp_path, monkeypatch):
     original = Classification.validation_step
 
     def validation_step(self, batch, batch_idx):
@@ -134,14 +133,14 @@ def test_a_signal_during_validation_ends_the_run_too(quick, quick_end, tmp_path,
         with pytest.raises(Interrupted):
             run.start(quick, tmp_path / "stopped")
     run.resume(tmp_path / "stopped")
-    assert_same_end(quick_end, tmp_path / "stopped")
+    assert_same_result(quick_run, tmp_path / "stopped")
 
 
-def test_second_start_of_a_run_is_refused_and_told_the_owner(quick, quick_end, tmp_path, monkeypatch):
+def test_second_start_of_a_run_is_rejected_with_the_owner(quick, quick_run, tmp_path, monkeypatch):
     unfinished = tmp_path / "run/checkpoints/.last.ckpt.1.unfinished"
 
     def start_again():
-        unfinished.touch()  # the owner's: it may be stopped in the middle of a checkpoint
+        unfinished.touch()  # of the owner, which may be in the middle of writing a checkpoint
         for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
             with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, running since"):
                 start_or_resume()
@@ -151,7 +150,7 @@ def test_second_start_of_a_run_is_refused_and_told_the_owner(quick, quick_end, t
     with monkeypatch.context() as patch:
         at_step(patch, 4, start_again)
         run.start(quick, tmp_path / "run")
-    assert_same_end(quick_end, tmp_path / "run")
+    assert_same_result(quick_run, tmp_path / "run")
     assert not (tmp_path / "run" / LOCK).exists()
 
 
@@ -176,53 +175,51 @@ def test_refused_start_leaves_no_folder(quick, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_broken_off_before_its_first_checkpoint_starts_again(quick, tmp_path, monkeypatch):
+def test_run_interrupted_before_its_first_checkpoint_restarts(quick, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         at_step(patch, 0, crash)
         with pytest.raises(CrashError):
-            run.start(quick, tmp_path / "broken")
-    assert run.resume(tmp_path / "broken")["epochs"] == 3
+            run.start(quick, tmp_path / "interrupted")
+    assert run.resume(tmp_path / "interrupted")["epochs"] == 3
 
 
-def test_a_run_that_ended_before_its_result_was_written_gets_it_without_training_again(
-    quick, quick_end, tmp_path, monkeypatch
-):
+def test_run_without_a_result_gets_it_without_training_again(quick, quick_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(run, "write_result", lambda *_, **__: crash())
         with pytest.raises(CrashError):
             run.start(quick, tmp_path / "ended")
     at_step(monkeypatch, 9, lambda: pytest.fail("trained again"))
     run.resume(tmp_path / "ended")
-    assert_same_end(quick_end, tmp_path / "ended")
+    assert_same_result(quick_run, tmp_path / "ended")
 
 
-def test_a_run_that_begins_again_repeats_no_row(quick, quick_end, tmp_path, monkeypatch):
-    broken_off(replace(quick, checkpoint_every=1000), tmp_path / "broken", monkeypatch)
-    (tmp_path / "broken/checkpoints/last.ckpt").unlink()
-    run.resume(tmp_path / "broken")
-    assert_same_end(quick_end, tmp_path / "broken")
+def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monkeypatch):
+    interrupted_run(replace(quick, checkpoint_every=1000), tmp_path / "interrupted", monkeypatch)
+    (tmp_path / "interrupted/checkpoints/last.ckpt").unlink()
+    run.resume(tmp_path / "interrupted")
+    assert_same_result(quick_run, tmp_path / "interrupted")
 
 
-def test_a_run_goes_on_where_its_data_and_its_first_weights_have_moved(quick, two_classes, tmp_path, monkeypatch):
+def test_run_resumes_with_moved_data_and_initial_weights(quick, two_classes, tmp_path, monkeypatch):
     run.start(replace(quick, epochs=1), tmp_path / "base")
     quick = replace(quick, weights=str(tmp_path / "base"))
     run.start(quick, tmp_path / "whole")
-    folder = broken_off(quick, tmp_path / "broken", monkeypatch)
+    folder = interrupted_run(quick, tmp_path / "interrupted", monkeypatch)
     (tmp_path / "base").rename(tmp_path / "elsewhere")
     two_classes.rename(tmp_path / "moved")
     recipe = replace(quick, data=str(tmp_path / "moved"), workers=1)
     (folder / "recipe.json").write_text(recipe.to_json())
     run.resume(folder)
-    assert_same_end(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "whole", folder)
 
 
-def test_a_second_signal_ends_a_run_at_once(quick, tmp_path, monkeypatch):
+def test_second_signal_stops_within_the_step(quick, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
 
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("the step went on")
+        pytest.fail("the step was not interrupted")
 
     at_step(monkeypatch, 1, twice)
     with pytest.raises(Interrupted):
@@ -230,14 +227,14 @@ def test_a_second_signal_ends_a_run_at_once(quick, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_finished_run_is_left_alone(quick, tmp_path):
-    run.start(replace(quick, epochs=1), tmp_path / "run")
+def test_resuming_a_finished_run_changes_no_file(quick_run, tmp_path):
+    shutil.copytree(quick_run, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     run.resume(tmp_path / "run")
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
 
 
-def test_a_failed_write_leaves_the_checkpoint_before_intact(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
 
@@ -251,7 +248,7 @@ def test_a_failed_write_leaves_the_checkpoint_before_intact(tmp_path, monkeypatc
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_a_folder_that_holds_something_is_not_written_into(quick, tmp_path):
+def test_rejects_a_run_folder_with_unknown_content(quick, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match=r"is not empty, it has thesis\.tex; choose another folder"):
@@ -259,7 +256,7 @@ def test_a_folder_that_holds_something_is_not_written_into(quick, tmp_path):
     assert (tmp_path / "run/thesis.tex").read_text() == "years of work"
 
 
-def test_unreadable_images_are_skipped_named_and_counted(quick, two_classes, tmp_path):
+def test_unreadable_images_are_skipped_and_listed(quick, two_classes, tmp_path):
     good = (two_classes / "dark/03.png").read_bytes()
     (two_classes / "dark/03.png").write_bytes(good[: len(good) // 2])
     (two_classes / "light/text.png").write_text("not an image")
@@ -269,49 +266,55 @@ def test_unreadable_images_are_skipped_named_and_counted(quick, two_classes, tmp
     assert any("text.png" in sentence for sentence in result["unreadable"])
 
 
-def test_an_infinite_loss_stops_the_run_and_says_what_to_change(quick, tmp_path):
+def test_infinite_loss_stops_the_run_and_says_what_to_change(quick, tmp_path):
     with pytest.raises(ValueError, match=r"the (loss|gradient) became .*(parameter|operation) .*; lower learning_rate"):
         run.start(replace(quick, learning_rate=1e30, epochs=20, warmup_epochs=0), tmp_path / "run")
 
 
-def test_the_weights_the_checkpoint_and_the_folder_classify_alike(quick, tmp_path):
-    result = run.start(quick, tmp_path / "run")
+def test_weights_checkpoint_and_run_folder_classify_equally(quick_run):
+    result = json.loads((quick_run / "result.json").read_text())
     for name in ("", "weights.safetensors", "checkpoints/last.ckpt"):
-        classifier = load_classifier(tmp_path / "run" / name)
+        classifier = load_classifier(quick_run / name)
         assert classifier.classes == ("dark", "light")
         assert evaluate(classifier).top1 == result["top1"]
 
 
-def test_evaluating_on_other_classes_is_refused(quick, tmp_path):
-    run.start(replace(quick, epochs=1), tmp_path / "run")
+def test_rejects_evaluation_on_other_classes(quick_run):
     with pytest.raises(ValueError, match=r"among the 2 of training \(dark, light\), got 0, 1, 2"):
-        evaluate(load_classifier(tmp_path / "run"), "digits")
+        evaluate(load_classifier(quick_run), "digits")
 
 
-def test_a_run_starts_from_given_weights(quick, tmp_path):
-    run.start(quick, tmp_path / "first")
-    weights = str(tmp_path / "first/weights.safetensors")
-    run.start(replace(quick, weights=weights, learning_rate=0.0, epochs=1), tmp_path / "second")
-    assert torch.equal(weights_of(tmp_path / "first")["fc.weight"], weights_of(tmp_path / "second")["fc.weight"])
+def test_run_starts_from_given_weights(quick, quick_run, tmp_path):
+    weights = str(quick_run / "weights.safetensors")
+    run.start(replace(quick, weights=weights, learning_rate=0.0, epochs=1), tmp_path / "run")
+    assert torch.equal(weights_of(quick_run)["fc.weight"], weights_of(tmp_path / "run")["fc.weight"])
 
 
-def test_the_schedule_rises_to_the_peak_and_falls_to_zero():
+def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
     scale = [warmup_then_cosine(step, 4, 20) for step in range(20)]
     assert scale[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert scale[12] == pytest.approx(0.5)
-    assert all(a >= b for a, b in itertools.pairwise(scale[4:]))
+    assert all(first >= second for first, second in itertools.pairwise(scale[4:]))
     assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
 
 
-@pytest.mark.parametrize("change", ["renamed class", "another image", "an image less", "another class"])
-def test_resuming_on_changed_data_is_refused(quick, two_classes, change, tmp_path, monkeypatch):
-    folder = broken_off(quick, tmp_path / "run", monkeypatch)
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The folder of a run of `quick` that crashed at its sixth step. Read-only."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
+
+
+@pytest.mark.parametrize("change", ["renamed class", "another image", "a missing image", "another class"])
+def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_path):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    (folder / "recipe.json").write_text(replace(read_recipe(folder / "recipe.json"), data=str(two_classes)).to_json())
     image = (two_classes / "dark/00.png").read_bytes()
     if change == "renamed class":
         (two_classes / "dark").rename(two_classes / "zebra")
     elif change == "another image":
         (two_classes / "dark/new.png").write_bytes(image)
-    elif change == "an image less":
+    elif change == "a missing image":
         (two_classes / "dark/00.png").unlink()
     else:
         for i in range(3):
@@ -321,27 +324,20 @@ def test_resuming_on_changed_data_is_refused(quick, two_classes, change, tmp_pat
         run.resume(folder)
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
-    """The folder of a run of `quick` that crashed at its sixth step. Not to be changed."""
-    folder = tmp_path_factory.mktemp("interrupted")
-    return broken_off(quick_on(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
-
-
 @pytest.mark.parametrize(
-    "damage", ["truncated", "empty", "text", "weights alone", "of another recipe", "a tensor less"]
+    "damage", ["truncated", "empty", "text", "only weights", "of another recipe", "a missing tensor"]
 )
-def test_a_damaged_checkpoint_without_one_before_is_named_with_what_to_do(interrupted, damage, tmp_path):
+def test_damaged_checkpoint_without_before_ckpt_is_rejected(interrupted, damage, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     recipe = read_recipe(folder / "recipe.json")
     path = folder / "checkpoints/last.ckpt"
     (folder / "checkpoints/before.ckpt").unlink()
     whole = path.read_bytes()
-    if damage == "weights alone":
+    if damage == "only weights":
         torch.save({"state_dict": {"x": torch.zeros(1)}}, path)
     elif damage == "of another recipe":
         (folder / "recipe.json").write_text(replace(recipe, seed=recipe.seed + 1).to_json())
-    elif damage == "a tensor less":
+    elif damage == "a missing tensor":
         content = torch.load(path, weights_only=True)
         del content["state_dict"]["model.fc.bias"]
         torch.save(content, path)
@@ -352,10 +348,8 @@ def test_a_damaged_checkpoint_without_one_before_is_named_with_what_to_do(interr
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "bytes changed"])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
-    quick, quick_end, damage, tmp_path, monkeypatch, capsys
-):
-    folder = broken_off(quick, tmp_path / "broken", monkeypatch)
+def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, damage, tmp_path, capsys):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
     path = folder / "checkpoints/last.ckpt"
     content = bytearray(path.read_bytes())
     if damage == "bytes changed":
@@ -364,12 +358,12 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
         del content[{"truncated": len(content) // 2, "empty": 0}[damage] :]
     path.write_bytes(content)
     run.resume(folder)
-    assert_same_end(quick_end, folder)
+    assert_same_result(quick_run, folder)
     assert "renamed to last.damaged, resuming from before.ckpt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}"])
-def test_a_damaged_result_is_named_with_what_to_do(quick, content, tmp_path):
+def test_rejects_a_damaged_result_json(quick, content, tmp_path):
     (tmp_path / "recipe.json").write_text(quick.to_json())
     (tmp_path / "result.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"result\.json is damaged"):
@@ -386,53 +380,42 @@ def test_class_and_file_names_may_be_anything(quick, two_classes, tmp_path):
     assert load_classifier(tmp_path / "run").classes == ("a$x^$b 猫", "light")
 
 
-def damage_part(two_classes, part):
-    """Images in train/ and val/, those of one part damaged."""
+def damage_split(two_classes, split):
+    """Write images into train/ and val/, those of one split damaged."""
     for name in ("train", "val"):
         for label in ("dark", "light"):
             (two_classes / name / label).mkdir(parents=True)
             for i in range(4):
-                content = b"no image" if name == part else (two_classes / label / f"{i:02}.png").read_bytes()
+                content = b"no image" if name == split else (two_classes / label / f"{i:02}.png").read_bytes()
                 (two_classes / name / label / f"{i}.png").write_bytes(content)
 
 
-@pytest.mark.parametrize(("part", "name"), [("train", "training"), ("val", "validation")])
-def test_a_part_without_a_readable_image_is_refused_without_a_folder(quick, two_classes, part, name, tmp_path):
-    damage_part(two_classes, part)
+@pytest.mark.parametrize(("split", "name"), [("train", "training"), ("val", "validation")])
+def test_split_without_a_readable_image_is_rejected_without_a_folder(quick, two_classes, split, name, tmp_path):
+    damage_split(two_classes, split)
     with pytest.raises(InputError, match=rf"none of the 8 {name} images can be read; the first: \S*0\.png: it is not"):
         run.start(quick, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("part", ["train", "val"])
-def test_a_part_of_which_no_image_can_be_read_ends_the_run(quick, two_classes, part, tmp_path, monkeypatch):
-    damage_part(two_classes, part)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split, tmp_path, monkeypatch):
+    damage_split(two_classes, split)
     # as if they had been damaged after the run was opened
     monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
-    said = {"train": "no training batch had two readable images", "val": "none of the validation images"}
-    with pytest.raises(ValueError, match=said[part]):
+    message = {"train": "no training batch had two readable images", "val": "none of the validation images"}
+    with pytest.raises(ValueError, match=message[split]):
         run.start(quick, tmp_path / "run")
 
 
-def test_weights_for_other_classes_give_all_but_the_classifier(quick, tmp_path, two_classes):
-    run.start(quick, tmp_path / "first")
-    (two_classes / "third").mkdir()
-    for i in range(4):
-        (two_classes / f"third/{i}.png").write_bytes((two_classes / f"dark/{i:02}.png").read_bytes())
-    run.start(replace(quick, weights=str(tmp_path / "first"), learning_rate=0.0, epochs=1), tmp_path / "second")
-    first, second = weights_of(tmp_path / "first"), weights_of(tmp_path / "second")
-    assert torch.equal(first["layer1.0.conv1.weight"], second["layer1.0.conv1.weight"])
-    assert second["fc.weight"].shape[0] == 3
-
-
-def test_what_is_refused_leaves_no_folder(quick, tmp_path):
+def test_rejected_recipes_leave_no_folder(quick, tmp_path):
     for wrong in ({"weights": "nowhere"}, {"rand_augment": "nonsense"}, {"model_options": {"scope": 4}}):
         with pytest.raises(ValueError, match=r"nowhere|rand_augment|scope"):
             run.start(replace(quick, **wrong), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
-def test_data_is_found_from_another_folder(quick, two_classes, tmp_path, monkeypatch):
+def test_relative_data_path_works_from_another_folder(quick, two_classes, tmp_path, monkeypatch):
     monkeypatch.chdir(two_classes.parent)
     result = run.start(replace(quick, data=two_classes.name, epochs=1), tmp_path / "run")
     monkeypatch.chdir("/")
@@ -443,15 +426,15 @@ ACCUMULATED = {"micro_batch": 3, "ema_decay": 0.9}
 
 
 @pytest.fixture(scope="module")
-def accumulated_end(tmp_path_factory):
-    """The folder of a run of `quick` with micro-batches and EMA that nothing happened to. Not to be changed."""
+def accumulated_run(tmp_path_factory):
+    """The folder of an uninterrupted run of `quick` with micro-batches and EMA. Read-only."""
     folder = tmp_path_factory.mktemp("accumulated")
-    run.start(replace(quick_on(write_two_classes(folder / "images")), **ACCUMULATED), folder / "run")
+    run.start(replace(quick_recipe(write_two_classes(folder / "images")), **ACCUMULATED), folder / "run")
     return folder / "run"
 
 
-@pytest.mark.parametrize("step", [2, 4, 8])
-def test_a_run_with_micro_batches_and_ema_resumes_to_the_same_bits(quick, accumulated_end, step, tmp_path, monkeypatch):
-    broken_off(replace(quick, **ACCUMULATED), tmp_path / "broken", monkeypatch, step)
-    run.resume(tmp_path / "broken")
-    assert_same_end(accumulated_end, tmp_path / "broken")
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_run_with_micro_batches_and_ema_resumes_to_the_same_bits(quick, accumulated_run, step, tmp_path, monkeypatch):
+    interrupted_run(replace(quick, **ACCUMULATED), tmp_path / "interrupted", monkeypatch, step)
+    run.resume(tmp_path / "interrupted")
+    assert_same_result(accumulated_run, tmp_path / "interrupted")

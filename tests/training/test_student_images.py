@@ -12,7 +12,7 @@ from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError, is_for_user
 from lambdanets.training.pseudo_labels.student_images import open_student_images
 from lambdanets.training.pseudo_labels.tables import read_table
-from training.teaching import CLASSES, changed, write_selection
+from training.teachers import CLASSES, replace_bytes, write_selection
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def student(shards, selection, *, classes=CLASSES, soft=True):
 
 
 def rewrite(path, change):
-    """Write a table again with its rows, as dictionaries, changed."""
+    """Change the rows of a table, as dictionaries, in place."""
     table = pq.read_table(path)
     rows = table.to_pylist()
     change(rows)
@@ -39,8 +39,8 @@ def rows_in(selection):
     return [row for path in sorted(selection.glob("*.parquet")) for row in read_table(path)[0].to_pylist()]
 
 
-def pictures(images):
-    """Name of each image, its pixels and its label."""
+def contents(images):
+    """The pixels and label of each image, by name."""
     return {
         images.name(number): (np.array(image).tobytes(), np.asarray(label).tolist())
         for number in range(len(images))
@@ -48,7 +48,7 @@ def pictures(images):
     }
 
 
-def test_each_image_comes_with_the_row_of_its_key(shards, selection):
+def test_images_are_joined_with_their_rows_by_key(shards, selection):
     images = student(shards, selection, soft=False)
     plain = open_shards(str(shards))[0]["train"]
     assert len(images) == len(plain) == 16
@@ -60,7 +60,7 @@ def test_each_image_comes_with_the_row_of_its_key(shards, selection):
         assert images.load(number)[1] == row["class"]
 
 
-def test_copies_are_counted(shards, tmp_path):
+def test_copies_repeat_images(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", per_class=40)
     images = student(shards, selection, soft=False)
     rows = rows_in(selection)
@@ -72,16 +72,16 @@ def test_copies_are_counted(shards, tmp_path):
     assert Counter(images.labels.tolist()) == dict.fromkeys({row["class"] for row in rows}, 40)
 
 
-def test_shards_of_which_nothing_is_kept_are_passed_over(shards, tmp_path):
+def test_shards_without_selected_rows_are_skipped(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", per_class=2)
     images = student(shards, selection)
     assert 0 in images.groups
     assert len(images) == sum(images.groups) == len(images.labels)
-    assert len(pictures(images)) == len(images)
+    assert len(contents(images)) == len(images)
 
 
-def test_a_soft_label_is_the_teachers_distribution_with_the_rest_spread_evenly(shards, selection):
-    classes = ("none", *reversed(CLASSES), "neither")  # in another order, and more of them
+def test_soft_label_spreads_the_rest_of_the_distribution_evenly(shards, selection):
+    classes = ("none", *reversed(CLASSES), "neither")  # in another order, with two more
     images = student(shards, selection, classes=classes)
     for number, row in enumerate(rows_in(selection)):
         label = images.load(number)[1]
@@ -93,7 +93,7 @@ def test_a_soft_label_is_the_teachers_distribution_with_the_rest_spread_evenly(s
         np.testing.assert_allclose(label, expected, atol=1e-6)
 
 
-def test_a_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
+def test_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", top=4)
     label = student(shards, selection).load(0)[1]
     row = rows_in(selection)[0]
@@ -101,27 +101,27 @@ def test_a_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
     assert label.sum() == pytest.approx(1, abs=1e-6)
 
 
-def test_a_hard_label_is_the_most_probable_class_by_its_name(shards, selection):
+def test_hard_label_is_the_most_probable_class_by_name(shards, selection):
     classes = tuple(reversed(CLASSES))
     images = student(shards, selection, classes=classes, soft=False)
-    said = [CLASSES[row["class"]] for row in rows_in(selection)]
-    assert [classes[images.load(number)[1]] for number in range(16)] == said
-    assert [classes[label] for label in images.labels] == said
+    expected = [CLASSES[row["class"]] for row in rows_in(selection)]
+    assert [classes[images.load(number)[1]] for number in range(16)] == expected
+    assert [classes[label] for label in images.labels] == expected
 
 
-def test_the_key_decides_and_not_the_position(shards, selection):
-    before = pictures(student(shards, selection))
+def test_rows_are_found_by_key_not_by_position(shards, selection):
+    before = contents(student(shards, selection))
 
-    def turn(rows):
+    def reverse(rows):
         rows.reverse()
         for row in rows:
             row["position"] = 7 - row["position"]
 
-    rewrite(selection / "train-00003.parquet", turn)
-    assert pictures(student(shards, selection)) == before
+    rewrite(selection / "train-00003.parquet", reverse)
+    assert contents(student(shards, selection)) == before
 
 
-def test_an_image_whose_key_the_shard_lacks_is_unreadable(shards, selection):
+def test_image_whose_key_is_not_in_the_shard_is_unreadable(shards, selection):
     rewrite(selection / "train-00001.parquet", lambda rows: rows[1].update(key="dark/gone"))
     images = student(shards, selection)
     with pytest.raises(UnreadableImage, match=r"train-00001.parquet: no image has the key 'dark/gone'"):
@@ -130,14 +130,14 @@ def test_an_image_whose_key_the_shard_lacks_is_unreadable(shards, selection):
     images.load(2)
 
 
-def test_an_image_that_cannot_be_decoded_is_unreadable(shards, selection):
+def test_pseudo_labeled_image_that_is_damaged_is_unreadable(shards, selection):
     images = student(shards, selection)
-    changed(shards, 2, b"IHDR", b"XXXX")
+    replace_bytes(shards, 2, b"IHDR", b"XXXX")
     with pytest.raises(UnreadableImage):
         images.load(4)
 
 
-def test_the_images_of_a_shard_that_cannot_be_had_are_unreadable(shards, selection):
+def test_images_of_a_missing_shard_are_unreadable(shards, selection):
     (shards / "train-00002.tar").unlink()
     images = student(shards, selection)
     for number in (4, 5):
@@ -146,12 +146,12 @@ def test_the_images_of_a_shard_that_cannot_be_had_are_unreadable(shards, selecti
         assert "train-00002.tar" in images.name(number)
 
 
-def test_a_class_that_the_student_lacks_is_refused(shards, selection):
+def test_rejects_a_teacher_class_that_the_student_lacks(shards, selection):
     with pytest.raises(InputError, match=r"must be classes of the labeled images, .*, got 'red'"):
         student(shards, selection, classes=("dark", "light", "striped"))
 
 
-def test_the_labels_of_other_images_are_refused(shards, selection):
+def test_rejects_labels_of_other_images(shards, selection):
     listed = json.loads((shards / "shards.json").read_text())
     listed["parts"]["train"].reverse()
     (shards / "shards.json").write_text(json.dumps(listed))
@@ -159,7 +159,7 @@ def test_the_labels_of_other_images_are_refused(shards, selection):
         student(shards, selection)
 
 
-def test_a_selection_of_labels_from_elsewhere_needs_the_names_of_the_shards(shards, selection):
+def test_rejects_labels_of_an_unknown_shard(shards, selection):
     content = json.loads((selection / "selection.json").read_text())
     del content["teacher"]["images"]
     (selection / "selection.json").write_text(json.dumps(content))
@@ -171,7 +171,7 @@ def test_a_selection_of_labels_from_elsewhere_needs_the_names_of_the_shards(shar
 
 
 @pytest.mark.parametrize("name", ["classes", "shards", "teacher", "images"])
-def test_a_damaged_selection_is_refused(shards, selection, name):
+def test_rejects_a_selection_json_with_missing_fields(shards, selection, name):
     content = json.loads((selection / "selection.json").read_text())
     del content[name]
     (selection / "selection.json").write_text(json.dumps(content))
@@ -191,14 +191,14 @@ def test_a_damaged_selection_is_refused(shards, selection, name):
         ("shards", [{"name": "train-00000", "images": -1}]),
     ],
 )
-def test_a_selection_with_entries_of_another_kind_is_refused(shards, selection, name, value):
+def test_rejects_a_selection_json_with_invalid_entries(shards, selection, name, value):
     content = json.loads((selection / "selection.json").read_text())
     (selection / "selection.json").write_text(json.dumps(content | {name: value}))
     with pytest.raises(InputError, match=r"selection.json is damaged: .*; remove it and select again"):
         student(shards, selection)
 
 
-def test_a_table_that_is_missing_is_named(shards, selection):
+def test_missing_table_error_names_the_file(shards, selection):
     (selection / "train-00000.parquet").unlink()
     with pytest.raises(OSError, match="No such file") as raised:
         _ = student(shards, selection).labels
@@ -206,22 +206,22 @@ def test_a_table_that_is_missing_is_named(shards, selection):
     assert raised.value.filename == str(selection / "train-00000.parquet")
 
 
-def test_an_unfinished_selection_is_refused(shards, selection):
+def test_rejects_an_unfinished_selection(shards, selection):
     (selection / "selection.json").unlink()
     with pytest.raises(InputError, match=r"finished selection of pseudo-labels, got a folder without"):
         student(shards, selection)
 
 
-def test_a_table_with_other_rows_than_were_selected_is_refused(shards, selection):
+def test_rejects_a_table_that_changed_after_selection(shards, selection):
     rewrite(selection / "train-00000.parquet", lambda rows: rows[0].update(copies=2))
     with pytest.raises(InputError, match=r"train-00000.parquet has changed"):
         student(shards, selection).load(0)
 
 
-def test_images_may_be_pickled(shards, selection):
+def test_student_images_can_be_pickled(shards, selection):
     images = student(shards, selection)
     images.load(5)
-    assert pictures(pickle.loads(pickle.dumps(images))) == pictures(images)
+    assert contents(pickle.loads(pickle.dumps(images))) == contents(images)
 
 
 def test_another_selection_has_another_fingerprint(shards, selection, tmp_path):

@@ -1,4 +1,4 @@
-"""What tensorboard/ holds, as TensorBoard itself reads it."""
+"""The event files in tensorboard/, as TensorBoard reads them."""
 
 import csv
 import multiprocessing
@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lambdanets.training import metrics_log, run, speed
-from training.runs import assert_same_end, at_step
+from training.runs import assert_same_result, at_step
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def rows_every_second_step(monkeypatch):
 
 
 def curves(folder):
-    """For each tag, its values by step; a step that is there twice fails."""
+    """The values of each tag by step; duplicate steps fail."""
     events = EventAccumulator(str(folder / "tensorboard"), {"scalars": 0}).Reload()
     found = {}
     for tag in events.Tags()["scalars"]:
@@ -36,7 +36,7 @@ def curves(folder):
 
 
 def rows_of(path, names, prefix=""):
-    """The columns of a .csv file in the same form, in the float32 of events."""
+    """The columns of a CSV file in the same form, rounded to float32 like events."""
     found = defaultdict(dict)
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -47,7 +47,7 @@ def rows_of(path, names, prefix=""):
 
 
 def killed_at(recipe, folder, step, monkeypatch):
-    """A run of the recipe in a process that is killed at a step."""
+    """Run the recipe in a process that is killed at a step."""
 
     def work():
         torch.set_num_threads(1)
@@ -58,10 +58,10 @@ def killed_at(recipe, folder, step, monkeypatch):
     process.start()
     process.join(100)
     assert process.exitcode == -signal.SIGKILL
-    time.sleep(1)  # files are read in the order of the seconds they were made in
+    time.sleep(1)  # TensorBoard reads files in the order of the seconds in their names
 
 
-def test_the_curves_are_those_of_the_tables(quick, tmp_path):
+def test_tensorboard_curves_equal_the_csv_files(quick, tmp_path):
     run.start(replace(quick, warmup_epochs=1.0), tmp_path / "run")
     found = curves(tmp_path / "run")
     rates = found.pop("learning_rate")
@@ -74,17 +74,17 @@ def test_the_curves_are_those_of_the_tables(quick, tmp_path):
 
 @pytest.mark.forks
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "every"), [(2, 200), (8, 200), (8, 4)])
-def test_a_killed_run_that_went_on_has_each_step_once(quick, step, every, tmp_path, monkeypatch):
-    # killed after rows that no checkpoint has, in the first epoch and later, and after a checkpoint at a row
+@pytest.mark.parametrize(("step", "every"), [(2, 200), (8, 4)])
+def test_resumed_run_has_each_tensorboard_step_once(quick, step, every, tmp_path, monkeypatch):
+    # killed after rows without a checkpoint in the first epoch, and after a row with one
     recipe = replace(quick, checkpoint_every=every)
     run.start(recipe, tmp_path / "whole")
-    killed_at(recipe, tmp_path / "broken", step, monkeypatch)
-    run.resume(tmp_path / "broken")
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
-    whole, broken = (
+    killed_at(recipe, tmp_path / "killed", step, monkeypatch)
+    run.resume(tmp_path / "killed")
+    assert_same_result(tmp_path / "whole", tmp_path / "killed")
+    whole, killed = (
         {tag: [*values.items()] for tag, values in curves(tmp_path / name).items() if not tag.startswith("speed/")}
-        for name in ("whole", "broken")
+        for name in ("whole", "killed")
     )
     assert whole.keys() == {"learning_rate", "loss/train", "loss/val", "top1/train", "top1/val"}
-    assert whole == broken
+    assert whole == killed

@@ -1,4 +1,4 @@
-"""Weights that no command may use: each is refused in one sentence that names the file, and nothing is left behind."""
+"""Invalid weight files: rejected in one sentence that names the file, without leaving files behind."""
 
 import json
 import os
@@ -20,11 +20,11 @@ from lambdanets.inference.model_card import DataSource, DetectorCard, make_card
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.detection.model import build_model, describe
 from training.detection.tiny_detection import tiny_recipe
-from training.teaching import write_teacher
+from training.teachers import write_teacher
 
 
 def edit(source, target, change, metadata=None):
-    """Copy weights.safetensors with its tensors changed in place, or other metadata."""
+    """Copy a safetensors file with changed tensors or metadata."""
     with safe_open(source, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         described = dict(file.metadata())
@@ -33,7 +33,7 @@ def edit(source, target, change, metadata=None):
     return target
 
 
-def spoil(name):
+def put_nan(name):
     return lambda tensors: tensors[name].view(-1)[-1:].fill_(float("nan"))
 
 
@@ -42,7 +42,7 @@ def classifier(tmp_path_factory):
     """Weights of an untrained classifier of dark and light images, with a NaN in its first convolution."""
     folder = tmp_path_factory.mktemp("classifier")
     teacher = write_teacher(folder / "teacher", ("dark", "light"))
-    return edit(teacher / "weights.safetensors", folder / "nan.safetensors", spoil("conv1.weight"))
+    return edit(teacher / "weights.safetensors", folder / "nan.safetensors", put_nan("conv1.weight"))
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +53,23 @@ def detector(tmp_path_factory):
     description = describe(recipe, ["cup"], category_ids=[1])
     save_weights(folder / "weights.safetensors", build_model(recipe, 1), description)
     return edit(
-        folder / "weights.safetensors", folder / "nan.safetensors", spoil("backbone.network.layer1.0.bn1.running_mean")
+        folder / "weights.safetensors",
+        folder / "nan.safetensors",
+        put_nan("backbone.network.layer1.0.bn1.running_mean"),
     )
 
 
-def refusal(capsys, *arguments):
-    """The one line that a refused command prints."""
+def error_of(capsys, *arguments):
+    """The one line that a rejected command prints."""
     assert main([str(argument) for argument in arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err.strip()
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    return output.err.strip()
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "pseudo-label", "train"])
-def test_a_classifier_with_nan_weights_is_refused_by_name(
+def test_commands_reject_a_classifier_with_nan_weights(
     command, classifier, two_classes, shards, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -79,12 +81,12 @@ def test_a_classifier_with_nan_weights_is_refused_by_name(
         "train": ["train", "--weights", classifier, "--channels", 3, "--data", two_classes, "--run", tmp_path / "run"],
     }[command]
     expected = f"lambdanets: {classifier} must hold finite weights, got NaN in conv1.weight"
-    assert refusal(capsys, *arguments) == expected
+    assert error_of(capsys, *arguments) == expected
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "train"])
-def test_a_detector_with_nan_weights_is_refused_by_name(command, detector, two_classes, tmp_path, monkeypatch, capsys):
+def test_commands_reject_a_detector_with_nan_weights(command, detector, two_classes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "recipe.py"
     file.write_text(
@@ -97,13 +99,13 @@ def test_a_detector_with_nan_weights_is_refused_by_name(command, detector, two_c
         "evaluate": ["evaluate", detector, "--out", tmp_path / "out"],
         "train": ["train", file, "--run", tmp_path / "run"],
     }[command]
-    said = refusal(capsys, "detect", *arguments)
-    assert said.startswith(f"lambdanets: {detector} must hold finite weights, got NaN in ")
-    assert said.endswith("layer1.0.bn1.running_mean")
+    error = error_of(capsys, "detect", *arguments)
+    assert error.startswith(f"lambdanets: {detector} must hold finite weights, got NaN in ")
+    assert error.endswith("layer1.0.bn1.running_mean")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_weights_whose_outputs_overflow_predict_nothing(two_classes, tmp_path):
+def test_predict_rejects_weights_whose_outputs_overflow(two_classes, tmp_path):
     def enlarge(tensors):
         tensors["fc.weight"].fill_(3e38)
 
@@ -114,18 +116,18 @@ def test_weights_whose_outputs_overflow_predict_nothing(two_classes, tmp_path):
 
 
 @pytest.mark.parametrize("classes", [{"dark": 0, "light": 1}, "dl", 2, [], [1, 2], None], ids=repr)
-def test_classes_that_are_no_list_of_names_are_refused(classes, tmp_path, capsys):
+def test_rejects_classes_that_are_not_a_list_of_names(classes, tmp_path, capsys):
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
     with safe_open(source, framework="pt") as file:
         content = json.loads(file.metadata()["lambdanets"])
     wrong = {"lambdanets": json.dumps(content | {"classes": classes})}
     path = edit(source, tmp_path / "wrong.safetensors", lambda tensors: None, wrong)
     expected = "classes must have at least one name" if classes == [] else "has no valid model card: "
-    assert expected in refusal(capsys, "evaluate", path)
+    assert expected in error_of(capsys, "evaluate", path)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "train --weights", "detect evaluate", "detect train --weights"])
-def test_a_pickle_that_holds_code_is_refused_in_one_line(command, two_classes, tmp_path, recwarn, capsys):
+def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_path, recwarn, capsys):
     class Evil:
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "ran"),))
@@ -134,13 +136,13 @@ def test_a_pickle_that_holds_code_is_refused_in_one_line(command, two_classes, t
     path.write_bytes(pickle.dumps(Evil(), protocol=4))
     options = ["--data", two_classes, "--run", tmp_path / "run"] if command == "train --weights" else []
     options += ["--quicktest", "--run", tmp_path / "run"] if command == "detect train --weights" else []
-    assert f"{path} is no checkpoint" in refusal(capsys, *command.split(), path, *options)
+    assert f"{path} is no checkpoint" in error_of(capsys, *command.split(), path, *options)
     assert not recwarn.list
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run").exists()
 
 
-# What files of weights had beside the tensors before model cards: the recipe, of which defaults were left out.
+# The metadata of weight files before model cards: the recipe, without defaults.
 BEFORE_CARDS = {
     "recipe": {
         "task": "classification", "model": "lambda_resnet20_small", "model_options": {"scope": 7}, "weights": None,
@@ -159,14 +161,14 @@ DETECTOR_BEFORE_CARDS = {
 }  # fmt: skip
 
 
-def saved_before(path, model, description):
+def save_with_metadata(path, model, description):
     save_file(model.state_dict(), path, {"lambdanets": json.dumps(description)})
     return path
 
 
 def test_classifiers_saved_before_model_cards_load(tmp_path):
     model = create_model("lambda_resnet20_small", num_classes=2, in_chans=3, scope=7)
-    loaded = load_classifier(saved_before(tmp_path / "weights.safetensors", model, BEFORE_CARDS))
+    loaded = load_classifier(save_with_metadata(tmp_path / "weights.safetensors", model, BEFORE_CARDS))
     assert loaded.classes == ("dark", "light")
     preprocessing = Preprocessing(24, 3, (0.4, 0.5, 0.6), (0.25,), 0.9, "bicubic")
     assert loaded.card.preprocessing == preprocessing
@@ -177,7 +179,7 @@ def test_classifiers_saved_before_model_cards_load(tmp_path):
 def test_detectors_saved_before_model_cards_load(tmp_path):
     fields = {**DETECTOR_BEFORE_CARDS["recipe"], "classes": ("cup", "fork"), "category_ids": (3, 7)}
     model = build_detector(make_card(DetectorCard, fields, "a test"))
-    loaded = load_detector(saved_before(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_CARDS))
+    loaded = load_detector(save_with_metadata(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_CARDS))
     assert [(category.id, category.name) for category in loaded.categories] == [(3, "cup"), (7, "fork")]
     assert (loaded.card.image_size, loaded.card.levels, loaded.card.validation_data) == (64, (2, 3), "b.json")
 
@@ -194,10 +196,10 @@ def test_detectors_saved_before_model_cards_load(tmp_path):
     ],
     ids=str,
 )
-def test_cards_with_values_out_of_range_are_refused(change, message, tmp_path):
+def test_rejects_model_cards_with_values_out_of_range(change, message, tmp_path):
     model = create_model("lambda_resnet20_small", num_classes=2, in_chans=1)
     card = {"task": "classification", "model": "lambda_resnet20_small", "classes": ["a", "b"], "recipe": {}}
-    path = saved_before(tmp_path / "weights.safetensors", model, card)
+    path = save_with_metadata(tmp_path / "weights.safetensors", model, card)
     assert load_classifier(path).card.preprocessing == Preprocessing()
     with pytest.raises(InputError, match=re.escape(message)):
-        load_classifier(saved_before(path, model, card | change))
+        load_classifier(save_with_metadata(path, model, card | change))

@@ -1,4 +1,4 @@
-"""Runs and data for tests of detection."""
+"""A tiny detection recipe."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from training.detection.tiny_detection import tiny_recipe
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A recipe on images of the test's own, which it may change."""
+    """A recipe with images that the test may change."""
     return tiny_recipe(tmp_path / "digits")

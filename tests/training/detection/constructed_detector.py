@@ -1,9 +1,9 @@
-"""A detector of which it is known without training that it finds objects, and annotations of what it finds.
+"""A detector that detects objects without training, and annotations made from its detections.
 
-Whether a few seconds of training find anything depends on the processor. Here the weights are random with four changes:
-batch norm has the statistics of the images, classes are equally likely on average, their logits are large, and masks
-fill their boxes. What this detector finds, with boxes moved by a tenth of their width, is the truth that it is trained
-and validated on. Average precision is then far from 0 and from 1, and stays there while the learning rate is small.
+Whether a few seconds of training detect anything depends on the processor. Here the weights are random with four
+changes: batch norm has the statistics of the images, classes are equally likely on average, their logits are large, and
+masks fill their boxes. The detections, shifted by a tenth of their width, are the ground truth for training and
+validation. Average precision is then far from 0 and from 1, and stays there while the learning rate is small.
 """
 
 import csv
@@ -23,16 +23,23 @@ from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.model import build_model, card_of, describe
 from lambdanets.training.detection.module import VALIDATED
 from lambdanets.training.detection.recipe import DetectionRecipe
-from training.detection.tiny_detection import IMAGES, TWO, VALIDATION, change, in_two_categories, tiny_recipe
+from training.detection.tiny_detection import (
+    IMAGES,
+    TWO_CATEGORIES,
+    VALIDATION,
+    edit_annotations,
+    merge_into_two_categories,
+    tiny_recipe,
+)
 
-LEAST_SIDE = 6  # in pixels: boxes of fewer change their IoU by much when they move a little
+MIN_SIDE = 6  # pixels: the IoU of smaller boxes changes much with a small shift
 
 
 def write_constructed_detector(folder: Path) -> DetectionRecipe:
-    """Write images and annotations into digits/ and the detector into first.safetensors; a recipe that trains it on."""
+    """Write images and annotations into digits/ and the detector into first.safetensors; return a recipe for both."""
     digits = folder / "digits"
     write_scattered_digits(digits, IMAGES, VALIDATION, seed=42)
-    in_two_categories(digits / "train.json")
+    merge_into_two_categories(digits / "train.json")
     recipe = tiny_recipe(
         digits,
         validation_data=str(digits / "train.json"),
@@ -47,20 +54,22 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
     )
     images = open_sets(recipe)[1]
     pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
-    names, ids = tuple(each["name"] for each in TWO), tuple(each["id"] for each in TWO)
+    names, ids = tuple(each["name"] for each in TWO_CATEGORIES), tuple(each["id"] for each in TWO_CATEGORIES)
     detector = Detector(_construct(recipe, pixels), card_of(recipe, names, ids))
     found = [
         _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)
-        for label, box in _apart(detector.detect([tensor])[0])
+        for label, box in _without_overlap(detector.detect([tensor])[0])
     ]
-    change(digits / "train.json", annotations=[{"id": number, **each} for number, each in enumerate(found, 1)])
+    edit_annotations(
+        digits / "train.json", annotations=[{"id": number, **each} for number, each in enumerate(found, 1)]
+    )
     save_weights(folder / "first.safetensors", detector.model, describe(recipe, names, category_ids=ids))
     return replace(recipe, weights=str(folder / "first.safetensors"))
 
 
-def check_scores(run: Path) -> None:
-    """That average precision is neither 0 nor 1 at any validation, so that equal scores say something."""
+def assert_nontrivial_scores(run: Path) -> None:
+    """Average precision is neither 0 nor 1 in any validation, so that equal scores are evidence."""
     with (run / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
     assert rows
@@ -70,10 +79,10 @@ def check_scores(run: Path) -> None:
 @torch.no_grad()
 def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe, len(TWO)).eval()
+    model = build_model(recipe, len(TWO_CATEGORIES)).eval()
     for norm in model.backbone.modules():
         if isinstance(norm, nn.BatchNorm2d):
-            norm.momentum = None  # one pass gives the statistics of its batch
+            norm.momentum = None  # the statistics of one batch
     model.backbone.train()
     model(images)
     model.eval()
@@ -89,19 +98,19 @@ def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     return model
 
 
-def _apart(found: dict[str, Tensor]) -> list[tuple[int, list[float]]]:
-    """Labels and boxes of objects that hardly overlap, the surest first."""
+def _without_overlap(found: dict[str, Tensor]) -> list[tuple[int, list[float]]]:
+    """Labels and boxes of objects that hardly overlap, by decreasing score."""
     kept: list[int] = []
     boxes = found["boxes"]
     for number, box in enumerate(boxes):
         overlap = box_iou(box[None], boxes[kept]).max() if kept else 0.0
-        if (box[2:] - box[:2]).min() >= LEAST_SIDE and overlap <= 0.2:
+        if (box[2:] - box[:2]).min() >= MIN_SIDE and overlap <= 0.2:
             kept.append(number)
     return [(int(found["labels"][number]), boxes[number].tolist()) for number in kept]
 
 
 def _annotation(image_id: int, category_id: int, box: list[float], image_width: int) -> dict[str, Any]:
-    """A rectangle, a tenth of its width to the right of the box, or to the left at the image's right edge."""
+    """A rectangle: the box shifted by a tenth of its width to the right, or to the left at the image's right edge."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     left = left + width / 10 if right + width / 10 <= image_width else max(left - width / 10, 0.0)

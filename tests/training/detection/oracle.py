@@ -1,4 +1,4 @@
-"""A model that knows the truth."""
+"""A model that returns the ground truth."""
 
 import numpy as np
 import torch
@@ -9,19 +9,19 @@ from lambdanets.training.detection.loaders import as_tensor
 
 
 class Oracle(nn.Module):
-    """Finds the annotated objects of a set's images, which it knows by their pixels; of some, by number, none."""
+    """Detects the annotated objects of images, which it recognizes by their pixels, except in the images `blind`."""
 
     def __init__(self, images, blind=()):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self._numbers = {_bits(as_tensor(images.load(number)[0])): number for number in range(len(images))}
+        self._numbers = {_key(as_tensor(images.load(number)[0])): number for number in range(len(images))}
         self._known = images.annotations.images
         self._blind = blind
-        self.most_at_a_time = 0
+        self.max_batch_size = 0
 
     def forward(self, images):
-        self.most_at_a_time = max(self.most_at_a_time, len(images))
-        return [self._find(self._numbers[_bits(image)]) for image in images]
+        self.max_batch_size = max(self.max_batch_size, len(images))
+        return [self._find(self._numbers[_key(image)]) for image in images]
 
     def _find(self, number):
         known = self._known[number]
@@ -37,5 +37,5 @@ class Oracle(nn.Module):
         }
 
 
-def _bits(image):
+def _key(image):
     return image.cpu().numpy().tobytes()

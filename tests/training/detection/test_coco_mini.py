@@ -1,11 +1,11 @@
-"""Detection on photographs of COCO, where there are some."""
+"""Detection on images of COCO, if they are available."""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
-from made_up_detections import of_pycocotools
+from synthetic_detections import pycocotools_scores
 
 from lambdanets.cli import main
 from lambdanets.inference.coco_results import read_results
@@ -23,8 +23,8 @@ def coco():
 
 
 @pytest.mark.slow
-def test_photographs_of_coco_are_trained_on_and_scored(coco, tmp_path, capsys):
-    # persons alone: of 80 categories none would be likely enough to be found after two steps
+def test_trains_and_scores_on_coco_images(coco, tmp_path, capsys):
+    # persons only: with 80 categories, no score would be high enough after two steps
     known = json.loads((coco / "instances_train2017.json").read_bytes())
     known["categories"] = [each for each in known["categories"] if each["name"] == "person"]
     known["annotations"] = [each for each in known["annotations"] if each["category_id"] == 1]
@@ -59,7 +59,7 @@ def test_photographs_of_coco_are_trained_on_and_scored(coco, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"masks  AP {result['segm']['AP']:.4f}")
     found = read_results(tmp_path / "out/results.json")
     assert found
-    for kind, scores in of_pycocotools(known, found).items():
+    for kind, scores in pycocotools_scores(known, found).items():
         assert result[kind] == pytest.approx(scores, abs=1e-6)
     assert {each["category_id"] for each in found} == {1}
     assert {each["image_id"] for each in found} <= {each["id"] for each in known["images"]}

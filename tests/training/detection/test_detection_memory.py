@@ -13,8 +13,8 @@ from lambdanets.training.memory import largest_micro_batch, training_memory
 
 SMALL = DIGITS
 RECIPES = {
-    "as for digits": SMALL,
-    "a LambdaResNet with the heads of COCO": replace(
+    "digits": SMALL,
+    "LambdaResNet-50 with the heads for COCO": replace(
         SMALL,
         model="lambda_resnet50",
         levels=(1, 2, 3, 4),
@@ -28,8 +28,8 @@ RECIPES = {
 }
 
 
-def kept_by_autograd(recipe, images=2):
-    """Bytes that the backward pass of a step needs for each image, all of full size, with as many objects as learnt."""
+def saved_by_autograd(recipe, images=2):
+    """Bytes per image that autograd saves in a step on images of full size with the maximum of sampled objects."""
     torch.manual_seed(0)
     model = DetectionProbe(recipe, 10).build().train()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -56,16 +56,16 @@ def kept_by_autograd(recipe, images=2):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_is_predicted_is_near_what_autograd_keeps(name):
+def test_predicted_memory_is_close_to_what_autograd_saves(name):
     predicted = training_memory(DetectionProbe(RECIPES[name], 10))[1]
-    assert 1 / 1.5 < predicted / kept_by_autograd(RECIPES[name]) < 1.5
+    assert 1 / 1.5 < predicted / saved_by_autograd(RECIPES[name]) < 1.5
 
 
-def test_a_step_that_is_tried_has_as_many_objects_as_an_image_of_the_set_may_have(tiny, monkeypatch):
+def test_memory_probe_has_as_many_objects_as_an_image_may_have(tiny, monkeypatch):
     task = DetectionTask.open(tiny, World(), resumed=False)
-    most = max(len(image.objects) for image in task.training.annotations.images)
-    assert most > 1
-    assert task.probe().objects == most
+    max_objects = max(len(image.objects) for image in task.training.annotations.images)
+    assert max_objects > 1
+    assert task.probe().objects == max_objects
     assert replace(task, recipe=replace(tiny, max_objects=1)).probe().objects == 1
     model, seen = task.probe().build(), []
     monkeypatch.setattr(model, "forward", lambda images, targets: seen.append(targets) or {"loss": torch.zeros(())})
@@ -73,13 +73,13 @@ def test_a_step_that_is_tried_has_as_many_objects_as_an_image_of_the_set_may_hav
     assert [len(each["masks"]) for each in seen[0]] == [77, 77]
 
 
-def test_weights_gradients_and_the_optimizers_states_are_counted():
+def test_memory_counts_weights_gradients_and_optimizer_states():
     parameters = sum(parameter.numel() for parameter in DetectionProbe(SMALL, 10).build().parameters())
     assert training_memory(DetectionProbe(SMALL, 10))[0] == 4 * parameters * 3
     assert training_memory(DetectionProbe(replace(SMALL, ema_decay=0.99), 10))[0] == 4 * parameters * 4
 
 
-def test_images_of_detection_that_do_not_fit_are_halved_down_to_one():
+def test_detection_micro_batch_is_halved_down_to_1():
     probe = DetectionProbe(SMALL, 10)
     fixed, per_image = training_memory(probe)
     assert largest_micro_batch(probe, 8, fixed + 8 * per_image) == 8
@@ -91,14 +91,14 @@ def test_images_of_detection_that_do_not_fit_are_halved_down_to_one():
         largest_micro_batch(probe, 8, fixed + per_image - 1)
 
 
-def test_a_run_computes_as_many_images_at_a_time_as_fit_and_says_so(tiny, tmp_path, monkeypatch, capsys):
+def test_detection_run_reports_a_reduced_micro_batch(tiny, tmp_path, monkeypatch, capsys):
     fixed, per_image = training_memory(DetectionProbe(tiny, 10))
     monkeypatch.setattr(micro_batches, "free_memory", lambda device: fixed + int(1.5 * per_image))
     assert run.start(tiny, tmp_path / "run")["micro_batch"] == 1
     assert "a micro-batch of 2 images does not fit into memory: using 1" in capsys.readouterr().err
 
 
-def test_a_detector_too_large_for_one_image_is_refused_before_there_is_a_folder(tiny, tmp_path, monkeypatch):
+def test_too_large_a_detector_is_rejected_without_creating_a_folder(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batches, "free_memory", lambda device: 2**20)
     with pytest.raises(InputError, match="with a micro-batch of 1 needs about"):
         run.start(tiny, tmp_path / "run")

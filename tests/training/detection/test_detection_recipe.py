@@ -11,7 +11,7 @@ from lambdanets.training.recipe import Recipe
 from lambdanets.training.run import resolve_recipe
 from lambdanets.training.tasks import read_recipe
 
-WRONG = [
+INVALID = [
     ("epochs", 0),
     ("batch_size", 0),
     ("micro_batch", 0),
@@ -43,20 +43,20 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG)
-def test_a_field_of_detection_out_of_range_is_named(field, value):
+@pytest.mark.parametrize(("field", "value"), INVALID)
+def test_rejects_a_detection_field_out_of_range(field, value):
     with pytest.raises(InputError, match=rf"^{field} must be"):
         replace(DETECTOR, **{field: value})
 
 
 @pytest.mark.parametrize("field", ["images", "validation_data", "validation_images"])
-def test_digits_bring_images_of_their_own(field):
+def test_rejects_other_images_for_scattered_digits(field):
     with pytest.raises(InputError, match=f"^data must be a JSON file of instances where {field} is 'there'"):
         replace(DETECTOR, **{field: "there"})
 
 
 @pytest.mark.parametrize("missing", ["images", "validation_data"])
-def test_data_of_ones_own_needs_images_and_something_to_validate_on(missing):
+def test_own_annotations_require_images_and_validation_data(missing):
     fields = {"data": "train.json", "images": "train", "validation_data": "val.json"}
     DetectionRecipe(**fields)
     del fields[missing]
@@ -64,38 +64,38 @@ def test_data_of_ones_own_needs_images_and_something_to_validate_on(missing):
         DetectionRecipe(**fields)
 
 
-def test_what_a_recipe_leaves_to_be_given_is_asked_for_by_name():
-    open_ended = DetectionRecipe(data="", images="", validation_data="")
+def test_missing_data_and_images_are_required_by_name():
+    incomplete = DetectionRecipe(data="", images="", validation_data="")
     with pytest.raises(InputError, match=r"^data must be given"):
-        resolve_recipe(open_ended)
+        resolve_recipe(incomplete)
     with pytest.raises(InputError, match=r"^images must be given"):
-        resolve_recipe(replace(open_ended, data="train.json"))
+        resolve_recipe(replace(incomplete, data="train.json"))
 
 
-def test_a_recipe_of_detection_survives_json():
+def test_detection_recipe_json_round_trip():
     recipe = replace(DETECTOR, model_options={"scope": 7}, levels=(1, 2), clip_gradient=None)
     text = recipe.to_json()
     assert json.loads(text)["task"] == "detection"
     assert DetectionRecipe.from_json(text.encode(), "here") == recipe
 
 
-@pytest.mark.parametrize(("mine", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
-def test_the_recipe_of_another_task_is_refused_by_name(mine, other):
-    with pytest.raises(InputError, match=f"here must be a {other.task} recipe, got a {mine.task} recipe"):
-        other.from_json(mine.to_json().encode(), "here")
+@pytest.mark.parametrize(("recipe", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
+def test_rejects_the_recipe_of_another_task(recipe, other):
+    with pytest.raises(InputError, match=f"here must be a {other.task} recipe, got a {recipe.task} recipe"):
+        other.from_json(recipe.to_json().encode(), "here")
 
 
 @pytest.mark.parametrize(
     "recipe", [replace(DETECTOR, epochs=7), replace(DIGITS, epochs=7)], ids=lambda recipe: recipe.task
 )
-def test_a_recipe_is_read_as_that_of_its_task(recipe, tmp_path):
+def test_read_recipe_returns_the_type_of_its_task(recipe, tmp_path):
     path = tmp_path / "recipe.json"
     path.write_text(recipe.to_json())
     assert read_recipe(path) == recipe
 
 
-def test_a_recipe_without_a_task_is_a_classifiers(tmp_path):
-    # as they were written before there was another task
+def test_recipe_without_a_task_is_for_classification(tmp_path):
+    # as written before there was another task
     fields = json.loads(DIGITS.to_json())
     del fields["task"]
     (tmp_path / "recipe.json").write_text(json.dumps(fields))
@@ -103,7 +103,7 @@ def test_a_recipe_without_a_task_is_a_classifiers(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["segmentation", ["detection"], None])
-def test_the_recipe_of_an_unknown_task_is_refused(task, tmp_path):
+def test_rejects_a_recipe_of_an_unknown_task(task, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps({"task": task}))
     with pytest.raises(InputError, match="must have a task that is one of classification, detection, got"):
         read_recipe(tmp_path / "recipe.json")

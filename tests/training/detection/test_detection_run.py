@@ -1,4 +1,4 @@
-"""Runs of detection, from end to end. What every run does is tested with classifiers, in training/test_run.py."""
+"""Detection runs from end to end. What is common to all runs is tested in training/test_run.py."""
 
 import csv
 import hashlib
@@ -18,9 +18,9 @@ from lambdanets.training import run
 from lambdanets.training.detection import task
 from lambdanets.training.detection.module import LOSSES
 from lambdanets.training.tasks import read_recipe
-from training.detection.constructed_detector import check_scores
-from training.detection.tiny_detection import IMAGES, change, tiny_recipe, without_objects
-from training.runs import assert_same_end, broken_off, weights_of
+from training.detection.constructed_detector import assert_nontrivial_scores
+from training.detection.tiny_detection import IMAGES, edit_annotations, remove_annotations, tiny_recipe
+from training.runs import assert_same_result, interrupted_run, weights_of
 
 
 def rows_of(folder, split):
@@ -32,7 +32,7 @@ def assert_finite(folder):
     assert [name for name, tensor in weights_of(folder).items() if not tensor.isfinite().all()] == []
 
 
-def test_a_set_without_a_readable_image_is_refused_without_a_folder(tmp_path):
+def test_rejects_a_detection_set_without_a_readable_image(tmp_path):
     recipe = tiny_recipe(tmp_path / "digits")
     for path in Path(recipe.images).rglob("*.png"):
         path.write_bytes(b"no image")
@@ -43,7 +43,7 @@ def test_a_set_without_a_readable_image_is_refused_without_a_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_detection_leaves_what_it_promises(trained_detector):
+def test_detection_run_writes_its_files_and_result(trained_detector):
     folder = trained_detector / "run"
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert files == {
@@ -61,9 +61,9 @@ def test_a_run_of_detection_leaves_what_it_promises(trained_detector):
         *(name for name in files if name.startswith("tensorboard/events")),
     }
     for name in ("curves.png", "predictions.png", "precision_recall.png"):
-        with Image.open(folder / name) as picture:
-            assert picture.width > 200
-            assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
+        with Image.open(folder / name) as figure:
+            assert figure.width > 200
+            assert len(figure.convert("RGB").getcolors(1 << 24)) > 20
     result = json.loads((folder / "result.json").read_text())
     for kind in ("bbox", "segm"):
         assert set(result[kind]) == {"AP", "AP50", "AP75", "APs", "APm", "APl"}
@@ -75,7 +75,7 @@ def test_a_run_of_detection_leaves_what_it_promises(trained_detector):
     assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
 
 
-def test_metrics_have_the_losses_of_training_and_the_precision_of_validation(trained_detector):
+def test_detection_metrics_have_losses_and_average_precision(trained_detector):
     training, validation = (rows_of(trained_detector / "run", split) for split in ("train", "val"))
     assert len(validation) == read_recipe(trained_detector / "run/recipe.json").epochs
     precisions = ["bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50"]
@@ -93,32 +93,31 @@ def test_metrics_have_the_losses_of_training_and_the_precision_of_validation(tra
 
 @pytest.fixture(scope="module")
 def accumulated(trained_detector, tmp_path_factory):
-    """A recipe with micro-batches and EMA, and the folder of its run. Not to be changed."""
+    """A recipe with micro-batches and EMA, and the folder of its run. Read-only."""
     folder = tmp_path_factory.mktemp("accumulated") / "run"
-    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), micro_batch=1, ema_decay=0.9, workers=1)
+    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), micro_batch=1, ema_decay=0.9)
     run.start(recipe, folder)
     return recipe, folder
 
 
 @pytest.fixture
 def plain(trained_detector):
-    """A recipe with whole steps, and the folder of its run. Not to be changed."""
+    """A recipe without accumulation, and the folder of its run. Read-only."""
     folder = trained_detector / "run"
     return read_recipe(folder / "recipe.json"), folder
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("ended", ["plain", "accumulated"])
-def test_an_interrupted_run_of_detection_resumes_to_the_same_bits(ended, step, request, tmp_path, monkeypatch):
-    # 2 steps an epoch, a checkpoint after each: in mid-epoch, and at the beginning of the second
-    recipe, undisturbed = request.getfixturevalue(ended)
-    check_scores(undisturbed)
-    broken_off(recipe, tmp_path / "run", monkeypatch, step)
+@pytest.mark.parametrize(("ended", "step"), [("plain", 2), ("accumulated", 1)])
+def test_interrupted_detection_run_resumes_to_the_same_bits(ended, step, request, tmp_path, monkeypatch):
+    # 2 steps per epoch and a checkpoint after each: in mid-epoch, and at the start of the second epoch
+    recipe, uninterrupted = request.getfixturevalue(ended)
+    assert_nontrivial_scores(uninterrupted)
+    interrupted_run(recipe, tmp_path / "run", monkeypatch, step)
     run.resume(tmp_path / "run")
-    assert_same_end(undisturbed, tmp_path / "run")
+    assert_same_result(uninterrupted, tmp_path / "run")
 
 
-def test_the_weights_that_are_kept_are_the_ema(accumulated):
+def test_saved_detection_weights_are_the_ema(accumulated):
     _, folder = accumulated
     kept, checkpoint = weights_of(folder), torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     name = "roi_heads.box_predictor.cls_score.weight"
@@ -143,6 +142,10 @@ def renumbered(categories):
     return [{**category, "id": category["id"] + 1} for category in categories]
 
 
+def of_first_image(annotations):
+    return [each for each in annotations if each["image_id"] == 1]
+
+
 def moved(annotations):
     x, y, width, height = annotations[0]["bbox"]
     return [{**annotations[0], "bbox": [x, y, width + 1, height]}, *annotations[1:]]
@@ -156,42 +159,42 @@ def moved(annotations):
         (["val"], {"annotations": moved}, "the data has changed since the run started"),
         (["train"], {"images": lambda images: images[1:]}, "the data has changed since the run started"),
     ],
-    ids=["categories", "a box", "a box of validation", "an image less"],
+    ids=["categories", "a box", "a box of validation", "a missing image"],
 )
-def test_a_run_does_not_go_on_with_changed_annotations(tiny, parts, sections, sentence, tmp_path, monkeypatch):
-    folder = broken_off(tiny, tmp_path / "run", monkeypatch, 1)
+def test_rejects_resuming_on_changed_annotations(tiny, parts, sections, sentence, tmp_path, monkeypatch):
+    folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
     for part in parts:
-        change(tmp_path / f"digits/{part}.json", **sections)
+        edit_annotations(tmp_path / f"digits/{part}.json", **sections)
     with pytest.raises(InputError, match=sentence):
         run.resume(folder)
 
 
-def test_a_run_goes_on_where_its_annotated_images_have_moved(trained_detector, plain, tmp_path, monkeypatch):
-    recipe, unbroken = plain
+def test_detection_run_resumes_with_moved_images(trained_detector, plain, tmp_path, monkeypatch):
+    recipe, uninterrupted = plain
     shutil.copytree(trained_detector / "digits", tmp_path / "digits")
-    here = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in recipe.FREE[:4]}
-    broken_off(replace(recipe, **here), tmp_path / "run", monkeypatch, 1)
+    old_paths = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in recipe.FREE[:4]}
+    interrupted_run(replace(recipe, **old_paths), tmp_path / "run", monkeypatch, 1)
     (tmp_path / "digits").rename(tmp_path / "elsewhere")
-    there = {name: place.replace("digits", "elsewhere") for name, place in here.items()}
-    run.start(replace(recipe, **there), tmp_path / "run")
-    assert_same_end(unbroken, tmp_path / "run")
+    new_paths = {name: path.replace("digits", "elsewhere") for name, path in old_paths.items()}
+    run.start(replace(recipe, **new_paths), tmp_path / "run")
+    assert_same_result(uninterrupted, tmp_path / "run")
 
 
-def test_a_result_tells_which_weights_a_run_began_from_though_they_are_gone(trained_detector, tmp_path, monkeypatch):
+def test_result_names_initial_weights_that_were_deleted(trained_detector, tmp_path, monkeypatch):
     shutil.copy(trained_detector / "run/weights.safetensors", tmp_path / "first.safetensors")
     recipe = tiny_recipe(tmp_path / "digits", weights=str(tmp_path / "first.safetensors"))
     digest = hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
-    broken_off(recipe, tmp_path / "run", monkeypatch, 1)
+    interrupted_run(recipe, tmp_path / "run", monkeypatch, 1)
     (tmp_path / "first.safetensors").unlink()
     result = run.resume(tmp_path / "run")
     assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
 
 
-def test_results_of_a_set_tell_its_content_wherever_it_lies_and_however_few_images_are_drawn(tiny, tmp_path):
+def test_result_identifies_data_by_hash_not_by_path(tiny, tmp_path):
     first = run.start(replace(tiny, epochs=1), tmp_path / "first")
     shutil.copytree(tmp_path / "digits", tmp_path / "copy")
-    there = tiny_recipe(tmp_path / "copy", epochs=1, training_images=2, seed=1)
-    second = run.start(there, tmp_path / "second")
+    moved = tiny_recipe(tmp_path / "copy", epochs=1, training_images=2, seed=1)
+    second = run.start(moved, tmp_path / "second")
     for part in ("training_data", "validation_data"):
         assert first[part]["sha256"] == second[part]["sha256"] != ""
     assert first["training_data"]["name"] == str(tmp_path / "digits/train.json")
@@ -203,7 +206,7 @@ def test_results_of_a_set_tell_its_content_wherever_it_lies_and_however_few_imag
     assert labels[2:4] == ["| lambda_resnet20_small training_images=None", "| lambda_resnet20_small training_images=2"]
 
 
-def test_unreadable_images_of_detection_are_skipped_named_and_counted(tiny, tmp_path):
+def test_unreadable_detection_images_are_skipped_and_listed(tiny, tmp_path):
     for name in ("train/train_00002.png", "val/val_00001.png"):
         (tmp_path / "digits" / name).write_bytes(b"no image")
     result = run.start(tiny, tmp_path / "run")
@@ -213,62 +216,62 @@ def test_unreadable_images_of_detection_are_skipped_named_and_counted(tiny, tmp_
     assert_finite(tmp_path / "run")
 
 
-def test_where_the_objects_of_validation_cannot_be_seen_there_is_no_precision_and_the_run_ends_well(tiny, tmp_path):
-    change(tmp_path / "digits/val.json", annotations=lambda those: [each for each in those if each["image_id"] == 1])
+def test_run_without_readable_validation_objects_has_no_ap(tiny, tmp_path):
+    edit_annotations(tmp_path / "digits/val.json", annotations=of_first_image)
     (tmp_path / "digits/val/val_00001.png").write_bytes(b"no image")
     result = run.start(tiny, tmp_path / "run")
     assert result["segm"]["AP"] is None
     assert {row["segm_AP"] for row in rows_of(tmp_path / "run", "val")} == {"nan"}
 
 
-@pytest.mark.parametrize("change_categories", [renamed, renumbered, lambda them: them[1:]])
-def test_validation_with_other_categories_is_refused(tiny, change_categories, tmp_path):
-    change(tmp_path / "digits/val.json", categories=change_categories)
+@pytest.mark.parametrize("change_categories", [renamed, renumbered, lambda categories: categories[1:]])
+def test_rejects_validation_with_other_categories(tiny, change_categories, tmp_path):
+    edit_annotations(tmp_path / "digits/val.json", categories=change_categories)
     with pytest.raises(InputError, match=r"val\.json' must have the 10 categories of training .* got"):
         run.start(tiny, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
-def test_a_set_without_objects_is_refused(tiny, part, name, tmp_path):
-    without_objects(tmp_path / f"digits/{part}.json")
+def test_rejects_a_detection_set_without_objects(tiny, part, name, tmp_path):
+    remove_annotations(tmp_path / f"digits/{part}.json")
     with pytest.raises(InputError, match=f"^{name} must have objects that are no crowds, and has none"):
         run.start(tiny, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
-def test_a_set_without_objects_says_why_its_annotations_were_dropped(tiny, part, name, tmp_path):
+def test_error_for_no_objects_says_why_annotations_were_dropped(tiny, part, name, tmp_path):
     def boxes_only(annotations):
         return [{key: value for key, value in each.items() if key != "segmentation"} for each in annotations]
 
-    change(tmp_path / f"digits/{part}.json", annotations=boxes_only)
-    said = rf"^{name} must have .* has none: .*; \d+ annotations dropped: no segmentation, or an empty one \(id 1, 2, "
-    with pytest.raises(InputError, match=said):
+    edit_annotations(tmp_path / f"digits/{part}.json", annotations=boxes_only)
+    text = rf"^{name} must have .* has none: .*; \d+ annotations dropped: no segmentation, or an empty one \(id 1, 2, "
+    with pytest.raises(InputError, match=text):
         run.start(tiny, tmp_path / "run")
 
 
-def test_more_training_images_than_there_are_is_refused(tiny, tmp_path):
+def test_rejects_more_training_images_than_exist(tiny, tmp_path):
     with pytest.raises(InputError, match="training_images must be at most 4, got 5"):
         run.start(replace(tiny, training_images=5), tmp_path / "run")
 
 
-def test_dropped_annotations_are_said_and_counted_in_the_result(tiny, tmp_path, capsys):
+def test_dropped_annotations_are_reported_and_counted(tiny, tmp_path, capsys):
     stray = {"id": 900, "image_id": 1, "category_id": 999, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
-    change(tmp_path / "digits/train.json", annotations=lambda those: [*those, stray])
-    change(tmp_path / "digits/val.json", annotations=lambda those: [*those, {**stray, "image_id": 77}])
+    edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, stray])
+    edit_annotations(tmp_path / "digits/val.json", annotations=lambda rows: [*rows, {**stray, "image_id": 77}])
     result = run.start(replace(tiny, epochs=1), tmp_path / "run")
     assert result["dropped"] == {"training": {"unknown_category": 1}, "validation": {"unknown_image": 1}}
-    said = capsys.readouterr().err
-    assert "training: 1 annotations dropped: no category has their category_id (id 900)" in said
-    assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in said
+    output = capsys.readouterr().err
+    assert "training: 1 annotations dropped: no category has their category_id (id 900)" in output
+    assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in output
 
 
-def test_all_ids_of_what_was_dropped_are_in_the_folder_also_of_a_run_that_goes_on(tiny, tmp_path, monkeypatch, capsys):
+def test_findings_json_lists_dropped_annotations_after_resuming_too(tiny, tmp_path, monkeypatch, capsys):
     stray = [{"id": 900 + n, "image_id": 77, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
-    change(tmp_path / "digits/train.json", annotations=lambda those: [*those, *stray])
+    edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, *stray])
     expected = {"training": {"unknown_image": list(range(900, 907))}, "validation": {}}
-    folder = broken_off(tiny, tmp_path / "run", monkeypatch, 1)
+    folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
     path = folder / "findings.json"
     assert json.loads(path.read_bytes()) == expected
     assert f"903, 904, ...)\nall dropped annotations: {path}\n" in capsys.readouterr().err
@@ -277,13 +280,13 @@ def test_all_ids_of_what_was_dropped_are_in_the_folder_also_of_a_run_that_goes_o
     assert json.loads(path.read_bytes()) == expected
 
 
-def test_steps_without_any_object_are_trained_on(tiny, tmp_path):
-    change(tmp_path / "digits/train.json", annotations=lambda those: [each for each in those if each["image_id"] == 1])
+def test_steps_without_objects_are_trained_on(tiny, tmp_path):
+    edit_annotations(tmp_path / "digits/train.json", annotations=of_first_image)
     run.start(replace(tiny, batch_size=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
 
 
-def test_images_that_come_out_too_small_for_batch_norm_are_passed_over(tiny, tmp_path):
+def test_images_too_small_for_batch_norm_are_skipped(tiny, tmp_path):
     # a position of the coarsest map is 4 pixels
     run.start(replace(tiny, image_size=6, jitter=(0.3, 2.0), micro_batch=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
@@ -301,11 +304,11 @@ class NaN(nn.Module):
         return x * float("nan")
 
 
-def test_the_operation_that_made_a_detector_s_loss_nan_is_named(tiny, tmp_path, monkeypatch):
+def test_nan_detection_loss_error_names_the_operation(tiny, tmp_path, monkeypatch):
     build = task.build_model
 
-    def build_model(*given):
-        model = build(*given)
+    def build_model(*arguments):
+        model = build(*arguments)
         model.backbone.network.layer2[0].act2 = NaN()
         return model
 

@@ -20,7 +20,7 @@ from lambdanets.training import run
 from lambdanets.training.classification import model as classification
 from lambdanets.training.detection.model import build_model, describe
 from lambdanets.training.tasks import read_recipe
-from training.detection.tiny_detection import TWO, in_two_categories, tiny_recipe
+from training.detection.tiny_detection import TWO_CATEGORIES, merge_into_two_categories, tiny_recipe
 from training.runs import weights_of
 
 LAST = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
@@ -33,16 +33,16 @@ def pixels():
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "checkpoints/last.ckpt"])
-def test_the_folder_the_weights_and_the_checkpoint_find_the_same(name, trained_detector, pixels):
-    whole, part = (load_detector(trained_detector / "run" / place) for place in ("", name))
-    assert part.categories == whole.categories == tuple(Category(**each) for each in TWO)
-    assert part.card == whole.card
-    for one, other in zip(whole.detect(pixels), part.detect(pixels), strict=True):
-        assert len(one["boxes"]) > 0
-        assert all(torch.equal(one[key], other[key]) for key in ("boxes", "labels", "scores", "masks"))
+def test_weights_checkpoint_and_run_folder_detect_equally(name, trained_detector, pixels):
+    expected, actual = (load_detector(trained_detector / "run" / place) for place in ("", name))
+    assert actual.categories == expected.categories == tuple(Category(**each) for each in TWO_CATEGORIES)
+    assert actual.card == expected.card
+    for first, second in zip(expected.detect(pixels), actual.detect(pixels), strict=True):
+        assert len(first["boxes"]) > 0
+        assert all(torch.equal(first[key], second[key]) for key in ("boxes", "labels", "scores", "masks"))
 
 
-def test_a_detector_that_is_loaded_scores_as_the_run_did(trained_detector):
+def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
     detector = load_detector(trained_detector / "run")
     found = detect_set(detector, open_validation(detector.card, detector.categories))
     result = json.loads((trained_detector / "run/result.json").read_text())
@@ -50,44 +50,44 @@ def test_a_detector_that_is_loaded_scores_as_the_run_did(trained_detector):
     assert found.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
 
 
-def test_what_is_found_does_not_depend_on_how_many_images_come_at_a_time(trained_detector):
+def test_detections_do_not_depend_on_the_batch_size(trained_detector):
     detector = load_detector(trained_detector / "run")
     validation = open_validation(detector.card, detector.categories)
-    one, two = (detect_set(detector, validation, batch_size=images) for images in (1, 2))
-    assert len(one.results) == len(two.results) > 0
-    for mine, theirs in zip(one.results, two.results, strict=True):
-        assert mine["category_id"] == theirs["category_id"]
-        assert mine["bbox"] == pytest.approx(theirs["bbox"], abs=1e-3)
+    single, batched = (detect_set(detector, validation, batch_size=size) for size in (1, 2))
+    assert len(single.results) == len(batched.results) > 0
+    for expected, actual in zip(single.results, batched.results, strict=True):
+        assert actual["category_id"] == expected["category_id"]
+        assert actual["bbox"] == pytest.approx(expected["bbox"], abs=1e-3)
 
 
-def test_weights_for_other_categories_give_all_but_the_last_layers(trained_detector):
+def test_weights_of_other_categories_load_except_the_predictors(trained_detector):
     recipe = read_recipe(trained_detector / "run/recipe.json")
     torch.manual_seed(1)
     model = build_model(replace(recipe, weights=str(trained_detector / "run")), 3).state_dict()
     torch.manual_seed(1)
-    fresh = build_model(recipe, 3).state_dict()
-    theirs = weights_of(trained_detector / "run")
+    initial = build_model(recipe, 3).state_dict()
+    weights = weights_of(trained_detector / "run")
     assert model["roi_heads.box_predictor.cls_score.weight"].shape[0] == 4
     for name, tensor in model.items():
-        assert torch.equal(tensor, (fresh if name.startswith(LAST) else theirs)[name]), name
+        assert torch.equal(tensor, (initial if name.startswith(LAST) else weights)[name]), name
 
 
-def test_weights_for_as_many_other_categories_give_all_but_the_last_layers(trained_detector):
+def test_other_category_names_reinitialize_the_predictors(trained_detector):
     recipe = replace(read_recipe(trained_detector / "run/recipe.json"), weights=str(trained_detector / "run"))
-    theirs = weights_of(trained_detector / "run")
-    names = [each["name"] for each in TWO]
+    weights = weights_of(trained_detector / "run")
+    names = [each["name"] for each in TWO_CATEGORIES]
     for categories, same in ((names, True), (names[::-1], False), (["cup", "fork"], False)):
         model = build_model(recipe, categories).state_dict()
-        equal = {name for name, tensor in model.items() if torch.equal(tensor, theirs[name])}
+        equal = {name for name, tensor in model.items() if torch.equal(tensor, weights[name])}
         last = {name for name in model if name.startswith(LAST)}
         assert equal >= model.keys() - last
         assert (equal >= last) == same
 
 
-def test_a_run_begins_from_the_weights_of_another(trained_detector, tmp_path):
+def test_detection_run_starts_from_weights_of_another_run(trained_detector, tmp_path):
     recipe = tiny_recipe(tmp_path / "digits", weights=str(trained_detector / "run"), learning_rate=0.0, epochs=1)
     for part in ("train", "val"):
-        in_two_categories(tmp_path / f"digits/{part}.json")
+        merge_into_two_categories(tmp_path / f"digits/{part}.json")
     run.start(recipe, tmp_path / "run")
     first, second = weights_of(trained_detector / "run"), weights_of(tmp_path / "run")
     statistics = ("running_mean", "running_var", "num_batches_tracked")
@@ -103,9 +103,9 @@ def write_classifier(path, **fields):
     return model
 
 
-@pytest.mark.parametrize("name", ["lambda_resnet20_small", "mobilenetv2_lambda"])  # timm names their maps otherwise
-def test_weights_of_a_classifier_give_the_backbone_its_own(name, tmp_path):
-    theirs = {
+@pytest.mark.parametrize("name", ["lambda_resnet20_small", "mobilenetv2_lambda"])  # with other layer names in timm
+def test_classifier_weights_initialize_the_backbone(name, tmp_path):
+    weights = {
         name.replace(".", "_"): tensor
         for name, tensor in write_classifier(tmp_path / "weights.safetensors", model=name).state_dict().items()
     }
@@ -113,30 +113,30 @@ def test_weights_of_a_classifier_give_the_backbone_its_own(name, tmp_path):
     torch.manual_seed(1)
     model = build_model(recipe, 3)
     torch.manual_seed(1)
-    fresh = build_model(replace(recipe, weights=None), 3).state_dict()
+    initial = build_model(replace(recipe, weights=None), 3).state_dict()
     network = model.backbone.network.state_dict()
     assert len(network) > 50
     for name, tensor in network.items():
-        assert torch.equal(tensor, theirs[name.removeprefix("model.").replace(".", "_")]), name
+        assert torch.equal(tensor, weights[name.removeprefix("model.").replace(".", "_")]), name
     rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.network.")}
-    assert all(torch.equal(tensor, fresh[name]) for name, tensor in rest.items())
+    assert all(torch.equal(tensor, initial[name]) for name, tensor in rest.items())
 
 
-def test_pretrained_is_refused_with_what_to_give_instead_and_that_gives_the_backbone_its_own(tmp_path):
+def test_pretrained_is_rejected_in_favor_of_a_weight_file(tmp_path):
     recipe = replace(DIGITS, model="resnet10t", pyramid_channels=8)
     with pytest.raises(
         InputError, match=r"save the network's state dict as a \.safetensors file and give that as weights"
     ):
         build_model(replace(recipe, model_options={"pretrained": True}), 3)
-    theirs = timm.create_model("resnet10t").state_dict()
-    save_file(theirs, tmp_path / "resnet10t.safetensors")
+    weights = timm.create_model("resnet10t").state_dict()
+    save_file(weights, tmp_path / "resnet10t.safetensors")
     model = build_model(replace(recipe, weights=str(tmp_path / "resnet10t.safetensors")), 3)
     network = model.backbone.network.state_dict()
-    assert theirs.keys() - network.keys() == {"fc.weight", "fc.bias"}
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in network.items())
+    assert weights.keys() - network.keys() == {"fc.weight", "fc.bias"}
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in network.items())
 
 
-def test_tables_of_a_classifier_are_interpolated_to_the_scope_that_is_asked_for(tmp_path):
+def test_classifier_tables_are_interpolated_to_another_scope(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
     options = {"model_options": {"scope": 7}, "levels": (3, 4), "pyramid_channels": 8}
     model = build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), **options), 3)
@@ -152,33 +152,33 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("fields", "named"), OTHERS, ids=str)
-def test_weights_of_another_network_are_refused_with_what_differs(fields, named, tmp_path):
+def test_rejects_weights_of_another_network_with_the_difference(fields, named, tmp_path):
     write_classifier(tmp_path / "weights.safetensors", **fields)
     with pytest.raises(InputError, match=rf"weights\.safetensors .*{named}"):
         build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
 
 
-def test_weights_of_a_detector_of_another_shape_are_refused_with_what_differs(trained_detector):
+def test_rejects_detector_weights_of_other_shapes_by_name(trained_detector):
     recipe = read_recipe(trained_detector / "run/recipe.json")
     wider = replace(recipe, weights=str(trained_detector / "run"), pyramid_channels=16)
     with pytest.raises(InputError, match=r"run.* backbone\.pyramid\."):
         build_model(wider, 2)
 
 
-def test_images_are_fitted_into_image_size_in_evaluation_and_come_so_in_training():
+def test_images_are_resized_in_evaluation_but_not_in_training():
     model = build_model(replace(DIGITS, image_size=32, levels=(2, 3), pyramid_channels=8), 2)
     image = torch.rand(3, 20, 30)
     assert model.eval().transform([image])[0].image_sizes == [(21, 32)]
     assert model.train().transform([image])[0].image_sizes == [(20, 30)]
 
 
-def test_an_option_of_the_model_that_the_recipe_decides_is_refused():
+def test_rejects_model_options_set_by_the_recipe():
     with pytest.raises(InputError, match="model_options must leave in_chans, num_classes to the data and the recipe"):
         build_model(replace(DIGITS, model_options={"num_classes": 3, "in_chans": 1}), 3)
 
 
 @pytest.mark.parametrize("ids", [None, 5, "47", [4], [4, "7"]], ids=str)
-def test_weights_that_do_not_say_the_ids_of_their_categories_are_refused(ids, trained_detector, tmp_path):
+def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_path):
     recipe = read_recipe(trained_detector / "run/recipe.json")
     more = {} if ids is None else {"category_ids": ids}
     path = tmp_path / "weights.safetensors"
@@ -190,7 +190,7 @@ def test_weights_that_do_not_say_the_ids_of_their_categories_are_refused(ids, tr
         load_detector(path)
 
 
-def test_the_weights_of_a_classifier_are_no_detector(tmp_path):
+def test_load_detector_rejects_a_classifier(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
     with pytest.raises(InputError, match="must be a detection model, got a classification model"):
         load_detector(tmp_path / "weights.safetensors")

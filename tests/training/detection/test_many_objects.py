@@ -1,4 +1,4 @@
-"""Many objects in an image: neither memory nor time grows with objects times pixels."""
+"""Images with many objects: neither memory nor time grows with objects times pixels."""
 
 import io
 import json
@@ -25,8 +25,8 @@ from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.detection.loaders import augment
 
 HEIGHT, WIDTH, COUNT = 350, 1000, 8_000
-BYTES = 2**30  # the masks of all at once would take 2.8 GB
-TIMES = 60  # as long as reading the annotations takes, on any machine
+BYTES = 2**30  # all masks at once would take 2.8 GB
+MAX_TIME = 60  # in units of the time to read the annotations, on any machine
 
 
 def square(number, across, scale):
@@ -43,7 +43,7 @@ def square(number, across, scale):
 
 
 def set_of(height, width, count, across, scale=1):
-    """One grey image with so many squares, 4 pixels wide, 5 pixels apart in a row and 7 between rows, or scaled."""
+    """One gray image with `count` squares of 4 x 4 pixels, in columns of 5 and rows of 7 pixels, times `scale`."""
     file = io.BytesIO()
     Image.new("L", (width, height), 90).save(file, "PNG")
     content = {
@@ -57,8 +57,8 @@ def set_of(height, width, count, across, scale=1):
 
 @pytest.fixture(scope="module")
 def crowded_and_seconds():
-    began = time.process_time()
-    return set_of(HEIGHT, WIDTH, COUNT, across=200), time.process_time() - began
+    started = time.process_time()
+    return set_of(HEIGHT, WIDTH, COUNT, across=200), time.process_time() - started
 
 
 @pytest.fixture
@@ -66,22 +66,22 @@ def crowded(crowded_and_seconds):
     return crowded_and_seconds[0]
 
 
-def most_memory():
-    """That the process had so far, in bytes."""
+def peak_memory():
+    """Of the process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @pytest.fixture
 def bounded(crowded_and_seconds):
-    """Fails the test where more memory or time was taken than is allowed."""
-    before, began = most_memory(), time.process_time()
+    """Fail the test if it takes more memory or time than allowed."""
+    before, started = peak_memory(), time.process_time()
     yield
-    assert time.process_time() - began < TIMES * crowded_and_seconds[1]
-    assert most_memory() - before < BYTES
+    assert time.process_time() - started < MAX_TIME * crowded_and_seconds[1]
+    assert peak_memory() - before < BYTES
 
 
-class FindsTwo(nn.Module):
-    """Finds the first two objects."""
+class DetectsTwo(nn.Module):
+    """Detects the first two objects."""
 
     def __init__(self):
         super().__init__()
@@ -95,25 +95,25 @@ class FindsTwo(nn.Module):
 
 
 @pytest.mark.usefixtures("bounded")
-def test_a_detector_is_judged_on_an_image_of_8000_objects(crowded, tmp_path):
-    detector = Detector(FindsTwo(), DetectorCard("lambda_resnet20_small", ("square",), category_ids=(1,)))
+def test_evaluation_of_8000_objects_is_bounded_in_memory_and_time(crowded, tmp_path):
+    detector = Detector(DetectsTwo(), DetectorCard("lambda_resnet20_small", ("square",), category_ids=(1,)))
     found = detect_set(detector, crowded)
     draw_detections(detector, crowded, found, tmp_path)
     assert found.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
     with Image.open(tmp_path / "predictions.png") as sheet:
-        truth = np.asarray(sheet)[-100:-50, 20:780]  # with no names
+        truth = np.asarray(sheet)[-100:-50, 20:780]  # without names
     assert (truth.max(2) != truth.min(2)).mean() > 0.5
 
 
-def test_of_what_a_crop_leaves_max_objects_are_learnt_from_and_not_of_all_objects(crowded):
+def test_max_objects_counts_objects_after_the_crop(crowded):
     random.seed(0)
     recipe = replace(DIGITS, image_size=300, jitter=(4.0, 4.0), max_objects=150)
-    _, target = augment(*crowded.load(0), recipe)  # less than a tenth of the image
+    _, target = augment(*crowded.load(0), recipe)  # the crop is less than a tenth of the image
     assert len(target["masks"]) == 150
 
 
 @pytest.mark.usefixtures("bounded")
-def test_masks_of_a_photograph_are_made_ready_for_training_one_at_a_time():
+def test_augmenting_300_masks_is_bounded_in_memory_and_time():
     photograph = set_of(3000, 4000, 300, across=30, scale=25)
     _, target = augment(*photograph.load(0), replace(DIGITS, image_size=500, jitter=(1.0, 1.0)))
     assert target["masks"].shape == (300, 375, 500)

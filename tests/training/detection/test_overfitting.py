@@ -1,4 +1,4 @@
-"""Detection learns: from images in files to average precision, on one image until all of it is found."""
+"""Sanity check: a detector overfits one image, from files to average precision."""
 
 from pathlib import Path
 
@@ -13,16 +13,16 @@ from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_sets
 from lambdanets.training.detection.loaders import training_batches
 from lambdanets.training.detection.model import build_model, card_of
-from training.detection.tiny_detection import TWO, tiny_recipe
+from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 
-SIDE, STEPS = 64, 300  # five times as many steps as were needed with any of eight seeds
+SIDE, STEPS = 64, 300  # five times the steps needed with any of eight seeds
 BOXES = {4: (6, 8, 30, 50), 7: (36, 20, 60, 44)}
 SHADES = {4: 20, 7: 235}
 
 
 def write_two_rectangles(folder: Path) -> None:
-    """An image with a dark and a light object, to train and to validate on."""
+    """Write an image with a dark and a light object, for training and validation."""
     pixels = torch.full((SIDE, SIDE), 120, dtype=torch.uint8)
     annotations = []
     for number, (left, top, right, bottom) in BOXES.items():
@@ -31,7 +31,7 @@ def write_two_rectangles(folder: Path) -> None:
         polygon = [left, top, right, top, right, bottom, left, bottom]
         shape = {"bbox": [left, top, width, height], "area": width * height, "segmentation": [polygon]}
         annotations.append({"id": number, "image_id": 1, "category_id": number, "iscrowd": 0} | shape)
-    whole = {"images": [image(1, height=SIDE, width=SIDE)], "annotations": annotations, "categories": TWO}
+    whole = {"images": [image(1, height=SIDE, width=SIDE)], "annotations": annotations, "categories": TWO_CATEGORIES}
     (folder / "images").mkdir()
     Image.fromarray(pixels.numpy()).save(folder / "images/1.png")
     write(folder / "train.json", whole)
@@ -46,11 +46,13 @@ def test_overfits_one_image(tmp_path):
     recipe = tiny_recipe(tmp_path, **annotated, **images, **steady, **heads)
     training, validation = open_sets(recipe)[:2]
     torch.manual_seed(SEED)
-    model = build_model(recipe, len(TWO))
+    model = build_model(recipe, len(TWO_CATEGORIES))
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 0.3
-    detector = Detector(model, card_of(recipe, [each["name"] for each in TWO], [each["id"] for each in TWO]))
+    detector = Detector(
+        model, card_of(recipe, [each["name"] for each in TWO_CATEGORIES], [each["id"] for each in TWO_CATEGORIES])
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     (batch,) = training_batches(recipe, training, BatchSlice())
     reached = []

@@ -1,4 +1,4 @@
-"""A recipe of detection for tests, which trains in about a second, and annotations changed for them."""
+"""A detection recipe that trains in about a second, and edits of annotation files."""
 
 import json
 from dataclasses import replace
@@ -11,11 +11,11 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 from training.runs import SEED
 
 IMAGES, VALIDATION = 4, 2
-TWO = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
+TWO_CATEGORIES = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
 
 
 def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
-    """4 steps, 2 an epoch, with everything random in it, on scattered digits written into a folder."""
+    """4 steps, 2 per epoch, with every random augmentation, on scattered digits written into a folder."""
     if not (folder / "train.json").exists():
         write_scattered_digits(folder, IMAGES, VALIDATION, 0)
     fields = {
@@ -46,25 +46,25 @@ def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
     return replace(DIGITS, **fields | changes)
 
 
-def change(path: Path, **sections: Any) -> None:
-    """Put other sections into a file of annotations; a section may be a function of what is there."""
+def edit_annotations(path: Path, **sections: Any) -> None:
+    """Replace sections of an annotation file; a section may be a function of the old one."""
     content = json.loads(path.read_bytes())
     for name, section in sections.items():
         content[name] = section(content[name]) if callable(section) else section
     path.write_text(json.dumps(content))
 
 
-def in_two_categories(path: Path) -> None:
-    """Digits drawn with a loop (0, 6, 8, 9), and others."""
+def merge_into_two_categories(path: Path) -> None:
+    """Replace the ten categories by digits with a loop (0, 6, 8, 9) and others."""
     with_loop = {CATEGORY_IDS[digit] for digit in (0, 6, 8, 9)}
-    change(
+    edit_annotations(
         path,
-        categories=TWO,
-        annotations=lambda those: [
-            {**each, "category_id": 7 if each["category_id"] in with_loop else 4} for each in those
+        categories=TWO_CATEGORIES,
+        annotations=lambda annotations: [
+            {**each, "category_id": 7 if each["category_id"] in with_loop else 4} for each in annotations
         ],
     )
 
 
-def without_objects(path: Path) -> None:
-    change(path, annotations=[])
+def remove_annotations(path: Path) -> None:
+    edit_annotations(path, annotations=[])

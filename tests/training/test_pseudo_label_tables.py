@@ -16,21 +16,21 @@ from lambdanets.training.pseudo_labels.tables import (
     write_description,
     write_table,
 )
-from training.pseudo_labels import ORIGIN, Label, write_labels
+from training.label_tables import ORIGIN, Label, write_labels
 
 
 def columns(**changed):
-    """Two rows that are right, with some columns replaced."""
-    right = {
+    """Two valid rows, with some columns replaced."""
+    valid = {
         "keys": ["a", "b"],
         "positions": np.array([0, 2]),
         "classes": np.array([[3, 0], [1, 2]]),
         "probabilities": np.array([[0.75, 0.25], [0.5, 0.125]]),
     }
-    return right | changed
+    return valid | changed
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_table_round_trip(tmp_path):
     write_table(tmp_path / "t.parquet", ORIGIN, **columns())
     table, origin = read_table(tmp_path / "t.parquet")
     assert origin == ORIGIN
@@ -46,10 +46,10 @@ def test_a_table_may_be_empty(tmp_path):
     assert len(read_table(tmp_path / "train-00000.parquet")[0]) == 0
 
 
-def test_other_libraries_find_names_and_teacher_in_the_file(tmp_path):
+def test_class_names_and_teacher_are_in_the_parquet_metadata(tmp_path):
     write_table(tmp_path / "t.parquet", ORIGIN, **columns())
-    said = json.loads(pq.read_metadata(tmp_path / "t.parquet").metadata[b"lambdanets"])
-    assert said == {"classes": ["ant", "bee", "cat", "dog"], "teacher": {"model": "m", "weights": "w"}, "top": 2}
+    metadata = json.loads(pq.read_metadata(tmp_path / "t.parquet").metadata[b"lambdanets"])
+    assert metadata == {"classes": ["ant", "bee", "cat", "dog"], "teacher": {"model": "m", "weights": "w"}, "top": 2}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_other_libraries_find_names_and_teacher_in_the_file(tmp_path):
         ({"probabilities": np.array([[np.nan, 0.7], [0.5, 0.1]])}, r"probabilities must be in \[0, 1\]"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_no_file_is_left(tmp_path, changed, sentence):
+def test_write_table_rejects_invalid_columns_and_leaves_no_file(tmp_path, changed, sentence):
     with pytest.raises(InputError, match=sentence):
         write_table(tmp_path / "t.parquet", ORIGIN, **columns(**changed))
     assert not list(tmp_path.iterdir())
@@ -85,12 +85,12 @@ def test_what_does_not_fit_is_refused_and_no_file_is_left(tmp_path, changed, sen
         (("a", "b"), 0, "got 0"),
     ],
 )
-def test_an_origin_is_checked(classes, top, sentence):
+def test_rejects_an_invalid_origin(classes, top, sentence):
     with pytest.raises(InputError, match=sentence):
         Origin(classes, {}, top)
 
 
-def test_a_folder_says_which_tables_it_must_have(tmp_path):
+def test_incomplete_labels_error_names_the_first_missing_table(tmp_path):
     write_labels(tmp_path, [[Label("a", 0, 0.5)], [Label("b", 1, 0.5)]])
     assert open_labels(tmp_path) == (ORIGIN, [tmp_path / f"train-{i:05}.parquet" for i in (0, 1)])
     write_description(tmp_path, ORIGIN, ["train-00000", "train-00002", "train-00001"])
@@ -98,7 +98,7 @@ def test_a_folder_says_which_tables_it_must_have(tmp_path):
         open_labels(tmp_path)
 
 
-def test_a_folder_without_description_or_tables_is_refused(tmp_path):
+def test_rejects_a_folder_without_description_or_tables(tmp_path):
     with pytest.raises(InputError, match=r"got one without pseudo-labels.json"):
         open_labels(tmp_path)
     write_description(tmp_path, ORIGIN)
@@ -107,13 +107,13 @@ def test_a_folder_without_description_or_tables_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": "ab", "teacher": {}, "top": 1}', "[" * 100_000])
-def test_a_damaged_description_is_named(tmp_path, content):
+def test_rejects_a_damaged_pseudo_labels_json(tmp_path, content):
     (tmp_path / "pseudo-labels.json").write_text(content)
     with pytest.raises(InputError, match=r"pseudo-labels.json is damaged: .*; label the images again"):
         open_labels(tmp_path)
 
 
-def test_a_changed_byte_anywhere_is_found(tmp_path):
+def test_a_changed_byte_anywhere_is_detected(tmp_path):
     path = write_labels(tmp_path, [[Label(f"k{i}", i % 4, 0.5) for i in range(300)]]) / "train-00000.parquet"
     content = path.read_bytes()
     whole = read_table(path)[0]
@@ -122,30 +122,30 @@ def test_a_changed_byte_anywhere_is_found(tmp_path):
         read = None
         with contextlib.suppress(InputError):
             read = read_table(path)[0]
-        assert read is None or read.equals(whole)  # where it is read, the byte was of no row, such as a statistic
+        assert read is None or read.equals(whole)  # if it was read, the byte belongs to no row, such as a statistic
 
 
 @pytest.mark.parametrize("kept", [0, 3, 200, -1])
-def test_a_cut_off_file_is_named(tmp_path, kept):
+def test_rejects_a_truncated_table(tmp_path, kept):
     path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(InputError, match=r"train-00000.parquet is damaged \(.*\); remove train-00000.parquet and run"):
         read_table(path)
 
 
-def test_a_table_of_something_else_is_refused(tmp_path):
+def test_rejects_a_parquet_file_without_pseudo_labels(tmp_path):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "t.parquet")
     with pytest.raises(InputError, match=r"must be a table of pseudo-labels with .*, got x; remove t.parquet"):
         read_table(tmp_path / "t.parquet")
 
 
-def test_a_table_of_another_teacher_is_refused(tmp_path):
+def test_rejects_a_table_of_another_teacher(tmp_path):
     path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
     other = Origin(ORIGIN.classes, {"model": "another"}, 2)
     with pytest.raises(InputError, match=r"has other classes or another teacher than pseudo-labels.json"):
         list(read_batches(path, ["class", "confidence"], other))
 
 
-def test_a_missing_file_stays_an_error_of_the_system(tmp_path):
+def test_missing_table_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_table(tmp_path / "t.parquet")

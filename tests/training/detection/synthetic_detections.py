@@ -1,4 +1,4 @@
-"""Truth as of a COCO file, detections that are near it, and the scores that others give them."""
+"""Synthetic COCO annotations, detections close to them, and the scores of other packages."""
 
 import contextlib
 import io
@@ -14,12 +14,12 @@ NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 CATEGORIES = [{"id": 2, "name": "cat"}, {"id": 5, "name": "dog"}, {"id": 9, "name": "bird"}, {"id": 40, "name": "owl"}]
 
 
-def encoded(mask):
+def rle_of(mask):
     encoding = masks.encode(np.asfortranarray(mask.astype(np.uint8)))
     return {"size": encoding["size"], "counts": encoding["counts"].decode()}
 
 
-def boxed(mask):
+def bbox_of(mask):
     return [float(number) for number in masks.toBbox(masks.encode(np.asfortranarray(mask.astype(np.uint8))))]
 
 
@@ -33,16 +33,16 @@ def annotation(number, image_id, category_id, mask, **more):
         "id": number,
         "image_id": image_id,
         "category_id": category_id,
-        "bbox": boxed(mask),
+        "bbox": bbox_of(mask),
         "area": float(mask.sum()),
         "iscrowd": 0,
-        "segmentation": encoded(mask),
+        "segmentation": rle_of(mask),
         **more,
     }
 
 
-def made_up_truth(seed):
-    """7 images, the last without objects; no owl; objects of all sizes, as runs and as polygons; a crowd in three."""
+def synthetic_truth(seed):
+    """7 images, the last without objects; no owl; objects of all sizes, as RLE and as polygons; a crowd in three."""
     generator = np.random.default_rng(seed)
     images, annotations = [], []
     for number in range(7):
@@ -70,7 +70,7 @@ def made_up_truth(seed):
 
 
 def perturbed(truth, seed):
-    """Most of the objects and the crowds, moved, some twice or of a wrong category; things that are none; ties."""
+    """Most objects and crowds, shifted, some twice or with a wrong category; false positives; tied scores."""
     generator = np.random.default_rng(seed)
     coco = silent(lambda: COCO())
     coco.dataset = truth
@@ -79,14 +79,14 @@ def perturbed(truth, seed):
     results = []
 
     def add(image_id, category_id, mask):
-        box = np.asarray(boxed(mask)) + generator.integers(-12, 13, 4) / 8 * (generator.random() < 0.7)
+        box = np.asarray(bbox_of(mask)) + generator.integers(-12, 13, 4) / 8 * (generator.random() < 0.7)
         results.append(
             {
                 "image_id": image_id,
                 "category_id": int(category_id),
                 "bbox": [float(number) for number in np.maximum(box, 0.125)],
                 "score": float(generator.integers(1, 16) / 16),
-                "segmentation": encoded(mask),
+                "segmentation": rle_of(mask),
             }
         )
 
@@ -111,8 +111,8 @@ def silent(work):
         return work()
 
 
-def of_pycocotools(truth, results, detections=100):
-    """pycocotools' first six stats for "bbox" and "segm", None for -1. A mask's size is that of its area."""
+def pycocotools_scores(truth, results, detections=100):
+    """The first six statistics of pycocotools for "bbox" and "segm", with None for -1, and mask sizes by mask area."""
     found = {}
     for kind in ("bbox", "segm"):
         coco = COCO.__new__(COCO)
@@ -120,8 +120,8 @@ def of_pycocotools(truth, results, detections=100):
         coco.dataset = truth | {"annotations": [each.copy() for each in truth["annotations"]]}
         silent(coco.createIndex)
         dropped = "segmentation" if kind == "bbox" else "bbox"
-        given = [{name: value for name, value in result.items() if name != dropped} for result in results]
-        evaluation = COCOeval(coco, silent(lambda coco=coco, given=given: coco.loadRes(given)), kind)
+        kept = [{name: value for name, value in result.items() if name != dropped} for result in results]
+        evaluation = COCOeval(coco, silent(lambda coco=coco, kept=kept: coco.loadRes(kept)), kind)
         evaluation.params.maxDets = [1, 10, detections]
         silent(lambda evaluation=evaluation: (evaluation.evaluate(), evaluation.accumulate()))
         precision = evaluation.eval["precision"][..., -1]
@@ -134,12 +134,12 @@ def of_pycocotools(truth, results, detections=100):
     return found
 
 
-def of_torchmetrics(truth, results):
-    """What MeanAveragePrecision gives, None for -1."""
+def torchmetrics_scores(truth, results):
+    """The scores of MeanAveragePrecision, with None for -1."""
     coco = silent(lambda: COCO())
     coco.dataset = truth
     silent(coco.createIndex)
-    # its own thresholds are rounded to float32, so that a recall of exactly 0.07 or an IoU of 0.6 falls short of them
+    # its default thresholds are rounded to float32, above a recall of exactly 0.07 or an IoU of 0.6
     thresholds = {
         "iou_thresholds": np.linspace(0.5, 0.95, 10).tolist(),
         "rec_thresholds": np.linspace(0, 1, 101).tolist(),
@@ -152,27 +152,27 @@ def of_torchmetrics(truth, results):
         target = {
             "boxes": torch.tensor([each["bbox"] for each in objects]).reshape(-1, 4),
             "labels": torch.tensor([each["category_id"] for each in objects], dtype=torch.int64),
-            "masks": stacked([coco.annToMask(each) for each in objects], size),
+            "masks": stack_masks([coco.annToMask(each) for each in objects], size),
             "iscrowd": torch.tensor([each["iscrowd"] for each in objects], dtype=torch.int64),
             "area": torch.tensor([each["area"] for each in objects], dtype=torch.float64),
         }
         prediction = {
             "boxes": torch.tensor([each["bbox"] for each in found]).reshape(-1, 4),
             "labels": torch.tensor([each["category_id"] for each in found], dtype=torch.int64),
-            "masks": stacked([masks.decode(each["segmentation"]) for each in found], size),
+            "masks": stack_masks([masks.decode(each["segmentation"]) for each in found], size),
             "scores": torch.tensor([each["score"] for each in found]),
         }
         metric.update([prediction], [target])
     values = metric.compute()
-    theirs = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
+    keys = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
     return {
         kind: {
             name: None if values[f"{kind}_{key}"] == -1 else float(values[f"{kind}_{key}"])
-            for name, key in zip(NAMES, theirs, strict=True)
+            for name, key in zip(NAMES, keys, strict=True)
         }
         for kind in ("bbox", "segm")
     }
 
 
-def stacked(some, size):
-    return torch.from_numpy(np.stack(some)).bool() if some else torch.zeros(0, *size, dtype=torch.bool)
+def stack_masks(masks, size):
+    return torch.from_numpy(np.stack(masks)).bool() if masks else torch.zeros(0, *size, dtype=torch.bool)

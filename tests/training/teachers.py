@@ -1,4 +1,4 @@
-"""Small teachers, their labels, and selections of them."""
+"""Small teachers, their pseudo-labels, and selections of these."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ RECIPE = replace(DIGITS, data="", channels=3, image_size=8, batch_size=6, epochs
 
 
 def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int = 0, recipe: Recipe = RECIPE) -> Path:
-    """A folder with the weights of an untrained model, of a seed, which is sure of what it says."""
+    """Write an untrained model with confident predictions into a folder."""
     torch.manual_seed(seed)
     model = build_model(recipe, len(classes))
     head = model.get_classifier()
@@ -29,15 +29,15 @@ def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int
 
 
 def write_selection(shards: Path, folder: Path, *, top: int = 2, classes: tuple[str, ...] = CLASSES, **options) -> Path:
-    """A selection of an untrained teacher's labels for shards; teacher and labels lie beside it."""
+    """Write a teacher, its labels for the shards and a selection of them into a folder; return the selection."""
     folder.mkdir()
     label_shards(write_teacher(folder / "teacher", classes), str(shards), folder / "labels", top=top)
     select(folder / "labels", folder / "selection", **{"confidence": 0.0, **options})
     return folder / "selection"
 
 
-def changed(shards: Path, number: int, old: bytes, new: bytes) -> Path:
-    """Shards of which one has some bytes replaced."""
+def replace_bytes(shards: Path, number: int, old: bytes, new: bytes) -> Path:
+    """Replace bytes in one training shard, and return its path."""
     path = sorted(shards.glob("train-*.tar"))[number]
     content = path.read_bytes()
     assert old in content

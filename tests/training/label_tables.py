@@ -1,4 +1,4 @@
-"""Small tables of pseudo-labels, and what is to be selected of them by plain Python."""
+"""Small tables of pseudo-labels, and the selection in plain Python."""
 
 import hashlib
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ class Label(NamedTuple):
     confidence: float
 
 
-def some_labels(count: int, seed: int = 0, classes: int = 4) -> list[Label]:
-    """Labels of random classes, some more frequent, and confidences, half of them among a few values."""
+def random_labels(count: int, seed: int = 0, classes: int = 4) -> list[Label]:
+    """Labels with random classes of unequal frequency and random confidences, half of them from CONFIDENCES."""
     random = np.random.default_rng(seed)
     numbers = random.choice(classes, count, p=random.dirichlet(np.ones(classes)))
     chosen = np.where(random.random(count) < 0.5, random.choice(CONFIDENCES, count), random.random(count))
@@ -31,7 +31,7 @@ def some_labels(count: int, seed: int = 0, classes: int = 4) -> list[Label]:
 
 
 def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin = ORIGIN) -> Path:
-    """A folder with a table for each shard: train-00000.parquet and so on."""
+    """Write one table per shard into a folder: train-00000.parquet and so on."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, labels in enumerate(shards):
         first = np.array([label.class_number for label in labels], np.int32)
@@ -48,28 +48,30 @@ def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin
     return folder
 
 
-def expected(labels: Sequence[Label], confidence: float, per_class: int | None, seed: int) -> dict[str, int]:
-    """Copies by key, from sorted lists."""
+def expected_copies(labels: Sequence[Label], confidence: float, per_class: int | None, seed: int) -> dict[str, int]:
+    """The copies of each selected key, by sorting in Python."""
 
-    def chance(label: Label) -> int:
+    def hash_of(label: Label) -> int:
         return int.from_bytes(hashlib.md5(f"{seed} {label.key}".encode()).digest(), "little")
 
     copies = {}
     for number in {label.class_number for label in labels}:
-        mine = [x for x in labels if x.class_number == number and np.float32(x.confidence) >= np.float32(confidence)]
+        in_class = [
+            x for x in labels if x.class_number == number and np.float32(x.confidence) >= np.float32(confidence)
+        ]
         if per_class is None:
-            copies |= dict.fromkeys((x.key for x in mine), 1)
-        elif len(mine) > per_class:
-            best = sorted(mine, key=lambda x: (-np.float32(x.confidence), chance(x)))
+            copies |= dict.fromkeys((x.key for x in in_class), 1)
+        elif len(in_class) > per_class:
+            best = sorted(in_class, key=lambda x: (-np.float32(x.confidence), hash_of(x)))
             copies |= dict.fromkeys((x.key for x in best[:per_class]), 1)
-        elif mine:
-            base, extra = divmod(per_class, len(mine))
-            copies |= {x.key: base + (i < extra) for i, x in enumerate(sorted(mine, key=chance))}
+        elif in_class:
+            base, extra = divmod(per_class, len(in_class))
+            copies |= {x.key: base + (i < extra) for i, x in enumerate(sorted(in_class, key=hash_of))}
     return copies
 
 
 def copies_in(folder: Path) -> dict[str, int]:
-    """Copies by key in what was selected; a key that is there twice fails."""
+    """The copies of each key in a selection; duplicate keys fail."""
     copies: dict[str, int] = {}
     for path in sorted(folder.glob("*.parquet")):
         table, _ = read_table(path)

@@ -16,7 +16,7 @@ from lambdanets.locks import locked
 from lambdanets.training.pseudo_labels.labeling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.pseudo_labels.tables import open_labels, read_table
-from training.teaching import CLASSES, changed, write_teacher
+from training.teachers import CLASSES, replace_bytes, write_teacher
 
 SHARDS = [f"train-{number:05}" for number in range(8)]
 
@@ -38,7 +38,7 @@ def tables_in(folder):
     return {path.stem: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
 
 
-def test_each_training_shard_gets_a_table_with_its_own_keys(teacher, shards, tmp_path):
+def test_each_training_shard_gets_a_table_with_its_keys(teacher, shards, tmp_path):
     done = label_shards(teacher, str(shards), tmp_path / "out")
     assert (done.shards, done.images, done.unreadable, done.in_progress) == (8, 16, (), 0)
     images = open_shards(str(shards))[0]["train"]
@@ -51,7 +51,7 @@ def test_each_training_shard_gets_a_table_with_its_own_keys(teacher, shards, tmp
         assert table["position"].to_pylist() == [0, 1]
 
 
-def test_the_labels_are_the_teachers_own_most_probable_classes(teacher, shards, tmp_path):
+def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=3, batch_size=2)
     classifier = load_classifier(teacher)
     transform = classifier.card.preprocessing.transform()
@@ -70,20 +70,20 @@ def test_the_labels_are_the_teachers_own_most_probable_classes(teacher, shards, 
     assert number == 16
 
 
-def test_all_classes_are_kept_where_there_are_fewer_than_asked_for(teacher, shards, tmp_path):
+def test_top_is_limited_to_the_number_of_classes(teacher, shards, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=100)
     table, origin = read_table(tmp_path / "out/train-00000.parquet")
     assert origin.top == 4
     np.testing.assert_allclose([sum(row) for row in table["probabilities"].to_pylist()], 1, rtol=1e-6)
 
 
-def test_the_labels_do_not_depend_on_the_workers(teacher, shards, tmp_path):
+def test_labels_do_not_depend_on_workers(teacher, shards, tmp_path):
     for workers in (0, 1):
         label_shards(teacher, str(shards), tmp_path / str(workers), workers=workers)
     assert tables_in(tmp_path / "0") == tables_in(tmp_path / "1")
 
 
-def test_shards_without_classes_are_labelled_too(teacher, two_classes, tmp_path):
+def test_shards_without_classes_are_labeled(teacher, two_classes, tmp_path):
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=8)
     done = label_shards(teacher, str(tmp_path / "shards"), tmp_path / "out")
     assert (done.shards, done.images) == (3, 20)
@@ -98,21 +98,21 @@ def test_a_second_call_labels_nothing(teacher, shards, tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
 
 
-def test_labelling_that_was_stopped_goes_on_with_the_other_shards(teacher, shards, tmp_path):
+def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_path):
     with pytest.raises(StoppedError):
         label_shards(teacher, str(shards), tmp_path / "out", report=stop)
     assert [*tables_in(tmp_path / "out")] == SHARDS[:1]
     with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, such as train-00001.parquet; finish lambdanets"):
         select(tmp_path / "out", tmp_path / "selection")
-    told = []
+    reported = []
     done = label_shards(
-        teacher, str(shards), tmp_path / "out", report=lambda name, images, _: told.append((name, images))
+        teacher, str(shards), tmp_path / "out", report=lambda name, images, _: reported.append((name, images))
     )
-    assert told == [(f"{name}.tar", 2) for name in SHARDS[1:]]
+    assert reported == [(f"{name}.tar", 2) for name in SHARDS[1:]]
     assert (done.shards, done.images) == (7, 14)
 
 
-def test_a_locked_shard_is_left_to_the_process_that_holds_it(teacher, shards, tmp_path):
+def test_locked_shard_is_left_to_its_owner(teacher, shards, tmp_path):
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out/.train-00003.tar.lock", tmp_path):
         done = label_shards(teacher, str(shards), tmp_path / "out")
@@ -121,9 +121,9 @@ def test_a_locked_shard_is_left_to_the_process_that_holds_it(teacher, shards, tm
     assert label_shards(teacher, str(shards), tmp_path / "out").shards == 1
 
 
-def test_a_shard_of_a_host_that_is_gone_is_labelled_after_the_others(teacher, shards, tmp_path, monkeypatch, capsys):
+def test_shard_locked_by_a_dead_host_is_labeled_last(teacher, shards, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(locks, "EXPIRY_SECONDS", 1.0)
-    label_shards(teacher, str(shards), tmp_path / "whole")
+    label_shards(teacher, str(shards), tmp_path / "uninterrupted")
     with pytest.raises(StoppedError):
         label_shards(teacher, str(shards), tmp_path / "out", report=stop)
     (tmp_path / "out/train-00000.parquet").unlink()
@@ -134,12 +134,12 @@ def test_a_shard_of_a_host_that_is_gone_is_labelled_after_the_others(teacher, sh
     names = []
     label_shards(teacher, str(shards), tmp_path / "out", report=lambda name, *_: names.append(name))
     assert names[-1] == "train-00000.tar"
-    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "whole")
+    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "uninterrupted")
     assert capsys.readouterr().err.count("waiting 1 s to see if it is alive") == 1
 
 
 def in_processes(count, work):
-    """Run work(number, barrier) in processes of their own; their exit codes."""
+    """Run work(number, barrier) in forked processes, and return their exit codes."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
     processes = [context.Process(target=work, args=(number, barrier)) for number in range(count)]
@@ -152,30 +152,30 @@ def in_processes(count, work):
 
 @pytest.mark.forks
 @pytest.mark.slow
-def test_two_processes_label_every_shard_once(teacher, shards, tmp_path):
+def test_two_processes_label_each_shard_once(teacher, shards, tmp_path):
     def work(number, barrier):
         torch.set_num_threads(1)
-        with (tmp_path / f"told-{number}").open("w") as file:
+        with (tmp_path / f"labeled-{number}").open("w") as file:
             first = [True]
 
-            def tell(name, images, seconds):
+            def report(name, images, seconds):
                 file.write(f"{name}\n")
                 if first.pop() if first else False:
-                    barrier.wait(60)  # each has one shard, and holds it, before either goes on
+                    barrier.wait(60)  # each holds a shard before either continues
 
-            label_shards(teacher, str(shards), tmp_path / "out", report=tell)
+            label_shards(teacher, str(shards), tmp_path / "out", report=report)
 
     assert in_processes(2, work) == [0, 0]
-    told = [(tmp_path / f"told-{number}").read_text().split() for number in range(2)]
-    assert all(told)
-    assert sorted(told[0] + told[1]) == [f"{name}.tar" for name in SHARDS]
-    label_shards(teacher, str(shards), tmp_path / "alone")
-    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "alone")
+    labeled = [(tmp_path / f"labeled-{number}").read_text().split() for number in range(2)]
+    assert all(labeled)
+    assert sorted(labeled[0] + labeled[1]) == [f"{name}.tar" for name in SHARDS]
+    label_shards(teacher, str(shards), tmp_path / "single")
+    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "single")
 
 
 @pytest.mark.forks
 @pytest.mark.slow
-def test_what_a_killed_process_began_the_next_finishes(teacher, shards, tmp_path):
+def test_labeling_resumes_after_a_kill(teacher, shards, tmp_path):
     out = tmp_path / "out"
 
     def work(number, barrier):
@@ -191,7 +191,7 @@ def test_what_a_killed_process_began_the_next_finishes(teacher, shards, tmp_path
 
 
 @pytest.mark.parametrize("what", ["other weights", "top 2, not 3", "classes .*, not .*, other weights"])
-def test_a_folder_of_other_labels_is_refused_and_left_as_it_is(teacher, shards, what, tmp_path):
+def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shards, what, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=2)
     before = tables_in(tmp_path / "out")
     (tmp_path / "out/train-00000.parquet").unlink()
@@ -205,7 +205,7 @@ def test_a_folder_of_other_labels_is_refused_and_left_as_it_is(teacher, shards, 
     assert tables_in(tmp_path / "out") == {name: before[name] for name in SHARDS[1:]}
 
 
-def test_a_damaged_teacher_is_refused_before_a_folder_is_made(shards, tmp_path):
+def test_damaged_teacher_is_rejected_without_creating_a_folder(shards, tmp_path):
     weights = write_teacher(tmp_path / "teacher") / "weights.safetensors"
     whole = weights.read_bytes()
     for content in (whole[:-1], whole[:100], b""):
@@ -215,14 +215,14 @@ def test_a_damaged_teacher_is_refused_before_a_folder_is_made(shards, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_labels_for_other_images_is_refused(teacher, shards, two_classes, tmp_path):
+def test_rejects_a_folder_with_labels_of_other_images(teacher, shards, two_classes, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "more", images_per_shard=5)
     with pytest.raises(InputError, match="out has labels with other images; choose another folder"):
         label_shards(teacher, str(tmp_path / "more"), tmp_path / "out")
 
 
-def test_a_folder_that_holds_something_else_is_refused(teacher, shards, two_classes, tmp_path):
+def test_labeling_rejects_a_folder_with_unknown_content(teacher, shards, two_classes, tmp_path):
     with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
         label_shards(teacher, str(shards), two_classes)
     (tmp_path / "file").write_text("")
@@ -230,8 +230,8 @@ def test_a_folder_that_holds_something_else_is_refused(teacher, shards, two_clas
         label_shards(teacher, str(shards), tmp_path / "file")
 
 
-def test_images_that_cannot_be_read_are_left_out_named_and_counted(teacher, shards, tmp_path):
-    bad = changed(shards, 2, b"IHDR", b"XXXX")
+def test_labeling_lists_counts_and_skips_unreadable_images(teacher, shards, tmp_path):
+    bad = replace_bytes(shards, 2, b"IHDR", b"XXXX")
     done = label_shards(teacher, str(shards), tmp_path / "out")
     assert (done.shards, done.images, len(done.unreadable)) == (8, 15, 1)
     assert done.unreadable[0].startswith(f"{bad}/")
@@ -240,8 +240,8 @@ def test_images_that_cannot_be_read_are_left_out_named_and_counted(teacher, shar
     assert table["key"].to_pylist() == [open_shards(str(shards))[0]["train"].key(5)]
 
 
-def test_a_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tmp_path):
-    first, second = (changed(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
+def test_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tmp_path):
+    first, second = (replace_bytes(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
     with pytest.raises(InputError, match=rf"2 images cannot be read, more than max_unreadable \(1\): {first}/"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=1)
     assert [*tables_in(tmp_path / "out")] == SHARDS[:4]
@@ -249,7 +249,7 @@ def test_a_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, 
     assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 8
 
 
-def test_a_shard_that_cannot_be_had_is_labelled_once_it_can(teacher, shards, tmp_path):
+def test_missing_shard_is_labeled_once_available(teacher, shards, tmp_path):
     away = Path(shards, "train-00003.tar").rename(tmp_path / "away.tar")
     with pytest.raises(InputError, match=r"2 images cannot be read, more than max_unreadable \(0\)"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0)
@@ -267,7 +267,7 @@ def test_a_shard_that_cannot_be_had_is_labelled_once_it_can(teacher, shards, tmp
         ({"workers": -1}, "workers must be a whole number, at least 0 and at most 1,024, got -1"),
     ],
 )
-def test_options_out_of_their_range_are_refused_before_a_folder_is_made(teacher, shards, options, sentence, tmp_path):
+def test_invalid_options_are_rejected_without_creating_a_folder(teacher, shards, options, sentence, tmp_path):
     with pytest.raises(InputError, match=sentence):
         label_shards(teacher, str(shards), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""What a selection of pseudo-labels refuses, each in a sentence."""
+"""What a selection of pseudo-labels rejects, in one sentence each."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,7 +7,7 @@ import pytest
 from lambdanets.errors import InputError
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.pseudo_labels.tables import Origin, read_table, write_description
-from training.pseudo_labels import ORIGIN, Label, some_labels, write_labels
+from training.label_tables import ORIGIN, Label, random_labels, write_labels
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from training.pseudo_labels import ORIGIN, Label, some_labels, write_labels
         ({"confidence": 0.95}, r"confidence must be at most 0.9, the maximum of 2 rows in .*, got 0.95"),
     ],
 )
-def test_options_out_of_range_are_refused_and_nothing_is_made(tmp_path, options, sentence):
+def test_selection_rejects_options_out_of_range(tmp_path, options, sentence):
     write_labels(tmp_path / "in", [[Label("a", 0, 0.9), Label("b", 1, 0.2)]])
     with pytest.raises(InputError, match=sentence):
         select(tmp_path / "in", tmp_path / "out", **options)
@@ -38,23 +38,23 @@ def test_options_out_of_range_are_refused_and_nothing_is_made(tmp_path, options,
     ],
 )
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_folder_of_other_options_is_refused(tmp_path, options, sentence, finished):
-    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
+def test_selection_rejects_a_folder_of_other_options(tmp_path, options, sentence, finished):
+    select(write_labels(tmp_path / "in", [random_labels(20)]), tmp_path / "out")
     if not finished:
         (tmp_path / "out/selection.json").unlink()
     with pytest.raises(InputError, match=sentence):
         select(tmp_path / "in", tmp_path / "out", **options)
 
 
-def test_a_folder_of_other_labels_is_refused(tmp_path):
-    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
-    select(write_labels(tmp_path / "in", [some_labels(20), []]), tmp_path / "out2")
+def test_selection_rejects_a_folder_of_other_labels(tmp_path):
+    select(write_labels(tmp_path / "in", [random_labels(20)]), tmp_path / "out")
+    select(write_labels(tmp_path / "in", [random_labels(20), []]), tmp_path / "out2")
     with pytest.raises(InputError, match="out has a selection with other labels; choose another folder"):
         select(tmp_path / "in", tmp_path / "out")
 
 
-def test_folders_with_something_else_are_refused(tmp_path):
-    labels = write_labels(tmp_path / "in", [some_labels(20)])
+def test_selection_rejects_a_folder_with_unknown_content(tmp_path):
+    labels = write_labels(tmp_path / "in", [random_labels(20)])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("")
     for out, sentence in (
@@ -66,16 +66,16 @@ def test_folders_with_something_else_are_refused(tmp_path):
             select(labels, out)
 
 
-def test_a_damaged_selection_is_named(tmp_path):
-    select(write_labels(tmp_path / "in", [some_labels(20)]), tmp_path / "out")
+def test_selection_rejects_a_damaged_selection_json(tmp_path):
+    select(write_labels(tmp_path / "in", [random_labels(20)]), tmp_path / "out")
     for content in ("{", "[]", "{}"):
         (tmp_path / "out/selection.json").write_text(content)
         with pytest.raises(InputError, match=r"selection.json is damaged: .*; remove it and select again"):
             select(tmp_path / "in", tmp_path / "out")
 
 
-def test_mixed_teachers_damaged_and_impossible_tables_are_named(tmp_path):
-    labels = some_labels(20)
+def test_rejects_mixed_teachers_and_damaged_or_impossible_tables(tmp_path):
+    labels = random_labels(20)
     write_labels(tmp_path / "in", [labels, labels], Origin(ORIGIN.classes, {"model": "another"}, 2))
     write_description(tmp_path / "in", ORIGIN)
     with pytest.raises(InputError, match=r"train-0000\d.parquet has other classes or another teacher"):
@@ -99,7 +99,7 @@ def test_mixed_teachers_damaged_and_impossible_tables_are_named(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_labels_that_changed_before_resuming_are_noticed(tmp_path):
+def test_labels_changed_before_resuming_are_detected(tmp_path):
     write_labels(tmp_path / "in", [[Label("a", 0, 0.9), Label("b", 1, 0.9)]])
     size = (tmp_path / "in/train-00000.parquet").stat().st_size
     select(tmp_path / "in", tmp_path / "out")

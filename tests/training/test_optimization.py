@@ -1,4 +1,4 @@
-"""Averages of weights, schedules and optimizers against plain loops."""
+"""EMA, schedules and optimizers, compared with plain loops."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,8 +15,8 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import schedule_of, warmup_then_staircase
 
 
-class Few(LightningModule):
-    """Three weights, one that is not trained, and a buffer."""
+class ThreeWeights(LightningModule):
+    """A parameter of three elements and a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -24,80 +24,80 @@ class Few(LightningModule):
         self.register_buffer("count", torch.zeros(2))
 
 
-def averaged(decay, weights):
-    """What is left of weights, the first before any step, by the callback in Lightning's own order of calls."""
-    module, average = Few(), EMA(decay)
+def apply_ema(decay, weights):
+    """Apply the EMA callback to weights, the first of which are initial, in the order of calls of Lightning."""
+    module, ema = ThreeWeights(), EMA(decay)
     module.weight.data = weights[0].clone()
     trainer = SimpleNamespace(global_step=0, current_epoch=0)
-    average.setup(trainer, module, "fit")
+    ema.setup(trainer, module, "fit")
     for step, row in enumerate(weights[1:], 1):
         module.weight.data = row.clone()
         module.count.fill_(step)
         trainer.global_step = step
-        for part in range(2):  # a second call without a step in between counts for nothing
-            average.on_train_batch_end(trainer, module, None, None, part)
-    average.on_train_end(trainer, module)
+        for micro_batch in range(2):  # the second call, without an optimizer step in between, is ignored
+            ema.on_train_batch_end(trainer, module, None, None, micro_batch)
+    ema.on_train_end(trainer, module)
     return module
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.9999])
 @pytest.mark.parametrize("steps", [1, 2, 60])
-def test_the_average_is_the_formulas(decay, steps):
+def test_ema_equals_a_plain_loop(decay, steps):
     weights = torch.randn(steps + 1, 3, generator=torch.Generator().manual_seed(0)).cumsum(0)
     expected = weights[0].double()
     for step in range(1, steps + 1):
         kept = min(decay, (1 + step) / (10 + step))
         expected = expected + (1 - kept) * (weights[step].double() - expected)
-    module = averaged(decay, weights)
+    module = apply_ema(decay, weights)
     torch.testing.assert_close(module.weight.double(), expected, rtol=2e-6, atol=2e-6, check_dtype=False)
     assert module.count.tolist() == [steps, steps]
 
 
-def test_equal_weights_are_their_own_average():
+def test_ema_of_constant_weights_is_exact():
     weights = torch.tensor([[0.1, 0.7, -3.3]]).repeat(9, 1)
-    assert torch.equal(averaged(0.9999, weights).weight, weights[0])
+    assert torch.equal(apply_ema(0.9999, weights).weight, weights[0])
 
 
-def test_validation_sees_the_average_and_training_goes_on_with_the_weights():
-    module, average = Few(), EMA(0.9)
+def test_ema_weights_are_validated_and_raw_weights_trained():
+    module, ema = ThreeWeights(), EMA(0.9)
     trainer = SimpleNamespace(global_step=1, current_epoch=0)
-    average.setup(trainer, module, "fit")
+    ema.setup(trainer, module, "fit")
     module.weight.data = torch.full((3,), 5.0)
-    average.on_train_batch_end(trainer, module, None, None, 0)
-    average.on_validation_epoch_start(trainer, module)
+    ema.on_train_batch_end(trainer, module, None, None, 0)
+    ema.on_validation_epoch_start(trainer, module)
     torch.testing.assert_close(module.weight.data, torch.tensor([1.0, -2.0, 3.0]).lerp(torch.full((3,), 5.0), 9 / 11))
-    average.on_validation_epoch_end(trainer, module)
+    ema.on_validation_epoch_end(trainer, module)
     assert module.weight.tolist() == [5.0] * 3
 
 
-def test_a_staircase_stands_still_and_falls_after_each_length():
+def test_staircase_schedule_is_constant_between_decays():
     scale = [warmup_then_staircase(step, 4, 3, 0.5) for step in range(13)]
     assert scale == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
-def test_a_staircase_may_have_steps_of_part_of_an_epoch():
+def test_staircase_schedule_accepts_fractional_lengths():
     scale = [warmup_then_staircase(step, 0, 2.5, 0.5) for step in range(6)]
     assert scale == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
 
 
-def test_without_warm_up_both_schedules_begin_at_the_peak():
+def test_schedules_without_warmup_begin_at_the_peak():
     for schedule in ("cosine", "staircase"):
         assert schedule_of(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "staircase"])
-def test_a_recipes_schedule_counts_in_epochs(schedule):
+def test_schedule_lengths_are_in_epochs(schedule):
     recipe = replace(DIGITS, epochs=8, warmup_epochs=1.5, schedule=schedule, decay=0.5, decay_epochs=2)
     scale = [schedule_of(recipe, 4)(step) for step in range(32)]
     assert scale[:6] == pytest.approx([step / 6 for step in range(1, 7)])
     assert max(scale) == scale[6] == 1
-    assert all(one >= other for one, other in pairwise(scale[5:]))
+    assert all(first >= second for first, second in pairwise(scale[5:]))
     if schedule == "staircase":
         assert [step for step in range(7, 32) if scale[step] != scale[step - 1]] == [14, 22, 30]
 
 
-def steps_of(fields, gradients, start):
-    """Weights after each step of the recipe's optimizer, in float64."""
+def weights_after_steps(fields, gradients, start):
+    """The weights after each step of the recipe's optimizer, in float64."""
     model = nn.Linear(3, 1, bias=False).double()
     model.weight.data = start.clone()
     recipe = replace(DIGITS, warmup_epochs=0, **fields)
@@ -113,21 +113,21 @@ START = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_rmsprop_is_tensorflows(weight_decay):
+def test_rmsprop_equals_tensorflows(weight_decay):
     fields = {"optimizer": "rmsprop", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": weight_decay}
-    weight, square, moving = START.clone(), torch.ones_like(START), torch.zeros_like(START)
-    for gradient, after in zip(GRADIENTS, steps_of(fields, GRADIENTS, START), strict=True):
+    weight, square, velocity = START.clone(), torch.ones_like(START), torch.zeros_like(START)
+    for gradient, after in zip(GRADIENTS, weights_after_steps(fields, GRADIENTS, START), strict=True):
         gradient = gradient + weight_decay * weight
         square = 0.9 * square + 0.1 * gradient**2
-        moving = 0.8 * moving + 0.1 * gradient / (square + 1e-10).sqrt()
-        weight = weight - moving
+        velocity = 0.8 * velocity + 0.1 * gradient / (square + 1e-10).sqrt()
+        weight = weight - velocity
         torch.testing.assert_close(after, weight, rtol=1e-12, atol=1e-12)
 
 
-def test_sgd_has_plain_momentum():
+def test_sgd_momentum_equals_a_plain_loop():
     fields = {"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.1}
-    weight, moving = START.clone(), torch.zeros_like(START)
-    for gradient, after in zip(GRADIENTS, steps_of(fields, GRADIENTS, START), strict=True):
-        moving = 0.8 * moving + gradient + 0.1 * weight
-        weight = weight - 0.1 * moving
+    weight, velocity = START.clone(), torch.zeros_like(START)
+    for gradient, after in zip(GRADIENTS, weights_after_steps(fields, GRADIENTS, START), strict=True):
+        velocity = 0.8 * velocity + gradient + 0.1 * weight
+        weight = weight - 0.1 * velocity
         torch.testing.assert_close(after, weight, rtol=1e-12, atol=1e-12)

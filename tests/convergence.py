@@ -1,4 +1,4 @@
-"""Trainings that must reach something: how soon they do depends on the processor."""
+"""Training until a metric is reached: the number of steps needed depends on the processor."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,9 +9,9 @@ Result = TypeVar("Result")
 
 
 def train_until(reached: Callable[[Result], Any], train: Callable[[int], Result]) -> Result:
-    """The result of train(1), else of train(2), else of train(4), for so many times as long, once it is reached.
+    """Train for 1, 2 and 4 times the usual length, each from scratch, and return the first result that is reached.
 
-    Each trains from the beginning. Fails with the last result where none reaches it.
+    Fails with the last result if none is.
     """
     for times in (1, 2, 4):
         result = train(times)

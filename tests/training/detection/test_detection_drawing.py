@@ -3,16 +3,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from made_up_detections import made_up_truth, perturbed
 from PIL import Image
+from synthetic_detections import perturbed, synthetic_truth
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.drawing import MIN_SIDE, contact_sheet, draw_precision_recall, overlay
 
 
-def pixels(picture):
-    return np.asarray(picture).astype(int)
+def pixels(image):
+    return np.asarray(image).astype(int)
 
 
 @pytest.fixture
@@ -30,46 +30,46 @@ def objects():
     }
 
 
-GREY = Image.new("L", (40, 32), 90)
+GRAY = Image.new("L", (40, 32), 90)
 
 
-def test_a_small_image_is_enlarged_and_its_objects_tinted_in_colours_of_their_own(objects):
-    picture = overlay(GREY, **objects)
-    assert picture.size == (640, 512)
-    shown = pixels(picture)
-    first, second, outside = shown[9 * 16, 20 * 16], shown[24 * 16, 20 * 16], shown[16 * 16, 2 * 16]
+def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
+    drawing = overlay(GRAY, **objects)
+    assert drawing.size == (640, 512)
+    values = pixels(drawing)
+    first, second, outside = values[9 * 16, 20 * 16], values[24 * 16, 20 * 16], values[16 * 16, 2 * 16]
     assert outside.tolist() == [90, 90, 90]
     assert np.abs(first - outside).max() > 30
     assert np.abs(second - outside).max() > 30
     assert np.abs(first - second).max() > 60
 
 
-def test_a_large_image_keeps_its_size(objects):
+def test_large_images_keep_their_size(objects):
     assert overlay(Image.new("RGB", (700, 500)), **objects | {"masks": None}).size == (700, 500)
 
 
-def test_masks_may_be_probabilities_as_they_come_from_a_detector(objects):
+def test_overlay_accepts_mask_probabilities(objects):
     probabilities = objects["masks"][:, None].float() * 0.9 + 0.05
-    assert overlay(GREY, **objects) == overlay(GREY, **objects | {"masks": probabilities})
+    assert overlay(GRAY, **objects) == overlay(GRAY, **objects | {"masks": probabilities})
 
 
-def test_masks_may_be_made_one_at_a_time_each_where_there_is_any_of_it(objects):
+def test_overlay_accepts_a_function_of_cropped_masks(objects):
     patches = [CroppedMask(4, 5, np.ones((10, 30), bool)), CroppedMask(18, 5, np.ones((12, 30), bool))]
-    assert overlay(GREY, **objects) == overlay(GREY, **objects | {"masks": patches.__getitem__})
+    assert overlay(GRAY, **objects) == overlay(GRAY, **objects | {"masks": patches.__getitem__})
 
 
-def test_names_are_written_and_scores_only_where_there_are_some(objects):
-    pictures = [overlay(GREY, **objects | change) for change in ({}, {"scores": None}, {"names": ["cow", "dog"]})]
-    assert len({picture.tobytes() for picture in pictures}) == 3
+def test_overlay_draws_names_and_scores(objects):
+    drawings = [overlay(GRAY, **objects | change) for change in ({}, {"scores": None}, {"names": ["cow", "dog"]})]
+    assert len({drawing.tobytes() for drawing in drawings}) == 3
 
 
-def test_a_name_hides_no_small_object(objects):
+def test_names_do_not_cover_small_objects(objects):
     small = {
         "boxes": torch.tensor([[5.0, 4, 35, 30], [5, 3, 6, 4]]),
         "masks": torch.zeros(2, 32, 40, dtype=torch.bool),
     }
     small["masks"][1, 3:4, 5:6] = True
-    long, short = (overlay(GREY, **objects | small | {"names": [name, ""]}) for name in ("a" * 20, ""))
+    long, short = (overlay(GRAY, **objects | small | {"names": [name, ""]}) for name in ("a" * 20, ""))
     assert long != short
     # right above the first object's corner, where its name would begin
     assert np.array_equal(pixels(long)[50:60, 84:92], pixels(short)[50:60, 84:92])
@@ -79,38 +79,38 @@ def test_a_name_hides_no_small_object(objects):
 def test_names_of_any_script_are_drawn_without_a_warning(objects, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        overlay(GREY, **objects | {"names": [name, name]})
+        overlay(GRAY, **objects | {"names": [name, name]})
 
 
 @pytest.mark.parametrize("size", [(1, 1), (300, 1), (1, 900), (2, 3)])
-def test_thin_images_can_be_drawn(size):
+def test_overlay_accepts_one_pixel_wide_images(size):
     width, height = size
     boxes, masks = torch.tensor([[0.0, 0, width, height]]), torch.ones(1, height, width, dtype=torch.bool)
-    picture = overlay(Image.new("L", size), boxes, torch.tensor([1]), None, masks, ["cat"])
-    assert max(picture.size) >= MIN_SIDE
-    assert pixels(picture).max() > 100
+    drawing = overlay(Image.new("L", size), boxes, torch.tensor([1]), None, masks, ["cat"])
+    assert max(drawing.size) >= MIN_SIDE
+    assert pixels(drawing).max() > 100
 
 
 @pytest.mark.parametrize("box", [[30.0, 20, 10, 5], [-50, -50, 500, 500], [7, 7, 7, 7], [60, 60, 70, 70]])
-def test_boxes_that_are_turned_beyond_the_image_or_of_no_extent_can_be_drawn(box):
-    overlay(GREY, torch.tensor([box]), torch.tensor([1]), torch.tensor([0.5]), None, ["cat"])
+def test_overlay_accepts_boxes_outside_the_image_or_without_area(box):
+    assert overlay(GRAY, torch.tensor([box]), torch.tensor([1]), torch.tensor([0.5]), None, ["cat"]).size == (640, 512)
 
 
-def test_an_image_without_objects_is_shown_as_it_is():
-    picture = overlay(GREY, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), torch.zeros(0, 1, 32, 40), [])
-    assert set(pixels(picture).reshape(-1)) == {90}
+def test_overlay_without_objects_leaves_the_image_unchanged():
+    drawing = overlay(GRAY, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), torch.zeros(0, 1, 32, 40), [])
+    assert set(pixels(drawing).reshape(-1)) == {90}
 
 
-def test_a_contact_sheet_has_the_truth_to_the_left_of_the_prediction():
+def test_contact_sheet_has_ground_truth_left_of_predictions():
     rows = [(Image.new("RGB", (50, 40), "red"), Image.new("RGB", (50, 40), "blue"))] * 2
-    shown = pixels(contact_sheet(rows))
-    red, blue = (np.flatnonzero((shown == colour).all(2).any(0)) for colour in ([255, 0, 0], [0, 0, 255]))
+    values = pixels(contact_sheet(rows))
+    red, blue = (np.flatnonzero((values == color).all(2).any(0)) for color in ([255, 0, 0], [0, 0, 255]))
     assert (len(red), len(blue)) == (50, 50)
     assert red.max() < blue.min()
-    assert (shown == [255, 0, 0]).all(2).sum() == 2 * 50 * 40
+    assert (values == [255, 0, 0]).all(2).sum() == 2 * 50 * 40
 
 
-def test_a_contact_sheet_reduces_large_pictures_and_may_be_empty():
+def test_contact_sheet_shrinks_large_images_and_may_be_empty():
     large = Image.new("RGB", (3000, 20))
     assert contact_sheet([(large, large)]).width < 1700
     assert contact_sheet([]).width > 200
@@ -118,12 +118,12 @@ def test_a_contact_sheet_reduces_large_pictures_and_may_be_empty():
 
 @pytest.mark.figures
 @pytest.mark.parametrize("objects", ["some", "none"])
-def test_curves_are_drawn_as_a_png(tmp_path, objects):
-    truth = made_up_truth(0)
+def test_precision_recall_curves_are_drawn_as_png(tmp_path, objects):
+    truth = synthetic_truth(0)
     scores = evaluate(truth, perturbed(truth, 0)) if objects == "some" else evaluate(truth | {"annotations": []}, [])
     draw_precision_recall(scores, tmp_path / "curves.png")
-    with Image.open(tmp_path / "curves.png") as picture:
-        assert picture.format == "PNG"
-        shown = pixels(picture.convert("RGB"))
-    assert ((shown == [0xC2, 0x41, 0x0C]).all(2).sum() > 50) == (objects == "some")
+    with Image.open(tmp_path / "curves.png") as drawing:
+        assert drawing.format == "PNG"
+        values = pixels(drawing.convert("RGB"))
+    assert ((values == [0xC2, 0x41, 0x0C]).all(2).sum() > 50) == (objects == "some")
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]

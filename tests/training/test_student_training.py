@@ -1,4 +1,4 @@
-"""Training on labelled and pseudo-labelled images together."""
+"""Training a student on labeled and pseudo-labeled images."""
 
 import json
 import shutil
@@ -13,15 +13,15 @@ from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
 from lambdanets.training.classification.quicktest import small
-from training.runs import assert_same_end, broken_off
-from training.teaching import write_selection
+from training.runs import assert_same_result, interrupted_run
+from training.teachers import write_selection
 
 DIGITS = tuple("0123456789")
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory):
-    """A folder with `shards` of 30 digits to train on and 10 others, and `student/selection` of their labels."""
+def data(tmp_path_factory):
+    """A folder with `shards`, of 30 digits for training and others for validation, and `student/selection`."""
     folder = tmp_path_factory.mktemp("digits")
     splits = subset(open_splits("digits", validation_share=0.01), 30, 0)
     write_shards(splits, folder / "shards", images_per_shard=5)
@@ -30,13 +30,13 @@ def material(tmp_path_factory):
 
 
 @pytest.fixture
-def together(material):
-    """A recipe of 5 steps an epoch, of 6 labelled and 9 pseudo-labelled images."""
+def recipe(data):
+    """A recipe with 5 steps per epoch, each of 6 labeled and 9 pseudo-labeled images."""
     return replace(
         digits.recipe,
-        data=str(material / "shards"),
-        pseudo_images=str(material / "shards"),
-        pseudo_labels=str(material / "student/selection"),
+        data=str(data / "shards"),
+        pseudo_images=str(data / "shards"),
+        pseudo_labels=str(data / "student/selection"),
         pseudo_ratio=1.5,
         image_size=8,
         epochs=2,
@@ -51,38 +51,38 @@ def together(material):
 
 @pytest.mark.parametrize(
     ("step", "fields"),
-    [(3, {}), (5, {"pseudo_targets": "hard"}), (8, {"micro_batch": 5, "ema_decay": 0.9})],
+    [(5, {"pseudo_targets": "hard"}), (8, {"micro_batch": 5, "ema_decay": 0.9})],
 )
-def test_a_run_that_broke_off_goes_on_and_ends_with_the_same_bits(together, step, fields, tmp_path, monkeypatch):
-    together = replace(together, **fields)
-    run.start(together, tmp_path / "whole")
-    run.resume(broken_off(together, tmp_path / "broken", monkeypatch, step))
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+def test_interrupted_student_training_resumes_to_the_same_bits(recipe, step, fields, tmp_path, monkeypatch):
+    recipe = replace(recipe, **fields)
+    run.start(recipe, tmp_path / "whole")
+    run.resume(interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step))
+    assert_same_result(tmp_path / "whole", tmp_path / "interrupted")
 
 
-def test_both_sets_count_as_images_and_labels_are_told_apart(together, tmp_path):
-    soft = run.start(replace(together, epochs=1), tmp_path / "soft")
-    hard = run.start(replace(together, epochs=1, pseudo_targets="hard"), tmp_path / "hard")
+def test_soft_and_hard_targets_train_differently(recipe, tmp_path):
+    soft = run.start(replace(recipe, epochs=1), tmp_path / "soft")
+    hard = run.start(replace(recipe, epochs=1, pseudo_targets="hard"), tmp_path / "hard")
     assert soft["training_images"] == hard["training_images"] == 30
     rows = [(tmp_path / name / "metrics.csv").read_text() for name in ("soft", "hard")]
     assert rows[0] != rows[1]
 
 
-def test_a_run_does_not_go_on_with_another_selection(together, material, tmp_path, monkeypatch):
-    folder = broken_off(together, tmp_path / "run", monkeypatch)
-    other = write_selection(material / "shards", tmp_path / "other", classes=DIGITS, top=3, per_class=11)
-    (folder / "recipe.json").write_text(replace(together, pseudo_labels=str(other)).to_json())
+def test_student_does_not_resume_with_another_selection(recipe, data, tmp_path, monkeypatch):
+    folder = interrupted_run(recipe, tmp_path / "run", monkeypatch)
+    other = write_selection(data / "shards", tmp_path / "other", classes=DIGITS, top=3, per_class=11)
+    (folder / "recipe.json").write_text(replace(recipe, pseudo_labels=str(other)).to_json())
     with pytest.raises(InputError, match="the data has changed since the run started"):
         run.resume(folder)
 
 
-def test_a_run_goes_on_where_the_selection_has_moved(together, material, tmp_path, monkeypatch):
-    run.start(together, tmp_path / "whole")
-    folder = broken_off(together, tmp_path / "broken", monkeypatch)
-    shutil.copytree(material / "student/selection", tmp_path / "moved")
-    (folder / "recipe.json").write_text(replace(together, pseudo_labels=str(tmp_path / "moved")).to_json())
+def test_student_resumes_from_a_moved_selection(recipe, data, tmp_path, monkeypatch):
+    run.start(recipe, tmp_path / "whole")
+    folder = interrupted_run(recipe, tmp_path / "interrupted", monkeypatch)
+    shutil.copytree(data / "student/selection", tmp_path / "moved")
+    (folder / "recipe.json").write_text(replace(recipe, pseudo_labels=str(tmp_path / "moved")).to_json())
     run.resume(folder)
-    assert_same_end(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "whole", folder)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_run_goes_on_where_the_selection_has_moved(together, material, tmp_pat
         ),
     ],
 )
-def test_fields_that_do_not_go_together_are_refused(fields, sentence):
+def test_rejects_invalid_pseudo_label_fields(fields, sentence):
     with pytest.raises(InputError, match=sentence):
         replace(digits.recipe, **fields)
 
@@ -113,23 +113,23 @@ def test_fields_that_do_not_go_together_are_refused(fields, sentence):
         ({"pseudo_images": "nowhere"}, "nowhere"),
     ],
 )
-def test_what_is_missing_is_refused_before_a_folder_is_made(together, fields, sentence, tmp_path):
+def test_missing_pseudo_labels_are_rejected_without_creating_a_folder(recipe, fields, sentence, tmp_path):
     with pytest.raises(InputError, match=sentence):
-        run.start(replace(together, **fields), tmp_path / "run")
+        run.start(replace(recipe, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_table_ends_the_run_in_a_sentence(together, material, tmp_path, capsys):
-    selection = write_selection(material / "shards", tmp_path / "other", classes=DIGITS)
+def test_damaged_table_stops_the_run_with_one_sentence(recipe, data, tmp_path, capsys):
+    selection = write_selection(data / "shards", tmp_path / "other", classes=DIGITS)
     for path in selection.glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:-20])
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/recipe.json").write_text(replace(together, pseudo_labels=str(selection)).to_json())
+    (tmp_path / "run/recipe.json").write_text(replace(recipe, pseudo_labels=str(selection)).to_json())
     assert main(["train", "--resume", str(tmp_path / "run")]) == 2
     assert "is damaged" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_from_shards_to_a_student_on_the_command_line(material, tmp_path, capsys):
+def test_shards_teacher_and_student_on_the_command_line(data, tmp_path, capsys):
     def lambdanets(*arguments):
         assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
         return capsys.readouterr().out
@@ -143,21 +143,21 @@ def test_from_shards_to_a_student_on_the_command_line(material, tmp_path, capsys
     shards, out = tmp_path / "shards", tmp_path / "labels"
     lambdanets("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--processes", 1)
     lambdanets("train", "--data", shards, *small, "--run", tmp_path / "teacher")
-    said = lambdanets("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
-    assert "20 images in 4 shards labelled" in said
-    assert f"lambdanets pseudo-label select {out} SELECTION" in said
+    output = lambdanets("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
+    assert "20 images in 4 shards labelled" in output
+    assert f"lambdanets pseudo-label select {out} SELECTION" in output
     lambdanets("pseudo-label", "select", out, tmp_path / "selection", "--confidence", 0, "--per-class", 4)
     pseudo = ("--pseudo-labels", tmp_path / "selection", "--pseudo-images", shards, "--pseudo-ratio", 0.5)
-    said = lambdanets("train", "--data", shards, *small, *pseudo, "--run", tmp_path / "student")
+    output = lambdanets("train", "--data", shards, *small, *pseudo, "--run", tmp_path / "student")
     result = json.loads((tmp_path / "student/result.json").read_text())
-    assert said.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
+    assert output.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
     lambdanets("evaluate", tmp_path / "student")
 
 
-def test_a_quicktest_that_was_stopped_goes_on(together, tmp_path, monkeypatch):
-    def recipe():
-        return small(replace(together, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
+def test_interrupted_quicktest_resumes(recipe, tmp_path, monkeypatch):
+    def quicktest():
+        return small(replace(recipe, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
 
-    broken_off(recipe(), tmp_path / "run", monkeypatch, 5)
-    result = run.start(recipe(), tmp_path / "run")
+    interrupted_run(quicktest(), tmp_path / "run", monkeypatch, 5)
+    result = run.start(quicktest(), tmp_path / "run")
     assert (result["epochs"], result["training_images"]) == (2, 12)

@@ -32,7 +32,7 @@ BOXES = (0.482, 0.60, 0.50, 0.299, 0.509, 0.649)
 MASKS = (0.426, 0.55, 0.45, 0.242, 0.456, None)
 
 
-def test_rows_are_in_percent_with_gains_over_the_first(make_run):
+def test_rows_are_in_percent_with_gains_over_the_first_row(make_run):
     plain = make_run("plain", BOXES, MASKS)
     ours = make_run("ours", (0.494, 0.5996, 0.51, 0.317, 0.522, 0.65), MASKS, model="l", options={"scope": 7})
     header, _, first, second, _, closing = report([plain, ours], "markdown").splitlines()
@@ -48,12 +48,12 @@ def test_rows_are_in_percent_with_gains_over_the_first(make_run):
     assert closing == "Average precision in percent on nuclei, 98 images. In brackets: gain over the first row."
 
 
-def test_a_loss_has_its_sign(make_run):
+def test_losses_have_a_minus_sign(make_run):
     runs = [make_run("plain", BOXES, MASKS), make_run("ours", (0.47, *BOXES[1:]), MASKS, model="l")]
     assert "47.0 (-1.2)" in report(runs, "markdown")
 
 
-def test_seeds_share_a_row_with_their_mean_and_deviation(make_run):
+def test_seeds_share_a_row_with_mean_and_std(make_run):
     runs = [make_run(f"seed{seed}", (ap, *BOXES[1:]), MASKS, seed=seed) for seed, ap in enumerate((0.4, 0.42, 0.47))]
     runs.append(make_run("other", BOXES, MASKS, model="l"))
     _, _, first, second, _, closing = report(runs, "markdown").splitlines()
@@ -62,31 +62,31 @@ def test_seeds_share_a_row_with_their_mean_and_deviation(make_run):
     assert closing.endswith("After ±: standard deviation over seeds.")
 
 
-def test_runs_of_one_model_that_differ_otherwise_have_rows_that_tell_by_what(make_run):
+def test_rows_of_one_model_name_the_fields_that_differ(make_run):
     runs = [make_run("a", BOXES, MASKS), make_run("b", BOXES, MASKS, changes={"epochs": 9})]
     text = report(runs, "text")
     assert "resnet50 epochs=3" in text
     assert "resnet50 epochs=9" in text
 
 
-def of_file(name, content):
+def file_hash(name, content):
     return {"name": name, "sha256": content * 64}
 
 
-def test_runs_that_began_from_other_weights_do_not_share_a_row_which_says_from_which(make_run):
+def test_runs_from_different_initial_weights_have_separate_rows(make_run):
     runs = [
         make_run("fresh", BOXES, MASKS),
         make_run("old", BOXES, MASKS, seed=1, first_weights=None),
-        make_run("tuned", BOXES, MASKS, seed=1, first_weights=of_file("coco.safetensors", "a")),
-        make_run("moved", BOXES, MASKS, seed=2, first_weights=of_file("elsewhere.safetensors", "a")),
+        make_run("tuned", BOXES, MASKS, seed=1, first_weights=file_hash("coco.safetensors", "a")),
+        make_run("moved", BOXES, MASKS, seed=2, first_weights=file_hash("elsewhere.safetensors", "a")),
     ]
     fresh, tuned = report(runs, "markdown").splitlines()[2:4]
     assert fresh.startswith("| resnet50 | 44.1 | 2 |")
     assert tuned.startswith("| resnet50 from coco.safetensors | 44.1 | 2 |")
 
 
-def test_weights_of_one_name_are_told_apart(make_run):
-    runs = [make_run(of, BOXES, MASKS, first_weights=of_file("best.safetensors", of)) for of in "ab"]
+def test_initial_weights_of_the_same_name_are_distinguished_by_hash(make_run):
+    runs = [make_run(of, BOXES, MASKS, first_weights=file_hash("best.safetensors", of)) for of in "ab"]
     lines = report(runs, "markdown").splitlines()[2:4]
     assert [line.split(" | ")[0] for line in lines] == [
         "| resnet50 from best.safetensors (aaaaaaaa)",
@@ -94,7 +94,7 @@ def test_weights_of_one_name_are_told_apart(make_run):
     ]
 
 
-def test_sets_of_one_content_are_the_same_wherever_they_lie(make_run):
+def test_data_of_equal_hash_share_a_row_at_any_path(make_run):
     runs = [
         make_run(
             place,
@@ -102,8 +102,8 @@ def test_sets_of_one_content_are_the_same_wherever_they_lie(make_run):
             MASKS,
             seed=seed,
             data=f"{place}/train.json and {place}/val.json",
-            training_data=of_file(f"{place}/train.json", "a"),
-            validation_data=of_file(f"{place}/val.json", "b"),
+            training_data=file_hash(f"{place}/train.json", "a"),
+            validation_data=file_hash(f"{place}/val.json", "b"),
         )
         for seed, place in enumerate(("here", "there"))
     ]
@@ -112,12 +112,12 @@ def test_sets_of_one_content_are_the_same_wherever_they_lie(make_run):
     assert closing.startswith("Average precision in percent on here/val.json, 98 images.")
 
 
-def test_runs_that_learnt_from_other_data_have_rows_that_tell_from_which(make_run):
-    validation = {"validation_data": of_file("val.json", "b")}
+def test_rows_name_different_training_data(make_run):
+    validation = {"validation_data": file_hash("val.json", "b")}
     runs = [
-        make_run("a", BOXES, MASKS, training_data=of_file("train.json", "a"), **validation),
-        make_run("b", BOXES, MASKS, seed=1, training_data=of_file("train.json", "c"), **validation),
-        make_run("c", BOXES, MASKS, seed=2, training_data=of_file("more.json", "d"), data="others", **validation),
+        make_run("a", BOXES, MASKS, training_data=file_hash("train.json", "a"), **validation),
+        make_run("b", BOXES, MASKS, seed=1, training_data=file_hash("train.json", "c"), **validation),
+        make_run("c", BOXES, MASKS, seed=2, training_data=file_hash("more.json", "d"), data="others", **validation),
     ]
     *lines, _, closing = report(runs, "markdown").splitlines()[2:]
     assert [line.split(" | ")[0] for line in lines] == [
@@ -128,23 +128,23 @@ def test_runs_that_learnt_from_other_data_have_rows_that_tell_from_which(make_ru
     assert closing.startswith("Average precision in percent on val.json, 98 images.")
 
 
-def test_annotations_changed_at_the_same_path_are_other_data(make_run):
-    runs = [make_run(of, BOXES, MASKS, validation_data=of_file("val.json", of)) for of in "ab"]
+def test_rejects_runs_scored_on_annotations_that_changed(make_run):
+    runs = [make_run(of, BOXES, MASKS, validation_data=file_hash("val.json", of)) for of in "ab"]
     with pytest.raises(
         InputError, match=r"measured on the same data, got .*, 98 images \(.*b\), whose annotations differ"
     ):
         report(runs, "text")
 
 
-def test_an_older_result_without_hashes_is_of_the_data_of_its_path(make_run):
-    hashes = {"training_data": of_file("train.json", "a"), "validation_data": of_file("val.json", "b")}
+def test_results_without_hashes_are_compared_by_path(make_run):
+    hashes = {"training_data": file_hash("train.json", "a"), "validation_data": file_hash("val.json", "b")}
     runs = [make_run("old", BOXES, MASKS), make_run("new", BOXES, MASKS, seed=1, **hashes)]
     assert report(runs, "markdown").splitlines()[2].startswith("| resnet50 | 44.1 | 2 |")
     with pytest.raises(InputError, match="measured on the same data"):
         report([*runs, make_run("elsewhere", BOXES, MASKS, seed=2, data="others")], "text")
 
 
-def test_for_the_terminal_boxes_and_masks_are_tables_below_each_other(make_run):
+def test_text_report_has_one_table_for_boxes_and_one_for_masks(make_run):
     lines = report([make_run("a", BOXES, MASKS)], "text").splitlines()
     assert lines[0].split()[:4] == ["model", "params", "(M)", "seeds"]
     assert lines[0].split()[4:] == " ".join(f"box {name}" for name in NAMES).split()
@@ -155,12 +155,12 @@ def test_for_the_terminal_boxes_and_masks_are_tables_below_each_other(make_run):
     assert lines[-1] == "Average precision in percent on nuclei, 98 images."
 
 
-def test_a_sign_of_markdown_in_an_option_does_not_end_its_cell(make_run):
+def test_markdown_characters_in_options_are_escaped(make_run):
     text = report([make_run("a", BOXES, MASKS, options={"pattern": "L|L"})], "markdown")
     assert "| resnet50 pattern=L\\|L |" in text
 
 
-def test_runs_that_cannot_be_reported_are_refused(make_run, tmp_path):
+def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
     good = make_run("good", BOXES, MASKS)
     with pytest.raises(InputError, match="at least one folder of a run, got none"):
         report([], "text")
@@ -185,13 +185,13 @@ def test_runs_that_cannot_be_reported_are_refused(make_run, tmp_path):
         ({"recipe": None}, "recipe must be an object, got None"),
     ],
 )
-def test_a_damaged_result_is_refused(make_run, change, message):
+def test_report_rejects_a_damaged_result_json(make_run, change, message):
     with pytest.raises(InputError, match=rf"result\.json is damaged: {message}"):
         report([make_run("a", BOXES, MASKS, **change)], "text")
 
 
 @pytest.mark.parametrize("content", ["{", "3"])
-def test_a_result_that_is_no_whole_json_is_refused(tmp_path, content):
+def test_report_rejects_a_result_that_is_not_json(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(InputError, match=r"result\.json is damaged"):
         report([tmp_path], "text")

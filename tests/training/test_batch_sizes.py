@@ -9,7 +9,7 @@ from lambdanets.inference import classification
 from lambdanets.inference.classification import LARGEST_BATCH, batch_size_that_fits, evaluate
 from lambdanets.inference.classifier import Classifier, load_classifier, predict_files
 from lambdanets.training.pseudo_labels.labeling import label_shards
-from training.teaching import RECIPE, write_teacher
+from training.teachers import RECIPE, write_teacher
 
 CLASSES = ("dark", "light")
 
@@ -22,59 +22,59 @@ def classifier(two_classes, tmp_path):
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """The sizes of the batches that are classified."""
+    """The sizes of the batches passed to the classifier."""
     sizes = []
     classify = Classifier.probabilities
 
-    def noted(classifier, images):
+    def record(classifier, images):
         sizes.append(len(images))
         return classify(classifier, images)
 
-    monkeypatch.setattr(Classifier, "probabilities", noted)
+    monkeypatch.setattr(Classifier, "probabilities", record)
     return sizes
 
 
-def fitting_into(free, classifier, monkeypatch):
+def batch_size_for(free, classifier, monkeypatch):
     monkeypatch.setattr(classification, "free_memory", lambda device: free)
     return batch_size_that_fits(classifier)
 
 
-def test_batch_size_is_what_fits_into_memory(classifier, monkeypatch):
-    assert fitting_into(10**12, classifier, monkeypatch) == LARGEST_BATCH
-    some = fitting_into(10**7, classifier, monkeypatch)
+def test_batch_size_fits_into_memory(classifier, monkeypatch):
+    assert batch_size_for(10**12, classifier, monkeypatch) == LARGEST_BATCH
+    some = batch_size_for(10**7, classifier, monkeypatch)
     # the maps of 16 channels at 8 x 8 after the first convolution, norm and activation alone
     assert 2 < some < 10**7 / (3 * 16 * 8 * 8 * 4)
-    assert fitting_into(2 * 10**7, classifier, monkeypatch) in (2 * some, 2 * some + 1)
-    assert fitting_into(0, classifier, monkeypatch) == 2
+    assert batch_size_for(2 * 10**7, classifier, monkeypatch) in (2 * some, 2 * some + 1)
+    assert batch_size_for(0, classifier, monkeypatch) == 2
 
 
-def test_a_set_is_evaluated_in_batches_that_fit_with_the_same_outcome(classifier, sizes, monkeypatch):
-    everything = evaluate(classifier)
+def test_evaluation_does_not_depend_on_the_batch_size(classifier, sizes, monkeypatch):
+    one_batch = evaluate(classifier)
     assert sizes[1:] == [4]
     sizes.clear()
     monkeypatch.setattr(classification, "free_memory", lambda device: 0)
-    in_twos = evaluate(classifier)
+    batches_of_2 = evaluate(classifier)
     assert sizes[1:] == [2, 2]
-    assert everything.predicted.tolist() == in_twos.predicted.tolist()
-    np.testing.assert_allclose(everything.confidence, in_twos.confidence, rtol=1e-4)
+    assert one_batch.predicted.tolist() == batches_of_2.predicted.tolist()
+    np.testing.assert_allclose(one_batch.confidence, batches_of_2.confidence, rtol=1e-4)
 
 
-def test_files_are_predicted_one_at_a_time(classifier, two_classes, sizes):
+def test_predict_files_uses_batch_size_1(classifier, two_classes, sizes):
     assert len(list(predict_files(classifier, find_images([str(two_classes)]), []))) == 20
     assert sizes == [1] * 20
 
 
 @pytest.mark.parametrize(
-    ("given", "free", "size"),
+    ("batch_size", "free", "expected"),
     [(None, 0, 2), (None, 10**12, 20), (5, 0, 5)],
 )
-def test_images_are_labelled_as_many_at_a_time_as_given_or_as_fit(
-    given, free, size, two_classes, tmp_path, sizes, monkeypatch
+def test_labeling_uses_the_given_batch_size_or_the_largest_that_fits(
+    batch_size, free, expected, two_classes, tmp_path, sizes, monkeypatch
 ):
     monkeypatch.setattr(classification, "free_memory", lambda device: free)
     teacher = write_teacher(tmp_path / "a")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=20)
-    label_shards(teacher, str(tmp_path / "shards"), tmp_path / "labels", batch_size=given)
-    asked = sizes if given else sizes[1:]  # without the one that tells what fits
-    assert sum(asked) == 20
-    assert asked[0] == max(asked) == size
+    label_shards(teacher, str(tmp_path / "shards"), tmp_path / "labels", batch_size=batch_size)
+    used = sizes if batch_size else sizes[1:]  # without the batch that measures memory
+    assert sum(used) == 20
+    assert used[0] == max(used) == expected

@@ -1,4 +1,4 @@
-"""Whether what is found in a set comes to its scores: a model that knows the truth has an average precision of 1."""
+"""Validation and detect_in_set, with a model that returns the ground truth."""
 
 import pytest
 
@@ -13,9 +13,9 @@ from training.detection.tiny_detection import tiny_recipe
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
-    """A recipe that counts all that is found, and the larger of its sets."""
-    recipe = tiny_recipe(tmp_path_factory.mktemp("judging"), detections=100, batch_size=3)
+def recipe_and_images(tmp_path_factory):
+    """A recipe that keeps all detections, and its training set."""
+    recipe = tiny_recipe(tmp_path_factory.mktemp("validation"), detections=100, batch_size=3)
     return recipe, open_sets(recipe)[0]
 
 
@@ -25,8 +25,8 @@ def detector_of(recipe, images, **more):
     return Detector(Oracle(images, **more), card_of(recipe, names, ids))
 
 
-def test_the_truth_is_judged_to_be_the_truth(opened):
-    recipe, images = opened
+def test_an_oracle_scores_1(recipe_and_images):
+    recipe, images = recipe_and_images
     found = detect_set(detector_of(recipe, images), images)
     assert found.read == [0, 1, 2, 3]
     assert len(found.results) == sum(not each.crowd for known in images.annotations.images for each in known.objects)
@@ -34,16 +34,16 @@ def test_the_truth_is_judged_to_be_the_truth(opened):
         assert scores["AP"] == scores["AP50"] == scores["AP75"] == 1
 
 
-def test_what_is_not_found_counts(opened):
-    recipe, images = opened
+def test_missed_objects_lower_the_score(recipe_and_images):
+    recipe, images = recipe_and_images
     scores = detect_set(detector_of(recipe, images, blind=(0, 1)), images).scores.summary()
     assert 0 < scores["segm"]["AP"] < 1
     assert scores["segm"]["AP"] == pytest.approx(scores["bbox"]["AP"])
 
 
 @pytest.mark.parametrize("blind", [(), (0, 1)])
-def test_validation_measures_what_judging_does(opened, blind):
-    recipe, images = opened
+def test_validation_scores_equal_those_of_detect_in_set(recipe_and_images, blind):
+    recipe, images = recipe_and_images
     module = Detection(Oracle(images, blind), recipe, images, 1, "")
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     module.on_validation_epoch_start()
@@ -55,19 +55,19 @@ def test_validation_measures_what_judging_does(opened, blind):
     assert f"mask AP {summary['segm']['AP']:.4f}" in module.format_validated()
 
 
-def test_masks_of_one_image_are_there_at_a_time_however_many_images_a_batch_has(opened):
-    recipe, images = opened
+def test_images_are_detected_one_at_a_time_in_any_batch_size(recipe_and_images):
+    recipe, images = recipe_and_images
     detector = detector_of(recipe, images)
     detect_set(detector, images)
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()
     for number, batch in enumerate(evaluation_batches(images, recipe.batch_size)):
         module.validation_step(batch, number)
-    assert detector.model.most_at_a_time == module.model.most_at_a_time == 1
+    assert detector.model.max_batch_size == module.model.max_batch_size == 1
 
 
-def test_a_validation_of_which_nothing_could_be_read_measures_nothing(opened):
-    recipe, images = opened
+def test_validation_without_readable_images_has_no_scores(recipe_and_images):
+    recipe, images = recipe_and_images
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()
     module.on_validation_epoch_end()

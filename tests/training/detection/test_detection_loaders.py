@@ -26,7 +26,7 @@ RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
 
 
 def known_image(*annotations, height=20, width=30):
-    """What is known of an image with such annotations."""
+    """A parsed image with these annotations."""
     image = coco_files.image(1, height=height, width=width)
     content = coco_files.to_json(coco_files.content(*annotations, images=[image]))
     return parse_annotations(content, Path("here")).images[0]
@@ -41,21 +41,21 @@ def disc(number, height, width, y, x, radius, **fields):
     return coco_files.annotation(number, bbox=box, area=1.0, segmentation=[points.ravel().tolist()], **fields)
 
 
-def grown(mask):
-    """A mask (h, w) with the pixels beside it."""
+def dilated(mask):
+    """A mask (h, w), dilated by one pixel."""
     return F.max_pool2d(mask[None].float(), 3, 1, 1)[0] > 0
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    """An image with a bright disc on dark ground, and what is known of it, which is the disc."""
+    """An image with a bright disc on a dark background, and its annotation."""
     height, width, y, x, radius = 61, 97, 34.0, 60.0, 21.0
     image = Image.new("L", (width, height), 10)
     ImageDraw.Draw(image).ellipse([x - radius, y - radius, x + radius, y + radius], fill=250)
     return image, known_image(disc(1, height, width, y, x, radius), height=height, width=width)
 
 
-def test_masks_are_where_the_image_shows_the_object_after_the_same_scale_crop_and_flip(drawn):
+def test_masks_follow_scale_crop_and_flip_of_the_image(drawn):
     flipped = cropped = 0
     for seed in range(60):
         random.seed(seed)
@@ -66,14 +66,14 @@ def test_masks_are_where_the_image_shows_the_object_after_the_same_scale_crop_an
             continue
         mask, shown = target["masks"][0] > 0, image[0] > 0.5
         assert target["masks"].dtype == torch.uint8
-        assert not (mask & ~grown(shown)).any()
-        assert not (shown & ~grown(mask)).any()
+        assert not (mask & ~dilated(shown)).any()
+        assert not (shown & ~dilated(mask)).any()
         flipped += bool(mask[:, : mask.shape[1] // 2].sum() > mask[:, mask.shape[1] // 2 :].sum())
     assert flipped > 5  # the disc is to the right of the middle
     assert cropped > 5
 
 
-def test_boxes_enclose_their_masks_and_are_no_larger_than_the_whole_object(drawn):
+def test_boxes_enclose_their_masks_and_do_not_exceed_the_object(drawn):
     whole = 0
     for seed in range(60):
         random.seed(seed)
@@ -94,19 +94,19 @@ def test_boxes_enclose_their_masks_and_are_no_larger_than_the_whole_object(drawn
 
 
 @pytest.mark.parametrize("jitter", [0.2, 0.4])
-def test_what_the_mask_head_learns_of_an_object_lies_in_the_middle_of_its_box(drawn, jitter):
-    # half a pixel to the right and down in the image, which torchvision's roi_align takes back
+def test_mask_targets_are_centered_in_their_boxes(drawn, jitter):
+    # torchvision's roi_align shifts by half a pixel to the left and up, so the image is shifted to the right and down
     recipe = replace(RECIPE, image_size=97, jitter=(jitter, jitter), flip=0.0)
     _, target = augment(*drawn, recipe)
-    learnt = project_masks_on_boxes(target["masks"], target["boxes"], torch.zeros(1), 28)[0]
+    learned = project_masks_on_boxes(target["masks"], target["boxes"], torch.zeros(1), 28)[0]
     width, height = (target["boxes"][0, 2:] - target["boxes"][0, :2]).tolist()
     middles = (torch.arange(28) + 0.5) / 28 - 0.5
     for axis, side in ((0, width), (1, height)):
-        assert abs((learnt.sum(axis) * middles).sum() / learnt.sum()) * side < 0.2  # pixels
+        assert abs((learned.sum(axis) * middles).sum() / learned.sum()) * side < 0.2  # pixels
 
 
-def test_the_box_of_an_object_that_the_crop_cuts_is_that_of_what_is_left_of_its_mask():
-    corner = [0, 0, 30, 0, 30, 4, 4, 4, 4, 20, 0, 20]  # an L: of most crops one arm is left, whose box is thin
+def test_box_of_a_cropped_object_is_that_of_its_remaining_mask():
+    corner = [0, 0, 30, 0, 30, 4, 4, 4, 4, 20, 0, 20]  # an L: most crops contain one arm, whose box is thin
     known = known_image(coco_files.annotation(1, bbox=[0, 0, 30, 20], segmentation=[corner], area=184))
     recipe = replace(RECIPE, image_size=15, jitter=(2.0, 2.0))  # crops of 15 x 15 pixels
     cut = 0
@@ -120,7 +120,7 @@ def test_the_box_of_an_object_that_the_crop_cuts_is_that_of_what_is_left_of_its_
     assert cut > 5
 
 
-def test_the_box_of_an_object_that_the_crop_does_not_cut_is_the_annotated_one():
+def test_box_of_an_uncropped_object_is_the_annotated_box():
     known = known_image(coco_files.annotation(1, bbox=[12, 8, 5, 4], segmentation=[[13, 9, 16, 9, 16, 11, 13, 11]]))
     random.seed(0)
     recipe = replace(RECIPE, image_size=28, jitter=(30 / 28, 30 / 28), flip=0.0)  # at scale one, cropped
@@ -129,7 +129,7 @@ def test_the_box_of_an_object_that_the_crop_does_not_cut_is_the_annotated_one():
     assert (right - left, top, bottom) == (5, 8, 12)
 
 
-def test_at_scale_one_without_a_flip_an_image_that_fits_stays_as_it_is(drawn):
+def test_scale_1_without_flip_leaves_an_image_unchanged(drawn):
     image, known = drawn
     recipe = replace(RECIPE, image_size=97, jitter=(1.0, 1.0), flip=0.0)
     same, target = augment(image, known, recipe)
@@ -137,13 +137,13 @@ def test_at_scale_one_without_a_flip_an_image_that_fits_stays_as_it_is(drawn):
     assert target["boxes"].tolist() == [pytest.approx(known.objects[0].box, abs=1e-4)]
 
 
-def test_a_category_is_a_label_from_one_in_the_order_of_the_ids():
+def test_labels_are_category_ids_in_order_from_1():
     known = known_image(coco_files.annotation(1, category_id=7), coco_files.annotation(2, category_id=3))
     _, target = augment(Image.new("L", (30, 20)), known, replace(RECIPE, jitter=(1.0, 1.0)))
     assert target["labels"].tolist() == [2, 1]
 
 
-def test_crowds_are_not_learnt_from():
+def test_crowds_are_not_trained_on():
     runs = {"size": [20, 30], "counts": [0, 600]}
     crowd = coco_files.annotation(2, iscrowd=1, segmentation=runs, bbox=[0, 0, 30, 20], area=600, category_id=3)
     known = known_image(coco_files.annotation(1), crowd)
@@ -152,7 +152,7 @@ def test_crowds_are_not_learnt_from():
     assert target["labels"].tolist() == [2]
 
 
-def test_an_image_without_objects_has_empty_targets_of_its_size():
+def test_image_without_objects_has_empty_targets():
     image, target = augment(Image.new("RGB", (30, 20)), known_image(), RECIPE)
     assert target["boxes"].shape == (0, 4)
     assert target["labels"].shape == (0,)
@@ -161,7 +161,7 @@ def test_an_image_without_objects_has_empty_targets_of_its_size():
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 5000), (5000, 1)])
-def test_a_strip_keeps_a_row_and_its_object(height, width):
+def test_one_pixel_wide_image_keeps_its_object(height, width):
     long = max(height, width)
     box = [0, 0, width, height]
     strip = coco_files.annotation(1, bbox=box, segmentation=[[0, 0, width, 0, width, height, 0, height]], area=long)
@@ -174,7 +174,7 @@ def test_a_strip_keeps_a_row_and_its_object(height, width):
         assert target["boxes"].tolist() == [pytest.approx([0, 0, image.shape[2], image.shape[1]], abs=1e-4)]
 
 
-def test_an_object_of_which_a_crop_or_a_scale_leaves_nothing_is_left_out():
+def test_objects_without_remaining_pixels_are_left_out():
     speck = coco_files.annotation(1, bbox=[2, 3, 1, 1], segmentation=[[2, 3, 3, 3, 3, 4, 2, 4]], area=1)
     hair = coco_files.annotation(3, bbox=[0, 0, 30, 20], segmentation=[[5, 0, 6, 0, 6, 20, 5, 20]], area=20)
     known = known_image(speck, coco_files.annotation(2), hair)
@@ -182,7 +182,7 @@ def test_an_object_of_which_a_crop_or_a_scale_leaves_nothing_is_left_out():
     assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 1
 
 
-def test_of_more_objects_than_max_objects_so_many_are_drawn_anew_each_time():
+def test_max_objects_are_sampled_again_each_time():
     known = known_image(*(coco_files.annotation(number, bbox=[number, 3, 6, 6]) for number in range(1, 13)))
     recipe = replace(RECIPE, image_size=30, jitter=(1.0, 1.0), flip=0.0, max_objects=3)
     drawn = []
@@ -201,9 +201,9 @@ def as_png(image):
     return file.getvalue()
 
 
-def test_images_of_any_mode_come_in_three_colours_from_zero_to_one():
-    grey = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30).astype(np.uint8))
-    files = {f"{mode}.png": as_png(grey.convert(mode)) for mode in ("L", "RGBA", "P", "1")}
+def test_images_of_any_mode_become_rgb_in_0_to_1():
+    gray = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30).astype(np.uint8))
+    files = {f"{mode}.png": as_png(gray.convert(mode)) for mode in ("L", "RGBA", "P", "1")}
     images = [coco_files.image(number, name) for number, name in enumerate(files, 1)]
     objects = [coco_files.annotation(number, number) for number in range(1, 5)]
     annotations = parse_annotations(coco_files.to_json(coco_files.content(*objects, images=images)), Path("here"))
@@ -221,22 +221,22 @@ def test_images_of_any_mode_come_in_three_colours_from_zero_to_one():
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """Of a set of 7 images, of which one has no objects any more."""
-    return tiny_recipe(tmp_path_factory.mktemp("feeding"), batch_size=3, jitter=(0.1, 2.0))
+    """A recipe with random scales and batches of 3 images."""
+    return tiny_recipe(tmp_path_factory.mktemp("loaders"), batch_size=3, jitter=(0.1, 2.0))
 
 
 def batches_of(recipe, batch_slice=BatchSlice()):  # noqa: B008 - it is frozen
     return training_batches(recipe, open_sets(recipe)[0], batch_slice)
 
 
-def test_batches_are_the_same_for_any_number_of_workers(recipe):
-    alone = list(islice(batches_of(recipe), 2))
-    made = batches_of(replace(recipe, workers=2))
-    assert_same(alone, list(made))
-    made.close()
+def test_detection_batches_do_not_depend_on_workers(recipe):
+    expected = list(islice(batches_of(recipe), 2))
+    batches = batches_of(replace(recipe, workers=2))
+    assert_same(expected, list(batches))
+    batches.close()
 
 
-def test_batches_are_the_same_after_a_resumption(recipe):
+def test_detection_batches_resume_in_mid_epoch(recipe):
     whole = batches_of(recipe)
     first, second = list(whole), list(whole)
     assert not torch.equal(first[0].images[0], second[0].images[0])
@@ -245,16 +245,16 @@ def test_batches_are_the_same_after_a_resumption(recipe):
     assert_same([*first[1:], *second], [*resumed, *resumed])
 
 
-def test_the_parts_of_processes_are_the_images_of_a_step(recipe):
+def test_ranks_divide_the_images_of_a_step(recipe):
     step = next(iter(batches_of(recipe)))
-    parts = [next(iter(batches_of(recipe, batch_slice=BatchSlice(rank, 3)))) for rank in range(3)]
-    assert [len(part.images) for part in parts] == [1, 1, 1]
-    assert {part.step_images for part in parts} == {3}
-    for image, part in zip(step.images, parts, strict=True):
-        assert torch.equal(image, part.images[0])
+    batches = [next(iter(batches_of(recipe, batch_slice=BatchSlice(rank, 3)))) for rank in range(3)]
+    assert [len(batch.images) for batch in batches] == [1, 1, 1]
+    assert {batch.step_images for batch in batches} == {3}
+    for image, batch in zip(step.images, batches, strict=True):
+        assert torch.equal(image, batch.images[0])
 
 
-def test_what_is_validated_on_comes_in_order_and_as_it_is(recipe):
+def test_validation_images_are_in_order_and_unchanged(recipe):
     validation = open_sets(recipe)[1]
     batches = list(evaluation_batches(validation, 1))
     assert [batch.indices.tolist() for batch in batches] == [[0], [1]]
@@ -264,7 +264,7 @@ def test_what_is_validated_on_comes_in_order_and_as_it_is(recipe):
         assert torch.equal((batch.images[0][0] * 255).round().to(torch.uint8), torch.from_numpy(np.array(image)))
 
 
-def test_an_image_that_cannot_be_read_is_left_out_of_its_batch_and_named(tmp_path):
+def test_unreadable_image_is_left_out_of_its_batch_and_listed(tmp_path):
     recipe = tiny_recipe(tmp_path, batch_size=4)
     (tmp_path / "train/train_00002.png").write_bytes(b"no image")
     (batch,) = batches_of(recipe)

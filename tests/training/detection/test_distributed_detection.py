@@ -1,11 +1,10 @@
-"""Detection trained by two processes."""
+"""Detection trained on two ranks."""
 
 import contextlib
 import io
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,16 @@ from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.module import VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.tasks import read_recipe
-from training.detection.constructed_detector import check_scores
+from training.detection.constructed_detector import assert_nontrivial_scores
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-from training.runs import assert_same_end, by_two_processes, train_together
+from training.runs import assert_same_result, run_on_two_ranks, train_on_ranks
 
 IMAGES = 2
 
 
 def batch_of(images: int) -> DetectionBatch:
-    """So many times the same image with two objects, of a step of IMAGES."""
+    """Copies of one image with two objects, from a step of IMAGES images."""
     image = torch.rand(3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
     masks[0, 2:9, 3:10] = masks[1, 7:15, 1:6] = 1
@@ -42,7 +41,7 @@ def batch_of(images: int) -> DetectionBatch:
 
 
 def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Tensor]:
-    """Of this share of a step in float64, batch norm in eval mode."""
+    """Gradients of this slice of a step in float64, with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(recipe, 10).double()
     module = Detection(model, recipe, open_sets(recipe)[1], 1, "", batch_slice=batch_slice)
@@ -51,10 +50,10 @@ def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Te
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()
-    caller = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
+    step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
     for _ in range(batch_slice.accumulation_steps):
         images = IMAGES // batch_slice.world_size // batch_slice.accumulation_steps
-        (caller(batch_of(images)) / batch_slice.accumulation_steps).backward()  # as Lightning does
+        (step(batch_of(images)) / batch_slice.accumulation_steps).backward()  # as Lightning does
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -68,34 +67,34 @@ class _Step(nn.Module):
         return self._training_step(batch, 0)["loss"]
 
 
-@pytest.mark.parametrize("way", ["two processes", "two parts"])
-def test_images_that_are_alike_give_the_gradients_of_one_process_however_they_are_divided(way, tmp_path):
-    """Only of images that are alike: each loss is a mean over the regions sampled in a part, of which other images have
-    another number, so that a region's share depends on who is in its part. Here all regions are sampled: there are 252
-    anchors, of which at most 256 are taken, and 12 proposals, of which a quarter of 64 may be objects."""
+@pytest.mark.parametrize("division", ["two ranks", "two micro-batches"])
+def test_gradients_of_equal_images_do_not_depend_on_their_division(division, tmp_path):
+    """Of equal images only: each loss is a mean over the regions sampled in a micro-batch, and their number depends on
+    its images. Here all regions are sampled: there are 252 anchors, of which at most 256 are sampled, and 12 proposals,
+    of which a quarter of 64 may be objects."""
     plain = {"image_size": 16, "proposals": 10, "sampled_regions": 64, "drop_path": 0.0}
     recipe = tiny_recipe(tmp_path / "digits", **plain)
-    alone = gradients(recipe, BatchSlice())
-    if way == "two processes":
-        divided, _ = by_two_processes(lambda rank: gradients(recipe, BatchSlice(rank, 2)), tmp_path)
+    expected = gradients(recipe, BatchSlice())
+    if division == "two ranks":
+        divided, _ = run_on_two_ranks(lambda rank: gradients(recipe, BatchSlice(rank, 2)), tmp_path)
     else:
         divided = gradients(recipe, BatchSlice(accumulation_steps=2))
-    largest = max(gradient.abs().max() for gradient in alone)
+    largest = max(gradient.abs().max() for gradient in expected)
     assert largest > 0
-    for one, other in zip(alone, divided, strict=True):
-        assert (one - other).abs().max() < 1e-12 * largest
+    for whole, part in zip(expected, divided, strict=True):
+        assert (whole - part).abs().max() < 1e-12 * largest
 
 
 def validated(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str, float], list[list[int]]]:
-    """What this share of a validation, blind in the last image, measures, and of which images the truth was."""
+    """The scores of this slice of a validation, blind in the last image, and the ids of the scored images."""
     images = open_sets(recipe)[1]
     module = Detection(Oracle(images, blind=[len(images) - 1]), recipe, images, 1, "", batch_slice=batch_slice)
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     scored = []
 
-    def evaluate(truth, *given, **more):
+    def evaluate(truth, *arguments, **options):
         scored.append([image["id"] for image in truth["images"]])
-        return score(truth, *given, **more)
+        return score(truth, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         score = detection.evaluate
@@ -107,37 +106,37 @@ def validated(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[st
     return module.validated, scored
 
 
-def test_two_processes_measure_all_images_of_validation_though_each_sees_some(tmp_path):
+def test_two_ranks_score_all_validation_images(tmp_path):
     write_scattered_digits(tmp_path / "digits", 1, 3, 0)
     recipe = tiny_recipe(tmp_path / "digits", detections=100)
-    alone = validated(recipe, BatchSlice())
-    assert alone[0].keys() == VALIDATED.keys()
-    assert all(0.1 < score < 0.9 for score in alone[0].values())
-    assert alone[1] == [[1, 2, 3]]
-    first, second = by_two_processes(lambda rank: validated(recipe, BatchSlice(rank, 2)), tmp_path)
-    assert first == alone
-    assert second == (alone[0], [])  # as the first has told it
+    expected = validated(recipe, BatchSlice())
+    assert expected[0].keys() == VALIDATED.keys()
+    assert all(0.1 < score < 0.9 for score in expected[0].values())
+    assert expected[1] == [[1, 2, 3]]
+    first, second = run_on_two_ranks(lambda rank: validated(recipe, BatchSlice(rank, 2)), tmp_path)
+    assert first == expected
+    assert second == (expected[0], [])  # broadcast from the first
 
 
 def resumed(rank: int, folder: Path) -> tuple[int, str]:
-    """The exit code of the command that resumes a run in one of two processes, and what it prints."""
+    """The exit code and stdout of the command that resumes a run, on one of two ranks."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        return main(["detect", "train", "--resume", str(folder)]), said.getvalue()
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        return main(["detect", "train", "--resume", str(folder)]), output.getvalue()
 
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_two_processes_that_are_killed_go_on_to_the_same_bits(trained_detector, tmp_path):
-    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), epochs=3)
-    assert train_together(recipe, tmp_path / "whole", 2) == [0, 0]
-    assert -signal.SIGKILL in train_together(recipe, tmp_path / "killed", 2, last_step=3)
+def test_two_killed_detection_ranks_resume_to_the_same_bits(trained_detector, tmp_path):
+    recipe = read_recipe(trained_detector / "run/recipe.json")
+    assert train_on_ranks(recipe, tmp_path / "whole", 2) == [0, 0]
+    assert -signal.SIGKILL in train_on_ranks(recipe, tmp_path / "killed", 2, kill_at=3)
     assert not (tmp_path / "killed/result.json").exists()
-    first, second = by_two_processes(lambda rank: resumed(rank, tmp_path / "killed"), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: resumed(rank, tmp_path / "killed"), tmp_path)
     assert first[0] == second[0] == 0, first
     assert first[1].splitlines()[-1].startswith("masks  AP ")
     assert second[1] == ""
-    assert_same_end(tmp_path / "whole", tmp_path / "killed")
-    check_scores(tmp_path / "killed")
+    assert_same_result(tmp_path / "whole", tmp_path / "killed")
+    assert_nontrivial_scores(tmp_path / "killed")
     assert json.loads((tmp_path / "killed/result.json").read_text())["processes"] == 2

@@ -12,7 +12,7 @@ from lambdanets.training.classification.loaders import make_transform
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_any_image_becomes_the_recipes_square(channels, training):
+def test_transforms_give_squares_of_the_recipes_size(channels, training):
     recipe = replace(DIGITS, channels=channels, image_size=12)
     image = Image.new("L" if channels == 1 else "RGB", (31, 17), 128 if channels == 1 else (128, 128, 128))
     tensor = (make_transform(recipe) if training else recipe.preprocessing.transform())(image)
@@ -20,7 +20,7 @@ def test_any_image_becomes_the_recipes_square(channels, training):
     torch.testing.assert_close(tensor, torch.full_like(tensor, (128 / 255 - 0.5) / 0.25))
 
 
-def test_evaluation_takes_the_middle_of_a_long_image():
+def test_evaluation_crops_the_center():
     pixels = np.zeros((10, 30), np.uint8)
     pixels[:, 10:20] = 255
     tensor = Preprocessing(image_size=10).transform()(Image.fromarray(pixels))
@@ -28,11 +28,11 @@ def test_evaluation_takes_the_middle_of_a_long_image():
 
 
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
-def test_a_strip_is_cropped_before_it_is_enlarged(size):
+def test_long_images_are_cropped_before_they_are_resized(size):
     assert center_square(Image.new("L", size)).size == (1, 1)
     assert Preprocessing(image_size=224).transform()(Image.new("L", size)).shape == (1, 224, 224)
 
 
-def test_an_unknown_policy_is_refused():
+def test_rejects_an_unknown_rand_augment_policy():
     with pytest.raises(ValueError, match="rand_augment must be a policy like rand-m10-n2, got 'nonsense'"):
         make_transform(replace(DIGITS, rand_augment="nonsense"))

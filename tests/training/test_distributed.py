@@ -1,0 +1,228 @@
+"""Training with several ranks, as torchrun starts them."""
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.nn.parallel import DistributedDataParallel
+
+from lambdanets.cli import main
+from lambdanets.data.datasets import open_splits
+from lambdanets.data.order import BatchSlice
+from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.training import launching, run
+from lambdanets.training.classification.loaders import make_batches
+from lambdanets.training.classification.model import build_model
+from lambdanets.training.classification.module import Classification
+from lambdanets.training.recipe import Recipe
+from training.runs import assert_same_result, at_step, run_on_two_ranks, train_on_ranks
+
+RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
+
+
+def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
+    """Gradients of the second step in float64, with batch norm in eval mode, accumulated over micro-batches."""
+    torch.manual_seed(0)
+    model = build_model(RECIPE, 10).double()
+    module = Classification(model, RECIPE, 10, 1, "", batch_slice=batch_slice)
+    module.log = lambda *_, **__: None  # Lightning's needs a trainer
+    for norm in model.modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            norm.eval()
+    loader = make_batches(RECIPE, open_splits("digits").train, training=True, batch_slice=batch_slice)
+    batches = list(loader)[batch_slice.accumulation_steps :]
+    step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
+    for batch in batches[: batch_slice.accumulation_steps]:
+        loss = step(batch._replace(images=batch.images.double()))
+        (loss / batch_slice.accumulation_steps).backward()  # as Lightning does
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+class _Step(nn.Module):
+    def __init__(self, module: Classification) -> None:
+        super().__init__()
+        self.model = module.model
+        self._training_step = module.training_step
+
+    def forward(self, batch):
+        return self._training_step(batch, 0)["loss"]
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_gradients_of_two_ranks_equal_those_of_one(accumulation_steps, tmp_path):
+    actual, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps)), tmp_path)
+    expected = gradients(BatchSlice())
+    largest = max(gradient.abs().max() for gradient in expected)
+    for one_rank, two_ranks in zip(expected, actual, strict=True):
+        assert (one_rank - two_ranks).abs().max() < 1e-12 * largest
+
+
+def test_gradient_accumulation_equals_the_whole_batch():
+    expected, actual = gradients(BatchSlice()), gradients(BatchSlice(accumulation_steps=4))
+    largest = max(gradient.abs().max() for gradient in expected)
+    for whole, accumulated in zip(expected, actual, strict=True):
+        assert (whole - accumulated).abs().max() < 1e-12 * largest
+
+
+# Random augmentations, EMA and micro-batches; 2 epochs of 4 steps.
+FIELDS = {
+    "data": "digits", "training_images": 64, "validation_share": 0.02, "batch_size": 16, "image_size": 8, "epochs": 2,
+    "micro_batch": 4, "ema_decay": 0.9, "drop_path": 0.1, "rand_augment": "rand-m5-n1", "checkpoint_every": 3,
+}  # fmt: skip
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two") / "uninterrupted"
+    assert train_on_ranks(replace(DIGITS, **FIELDS), folder, 2) == [0, 0]
+    return folder
+
+
+def train_and_kill_once(folder: Path) -> None:
+    """Train as a rank of torchrun; the second rank gets SIGKILL in the second epoch, before any restart."""
+    torch.set_num_threads(1)
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        at_step(pytest.MonkeyPatch(), 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    run.start(replace(DIGITS, **FIELDS), folder)
+
+
+def run_agent(folder: Path, port: int) -> None:
+    """torchrun's agent on one of two nodes, with one rank; forked ranks save the imports."""
+    config = LaunchConfig(
+        min_nodes=2,
+        max_nodes=2,
+        nproc_per_node=1,
+        run_id="test",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        max_restarts=2,
+        monitor_interval=0.1,
+        start_method="fork",
+    )
+    elastic_launch(config, train_and_kill_once)(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.forks
+def test_elastic_restart_is_bit_identical(uninterrupted, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = multiprocessing.get_context("fork").Process
+    agents = [start(target=run_agent, args=(tmp_path / "restarted", port)) for _ in range(2)]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.join(timeout=240)
+    assert [agent.exitcode for agent in agents] == [0, 0]
+    assert_same_result(uninterrupted, tmp_path / "restarted")
+
+
+@pytest.mark.slow
+@pytest.mark.forks
+def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
+    folder = tmp_path / "fewer"
+    shutil.copytree(uninterrupted, folder)
+    for name in ("result.json", "weights.safetensors"):
+        (folder / name).unlink()
+    recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
+    content = torch.load(folder / "checkpoints/before.ckpt", weights_only=True)
+    assert 0 < content["global_step"] < STEPS
+    (folder / "checkpoints/before.ckpt").replace(folder / "checkpoints/last.ckpt")
+    result = run.start(replace(recipe, data="digits"), folder)
+    assert result["processes"] == 1
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    whole = (uninterrupted / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in whole]
+
+
+def train_into(rank: int, folder: Path) -> tuple[int, str]:
+    """The exit code and stderr of a command on one of two ranks."""
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    with contextlib.redirect_stderr(io.StringIO()) as output:
+        return main(["train", "digits", "--run", str(folder)]), output.getvalue()
+
+
+@pytest.mark.forks
+def test_input_error_of_two_ranks_is_printed_once(tmp_path):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    first, second = run_on_two_ranks(lambda rank: train_into(rank, folder), tmp_path)
+    assert first[0] == 2
+    assert "thesis is not empty, it has thesis.tex; choose another folder" in first[1]
+    assert second == (2, "")
+
+
+@pytest.mark.slow
+def test_launch_returns_the_exit_code_of_its_ranks(capfd):
+    assert launching.launch(2, ["train", "nothing of this name"]) == 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def as_options(fields: dict[str, object]) -> list[str]:
+    """Fields of a recipe as command-line options."""
+    return [word for name, value in fields.items() for word in ("--" + name.replace("_", "-"), str(value))]
+
+
+def run_command_until_sigterm(*arguments: str) -> None:
+    """Run a command as a rank; at step 5 the first rank sends SIGTERM to torchrun's agent, which forwards it to all."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # as in a new process
+        signal.signal(number, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    sent: list[None] = []
+
+    def send() -> None:
+        if not sent:  # in the first micro-batch
+            sent.append(os.kill(os.getppid(), signal.SIGTERM))
+            time.sleep(2)  # the signal comes back within this step
+
+    if os.environ["RANK"] == "0":
+        at_step(pytest.MonkeyPatch(), 5, send)
+    assert arguments[:2] == ("-m", "lambdanets")
+    sys.exit(main(list(arguments[2:])))
+
+
+def launch_and_stop(arguments: list[str]) -> None:
+    """Launch two ranks, forked to save the imports, and exit with the launcher's code."""
+    launching.elastic_launch = lambda config, _: elastic_launch(
+        replace(config, start_method="fork"), run_command_until_sigterm
+    )
+    sys.exit(launching.launch(2, arguments))
+
+
+@pytest.mark.slow
+@pytest.mark.forks
+def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path, capfd):
+    folder = tmp_path / "stopped"
+    arguments = ["train", "digits", *as_options(FIELDS), "--workers", "1", "--run", str(folder)]
+    launcher = multiprocessing.get_context("fork").Process(target=launch_and_stop, args=(arguments,))
+    launcher.start()
+    launcher.join(timeout=240)
+    assert launcher.exitcode == launching.INTERRUPTED
+    output = capfd.readouterr().err
+    assert f"lambdanets train --resume {folder}" in output  # they stopped by themselves, before torchrun killed them
+    assert not (folder / "result.json").exists()
+    assert "Traceback" not in output, output[-2000:]
+    content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    assert content["global_step"] < STEPS
+    recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
+    assert recipe.workers == 1
+    assert train_on_ranks(recipe, folder, 2) == [0, 0]
+    assert_same_result(uninterrupted, folder)
+    assert json.loads((folder / "result.json").read_text())["processes"] == 2
