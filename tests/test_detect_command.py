@@ -1,6 +1,5 @@
 """`lambdanets detect`: output, files, exit codes, and no traceback for any user error."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -364,19 +363,3 @@ def test_train_does_not_overwrite_a_run_of_another_task(trained_detector, two_cl
     command = ["train", "--data", str(two_classes), "--channels", "3", "--run", str(trained_detector / "run")]
     assert main(command) == 2
     assert "must be empty or hold a classification run, got" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("package", ["faster_coco_eval", "pycocotools"])
-def test_missing_package_error_says_what_to_install(package, trained_detector, monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    for arguments in (
-        ["train", "digits"],
-        ["evaluate", trained_detector / "run"],
-        ["report", trained_detector / "run"],
-    ):
-        error = fails(capsys, *arguments)
-        assert (
-            error == f"lambdanets: detection requires {package}; install it with: pip install 'lambdanets[detection]'"
-        )
-    assert main(["detect", "--help"]) == 0

@@ -39,17 +39,17 @@ def image(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_core_works_without_extras_and_commands_name_theirs(quick_end, image, tmp_path):
+def test_the_core_works_without_extras_and_commands_name_theirs(quick_run, image, tmp_path):
     commands = [
-        ["evaluate", str(quick_end)],
+        ["evaluate", str(quick_run)],
         ["train", "digits", "--run", "run"],
         ["compare", "mixers", "--out", "study"],
         ["tables", "--check"],
         ["benchmark", "layer", "--out", "times"],
-        ["pseudo-label", str(quick_end), "shards", "labels"],
+        ["pseudo-label", str(quick_run), "shards", "labels"],
         ["detect", "train", "digits", "--run", "detector"],
     ]
-    given = json.dumps([list(EXTRAS), str(quick_end), str(image), commands])
+    given = json.dumps([list(EXTRAS), str(quick_run), str(image), commands])
     done = subprocess.run(
         [sys.executable, "-c", CORE, given], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -369,3 +369,8 @@ def test_commands_reject_an_unknown_device_and_batch_size_zero(
     assert main([*arguments, "--batch-size", "0"]) == 2
     assert "batch_size must be a whole number" in capsys.readouterr().err
     assert not (tmp_path / "out/results.json").exists()
+
+
+def test_a_loaded_model_prints_its_network_and_number_of_classes(classifier, detector):
+    assert repr(classifier) == f"Classifier({classifier.card.model}, {len(classifier.classes)} classes)"
+    assert repr(detector) == f"Detector({detector.card.model}, {len(detector.classes)} classes)"

@@ -1,10 +1,11 @@
 """InputError, the one-line error for a user's mistake, and helpers for messages."""
 
+import contextlib
 import difflib
 import errno
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 # Failures of the machine, whatever the file: disk full, too many open files, I/O errors.
@@ -12,6 +13,12 @@ _MACHINE_ERRORS = {
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE")
     if hasattr(errno, name)
+}
+
+# The extra that installs a package, by the name that is imported.
+EXTRAS = {
+    **dict.fromkeys(("lightning", "sklearn", "matplotlib", "pyarrow", "duckdb"), "train"),
+    **dict.fromkeys(("faster_coco_eval", "pycocotools"), "detection"),
 }
 
 
@@ -54,13 +61,17 @@ def is_for_user(error: OSError) -> bool:
     return not any(Path(name).absolute().is_relative_to(folder) for folder in installed)
 
 
-def need_packages(*packages: str, extra: str) -> None:
-    """Raise InputError with the install command unless all packages of an extra are installed. Imports none of them."""
-    import importlib.util
-
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"{extra} requires {package}; install it with: pip install 'lambdanets[{extra}]'")
+@contextlib.contextmanager
+def missing_extras_explained() -> Iterator[None]:
+    """Raise InputError with the install command where an import fails for lack of an extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        command = f"pip install 'lambdanets[{EXTRAS[package]}]'"
+        raise InputError(f"{package} is not installed; install it with: {command}") from error
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:

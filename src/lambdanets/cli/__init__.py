@@ -11,7 +11,14 @@ import sys
 from collections.abc import Sequence
 
 from lambdanets import __version__, signals
-from lambdanets.errors import InputError, RankZeroFailed, is_for_user, is_out_of_memory, nearest
+from lambdanets.errors import (
+    InputError,
+    RankZeroFailed,
+    is_for_user,
+    is_out_of_memory,
+    missing_extras_explained,
+    nearest,
+)
 from lambdanets.terminal import echo
 
 # Command -> its line of help. `main` in the module of that name runs it.
@@ -46,7 +53,8 @@ def _run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        return _dispatch(arguments)
+        with missing_extras_explained():
+            return _dispatch(arguments)
     except InputError as error:
         return _fail(str(error))
     except RankZeroFailed:

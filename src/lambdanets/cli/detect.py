@@ -13,7 +13,7 @@ from lambdanets.bounds import WORKERS, Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import images_journal, report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
-from lambdanets.errors import InputError, nearest, need_packages
+from lambdanets.errors import InputError, nearest
 from lambdanets.progress import track
 from lambdanets.signals import deferred
 from lambdanets.terminal import echo
@@ -105,7 +105,6 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"action must be one of {', '.join(ACTIONS)}, got {arguments[0]!r}{nearest(arguments[0], ACTIONS)}"
         )
-    need_packages("faster_coco_eval", "pycocotools", extra="detection")
     return ACTIONS[arguments[0]](arguments[1:])
 
 

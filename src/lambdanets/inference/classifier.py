@@ -56,6 +56,9 @@ class Classifier:
     model: nn.Module
     card: ClassifierCard
 
+    def __repr__(self) -> str:
+        return f"Classifier({self.card.model}, {len(self.classes)} classes)"
+
     @classmethod
     def from_weights(
         cls, card: ClassifierCard, tensors: Mapping[str, Tensor], source: str, device: torch.device

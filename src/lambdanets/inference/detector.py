@@ -62,6 +62,9 @@ class Detector:
     model: MaskRCNN
     card: DetectorCard
 
+    def __repr__(self) -> str:
+        return f"Detector({self.card.model}, {len(self.classes)} classes)"
+
     @classmethod
     def from_weights(
         cls, card: DetectorCard, tensors: Mapping[str, Tensor], source: str, device: torch.device

@@ -7,7 +7,7 @@ import torch
 
 from lambdanets.bounds import WORKERS, Range, check
 from lambdanets.data.coco.sets import report_findings
-from lambdanets.errors import InputError, need_packages
+from lambdanets.errors import InputError, missing_extras_explained
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lambdanets.inference.detection import DetectionEvaluation
 
 
+@missing_extras_explained()
 def evaluate(
     model: Classifier | Detector | str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
@@ -56,7 +57,6 @@ def evaluate(
         return classification.evaluate(model, name, root, batch_size=batch_size, workers=workers)
     if data_root is not None:
         raise InputError(f"data_root must be None for a detector, got {os.fspath(data_root)!r}; use images")
-    need_packages("faster_coco_eval", "pycocotools", extra="detection")
     from lambdanets.inference.detection import detect_set, open_evaluation_set
 
     annotated = open_evaluation_set(model, data, images)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from lambdanets.data.coco.findings import AnnotationError
-from lambdanets.errors import InputError
+from lambdanets.errors import missing_extras_explained
 
 # polygons, each x, y, x, y, ...; or an uncompressed RLE; or a compressed one
 Segmentation: TypeAlias = "tuple[array[float], ...] | array[int] | str"
@@ -163,8 +163,6 @@ def _to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, An
 
 
 def _pycocotools() -> ModuleType:
-    try:
+    with missing_extras_explained():
         import pycocotools.mask
-    except ModuleNotFoundError as error:
-        raise InputError("masks need pycocotools; pip install 'lambdanets[detection]'") from error
     return pycocotools.mask
