@@ -105,7 +105,7 @@ def commands(scratch: Path) -> dict[str, Command]:
             f"pseudo-label select {labels} {{}} --confidence 0 --per-class 9", files("*.parquet")
         ),
         "benchmark": Command(
-            f"benchmark layer {LAYER} --contestants lambdanets convolution --out {{}}",
+            f"benchmark layer {LAYER} --candidates lambdanets convolution --out {{}}",
             rows,
             ("results.json", "layer.png"),
         ),

@@ -158,12 +158,12 @@ def main() -> None:
         kilobytes = sum(path.stat().st_size for path in images.paths) / len(images) / 1000
         print(f"{len(images)} images of {kilobytes:.0f} KB on average, {options.workers} workers\n")
 
-        contestants = loaders(folder, shards, transform, options.batch_size, options.workers)
-        rates: dict[str, list[float]] = {name: [] for name in contestants}
-        for loader in contestants.values():
+        candidates = loaders(folder, shards, transform, options.batch_size, options.workers)
+        rates: dict[str, list[float]] = {name: [] for name in candidates}
+        for loader in candidates.values():
             rate(loader)  # starts the workers, and brings the files into memory
-        for _, name in rotated(list(contestants), options.rounds):
-            rates[name].append(rate(contestants[name]))
+        for _, name in rotated(list(candidates), options.rounds):
+            rates[name].append(rate(candidates[name]))
         rows = [
             [name, *(f"{value:.1f}" for value in (statistics.median(found), min(found), max(found)))]
             for name, found in rates.items()

@@ -18,8 +18,7 @@ from .runs import RESUME, unfinished, valid_result
 TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
 LONGER = TRAIN.replace("--epochs 1", "--epochs 10 --checkpoint-every 1")
 LAYER = (
-    "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 3 --contestants lambdanets "
-    "--out new"
+    "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 3 --candidates lambdanets --out new"
 )
 
 

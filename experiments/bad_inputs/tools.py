@@ -12,7 +12,7 @@ LAYER = (
     "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 0.02 --passes inference --out new"
 )
 SCALING = "benchmark scaling --sides 4 --lengths 8 --repeats 1 --seconds 0.01 --out new"
-OURS = "--contestants lambdanets"
+OURS = "--candidates lambdanets"
 MEASURED = copied("measured/results.json", "m.json")
 
 
@@ -65,9 +65,9 @@ TOOLS: list[Input] = [
             "passes backward",
             "seed=x",
             "algorithm=nonsense",
-            "contestants",
-            "contestants nonsense",
-            "contestants ''",
+            "candidates",
+            "candidates nonsense",
+            "candidates ''",
         )
     ),
     refused(f"{LAYER} --device cuda {OURS}", "cuda|GPU"),
