@@ -69,16 +69,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path
             os.kill(os.getpid(), number)
         return measure_case(case, rows, options)
 
-    arguments = [
-        "benchmark",
-        "layer",
-        *COMMANDS["layer"],
-        "--candidates",
-        "lambdanets",
-        "convolution",
-        "--out",
-        str(out),
-    ]
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
     with monkeypatch.context() as patch:
         patch.setattr(benchmark, "measure_case", with_signal)
         assert main(arguments) == 130
@@ -104,16 +95,7 @@ def test_benchmark_interrupted_at_its_end_has_its_figures(tmp_path, capsys, monk
         draw(report, folder)
 
     monkeypatch.setattr(benchmark.plots, "draw", with_signal)
-    arguments = [
-        "benchmark",
-        "layer",
-        *COMMANDS["layer"],
-        "--candidates",
-        "lambdanets",
-        "convolution",
-        "--out",
-        str(out),
-    ]
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
     assert main(arguments) == 130
     assert sorted(path.name for path in out.iterdir()) == ["layer.png", RESULTS]
     assert f"written to {out}" in capsys.readouterr().out
@@ -122,21 +104,10 @@ def test_benchmark_interrupted_at_its_end_has_its_figures(tmp_path, capsys, monk
 
 def test_interrupted_case_is_measured_again(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    arguments = [
-        "benchmark",
-        "layer",
-        *COMMANDS["layer"],
-        "--candidates",
-        "lambdanets",
-        "convolution",
-        "--out",
-        str(out),
-    ]
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "lambdanets.evidence.benchmark.measurement.time_interleaved",
-            lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM),
-        )
+        module = "lambdanets.evidence.benchmark.measurement"
+        patch.setattr(f"{module}.time_interleaved", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         assert main(arguments) == 130
     assert {row["left_out"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {NOT_REACHED}
     assert main(arguments) == 0
