@@ -43,7 +43,7 @@ def after(seconds: float, number: int) -> Callable[[int, Path], None]:
     return send
 
 
-def once_there(path: str, number: int) -> Callable[[int, Path], None]:
+def once_exists(path: str, number: int) -> Callable[[int, Path], None]:
     """Send a signal once a path exists, or after 20 s."""
 
     def send(process: int, here: Path) -> None:
@@ -93,16 +93,16 @@ PROCESSES: list[Input] = [
         for moment in MOMENTS
     ),
     *(
-        ended(LONGER, number, once_there("new/metrics.csv", number), again=True, check=finished)
+        ended(LONGER, number, once_exists("new/metrics.csv", number), again=True, check=finished)
         for number in (TERM, INT, HUP)
     ),
-    ended(LONGER, KILL, once_there("new/checkpoints/last.ckpt", KILL), again=True, check=finished),
-    ended(LONGER, KILL, once_there("new/recipe.json", KILL), again=True, check=finished, name="early"),
+    ended(LONGER, KILL, once_exists("new/checkpoints/last.ckpt", KILL), again=True, check=finished),
+    ended(LONGER, KILL, once_exists("new/recipe.json", KILL), again=True, check=finished, name="early"),
     *(
-        ended(PREDICT, number, once_there("predictions.jsonl.partial", number), many(400), again=True, check=predicted)
+        ended(PREDICT, number, once_exists("predictions.jsonl.partial", number), many(400), again=True, check=predicted)
         for number in (TERM, INT, HUP, KILL)
     ),
-    *(ended(LAYER, number, once_there("new/results.json", number), again=True) for number in (TERM, INT)),
+    *(ended(LAYER, number, once_exists("new/results.json", number), again=True) for number in (TERM, INT)),
     refused(
         TRAIN,
         "large|disk|space|File",

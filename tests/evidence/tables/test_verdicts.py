@@ -42,7 +42,7 @@ def test_57_of_69_countable_numbers_match(lines):
 
 def test_all_numbers_listed_as_unreproducible_mismatch(lines):
     listed = {line.paper for line in lines if line.verdict == NOT_REPRODUCIBLE}
-    assert listed == {figure for figure in paper_numbers() if figure.unreproducible}
+    assert listed == {number for number in paper_numbers() if number.unreproducible}
 
 
 def test_all_mismatches_are_listed_as_unreproducible(lines):
@@ -89,7 +89,7 @@ def test_accuracies_are_marked_as_not_reproduced(lines):
 
 
 def test_every_table_has_a_title_and_a_paragraph():
-    assert set(TITLES) == set(PARAGRAPHS) == {figure.table for figure in paper_numbers()}
+    assert set(TITLES) == set(PARAGRAPHS) == {number.table for number in paper_numbers()}
 
 
 def test_csv_and_json_have_the_same_numbers(lines):

@@ -45,8 +45,7 @@ def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("lambda_networks")
     scope = _scope(layer)
     theirs = _as(
-        layer,
-        module.LambdaLayer(layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out),
+        layer, module.LambdaLayer(layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out)
     )
     _copy_projections(layer, theirs)
     with torch.no_grad():

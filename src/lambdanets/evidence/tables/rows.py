@@ -145,10 +145,7 @@ OTHER_NETWORKS = {
         "conv + relative self-attention (Bello et al. 2019)",
     ): "25.82 in c3 to c5 alone, 25.85 with tables of 27 instead of 55 offsets either "
     "way: the original's are no longer than its maps",
-    (
-        "3",
-        "local relative self-attention (Ramachandran et al. 2019)",
-    ): "the authors' own network, with the same count",
+    ("3", "local relative self-attention (Ramachandran et al. 2019)"): "the authors' own network, with the same count",
     ("3", "local relative self-attention (Hu et al. 2019)"): "the original widens the blocks to keep ResNet-50's size",
     (
         "3",
