@@ -1,11 +1,11 @@
-"""Gives the command inputs that are bad or odd, and checks that each is refused in a sentence, or worked on.
+"""Runs the command with invalid and unusual inputs, and checks that each is rejected in one sentence, or processed.
 
     PYTHONPATH=src python experiments/bad_inputs.py [--only GROUP ...] [--match REGEX] [--list] [--out FILE]
 
-Each input runs in a fork of this process, which has imported everything, in a folder of its own; some run as
-`python -m lambdanets`. A refused one must end with exit code 2 and one sentence, and leave no file; an accepted one
-must end with 0 and write what is whole. None may print a traceback, a warning or a control character, run code of its
-input, change a file outside its folder, hold more than 3 GiB or take longer than the limit.
+Each input runs in a fork of this process, which has imported everything, in a new folder; some run as `python -m
+lambdanets`. A rejected input must end with exit code 2 and one sentence, and leave no file; an accepted one must end
+with 0 and write valid files. None may print a traceback, warning or control character, run code of its input, change
+files outside its folder, use more than 3 GiB or exceed the time limit.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from bad_inputs import GROUPS, Input, Places, attempt
 
 from lambdanets.provenance import commit, hardware, versions
 
-# What commands import late, imported once for all.
+# Modules that commands import lazily, imported once before forking.
 IMPORTED = (
     "matplotlib.backends.backend_agg",
     "torch.utils.tensorboard",
@@ -48,17 +48,17 @@ IMPORTED = (
 
 
 def try_inputs(inputs: list[tuple[str, Input]], scratch: Path, limit: float) -> list[dict[str, Any]]:
-    """Try inputs one after another, and print those that broke a rule."""
+    """Run inputs one after another, and print those that broke a rule."""
     places = Places(scratch / "places")
     (scratch / "places").mkdir(parents=True)
-    for name in ("LAMBDANETS_CACHE", "LAMBDANETS_SHARDS_CACHE"):  # which its commands alone may change
+    for name in ("LAMBDANETS_CACHE", "LAMBDANETS_SHARDS_CACHE"):  # outside scratch, where changes count as faults
         os.environ[name] = str(scratch.parent / name.lower())
     done = []
     try:
         for number, (group, entry) in enumerate(inputs):
             here = scratch / "inputs" / f"{number:04}" / "here"
             outcome = attempt(entry, here, places, scratch, limit)
-            made_writable(here)
+            make_writable(here)
             shutil.rmtree(here.parent)
             done.append(
                 {
@@ -80,7 +80,7 @@ def try_inputs(inputs: list[tuple[str, Input]], scratch: Path, limit: float) -> 
 
 
 def try_in_processes(inputs: list[tuple[str, Input]], scratch: Path, limit: float, jobs: int) -> list[dict[str, Any]]:
-    """Try inputs in several processes, each with places of its own; what came of them, in order."""
+    """Run inputs in several processes, each with its own places; returns the results in order."""
     children = {}
     for job in range(jobs):
         place = scratch / f"job{job}"
@@ -97,13 +97,13 @@ def try_in_processes(inputs: list[tuple[str, Input]], scratch: Path, limit: floa
                 os._exit(code)
     failed = [job for job, child in children.items() if os.waitpid(child, 0)[1]]
     if failed:
-        raise RuntimeError("a process that tried inputs failed, as above")
+        raise RuntimeError("a worker process failed, see above")
     parts = [json.loads((scratch / f"job{job}" / "done.json").read_text()) for job in range(jobs)]
     return [parts[number % jobs][number // jobs] for number in range(len(inputs))]
 
 
-def made_writable(folder: Path) -> None:
-    """Let what an input forbade be removed again."""
+def make_writable(folder: Path) -> None:
+    """Restore permissions, so that the folder can be removed."""
     for place, folders, _ in os.walk(folder):
         for name in folders:
             if not (path := Path(place, name)).is_symlink():
@@ -113,30 +113,30 @@ def made_writable(folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=list(GROUPS), metavar="GROUP", help=f"of {', '.join(GROUPS)}")
-    parser.add_argument("--match", default="", help="only inputs whose command or name has this regular expression")
-    parser.add_argument("--list", action="store_true", help="print the inputs, and try none")
-    parser.add_argument("--limit", type=float, default=30.0, help="seconds that an input may take")
-    parser.add_argument("--jobs", type=int, default=2, help="inputs to try at a time")
-    parser.add_argument("--out", type=Path, help="write what came of each as JSON")
+    parser.add_argument("--match", default="", help="regular expression for commands or names of inputs")
+    parser.add_argument("--list", action="store_true", help="only print the inputs")
+    parser.add_argument("--limit", type=float, default=30.0, help="time limit per input in seconds")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names need not be text
+        if isinstance(stream, io.TextIOWrapper):  # file names need not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     inputs = [(group, entry) for group in options.only or GROUPS for entry in GROUPS[group]]
     inputs = [(group, entry) for group, entry in inputs if re.search(options.match, str(entry))]
     if options.list:
         print(*(f"{group}: {entry!s}" for group, entry in inputs), f"{len(inputs)} inputs", sep="\n")
         return 0
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background processes
     for name in IMPORTED:
         importlib.import_module(name)
-    torch.set_num_threads(1)  # a process that has begun threads is not safe to fork
-    began = time.perf_counter()
+    torch.set_num_threads(1)  # forking a process with threads is not safe
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         done = try_in_processes(inputs, Path(scratch).resolve(), options.limit, max(1, min(options.jobs, len(inputs))))
     failed = [entry for entry in done if entry["faults"]]
     ends = Counter(str(entry["exit_code"]) for entry in done)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     print(f"{len(done)} inputs in {seconds:.0f} s; exit codes {dict(ends)}; {len(failed)} broke a rule")
     if options.out:
         result = {

@@ -1,10 +1,10 @@
-"""Overfits a small LambdaResNet to a few images of COCO, and scores it on the same: a sanity check of the whole path.
+"""Overfits a small LambdaResNet to a few COCO images and evaluates it on them: an end-to-end sanity check.
 
     python experiments/coco_overfit.py COCO --work FOLDER [--images 4]
-    python experiments/coco_overfit.py                                    write docs/detection.md again
+    python experiments/coco_overfit.py                                    write docs/detection.md
 
-COCO holds instances_train2017.json and train2017.tar. The results are scored by lambdanets, by pycocotools and by
-torchmetrics, which must agree to 1e-6; they are written as JSON, and from it a paragraph of docs/detection.md.
+COCO has instances_train2017.json and train2017.tar. Results are scored by lambdanets, pycocotools and torchmetrics,
+which must agree to 1e-6, and written as JSON and as a paragraph of docs/detection.md.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.coco is not None:
         if options.work is None:
-            parser.error("--work must be given with images")
+            parser.error("--work must name a folder for the run")
         measure(options)
     before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
     text = before + BEGIN + section(json.loads(options.out.read_text())) + END + rest.partition(END)[2]
@@ -55,9 +55,9 @@ def main() -> None:
 
 
 def section(result: dict[str, Any]) -> str:
-    """The paragraph of the page. Raises ValueError where the scores differ from those of the other packages."""
+    """The paragraph of the page. Raises ValueError if the scores differ from those of the other packages."""
     if max(result["largest_difference"].values()) >= 1e-6:
-        raise ValueError(f"scores differ from those of other packages: {result['largest_difference']}")
+        raise ValueError(f"scores must equal those of other packages, got differences {result['largest_difference']}")
     return (
         f"The small LambdaResNet overfits {result['images']} training images of COCO with {result['objects']} objects "
         f"of {result['categories']} categories in {result['seconds'] / 60:.0f} minutes on two cores\n"
@@ -98,7 +98,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def chosen(coco: Path, count: int) -> dict[str, Any]:
-    """The images with 2 to 8 objects and no crowd, the first so many by id, with all categories."""
+    """The first `count` images by id with 2 to 8 objects and no crowd, with all categories."""
     images = open_annotated(coco / "instances_train2017.json", coco / "train2017.tar").annotations
     few = [
         number
@@ -120,7 +120,7 @@ def by_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict
             known = COCO()
             known.dataset = truth
             known.createIndex()
-            # without boxes, a detected mask's area is its own
+            # without boxes, pycocotools uses the area of the mask
             kept = [{k: v for k, v in each.items() if kind == "bbox" or k != "bbox"} for each in results]
             evaluation = COCOeval(known, known.loadRes(kept), kind)
             evaluation.evaluate()
@@ -131,7 +131,7 @@ def by_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict
 
 
 def by_torchmetrics(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """The same; thresholds in float64, since torchmetrics' own are rounded to float32."""
+    """As `by_pycocotools`, with float64 thresholds: torchmetrics rounds its own to float32."""
     metric = MeanAveragePrecision("xyxy", ("bbox", "segm"), backend="faster_coco_eval")
     metric.iou_thresholds, metric.rec_thresholds = IOUS.tolist(), RECALLS.tolist()
     for image in truth["images"]:
@@ -156,7 +156,7 @@ def tensors(entries: list[dict[str, Any]], size: tuple[int, int]) -> dict[str, t
 
 
 def difference(ours: dict[str, Any], theirs: dict[str, list[float]]) -> float:
-    """The largest, over boxes and masks and all columns; -1 stands for no such object."""
+    """The maximum difference over boxes, masks and columns; -1 means that there is no such object."""
     return max(
         abs((-1.0 if ours[kind][column] is None else ours[kind][column]) - other)
         for kind in theirs

@@ -1,13 +1,14 @@
-"""docs/comparison.md and its figures, from the results of `lambdanets compare`.
+"""Writes docs/comparison.md and its figures from the results of `lambdanets compare`.
 
-python experiments/comparison.py [--out FOLDER] reads experiments/results; people who read them wrote the paragraphs.
+python experiments/comparison.py [--out FOLDER] reads experiments/results; the paragraphs are written by hand.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from lambdanets.evidence.studies.summary import described, draw_all, read_summary, table
+from lambdanets.evidence.studies.catalog import STUDIES
+from lambdanets.evidence.studies.summary import describe_setup, draw_all, read_summary, table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores/fashion_mnist.json"
@@ -102,14 +103,15 @@ def page(summary: dict[str, Any]) -> str:
     """The page: one section per study, with its figure, its table and a paragraph on them."""
     parts = ["# Mixers compared", OPENING]
     for name, study in summary["studies"].items():
-        parts += [f"## {study['question']}", f"![{study['question']}](comparison/{name}.png)"]
+        question = STUDIES[name].question
+        parts += [f"## {question}", f"![{question}](comparison/{name}.png)"]
         parts += [table(study), PARAGRAPHS[name]]
-    return "\n\n".join([*parts, SETUP.format(setup=described(summary)), CLOSING]) + "\n"
+    return "\n\n".join([*parts, SETUP.format(setup=describe_setup(summary)), CLOSING]) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder for comparison.md and comparison/*.png")
     out = parser.parse_args().out
     summary = read_summary(RESULTS)
     (out / "comparison").mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Starts one training run two and four times, and checks that one trains, the others are refused, and nothing is lost.
+"""Starts a training run two and four times at once, and checks that one trains and the others are rejected.
 
     PYTHONPATH=src python experiments/concurrent_starts.py [--out FILE]
 
-The starts come together and 1, 5 and 10 s apart; twice the first one is held by SIGSTOP, in the middle of writing a
-checkpoint and between its two renames, while others start. One process must end with exit code 0, the others with 2
-and a sentence that names its owner; weights, metrics.csv and best.ckpt must be those of an undisturbed run, speed.csv
-must have each step once, and the folder the files of the undisturbed run.
+The starts are simultaneous or 1, 5 and 10 s apart; in two cases the first process is stopped by SIGSTOP while others
+start, in the middle of writing a checkpoint and between its two renames. One process must end with exit code 0, the
+others with 2 and a sentence that names the owner of the lock; weights, metrics.csv, best.ckpt and the files in the
+folder must equal those of a single run, and speed.csv must have each step once.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kills import check_same_end, draw_images
+from kills import check_bit_identical, draw_images
 
 from lambdanets.provenance import commit, hardware, versions
 
@@ -34,9 +34,9 @@ FIELDS = {
     "drop-path": 0.2, "ema-decay": 0.9, "checkpoint-every": 1,
 }  # fmt: skip
 
-BATCHES = 96  # of a run, with two for each step
-# The command, slowed down so that a run outlasts the starts: its first argument is how long to wait after each batch,
-# its second names the call at which it stops itself.
+BATCHES = 96  # per run, two per step
+# The command, slowed down so that a run outlasts the starts. Its first argument is a pause after each batch, its second
+# the function in which it stops itself.
 COMMAND = """
 import os, signal, sys, time
 from pathlib import Path
@@ -44,20 +44,20 @@ from lambdanets.__main__ import console
 from lambdanets.training.speed import Speed
 
 on_batch_end = Speed.on_train_batch_end
-def slowly(*given):
+def slowly(*args):
     time.sleep(pause)
-    on_batch_end(*given)
+    on_batch_end(*args)
 Speed.on_train_batch_end = slowly
 
 pause, held = float(sys.argv.pop(1)), sys.argv.pop(1)
 if held:
     owner = os if held == "fsync" else Path
     original, calls = getattr(owner, held), []
-    def stopped(subject, *given):
+    def stopped(subject, *args):
         calls.append(None)
         if len(calls) == 12:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return original(subject, *given)
+        return original(subject, *args)
     setattr(owner, held, stopped)
 console()
 """
@@ -65,7 +65,7 @@ console()
 
 @dataclass
 class Start:
-    """One start of the command, and the file that has what it said."""
+    """A process of the command, and its log."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -76,7 +76,7 @@ class Start:
 
 
 def start(images: Path, folder: Path, number: int, seconds: float, held: str = "") -> Start:
-    """Start training into the folder, for at least so many seconds."""
+    """Start training into the folder, slowed down to take at least `seconds`."""
     log = folder.with_name(f"{folder.name}-{number}.log")
     fields = [text for name, value in FIELDS.items() for text in (f"--{name}", str(value))]
     slowed = [sys.executable, "-c", COMMAND, str(seconds / BATCHES), held]
@@ -87,37 +87,37 @@ def start(images: Path, folder: Path, number: int, seconds: float, held: str = "
 
 
 def check_ends(starts: list[Start]) -> dict[str, Any]:
-    """Wait for all; raise AssertionError unless one has trained and the others were refused in one sentence."""
+    """Wait for all; raise AssertionError unless one has trained and the others were rejected in one sentence."""
     codes = [entry.process.wait(300) for entry in starts]
-    said = [entry.log.read_text(errors="replace") for entry in starts]
-    assert sorted(codes) == [0] + [2] * (len(starts) - 1), f"exit codes {codes}:\n" + "\n".join(said)
+    outputs = [entry.log.read_text(errors="replace") for entry in starts]
+    assert sorted(codes) == [0] + [2] * (len(starts) - 1), f"exit codes {codes}:\n" + "\n".join(outputs)
     trained = starts[codes.index(0)].process.pid
-    for code, text in zip(codes, said, strict=True):
+    for code, text in zip(codes, outputs, strict=True):
         assert code == 0 or text.count("\n") == 1, text
         assert code == 0 or f"is in use by process {trained} on " in text, text
     return {"exit_codes": codes, "trained": codes.index(0)}
 
 
-def check_result(undisturbed: Path, folder: Path) -> None:
-    """Raise AssertionError unless the run ended as the undisturbed one, to the byte, and speed.csv has no repeat."""
-    check_same_end(undisturbed, folder)
+def check_result(single: Path, folder: Path) -> None:
+    """Raise AssertionError unless the run is bit-identical to a single one, and speed.csv has each step once."""
+    check_bit_identical(single, folder)
     with (folder / "speed.csv").open() as file:
         steps = [row["step"] for row in csv.DictReader(file)]
     assert len(steps) == len(set(steps)), steps
 
 
 def start_apart(images: Path, folder: Path, count: int, gap: float) -> list[Start]:
-    """Several starts, so many seconds apart."""
+    """Several starts, `gap` seconds apart."""
     starts = []
     for number in range(count):
-        starts.append(start(images, folder, number, count * gap + 20))  # 20: for the imports of the last
+        starts.append(start(images, folder, number, count * gap + 20))  # 20 s for the imports of the last one
         if number < count - 1:
             time.sleep(gap)
     return starts
 
 
-def start_beside_held(images: Path, folder: Path, count: int, held: str) -> list[Start]:
-    """Starts beside a first one that has stopped itself; it goes on once the others have ended."""
+def start_while_stopped(images: Path, folder: Path, count: int, held: str) -> list[Start]:
+    """Several starts while the first one is stopped; it continues after the others have ended."""
     first = start(images, folder, 0, 12, held)
     while not first.stopped:
         assert first.process.poll() is None, first.log.read_text(errors="replace")
@@ -131,28 +131,28 @@ def start_beside_held(images: Path, folder: Path, count: int, held: str) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write what came of each case as JSON")
+    parser.add_argument("--out", type=Path, help="file for the results as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     done: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
         images = draw_images(scratch / "images")
-        undisturbed = scratch / "undisturbed"
-        assert start(images, undisturbed, 0, 0).process.wait(300) == 0, (scratch / "undisturbed-0.log").read_text()
+        single = scratch / "single"
+        assert start(images, single, 0, 0).process.wait(300) == 0, (scratch / "single-0.log").read_text()
         cases: list[tuple[int, str, float | str]] = [(count, "gap", gap) for count in STARTS for gap in GAPS]
         cases += [(count, "held", name) for count in STARTS for name in HELD]
         for number, (count, kind, value) in enumerate(cases):
             folder = scratch / f"run{number}"
             if isinstance(value, str):
-                starts = start_beside_held(images, folder, count, HELD[value])
+                starts = start_while_stopped(images, folder, count, HELD[value])
             else:
                 starts = start_apart(images, folder, count, value)
             outcome = {"starts": count, kind: value, **check_ends(starts)}
-            check_result(undisturbed, folder)
+            check_result(single, folder)
             done.append(outcome)
-            print(f"{count} starts, {kind} {value}: number {outcome['trained']} trained, the others were refused")
-    print(f"{len(done)} cases, each of which ended as the undisturbed run")
+            print(f"{count} starts, {kind} {value}: process {outcome['trained']} trained, the others were rejected")
+    print(f"{len(done)} cases, each bit-identical to a single run")
     if options.out:
         result = {"cases": done, "commit": commit(), "versions": versions(), "hardware": hardware()}
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,12 +1,12 @@
-"""A detector's backbone at 1024 x 1024: LambdaResNet-50, and the same network with rivals in the place of its layers.
+"""Detection backbones at 1024 x 1024: LambdaResNet-50, and the same network with baselines in place of lambda layers.
 
-    python experiments/detection_backbone.py --out FILE [--size 1024] [--contestants NAME ...]    measure
+    python experiments/detection_backbone.py --out FILE [--size 1024] [--candidates NAME ...]    measure
     python experiments/detection_backbone.py [--page docs/detection.md]    write the page's tables from its results
 
-Batch 1, on a processor, four maps of strides 4 to 32. Contestants run in rounds in one process, each checked layer by
-layer against float64 before; what would not fit into free memory is not started. "mask-rcnn" is a training step of a
-Mask R-CNN on LambdaResNet-50 with two images, in a process of its own. "stride-8" is the memory of one layer where maps
-are 128 x 128.
+Batch 1, on a CPU, feature maps of strides 4 to 32. Candidates are timed interleaved in one process, after each layer
+was checked against float64; those that would not fit into free memory are left out. "mask-rcnn" is a training step of
+Mask R-CNN on LambdaResNet-50 with two images, in a separate process. "stride-8" is the peak memory of one layer on
+128 x 128 maps.
 """
 
 import argparse
@@ -26,21 +26,21 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lambdanets.device import free_memory
-from lambdanets.evidence.benchmark.allocations import peak_bytes
-from lambdanets.evidence.benchmark.model import calibrate
-from lambdanets.evidence.benchmark.peers import LeftOut, build_peer
-from lambdanets.evidence.benchmark.race import (
+from lambdanets.evidence.benchmark.measurement import (
+    Candidate,
     Case,
-    Contestant,
-    Measuring,
+    MeasureOptions,
     Prepared,
     Row,
-    plain_float32,
+    measure_case,
     prepare_module,
-    race,
+    without_tf32,
 )
-from lambdanets.evidence.benchmark.reference import Error, Expected, expected_of, plain_copy
-from lambdanets.evidence.benchmark.report import rival_versions
+from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
+from lambdanets.evidence.benchmark.peak_memory import peak_bytes
+from lambdanets.evidence.benchmark.peers import LeftOut, build_peer
+from lambdanets.evidence.benchmark.reference import Error, Expected, compute_expected, reference_copy
+from lambdanets.evidence.benchmark.report import baseline_versions, candidate_of
 from lambdanets.evidence.benchmark.timing import summarize
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.baselines import GlobalAttention
@@ -58,7 +58,7 @@ HEADS = 8
 PASSES = ("forward", "forward and backward")
 OURS, STEP, FINE = "lambdanets", "mask-rcnn", "stride-8"
 FINE_STRIDE, FINE_CHANNELS = 8, 128  # of ResNet-50's c3
-ROWS = {  # contestants, as the page calls them
+ROWS = {  # candidates and their names on the page
     OURS: "lambda layer",
     "lambda-networks": "lambda layer of lambda-networks",
     "global-attention": "global self-attention, fused",
@@ -67,8 +67,8 @@ ROWS = {  # contestants, as the page calls them
 }
 
 
-class KeepsMaps(nn.Module):
-    """Attention without fused kernels, as the paper's rivals were: the weights of all pairs are held."""
+class UnfusedAttention(nn.Module):
+    """Attention without fused kernels, as the paper's baselines were: it materializes all n^2 weights."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -81,14 +81,14 @@ class KeepsMaps(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Images, and where there is a backward pass the gradients of the maps."""
+    """Images and, for a backward pass, the gradients of the feature maps."""
 
     images: Tensor
-    gradients: list[Tensor] | None
+    grad_outputs: list[Tensor] | None
 
 
 class Backbones:
-    """The contestants of one size and pass. Batch norm has fixed statistics, those of the images, in both passes."""
+    """The candidates at one size and pass. Batch norm is in evaluation mode, with the statistics of the images."""
 
     def __init__(self, size: int, backward: bool) -> None:
         self.size, self.backward = size, backward
@@ -96,13 +96,13 @@ class Backbones:
     @functools.cached_property
     def ours(self) -> Any:
         torch.manual_seed(0)
-        # a residual branch that starts at zero would hide what is in it from the check
+        # a zero-initialized residual branch would hide errors in it
         network = create_model("lambda_resnet50", features_only=True, out_indices=(1, 2, 3, 4), zero_init_last=False)
-        calibrate(network, self.images)
+        set_batch_norm_statistics(network, self.images)
         return network.eval().requires_grad_(self.backward)
 
     @functools.cached_property
-    def places(self) -> list[str]:
+    def lambda_layers(self) -> list[str]:
         return [path for path, module in self.ours.named_modules() if isinstance(module, LambdaLayer2d)]
 
     @functools.cached_property
@@ -117,70 +117,72 @@ class Backbones:
         return Inputs(self.images, maps if self.backward else None)
 
     @functools.cached_property
-    def met(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+    def captured(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """The input of each lambda layer and, with a backward pass, the gradient of its output."""
-        met: dict[str, tuple[Tensor, Tensor | None]] = {}
+        captured: dict[str, tuple[Tensor, Tensor | None]] = {}
 
-        def note(path: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        def capture(path: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
             x = arguments[0].detach().clone()
-            met[path] = (x, None)
+            captured[path] = (x, None)
             if self.backward:
-                output.register_hook(lambda gradient: met.update({path: (x, gradient.detach().clone())}))
+                output.register_hook(lambda grad: captured.update({path: (x, grad.detach().clone())}))
 
-        hooks = [
-            self.ours.get_submodule(path).register_forward_hook(functools.partial(note, path)) for path in self.places
-        ]
+        layers = [(path, self.ours.get_submodule(path)) for path in self.lambda_layers]
+        hooks = [layer.register_forward_hook(functools.partial(capture, path)) for path, layer in layers]
         run(self.ours, self.inputs)
         for hook in hooks:
             hook.remove()
-        return met
+        return captured
 
     @functools.cached_property
     def expected(self) -> dict[str, Expected]:
-        """What a lambda layer must give in each place."""
-        return {path: expected_of(plain_copy(self.ours.get_submodule(path)), *self.met[path]) for path in self.places}
+        """Expected tensors of each lambda layer."""
+        return {
+            path: compute_expected(reference_copy(self.ours.get_submodule(path)), *self.captured[path])
+            for path in self.lambda_layers
+        }
 
     def prepare(self, name: str) -> Prepared:
         if name.startswith("global-attention"):
-            refuse_unfit(self.attention_bytes(kept=name.endswith("maps")))
+            check_free_memory(self.attention_bytes(unfused=name.endswith("maps")))
         torch.manual_seed(2)
         model = copy.deepcopy(self.ours)
-        for path in self.places:
-            layer = rival(name, self.ours.get_submodule(path), self.size // 16)
+        for path in self.lambda_layers:
+            layer = build_layer(name, self.ours.get_submodule(path), self.size // 16)
             model.set_submodule(path, layer.requires_grad_(self.backward))
 
         def errors() -> dict[str, Error]:
             worst: dict[str, Error] = {}
-            for path, (x, gradient) in self.met.items():
+            for path, (x, grad_output) in self.captured.items():
                 layer = model.get_submodule(path)
-                same = name in (OURS, "lambda-networks")
-                expected = self.expected[path] if same else expected_of(plain_copy(layer), x, gradient)
-                alone = prepare_module(layer, x, gradient, functools.partial(lambda found: found, expected))
-                alone.work()
-                for what, error in alone.errors().items():
-                    worst[what] = max(worst.get(what, error), error)
-                alone.release()
+                is_lambda = name in (OURS, "lambda-networks")
+                expected = self.expected[path] if is_lambda else compute_expected(reference_copy(layer), x, grad_output)
+                prepared = prepare_module(layer, x, grad_output, functools.partial(lambda result: result, expected))
+                prepared.work()
+                for tensor, error in prepared.errors().items():
+                    worst[tensor] = max(worst.get(tensor, error), error)
+                prepared.release()
             return worst
 
         release = functools.partial(model.zero_grad, set_to_none=True)
         return Prepared(functools.partial(run, model, self.inputs), errors, release)
 
-    def attention_bytes(self, *, kept: bool) -> int:
-        """What attention alone will hold, of float32.
+    def attention_bytes(self, *, unfused: bool) -> int:
+        """Predicted float32 memory of attention.
 
-        Logits and weights in a forward pass; the weights of all layers and three more of the largest with a backward
-        pass.
+        Forward: logits and weights of the largest layer. Forward and backward: the weights of all layers, and three
+        times those of the largest.
         """
         counts = []
-        for path in self.places:
-            x, ours = self.met[path][0], self.ours.get_submodule(path)
+        for path in self.lambda_layers:
+            x, ours = self.captured[path][0], self.ours.get_submodule(path)
             height, width = x.shape[2:]
-            counts.append(bytes_of_attention(ours.dim_out, height, width, kept=kept))
+            counts.append(bytes_of_attention(ours.dim_out, height, width, unfused=unfused))
         return sum(counts) + 3 * max(counts) if self.backward else 2 * max(counts)
 
 
-def rival(name: str, ours: LambdaLayer2d, side: int) -> nn.Module:
-    """A contestant's layer for a lambda layer's place, on maps of side x side at most."""
+def build_layer(name: str, ours: LambdaLayer2d, side: int) -> nn.Module:
+    """A candidate's layer in place of a lambda layer, for maps up to side x side."""
     dim, stride = ours.dim, ours.stride
     if name == OURS:
         return copy.deepcopy(ours)
@@ -189,36 +191,37 @@ def rival(name: str, ours: LambdaLayer2d, side: int) -> nn.Module:
     if name == "lambda-networks":
         theirs = build_peer(name, ours)
         for norm in [module for module in theirs.modules() if isinstance(module, nn.BatchNorm2d)]:
-            # PyTorch's batch norm else gives them wrong gradients at batch 1
+            # otherwise PyTorch's batch norm computes wrong gradients at batch 1
             norm.register_forward_hook(lambda module, inputs, output: contiguous_gradient(output))
         return theirs
     attention = GlobalAttention(dim, ours.dim_out, stride=stride, heads=HEADS, max_distance=max(1, side - 1)).eval()
-    return KeepsMaps(attention) if name.endswith("maps") else attention
+    return UnfusedAttention(attention) if name.endswith("maps") else attention
 
 
-def refuse_unfit(needed: int) -> None:
+def check_free_memory(needed: int) -> None:
+    """Raise LeftOut if more bytes are needed than are free."""
     free = free_memory(CPU)
     if needed > free:
         raise LeftOut(f"does not fit: needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f}")
 
 
-def bytes_of_attention(dim: int, height: int, width: int, *, kept: bool) -> int:
-    """Float32 that a layer holds of each of its intermediates: the maps of all pairs, or queries, keys and values with
-    their rows and columns, and copies."""
-    return 4 * HEADS * height * width * (height * width if kept else 6 * (dim // HEADS + height + width))
+def bytes_of_attention(dim: int, height: int, width: int, *, unfused: bool) -> int:
+    """Float32 memory of a layer's intermediates: attention maps if unfused, else queries, keys, values and position
+    logits with copies."""
+    return 4 * HEADS * height * width * (height * width if unfused else 6 * (dim // HEADS + height + width))
 
 
 def run(model: nn.Module, inputs: Inputs) -> None:
-    """One pass; gradients are made anew."""
+    """One pass, which allocates its gradients."""
     model.zero_grad(set_to_none=True)
-    with torch.set_grad_enabled(inputs.gradients is not None):
+    with torch.set_grad_enabled(inputs.grad_outputs is not None):
         maps = model(inputs.images)
-    if inputs.gradients is not None:
-        torch.autograd.backward(maps, inputs.gradients)
+    if inputs.grad_outputs is not None:
+        torch.autograd.backward(maps, inputs.grad_outputs)
 
 
 def training_step(size: int) -> dict[str, Any]:
-    """Seconds and memory of a training step of a Mask R-CNN on LambdaResNet-50 with two images, 8 objects each."""
+    """Time and memory of a training step of Mask R-CNN on LambdaResNet-50 with two images, 8 objects each."""
     torch.manual_seed(0)
     model = mask_rcnn("lambda_resnet50", 90, image_size=size).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -232,12 +235,12 @@ def training_step(size: int) -> dict[str, Any]:
         targets.append({"boxes": boxes, "labels": torch.randint(1, 91, (8,)), "masks": masks})
 
     def step() -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         losses = model(images, targets)
         sum(losses.values()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     step()
     seconds = [step() for _ in range(2)]
@@ -249,42 +252,42 @@ def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
     layer(x).sum().backward()
 
 
-def memory_of_a_fine_layer(size: int, names: list[str]) -> dict[str, int | str]:
-    """Bytes that a layer at stride 8 holds at its fullest, forward and backward, or why it was left out."""
+def peak_at_stride_8(size: int, names: list[str]) -> dict[str, int | str]:
+    """Peak bytes of a layer at stride 8, forward and backward, or why it was left out."""
     torch.manual_seed(0)
     side = size // FINE_STRIDE
     ours = LambdaLayer2d(FINE_CHANNELS, scope=23)
     x = torch.randn(1, FINE_CHANNELS, side, side, requires_grad=True)
-    found: dict[str, int | str] = {}
+    peaks: dict[str, int | str] = {}
     for name in names:
         try:
             if name.startswith("global-attention"):
-                refuse_unfit(4 * bytes_of_attention(FINE_CHANNELS, side, side, kept=name.endswith("maps")))
-            layer = rival(name, ours, side).eval()
+                check_free_memory(4 * bytes_of_attention(FINE_CHANNELS, side, side, unfused=name.endswith("maps")))
+            layer = build_layer(name, ours, side).eval()
         except LeftOut as reason:
-            found[name] = str(reason)
+            peaks[name] = str(reason)
             continue
-        found[name] = peak_bytes(functools.partial(forward_and_backward, layer, x), CPU)
+        peaks[name] = peak_bytes(functools.partial(forward_and_backward, layer, x), CPU)
         x.grad = None
-    return found
+    return peaks
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows: list[Row] = []
-    names = [name for name in ROWS if name in options.contestants]
-    for number, name in enumerate(options.passes if names else ()):
-        backbones = Backbones(options.size, name == PASSES[1])
-        contestants = [Contestant(each, functools.partial(backbones.prepare, each)) for each in names]
-        measuring = Measuring(
+    names = [name for name in ROWS if name in options.candidates]
+    for number, phase in enumerate(options.passes if names else ()):
+        backbones = Backbones(options.size, phase == PASSES[1])
+        candidates = [Candidate(name, functools.partial(backbones.prepare, name)) for name in names]
+        measure_options = MeasureOptions(
             CPU,
             time=True,
             memory=True,
             repeats=options.repeats,
             seconds=options.seconds,
             seed=number,
-            tell=lambda said: print(f"  {said}", file=sys.stderr, flush=True),
+            on_progress=lambda message: print(f"  {message}", file=sys.stderr, flush=True),
         )
-        race(Case({"size": options.size, "pass": name}, contestants), rows, measuring)
+        measure_case(Case({"size": options.size, "pass": phase}, candidates), rows, measure_options)
     content: dict[str, Any] = {
         "size": options.size,
         "rows": [
@@ -292,25 +295,25 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for row in rows
         ],
     }
-    if FINE in options.contestants:
-        content["fine"] = memory_of_a_fine_layer(options.size, names)
-    if STEP in options.contestants:
+    if FINE in options.candidates:
+        content["fine"] = peak_at_stride_8(options.size, names)
+    if STEP in options.candidates:
         child = [sys.executable, __file__, "--step", "--size", str(options.size)]
         content["step"] = json.loads(subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return content | {"commit": commit(), "versions": versions() | rival_versions(), "hardware": hardware()}
+    return content | {"commit": commit(), "versions": versions() | baseline_versions(), "hardware": hardware()}
 
 
 def tables(results: dict[str, Any]) -> str:
-    """What the page has between its marks."""
+    """The section of the page between its markers."""
     size, machine = results["size"], results["hardware"]
-    found = {(row["contestant"], row["sizes"]["pass"]): row for row in results["rows"]}
+    measured = {(candidate_of(row), row["sizes"]["pass"]): row for row in results["rows"]}
     header = ["in place of 4 convolutions", "forward, s", "min to max", "peak GiB"]
     header += ["forward and backward, s", "min to max", "peak GiB"]
     rows = []
-    for name, words in ROWS.items():
+    for name, label in ROWS.items():
         cells = []
-        for each in PASSES:
-            row = found.get((name, each))
+        for phase in PASSES:
+            row = measured.get((name, phase))
             if row is None:
                 cells += ["not run", "", ""]
             elif row["left_out"]:
@@ -319,14 +322,14 @@ def tables(results: dict[str, Any]) -> str:
                 spread = f"{min(row['seconds']):.2f} to {max(row['seconds']):.2f}"
                 cells += [f"{row['median_seconds']:.2f}", spread, f"{row['peak_bytes'] / 2**30:.2f}"]
         if any(cell not in ("not run", "") for cell in cells):
-            rows.append([words, *cells])
+            rows.append([label, *cells])
     runs = [len(row["seconds"]) for row in results["rows"] if row["seconds"]]
     text = ""
     if runs:
         where = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
         text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, maps of strides 4 to 32,
 with its lambda layers or with baselines in their place; float32, batch norm with fixed statistics. Medians of
-{" to ".join(map(str, sorted({min(runs), max(runs)})))} runs in turns, on {where}.
+{" to ".join(map(str, sorted({min(runs), max(runs)})))} interleaved runs, on {where}.
 The peak is that of PyTorch's allocator, without weights and images.
 
 {markdown_table(header, *rows)}
@@ -335,16 +338,16 @@ The peak is that of PyTorch's allocator, without weights and images.
         side = size // FINE_STRIDE
         text += f"\nOne layer in c3, {FINE_CHANNELS} channels on {side} x {side} positions, forward and backward:\n\n"
         peaks = [
-            [ROWS[name], held if isinstance(held, str) else f"{held / 2**30:.2f}"]
-            for name, held in results["fine"].items()
+            [ROWS[name], peak if isinstance(peak, str) else f"{peak / 2**30:.2f}"]
+            for name, peak in results["fine"].items()
         ]
         text += markdown_table(["layer", "peak GiB"], *peaks) + "\n"
     if "step" in results:
         step = results["step"]
         text += (
             f"\nA training step of Mask R-CNN on LambdaResNet-50 with two images of {size} x {size} takes\n"
-            f"{summarize(step['seconds']).median:.0f} s and {step['peak_bytes'] / 2**30:.1f} GiB; its process holds "
-            f"{step['peak_resident_bytes'] / 2**30:.1f} GiB at most.\n"
+            f"{summarize(step['seconds']).median:.0f} s and {step['peak_bytes'] / 2**30:.1f} GiB; its process has "
+            f"a peak of {step['peak_resident_bytes'] / 2**30:.1f} GiB.\n"
         )
     return text
 
@@ -356,16 +359,16 @@ def write_page(page: Path, results: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--contestants", nargs="+", choices=[*ROWS, FINE, STEP], default=[*ROWS, FINE, STEP])
+    parser.add_argument("--size", type=int, default=1024, help="side of the images in pixels")
+    parser.add_argument("--candidates", nargs="+", choices=[*ROWS, FINE, STEP], default=[*ROWS, FINE, STEP])
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs of each, at most")
-    parser.add_argument("--seconds", type=float, default=40, help="for the runs of one contestant; three at least")
+    parser.add_argument("--repeats", type=int, default=5, help="maximum of timed runs per candidate")
+    parser.add_argument("--seconds", type=float, default=40, help="time budget per candidate")
     parser.add_argument("--out", type=Path, help="measure, and write the results as JSON")
-    parser.add_argument("--page", type=Path, help="write its tables from experiments/results")
-    parser.add_argument("--step", action="store_true", help="the training step alone, in this process; prints JSON")
+    parser.add_argument("--page", type=Path, help="page whose tables to write from experiments/results")
+    parser.add_argument("--step", action="store_true", help="measure the training step only, and print JSON")
     options = parser.parse_args()
-    with plain_float32(None):
+    with without_tf32(None):
         if options.step:
             print(json.dumps(training_step(options.size)))
         elif options.out:

@@ -1,11 +1,11 @@
-"""Fused kernels, layers and networks on a GPU in ten minutes: right, the same every time, how fast beside what else.
+"""Checks and times fused kernels, layers and networks on a GPU, in ten minutes.
 
     PYTHONPATH=src python experiments/gpu.py --out runs/gpu [--parts smoke kernels] [--minutes 9.5]
     PYTHONPATH=src python experiments/gpu.py --table runs/gpu/gpu.jsonl
 
-Needs torch with CUDA and Triton. Each part runs in a process of its own, so that an error that spoils a CUDA context
-ends that part alone, and adds rows to gpu.jsonl as they come. The table has predicted beside measured times. --dry-run
-takes tiny problems on the CPU, where Triton interprets the kernels: it checks this script, not the kernels.
+Needs torch with CUDA and Triton. Each part runs in a separate process, so that a corrupted CUDA context ends that part
+only, and appends rows to gpu.jsonl. The table has predicted and measured times. --dry-run runs tiny problems on the CPU
+with Triton's interpreter, to check this script.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Parts in order, and the most minutes that each may take.
+# Parts in order, and their time limits in minutes.
 PARTS = {
     "machine": 1.0,
     "compile": 2.5,
@@ -28,11 +28,11 @@ PARTS = {
     "layers": 2.0,
     "networks": 2.0,
 }
-SHOWN = 160  # characters of a failure
+SHOWN = 160  # maximum characters of a failure in the table
 
 
 def run_part(name: str, out: Path, seconds: float, dry_run: bool) -> None:
-    """Run a part until it ends or its time is over; what ended it becomes a row."""
+    """Run a part within its time limit, and append a row with its time and failure."""
     script = Path(__file__).with_name("gpu_parts.py")
     command = [sys.executable, str(script), name, "--out", str(out), "--seconds", f"{seconds:.0f}"]
     environment = os.environ | {"LAMBDANETS_CACHE": str(out.parent / "cache")}
@@ -54,7 +54,7 @@ def run_part(name: str, out: Path, seconds: float, dry_run: bool) -> None:
         if run.returncode:
             reason = (run.stderr.strip().splitlines() or [f"ended with {run.returncode}"])[-1]
     except subprocess.TimeoutExpired:
-        reason = f"did not end within {seconds:.0f} s"
+        reason = f"exceeded {seconds:.0f} s"
     row = {"part": name, "what": "whole part", "seconds": round(time.monotonic() - start, 1)}
     if reason:
         row["failure"] = reason[:500]
@@ -63,7 +63,7 @@ def run_part(name: str, out: Path, seconds: float, dry_run: bool) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; a line that a killed part left half written is passed over."""
+    """The rows of a file, without an incomplete line of a killed part."""
     rows = []
     for line in path.read_text().splitlines():
         try:
@@ -74,7 +74,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
-    """What was measured beside what was predicted, the checks that failed, the failures."""
+    """Measured and predicted times, failed checks, and failures."""
     lines = []
     timed = [row for row in rows if "graph_us" in row or "eager_us" in row]
     if timed:
@@ -83,9 +83,9 @@ def table_of(rows: list[dict[str, Any]]) -> str:
         measured, predicted = row.get("graph_us", row.get("eager_us")), row.get("predicted_us")
         columns = f"{predicted:>11.1f}{measured / predicted:>7.2f}" if predicted else ""
         lines.append(f"{row['part']:<10}{row['what'][:63]:<64}{measured:>10.1f}{columns}")
-    checks = [row for row in rows if "right" in row]
-    wrong = [row for row in checks if not (row["right"] and row.get("bit_equal", True))]
-    lines.append(f"{len(checks) - len(wrong)} of {len(checks)} checks are right and bit-equal")
+    checks = [row for row in rows if "correct" in row]
+    wrong = [row for row in checks if not (row["correct"] and row.get("bit_equal", True))]
+    lines.append(f"{len(checks) - len(wrong)} of {len(checks)} checks are correct and bit-identical")
     lines += [f"WRONG {row['part']} {row['what']}: {json.dumps(row)[:SHOWN]}" for row in wrong]
     lines += [f"FAILED {row['part']} {row['what']}: {row['failure'][:SHOWN]}" for row in rows if "failure" in row]
     return "\n".join(lines)
@@ -93,11 +93,11 @@ def table_of(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, help="folder for gpu.jsonl, to which rows are added")
-    what.add_argument("--table", type=Path, help="print the table of a gpu.jsonl")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--out", type=Path, help="folder for gpu.jsonl, to which rows are appended")
+    group.add_argument("--table", type=Path, help="print the table of a gpu.jsonl")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--minutes", type=float, default=9.5, help="for all parts")
+    parser.add_argument("--minutes", type=float, default=9.5, help="time limit of all parts")
     parser.add_argument("--dry-run", action="store_true", help="tiny problems on the CPU")
     arguments = parser.parse_args()
     if arguments.table is not None:

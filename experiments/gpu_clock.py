@@ -1,4 +1,4 @@
-"""The clock of gpu.py: calls that take turns on inputs too large for the cache, eager and from a CUDA graph."""
+"""Times CUDA calls, eager and as a CUDA graph."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ Call = Callable[[], Any]
 
 
 def time_of(calls: Sequence[Call], samples: int = 15, graph: bool = True) -> dict[str, Any]:
-    """Microseconds a call, the calls taking turns: median and quartiles; of a graph where it can be captured."""
+    """Microseconds per call over alternating calls: median and quartiles, eager and, if capturable, as a graph."""
     if not torch.cuda.is_available():
         start = time.perf_counter()
         for call in calls:
@@ -40,7 +40,7 @@ def time_of(calls: Sequence[Call], samples: int = 15, graph: bool = True) -> dic
             with torch.cuda.graph(captured):
                 run_all()
             result |= _measured(captured.replay, "graph", turns * len(calls), samples)
-        except RuntimeError as error:  # what cannot be captured has its eager time alone
+        except RuntimeError as error:  # not capturable: only the eager time
             result["graph_error"] = repr(error)[:300]
     return result
 
@@ -55,7 +55,4 @@ def _measured(run: Call, name: str, count: int, samples: int) -> dict[str, Any]:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / count)
     times.sort()
-    return {
-        f"{name}_us": median(times),
-        f"{name}_quartiles_us": [times[len(times) // 4], times[(3 * len(times)) // 4]],
-    }
+    return {f"{name}_us": median(times), f"{name}_quartiles_us": [times[len(times) // 4], times[(3 * len(times)) // 4]]}

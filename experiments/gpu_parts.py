@@ -1,4 +1,4 @@
-"""The parts of gpu.py, each run by it in a process of its own: gpu_parts.py PART --out FILE --seconds S [--dry-run]."""
+"""One part of gpu.py, which runs each in a separate process: gpu_parts.py PART --out FILE --seconds S [--dry-run]."""
 
 import argparse
 import contextlib
@@ -36,13 +36,13 @@ SHAPES = [(56, 16, 23, 128), (28, 32, 23, 128), (14, 64, 23, 128), (7, 128, 23, 
 MORE_SHAPES = [(56, 32, 23, 128), (28, 64, 23, 128), (28, 64, None, 128), (64, 64, 23, 1), (64, 64, None, 16)]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEADS, DEPTH = 4, 16
-_SMOKE = 0.05  # relative, of gradients in bfloat16 behind softmax and batch norm
-ROTATED_BYTES = 160 << 20  # more than the second-level cache holds
+_SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm
+ROTATED_BYTES = 160 << 20  # larger than the L2 cache
 _ALL = NeedsGrad(True, True, True)
 
 
 class Part:
-    """Where rows go, and until when."""
+    """The output file and the deadline of a part."""
 
     def __init__(self, name: str, out: Path, seconds: float, dry_run: bool) -> None:
         self.name, self.out, self.dry_run = name, out, dry_run
@@ -50,10 +50,10 @@ class Part:
         self.device = "cpu" if dry_run else "cuda:0"
 
     def over(self, what: str) -> bool:
-        """Whether the time is over; then what is not run becomes a row."""
+        """Whether the deadline has passed; if so, record what is not run."""
         over = time.monotonic() > self.end
         if over:
-            self.add(what, failure="not run: the time was over")
+            self.add(what, failure="not run: no time left")
         return over
 
     def add(self, what: str, **row: Any) -> None:
@@ -64,7 +64,7 @@ class Part:
 
     @contextlib.contextmanager
     def recording(self, what: str) -> Iterator[None]:
-        """A failure becomes a row; the part continues."""
+        """Record an exception as a row, and continue."""
         try:
             yield
         except Exception as error:
@@ -72,7 +72,7 @@ class Part:
 
 
 def output_of(*command: str) -> str | None:
-    """What a command prints, None where it is missing or fails."""
+    """The output of a command, None if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -80,7 +80,7 @@ def output_of(*command: str) -> str | None:
 
 
 def machine(part: Part) -> None:
-    """Versions, hardware, and the rates that all times are to be seen against."""
+    """Versions, hardware, and measured peak rates."""
     import triton
 
     row: dict[str, Any] = {
@@ -104,22 +104,22 @@ def machine(part: Part) -> None:
     side, size = (64, 1 << 16) if part.dry_run else (8192, 1 << 30)
     for dtype in (torch.bfloat16, torch.float32):
         square = torch.randn(side, side, device=part.device).to(dtype)
-        seconds = rate_of(lambda x=square: x @ x)
+        seconds = seconds_of(lambda x=square: x @ x)
         part.add(f"product of {side} x {side}, {dtype}", tflops=2 * side**3 / seconds / 1e12)
-    much, to = (torch.zeros(size, device=part.device, dtype=torch.uint8) for _ in range(2))
-    part.add("copy", gbytes=2 * size / rate_of(lambda: to.copy_(much)) / 1e9)
-    # a repeated sum of as much as the second-level cache holds
-    little = torch.ones(min(size, 16 << 20) // 4, device=part.device)
-    part.add("reads from the cache", gbytes=4 * little.numel() / rate_of(lambda: little.sum()) / 1e9)
+    source, target = (torch.zeros(size, device=part.device, dtype=torch.uint8) for _ in range(2))
+    part.add("copy", gbytes=2 * size / seconds_of(lambda: target.copy_(source)) / 1e9)
+    # repeated sum of a tensor that fits into the L2 cache
+    cached = torch.ones(min(size, 16 << 20) // 4, device=part.device)
+    part.add("reads from the L2 cache", gbytes=4 * cached.numel() / seconds_of(lambda: cached.sum()) / 1e9)
 
 
-def rate_of(call: Callable[[], Any]) -> float:
+def seconds_of(call: Callable[[], Any]) -> float:
     times = time_of([call])
     return times.get("graph_us", times["eager_us"]) / 1e6
 
 
 def compile_kernels(part: Part) -> None:
-    """Every kernel for this device, by all cores: later parts find them in Triton's cache."""
+    """Compile every kernel for this device on all cores, into Triton's cache for the later parts."""
     import kernels
 
     architecture = 90 if part.dry_run else int("".join(map(str, torch.cuda.get_device_capability())))
@@ -131,9 +131,9 @@ def compile_kernels(part: Part) -> None:
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
         for row in pool.imap_unordered(kernels.examine, todo):
             done += 1
-            found = "; ".join(kernels.faults(row))
-            if found:
-                part.add(f"{row['kernel']} h={row['heads']} {row['tiles']}", failure=found)
+            failures = "; ".join(kernels.failures(row))
+            if failures:
+                part.add(f"{row['kernel']} h={row['heads']} {row['tiles']}", failure=failures)
             if part.over("some configurations"):
                 pool.terminate()
                 break
@@ -141,7 +141,7 @@ def compile_kernels(part: Part) -> None:
 
 
 def smoke(part: Part) -> None:
-    """Whole layers under autocast where kernels once failed: few heads, odd depths, one example, large maps."""
+    """Whole layers under autocast at edge cases: few heads, odd depths, one example, large maps."""
     cases: list[tuple[str, dict[str, Any], int, int]] = [
         ("1 head", {"heads": 1}, 32, 56),
         ("1056 x 1056, 2 examples", {}, 2, 1056),
@@ -154,7 +154,7 @@ def smoke(part: Part) -> None:
         ("one example", {}, 1, 56),
     ]
     for name, options, batch, side in cases:
-        # the interpreter does not multiply bfloat16
+        # Triton's interpreter does not support bfloat16 products
         for dtype in (torch.float16,) if part.dry_run else (torch.bfloat16, torch.float16):
             if part.over(f"{name}, {dtype}"):
                 continue
@@ -162,11 +162,11 @@ def smoke(part: Part) -> None:
                 batch, side = 2, 5
             with part.recording(f"{name}, {dtype}"):
                 error = error_of_layer(part, options, (batch, 64, side, side), dtype)
-                part.add(f"{name}, {dtype}", error=error, right=error < _SMOKE)
+                part.add(f"{name}, {dtype}", error=error, correct=error < _SMOKE_TOLERANCE)
 
 
 def error_of_layer(part: Part, options: dict[str, Any], sizes: tuple[int, ...], dtype: torch.dtype) -> float:
-    """The largest relative error of output and gradients under autocast, beside a plain algorithm in float32."""
+    """The maximum relative error of output and gradients under autocast, relative to float32 convolutions."""
     torch.manual_seed(0)
     layer = LambdaLayer2d(64, scope=7, algorithm="fused", **options).to(part.device)
     x = torch.randn(sizes, device=part.device, requires_grad=True)
@@ -176,14 +176,14 @@ def error_of_layer(part: Part, options: dict[str, Any], sizes: tuple[int, ...], 
         layer.algorithm = algorithm
         with torch.autocast(part.device.split(":")[0], dtype, enabled=algorithm == "fused"):
             y = layer(x)
-        # a sum: gradients of a mean would leave float16, which no loss scale helps here
+        # a sum, because gradients of a mean would underflow in float16 without loss scaling
         gradients = torch.autograd.grad((y.float() * weights).sum(), [x, *layer.parameters()])
         results.append([y.detach().float(), *(gradient.float() for gradient in gradients)])
     return max(((a - b).norm() / b.norm().clamp_min(1e-20)).item() for a, b in zip(*results, strict=True))
 
 
 def check(part: Part) -> None:
-    """All kernels against float64 at the launchers' tiles, and twenty repeats, which must have the same bits."""
+    """All kernels against float64 at the launchers' tiles, and twenty repeats, which must be bit-identical."""
     cases = [
         Case(130, 4, (28, 28), (23, 23), 16, 64, content=True, inside_nan=False),
         Case(64, 1, (14, 14), (27, 27), 16, 32, inside_nan=False),
@@ -194,14 +194,14 @@ def check(part: Part) -> None:
     for case in [Case(3, 4, (5, 7), (3, 5), 16, 16, content=True)] if part.dry_run else cases:
         for dtype in DTYPES:
             if (part.dry_run and dtype == torch.bfloat16) or part.over(f"{case} {dtype}"):
-                continue  # the interpreter does not multiply bfloat16
+                continue  # Triton's interpreter does not support bfloat16 products
             example = make_example(case, dtype, part.device)
             for kernel in kernels_of(dtype):
                 what = f"{kernel} {dtype} {case}"
                 with part.recording(what):
                     verdict = check_kernel(kernel, [example])
                     equal = bit_equal(kernel, example, 2 if part.dry_run else 20)
-                    part.add(what, right=not verdict["reason"], error=verdict["error"], bit_equal=equal)
+                    part.add(what, correct=not verdict["reason"], error=verdict["error"], bit_equal=equal)
 
 
 def bit_equal(kernel: str, example: Any, repeats: int) -> bool:
@@ -214,7 +214,7 @@ def bit_equal(kernel: str, example: Any, repeats: int) -> bool:
 def inputs_of(
     part: Part, shape: tuple[int, int, int | None, int], dtype: torch.dtype
 ) -> tuple[list[list[Tensor]], Problem]:
-    """Queries, table, values and gradient as a layer has them, sets enough that none is in the cache; the problem."""
+    """Sets of queries, table, values and gradient in a layer's layout, larger than the cache together; the problem."""
     side, v, scope, batch = (5, 16, 3, 2) if part.dry_run else shape
     n, grid = side * side, (side, side)
     sides = (2 * side - 1,) * 2 if scope is None else (scope, scope)
@@ -231,7 +231,7 @@ def inputs_of(
 
 
 def kernels_times(part: Part) -> None:
-    """Each kernel as it is launched, beside its prediction; all in bfloat16, the first shapes in other dtypes."""
+    """Measured and predicted time of each kernel: all shapes in bfloat16, the first ones in other dtypes."""
     device = kernel_device(part.device)
     assert device is not None
     sheet = gpu_named(device.name, device.capability)
@@ -250,7 +250,7 @@ def kernels_times(part: Part) -> None:
 
 
 def calls_of_kernels(problem: Problem) -> dict[str, Callable[..., Any]]:
-    """What launches each kernel for queries, table, values and gradient of a problem."""
+    """Functions of queries, table, values and gradient that launch each kernel."""
 
     def forward(order: str, q: Tensor, r: Tensor, v: Tensor, g: Tensor) -> Tensor:
         return fused.forward_in_order(order, q, r, v, problem)
@@ -265,17 +265,17 @@ def calls_of_kernels(problem: Problem) -> dict[str, Callable[..., Any]]:
 
 
 def self_test(part: Part) -> None:
-    """What `auto` asks for before it takes a kernel; later parts find the verdicts."""
+    """The self-test that `auto` requires of a kernel; later parts use the stored results."""
     device = kernel_device(part.device)
     assert device is not None
     for dtype in DTYPES:
         if not part.dry_run and not part.over(f"{dtype}"):
             for name, verdict in retest(device, dtype).items():
-                part.add(f"{name} {dtype}", right=not verdict.reason, error=verdict.error, reason=verdict.reason)
+                part.add(f"{name} {dtype}", correct=not verdict.reason, error=verdict.error, reason=verdict.reason)
 
 
 def layers(part: Part) -> None:
-    """Lambda layers by algorithm beside the 3x3 convolution and other packages' layers: forward and training step."""
+    """Forward and training step of lambda layers by algorithm, the 3x3 convolution, and other packages' layers."""
     for side, v, scope, batch in SHAPES[:1] if part.dry_run else (*SHAPES, (28, 64, 23, 128)):
         dim, sizes = HEADS * v, (2, HEADS * v, 5, 5) if part.dry_run else (batch, HEADS * v, side, side)
         layer = LambdaLayer2d(dim, scope=3 if part.dry_run else scope, heads=HEADS, batch_norm=True).to(part.device)
@@ -296,16 +296,16 @@ def layers(part: Part) -> None:
 
 
 def with_algorithm(layer: LambdaLayer2d, algorithm: str) -> LambdaLayer2d:
-    """A layer of the same weights."""
+    """A copy of the layer with another algorithm."""
     other = copy.deepcopy(layer)
     other.algorithm = algorithm
     return other
 
 
 def time_module(part: Part, what: str, module: nn.Module, sizes: tuple[int, ...], graph: bool = True) -> None:
-    """Forward pass and training step under bfloat16 autocast, channels last; the peak of memory of a step."""
+    """Time of inference and of a training step under bfloat16 autocast, channels last, and the step's peak memory."""
     kind = part.device.split(":")[0]
-    if all(weight.ndim < 5 for weight in module.parameters()):  # some layers have weights of a 3-d convolution
+    if all(weight.ndim < 5 for weight in module.parameters()):  # 3D convolutions have no channels_last format
         module = module.to(memory_format=torch.channels_last)
     module = module.train()
     x = torch.randn(sizes, device=part.device).to(memory_format=torch.channels_last).requires_grad_()
@@ -331,7 +331,7 @@ def time_module(part: Part, what: str, module: nn.Module, sizes: tuple[int, ...]
 
 
 def networks(part: Part) -> None:
-    """LambdaResNet-50, ResNet-50 with lambda layers in its stages, ResNet-50: training and inference."""
+    """Training and inference of LambdaResNet-50, ResNet-50 with lambda layers in some stages, and ResNet-50."""
     batch, side = (2, 64) if part.dry_run else (128, 224)
     options: list[tuple[str, dict[str, Any]]] = [("lambda_resnet50", {}), ("resnet50", {})]
     options += [("resnet50_lambda", {"pattern": pattern}) for pattern in ("CCLL", "LLLL")]

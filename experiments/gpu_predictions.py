@@ -1,9 +1,9 @@
-"""What the fused kernels are predicted to take on a GPU, beside a 3x3 convolution by the same data sheet.
+"""Predicted times of the fused kernels on a GPU, and of a 3x3 convolution by the same data sheet.
 
     python experiments/gpu_predictions.py [--device H100] [--out FILE]
 
-No GPU is needed, and nothing is measured: `experiments/gpu.py` puts measured times beside predicted. The layers are
-those of a ResNet-50 at 224 pixels, batch 128, k = 16, 4 heads, scope 23, in bfloat16; of each the position term.
+Needs no GPU; `experiments/gpu.py` compares predicted with measured times. The problems are the position terms of
+ResNet-50's layers at 224 pixels, batch 128, k = 16, 4 heads, scope 23, in bfloat16.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from lambdanets.text_tables import markdown_table
 CAPABILITIES = {"A100": (8, 0), "L40S": (8, 9), "RTX 4090": (8, 9), "H100": (9, 0), "H200": (9, 0), "B200": (10, 0)}
 BATCH, HEADS, SCOPE = 128, 4, 23
 LAYERS = ((56, 16), (28, 32), (14, 64), (7, 128))  # side of the map, value depth: the layers of c2 to c5
-CONVOLUTION = 0.7  # of the data sheet's rate, as the plan takes it for large products
+CONVOLUTION = 0.7  # fraction of the data sheet's rate, as the plan assumes for large products
 
 
 def problem_of_layer(side: int, v: int, dtype: torch.dtype = torch.bfloat16) -> Problem:
@@ -31,7 +31,7 @@ def problem_of_layer(side: int, v: int, dtype: torch.dtype = torch.bfloat16) -> 
 
 
 def convolution_seconds(side: int, v: int, gpu: Gpu) -> float:
-    """Of the 3x3 convolution of as many channels, forward."""
+    """Predicted time of the forward pass of a 3x3 convolution with the same channels."""
     channels, positions = HEADS * v, BATCH * side * side
     return max(
         2 * positions * 9 * channels**2 / (CONVOLUTION * gpu.bfloat16),
@@ -40,7 +40,7 @@ def convolution_seconds(side: int, v: int, gpu: Gpu) -> float:
 
 
 def predicted_layers(device: str) -> list[dict[str, Any]]:
-    """Microseconds of the kernels for each layer, and of the convolution."""
+    """Predicted microseconds of the kernels and of the convolution, per layer."""
     rows = []
     for side, v in LAYERS:
         problem = problem_of_layer(side, v)
@@ -59,7 +59,7 @@ def predicted_layers(device: str) -> list[dict[str, Any]]:
 
 
 def traffic(device: str) -> list[dict[str, Any]]:
-    """Floating-point operations of each kernel for a byte asked of the first-level and of the second-level cache."""
+    """Arithmetic intensity of each kernel: floating-point operations per byte loaded."""
     rows = []
     for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS):
         for side, v in LAYERS:
@@ -67,7 +67,7 @@ def traffic(device: str) -> list[dict[str, Any]]:
             reach = problem_of_layer(side, v).before
             rows_of_step = table_step((side, side), reach, tiles.positions, tiles.step)[0]
             step = step_of(kernel, tiles, HEADS, rows_of_step if kernel == "table_parts" else 1)
-            # a block of value channels computes the other factor again; that is no useful work
+            # each block of value channels recomputes the other factor, which is not useful work
             blocks = -(-v // tiles.values)
             useful = 2 * step.multiply_adds
             if kernel != LAMBDA_ORDER:
@@ -79,10 +79,10 @@ def traffic(device: str) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=list(CAPABILITIES), default="H100")
-    parser.add_argument("--out", type=Path, help="file of JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the predictions")
     arguments = parser.parse_args()
     layers, bytes_of = predicted_layers(arguments.device), traffic(arguments.device)
-    print(f"predicted for {arguments.device}, us: position term of a layer, 3x3 convolution of as many channels")
+    print(f"predicted for {arguments.device}, us: position term of a layer, 3x3 convolution with the same channels")
     names = ("forward", "backward", "convolution", "convolution_backward")
     rows = [
         [f"{row['side']}x{row['side']}", str(row["v"]), *(f"{row[f'{name}_us']:.0f}" for name in names)]

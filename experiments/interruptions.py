@@ -1,12 +1,12 @@
-"""Interrupts every command by SIGTERM and SIGINT at random moments, and checks that nothing finished is lost.
+"""Interrupts every command by SIGTERM and SIGINT at random times, and checks that no finished work is lost.
 
     PYTHONPATH=src python experiments/interruptions.py [--moments 20] [--commands NAME ...] [--seed 0] [--out FILE]
 
-Each command runs undisturbed first. Then, for each signal and moment, it is interrupted in a place of its own and given
-again until it ends. An interrupted command must end within 30 s with exit code 130, without a traceback, and leave no
-hidden file; what the file that it fills had finished must still be there when the command is given again, and in the
-end the files must be the undisturbed command's to the byte, but for times. Commands are forked from one process that
-has imported everything; the first second of a process of its own, with its imports, is tried by `lambdanets predict`.
+Each command first runs uninterrupted. Then, for each signal and time, it is interrupted in a new folder and repeated
+until it finishes. An interrupted command must end within 30 s with exit code 130, without a traceback, and leave no
+hidden file; the repeated command must keep finished work, and the final files must equal the uninterrupted ones except
+for times. Commands are forked from one process that has imported everything; `lambdanets predict` in new processes
+tests interruptions during the imports.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.backends.backend_agg  # noqa: F401 - what commands import late, imported once for all
+import matplotlib.backends.backend_agg  # noqa: F401 - imported lazily by commands; imported here once for all forks
 import torch
 import torch.utils.tensorboard
 from kills import draw_images
@@ -44,7 +44,7 @@ Finished = Callable[[Path], int]
 
 @dataclass(frozen=True)
 class Command:
-    """Arguments, in which {} is the place it writes to; how much is finished there; files that hold times."""
+    """Arguments, with {} for the output path; a count of the finished work; output files that contain times."""
 
     arguments: str
     finished: Finished
@@ -52,7 +52,7 @@ class Command:
 
 
 def lines(name: str) -> Finished:
-    """Lines of a file beside or in the place; the whole file once it is there."""
+    """Lines of a file next to or in the output path."""
 
     def count(place: Path) -> int:
         found = [path for path in (place.with_name(place.name + name), place / name) if path.is_file()]
@@ -62,12 +62,12 @@ def lines(name: str) -> Finished:
 
 
 def files(pattern: str) -> Finished:
-    """Finished files of a pattern."""
+    """Files that match a pattern."""
     return lambda place: len(list(place.glob(pattern)))
 
 
 def rows(place: Path) -> int:
-    """Measured rows of a benchmark's or the tables' file."""
+    """Measured rows in the results of `benchmark` or `tables`."""
     path = place / "results.json" if place.is_dir() else place
     if not path.is_file():
         return 0
@@ -79,12 +79,12 @@ def rows(place: Path) -> int:
 
 
 def steps(place: Path) -> int:
-    """Whether a run, or each of a comparison, has a checkpoint to resume from."""
+    """The number of runs that have a checkpoint."""
     return sum(1 for _ in place.rglob("last.ckpt"))
 
 
 def commands(scratch: Path) -> dict[str, Command]:
-    """The commands that keep what is finished, on small data below a folder."""
+    """The resumable commands, on small data."""
     images, run, detector, shards, labels = (scratch / n for n in ("images", "run", "detector", "shards", "labels"))
     timed_run = ("speed.csv", "result.json", "metrics.csv.lock")
     return {
@@ -105,7 +105,7 @@ def commands(scratch: Path) -> dict[str, Command]:
             f"pseudo-label select {labels} {{}} --confidence 0 --per-class 9", files("*.parquet")
         ),
         "benchmark": Command(
-            f"benchmark layer {LAYER} --contestants lambdanets convolution --out {{}}",
+            f"benchmark layer {LAYER} --candidates lambdanets convolution --out {{}}",
             rows,
             ("results.json", "layer.png"),
         ),
@@ -116,7 +116,7 @@ def commands(scratch: Path) -> dict[str, Command]:
 
 
 def prepare(scratch: Path) -> None:
-    """The data, the trained models, the shards and the labels that commands read."""
+    """Make the images, trained models, shards and labels that the commands read."""
     images = draw_images(scratch / "images")
     for arguments in (
         f"train --data {images} {SMALL} --run {scratch / 'run'}",
@@ -124,18 +124,18 @@ def prepare(scratch: Path) -> None:
         f"shard {images} {scratch / 'shards'} --images-per-shard 3",
         f"pseudo-label {scratch / 'run'} {scratch / 'shards'} {scratch / 'labels'}",
     ):
-        code, _, said = attempt(arguments.split(), scratch / "log")
-        assert code == 0, said
+        code, _, output = attempt(arguments.split(), scratch / "log")
+        assert code == 0, output
 
 
 def attempt(arguments: list[str], log: Path, number: int | None = None, after: float = 0.0) -> tuple[int, float, str]:
-    """Run a command in a fork, interrupted after so many seconds; its exit code, seconds, and what it said."""
-    began = time.perf_counter()
+    """Run a command in a fork, interrupted `after` seconds; returns exit code, seconds, and output."""
+    start = time.perf_counter()
     log.touch()
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child has the handlers with which a command starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child has installed its handlers
     child = os.fork()
     if child == 0:
-        _be_child(arguments, log)
+        _run_child(arguments, log)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if number is not None:
         time.sleep(after)
@@ -149,10 +149,10 @@ def attempt(arguments: list[str], log: Path, number: int | None = None, after: f
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         raise AssertionError(f"{' '.join(arguments)} did not end:\n{log.read_text(errors='replace')}")
-    return os.waitstatus_to_exitcode(status), time.perf_counter() - began, log.read_text(errors="replace")
+    return os.waitstatus_to_exitcode(status), time.perf_counter() - start, log.read_text(errors="replace")
 
 
-def _be_child(arguments: list[str], log: Path) -> None:
+def _run_child(arguments: list[str], log: Path) -> None:
     code = 99
     try:
         file = log.open("w", buffering=1)
@@ -169,7 +169,7 @@ def _be_child(arguments: list[str], log: Path) -> None:
 
 
 def contents(place: Path, timed: tuple[str, ...]) -> dict[str, bytes]:
-    """The files at a place with their bytes, without those that hold times; pictures by name alone."""
+    """The output files with their bytes; figures, checkpoints and files that contain times without content."""
     paths = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else [place]
     names = {path: path.relative_to(place).as_posix() if path != place else "" for path in paths}
     return {
@@ -183,39 +183,42 @@ def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.rglob(".*")]
 
 
-def interrupt(name: str, command: Command, folder: Path, number: int, after: float, whole: Path) -> dict[str, Any]:
-    """Interrupt a command, see what it leaves, and give it again until it ends as the undisturbed one."""
+def interrupt(name: str, command: Command, folder: Path, number: int, after: float, reference: Path) -> dict[str, Any]:
+    """Interrupt a command, check its output, and resume it until its files equal the uninterrupted command's."""
     folder.mkdir()
-    place = folder / whole.name
-    arguments = command.arguments.format(place).split()
-    code, seconds, said = attempt(arguments, folder.with_suffix(".log"), number, after)
-    assert code in (0, 130), f"{name} ended with {code}:\n{said}"
+    out = folder / reference.name
+    arguments = command.arguments.format(out).split()
+    code, seconds, output = attempt(arguments, folder.with_suffix(".log"), number, after)
+    assert code in (0, 130), f"{name} ended with {code}:\n{output}"
     assert seconds - after < 30, f"{name} took {seconds - after:.0f} s to end"
-    assert "Traceback" not in said, said
-    assert "Exception ignored" not in said, said
-    assert not hidden(folder), f"{name} left {hidden(folder)}:\n{said}"
-    kept = command.finished(place)
-    resumed = arguments
-    if name == "compare" and (place / "plan.json").is_file():
-        resumed = ["compare", "--resume", str(place)]
+    assert "Traceback" not in output, output
+    assert "Exception ignored" not in output, output
+    assert not hidden(folder), f"{name} left {hidden(folder)}:\n{output}"
+    kept = command.finished(out)
+    resume = arguments
+    if name == "compare" and (out / "plan.json").is_file():
+        resume = ["compare", "--resume", str(out)]
     if code:
-        again, _, more = attempt(resumed, folder.with_suffix(".log"))
-        # refused where it had finished as the signal came: its files are compared below
-        had_finished = again == 2 and re.search(r"exists(;| and is finished;) name another", more) is not None
-        assert again == 0 or had_finished, f"{name} did not resume:\n{said}\n{more}"
-        assert command.finished(place) >= kept or not kept or name in ("predict", "detect predict"), more
+        resume_code, _, resume_output = attempt(resume, folder.with_suffix(".log"))
+        # rejected if it had finished when the signal came; its files are compared below
+        pattern = r"exists(;| and is finished;) name another"
+        had_finished = resume_code == 2 and re.search(pattern, resume_output) is not None
+        assert resume_code == 0 or had_finished, f"{name} did not resume:\n{output}\n{resume_output}"
+        assert command.finished(out) >= kept or not kept or name in ("predict", "detect predict"), resume_output
         if name in ("predict", "detect predict") and kept and not had_finished:
-            assert f"resuming: {kept} of " in more, more
-    ends, expected = contents(place, command.timed), contents(whole, command.timed)
-    assert ends.keys() == expected.keys(), f"{name} left {ends.keys() ^ expected.keys()}"
-    differ = [path for path in ends if ends[path] != expected[path].replace(bytes(whole.parent), bytes(place.parent))]
-    assert not differ, f"{name} ended with other {differ}"
+            assert f"resuming: {kept} of " in resume_output, resume_output
+    found, expected = contents(out, command.timed), contents(reference, command.timed)
+    assert found.keys() == expected.keys(), f"{name} left {found.keys() ^ expected.keys()}"
+    differ = [
+        path for path in found if found[path] != expected[path].replace(bytes(reference.parent), bytes(out.parent))
+    ]
+    assert not differ, f"{name} ended with different {differ}"
     shutil.rmtree(folder)
     return {"command": name, "signal": number, "after": round(after, 3), "exit_code": code, "finished": kept}
 
 
 def interrupt_start(scratch: Path, generator: random.Random, moments: int) -> list[dict[str, Any]]:
-    """Interrupt processes of their own in their first second and a half, while they import."""
+    """Interrupt new processes in their first 1.5 s, during the imports."""
     done = []
     for number in SIGNALS:
         for _ in range(moments):
@@ -231,9 +234,9 @@ def interrupt_start(scratch: Path, generator: random.Random, moments: int) -> li
                 time.sleep(after)
                 process.send_signal(number)
                 code = process.wait(60)
-            said = (scratch / "start.log").read_text()
-            assert code in (0, 130), f"a start ended with {code} after {after:.2f} s:\n{said}"
-            assert "Traceback" not in said, said
+            output = (scratch / "start.log").read_text()
+            assert code in (0, 130), f"a start ended with {code} after {after:.2f} s:\n{output}"
+            assert "Traceback" not in output, output
             for leftover in scratch.glob("*start.jsonl*"):
                 assert not leftover.name.startswith("."), leftover
                 leftover.unlink()
@@ -243,13 +246,13 @@ def interrupt_start(scratch: Path, generator: random.Random, moments: int) -> li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--moments", type=int, default=20, help="of each command and signal")
-    parser.add_argument("--commands", nargs="*", help="by name; all if none is given")
+    parser.add_argument("--moments", type=int, default=20, help="interruptions per command and signal")
+    parser.add_argument("--commands", nargs="*", help="names of commands; all by default")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write what came of each as JSON, beside that of other commands")
+    parser.add_argument("--out", type=Path, help="file for the results as JSON; results of other commands are kept")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
-    torch.set_num_threads(1)  # a process that has begun threads is not safe to fork
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background processes
+    torch.set_num_threads(1)  # forking a process with threads is not safe
     generator = random.Random(options.seed)
     done: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
@@ -257,19 +260,19 @@ def main() -> None:
         prepare(scratch)
         if not options.commands or "start" in options.commands:
             done += interrupt_start(scratch, generator, options.moments)
-            print(f"start: {len(done)} interrupted in their first 1.5 s, all quietly", flush=True)
+            print(f"start: {len(done)} interrupted in their first 1.5 s, none with a traceback", flush=True)
         for name, command in commands(scratch).items():
             if options.commands and name not in options.commands:
                 continue
-            (scratch / "whole").mkdir(exist_ok=True)
-            whole = scratch / "whole" / name.replace(" ", "-")
-            code, seconds, said = attempt(command.arguments.format(whole).split(), scratch / "log")
-            assert code == 0, said
+            (scratch / "reference").mkdir(exist_ok=True)
+            reference = scratch / "reference" / name.replace(" ", "-")
+            code, seconds, output = attempt(command.arguments.format(reference).split(), scratch / "log")
+            assert code == 0, output
             for number in SIGNALS:
                 for moment in range(options.moments):
-                    folder = scratch / f"{whole.name}-{number}-{moment}"
+                    folder = scratch / f"{reference.name}-{number}-{moment}"
                     after = generator.uniform(0, seconds)
-                    done.append(interrupt(name, command, folder, number, after, whole))
+                    done.append(interrupt(name, command, folder, number, after, reference))
             ends = Counter(entry["exit_code"] for entry in done if entry["command"] == name)
             kept = sum(entry["finished"] > 0 for entry in done if entry["command"] == name)
             print(f"{name}: {ends[130]} interrupted ({kept} with finished work), {ends[0]} ended before", flush=True)
@@ -278,7 +281,7 @@ def main() -> None:
 
 
 def write(done: list[dict[str, Any]], out: Path | None) -> None:
-    """Write what came of each interruption; commands that did not run here keep what the file has of them."""
+    """Write the result of each interruption; results of other commands in the file are kept."""
     if out is None:
         return
     kept = json.loads(out.read_bytes())["moments"] if out.is_file() else []

@@ -1,9 +1,9 @@
-"""What the compiler makes of every fused kernel: whether it fits the device, spills, loads 16 bytes, keeps loads ahead.
+"""Compiles every fused kernel and checks the code: shared memory, spills, 16-byte loads, software pipelining.
 
     python experiments/kernels.py --out FILE [--architectures 80 90] [--heads 4] [--depths 16 64] [--processes 2]
 
-Needs Triton, no GPU. Compiles each kernel with the tiles that the launchers choose for each compute capability, number
-of heads, value depth and batch, reads the machine code, and prints a table. Exit code 1 where a kernel does not fit.
+Needs Triton but no GPU. Compiles each kernel with the tiles that the launchers choose for each compute capability,
+number of heads, value depth and batch, inspects the machine code, and prints failures. Exit code 1 if there are any.
 """
 
 import argparse
@@ -28,15 +28,15 @@ ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
 DEPTHS = (8, 16, 24, 32, 64, 128)
 BATCHES = (1, 2, 3, 8, 128)
-POSITIONS = (7 * 7, 56 * 56)  # few programs, and enough
+POSITIONS = (7 * 7, 56 * 56)  # too few programs to fill a GPU, and enough
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-MOST_STACK = 32  # bytes a thread
-REGISTERS = 65_536  # of a processor
+MAX_STACK = 32  # bytes per thread
+REGISTERS = 65_536  # per streaming multiprocessor
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A kernel as it is compiled for a device."""
+    """A kernel with its compile-time parameters."""
 
     kernel: str
     architecture: int
@@ -53,7 +53,7 @@ def configurations(
     batches: Sequence[int] = BATCHES,
     positions: Sequence[int] = POSITIONS,
 ) -> list[Configuration]:
-    """All that the launchers choose for the sizes, each once."""
+    """The distinct configurations that the launchers choose for the sizes."""
     found: dict[Configuration, None] = {}
     for architecture in architectures:
         capability = divmod(architecture, 10)
@@ -71,7 +71,7 @@ def configurations(
 
 
 def compile_kernel(configuration: Configuration) -> Any:
-    """Triton's code for a kernel, as it is launched for aligned tensors with a content lambda."""
+    """Compile a kernel as it is launched for aligned tensors with a content lambda."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -103,13 +103,13 @@ def compile_kernel(configuration: Configuration) -> Any:
 
 
 def _is_wide(configuration: Configuration, pointer: str) -> bool:
-    """Whether a pointer is to float32, as it is launched; without scales their pointer is that of another operand."""
+    """Whether a pointer is to float32; without scaling, the scale pointers alias another operand."""
     scaled = configuration.dtype == "float16"
     return (configuration.kernel, pointer) == ("table_parts", "o_ptr") or (scaled and pointer in ("y_ptr", "scale_ptr"))
 
 
 def examine(configuration: Configuration) -> dict[str, Any]:
-    """What the code of a kernel takes and does in a step of its loop, the steps counted for a warp."""
+    """Resources of a kernel, and instruction counts of its inner loop (per warp)."""
     row: dict[str, Any] = asdict(configuration)
     try:
         code = compile_kernel(configuration)
@@ -154,7 +154,7 @@ def _output_of(code: Any, *command: str) -> str:
 
 
 def resources(code: Any) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread."""
+    """Registers and bytes of stack per thread."""
     report = _output_of(code, _tool("cuobjdump"), "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", report)
     assert found is not None, report
@@ -162,7 +162,7 @@ def resources(code: Any) -> tuple[int, int]:
 
 
 def inner_loop(code: Any) -> list[str]:
-    """The opcodes of the innermost loop with the most matrix products, or of the longest if none has any."""
+    """The opcodes of the innermost loop with the most matrix products, or of the longest loop without any."""
     opcodes: list[str] = []
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
@@ -188,27 +188,27 @@ def inner_loop(code: Any) -> list[str]:
     return opcodes[start:end]
 
 
-def faults(row: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the code of a kernel, by the bounds that tests hold it to."""
+def failures(row: dict[str, Any]) -> Iterator[str]:
+    """The checks that the code of a kernel fails."""
     if "error" in row:
         yield row["error"]
         return
     if not row["fits"]:
         yield f"{row['shared']:,} bytes of shared memory"
-    if row["stack"] > MOST_STACK:
+    if row["stack"] > MAX_STACK:
         yield f"{row['stack']} bytes of stack"
     if row["dtype"] != "float32" and row["instruction"] == "fma":
         yield "no tensor cores"
     if row["loads_not_ahead"] or not row["loads"]:
-        yield f"{row['loads_not_ahead']} loads are awaited in the step that starts them"
+        yield f"{row['loads_not_ahead']} loads are not pipelined"
     if row["tiles"]["stages"] > 2 and not row["stages_ahead"]:
-        yield "the loads of a step are awaited before those of the next one are started"
+        yield "loads of the next step start after those of the current step are awaited"
     if row["dtype"] != "float32" and row["warps_a_scheduler"] < 2:
-        yield f"{row['warps_a_scheduler']} warps a scheduler"
+        yield f"{row['warps_a_scheduler']} warps per scheduler"
 
 
 def as_json(rows: list[dict[str, Any]], version: str) -> str:
-    """One line for each row, its columns named once."""
+    """JSON with one line per row and the column names once."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     tiles = [field.name for field in fields(Tiles)]
     lines = [[[*row["tiles"].values()] if name == "tiles" else row.get(name) for name in columns] for row in rows]
@@ -218,7 +218,7 @@ def as_json(rows: list[dict[str, Any]], version: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="file of JSON for the rows")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
     parser.add_argument("--architectures", nargs="*", type=int, default=ARCHITECTURES)
     parser.add_argument("--heads", nargs="*", type=int, default=HEADS)
     parser.add_argument("--depths", nargs="*", type=int, default=DEPTHS)
@@ -228,22 +228,22 @@ def main() -> int:
     import triton
 
     todo = configurations(arguments.architectures, arguments.heads, arguments.depths, arguments.dtypes)
-    rows, faulty, spilling = [], 0, 0
+    rows, failed, spilling = [], 0, 0
     with ProcessPoolExecutor(arguments.processes) as pool:
         for configuration, row in zip(todo, pool.map(examine, todo), strict=True):
             rows.append(row)
-            wrong = "; ".join(faults(row))
-            faulty += bool(wrong)
+            reasons = "; ".join(failures(row))
+            failed += bool(reasons)
             spilling += row.get("stack", 0) > 0
-            if wrong or row["stack"]:
+            if reasons or row["stack"]:
                 name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
-                note = wrong or f"{row['stack']} bytes of stack, allowed"
+                note = reasons or f"{row['stack']} bytes of stack, allowed"
                 print(f"{name} {configuration.dtype} {astuple(configuration.tiles)}: {note}", flush=True)
-    print(f"{len(rows)} configurations, {faulty} at fault, {spilling} with some stack; Triton {triton.__version__}")
+    print(f"{len(rows)} configurations, {failed} failed, {spilling} with some stack; Triton {triton.__version__}")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(as_json(rows, triton.__version__))
-    return int(faulty > 0)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Images per second out of loaders of the same JPEG files: timm's, ours on a folder and on shards, and webdataset's.
+"""Throughput of data loaders on the same JPEG files: timm's, ours on a folder and on shards, and webdataset's.
 
     python experiments/loader.py --out loader.json [--data FOLDER] [--images 512] [--workers 2]
 
-Needs webdataset. Without --data, a folder with a sub-folder a class, it draws photographs of 200 to 300 KB. Every
-loader makes the same random crops, flips and tensors with as many workers; a round is one epoch of each, in turns, so
-that drift meets all alike. Then one process says where an image's time goes. Writes a JSON file; prints tables.
+Needs webdataset. Without --data (a folder with one sub-folder per class) it makes synthetic images of 200 to 300 KB.
+Every loader applies the same random crops and flips with the same number of workers; epochs are interleaved, so that
+drift affects all alike. Then one process profiles the stages of loading. Writes a JSON file and prints tables.
 """
 
 import argparse
@@ -37,8 +37,8 @@ CLASSES = 4
 SIDES = (1024, 768)
 
 
-def draw_photographs(folder: Path, count: int) -> None:
-    """Colour noise with as much in each octave, which compresses about as photographs do."""
+def make_images(folder: Path, count: int) -> None:
+    """Color noise with equal power in each octave, which compresses about as photographs do."""
     random = np.random.default_rng(0)
     for number in range(count):
         pixels = np.full((SIDES[1], SIDES[0], 3), 128.0, np.float32)
@@ -53,7 +53,7 @@ def draw_photographs(folder: Path, count: int) -> None:
 
 
 def first_images(folder: Path, count: int, place: Path) -> Path:
-    """A folder of links to the first so many images, spread over the classes."""
+    """A folder of links to `count` images, evenly spread over the classes."""
     images, classes = read_class_folders(folder)
     for number in np.linspace(0, len(images) - 1, min(count, len(images)), dtype=int).tolist():
         link = place / classes[images.labels[number]] / f"{number:07}{images.paths[number].suffix}"
@@ -63,7 +63,7 @@ def first_images(folder: Path, count: int, place: Path) -> Path:
 
 
 def loaders(folder: Path, shards: Path, transform: Callable[..., Any], batch: int, workers: int) -> dict[str, Any]:
-    """Something to iterate over for one epoch, by name; each gives pairs or tuples that begin with the images."""
+    """Iterables over one epoch by name; each yields tuples whose first element is the images."""
     import timm.data
     import webdataset
 
@@ -77,7 +77,7 @@ def loaders(folder: Path, shards: Path, transform: Callable[..., Any], batch: in
         num_workers=workers,
         device=torch.device("cpu"),
     )
-    dataset.transform = transform  # create_loader has set one of its own
+    dataset.transform = transform  # replaces the one that create_loader set
     ours: dict[str, ImageFiles | ShardedImages] = {
         "lambdanets, folder": read_class_folders(folder)[0],
         "lambdanets, shards": open_shards(str(shards))[0]["train"],
@@ -99,13 +99,13 @@ def loaders(folder: Path, shards: Path, transform: Callable[..., Any], batch: in
 
 def rate(loader: Iterable[Any]) -> float:
     """Images per second of one epoch."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     images = sum(len(batch[0]) for batch in loader)
-    return images / (time.perf_counter() - begun)
+    return images / (time.perf_counter() - start)
 
 
 def stages(images: ImageFiles | ShardedImages, transform: Callable[..., Any], count: int) -> dict[str, float]:
-    """Milliseconds an image in one process, by what is done; images in a random order, batches of 32."""
+    """Milliseconds per image and stage in one process; images in random order, batches of 32."""
     spent = dict.fromkeys(("read", "decode", "transform", "collate"), 0.0)
     order = np.random.default_rng(0).permutation(len(images))[:count].tolist()
     images.load(order[0])  # opens a shard
@@ -121,14 +121,14 @@ def stages(images: ImageFiles | ShardedImages, transform: Callable[..., Any], co
             marks.append(time.perf_counter())
             for stage, seconds in zip(spent, np.diff(marks).tolist(), strict=False):
                 spent[stage] += seconds
-        begun = time.perf_counter()
+        start = time.perf_counter()
         torch.stack(tensors)
-        spent["collate"] += time.perf_counter() - begun
+        spent["collate"] += time.perf_counter() - start
     return {stage: 1000 * seconds / len(order) for stage, seconds in spent.items()}
 
 
 def rotated(names: list[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Each name once a round, beginning with another one in each."""
+    """Each name once per round, in rotated order."""
     for turn in range(rounds):
         begin = turn % len(names)
         yield from ((turn, name) for name in names[begin:] + names[:begin])
@@ -149,26 +149,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lambdanets-loader-") as scratch:
         folder, shards = Path(scratch, "images"), Path(scratch, "shards")
         if options.data is None:
-            draw_photographs(folder, options.images)
+            make_images(folder, options.images)
         else:
             first_images(options.data, options.images, folder)
         images, classes = read_class_folders(folder)
-        sample = SelectedImages(images, [0], [images.labels[0]])  # a set has two parts; this one is not timed
+        sample = SelectedImages(images, [0], [images.labels[0]])  # data sets need a validation part; it is not timed
         write_shards(Splits(images, sample, classes, ""), shards, images_per_shard=options.images_per_shard)
         kilobytes = sum(path.stat().st_size for path in images.paths) / len(images) / 1000
         print(f"{len(images)} images of {kilobytes:.0f} KB on average, {options.workers} workers\n")
 
-        contestants = loaders(folder, shards, transform, options.batch_size, options.workers)
-        rates: dict[str, list[float]] = {name: [] for name in contestants}
-        for loader in contestants.values():
+        candidates = loaders(folder, shards, transform, options.batch_size, options.workers)
+        rates: dict[str, list[float]] = {name: [] for name in candidates}
+        for loader in candidates.values():
             rate(loader)  # starts the workers, and brings the files into memory
-        for _, name in rotated(list(contestants), options.rounds):
-            rates[name].append(rate(contestants[name]))
+        for _, name in rotated(list(candidates), options.rounds):
+            rates[name].append(rate(candidates[name]))
         rows = [
             [name, *(f"{value:.1f}" for value in (statistics.median(found), min(found), max(found)))]
             for name, found in rates.items()
         ]
-        print(text_table([["", "images/s", "lowest", "highest"], *rows]))
+        print(text_table([["", "images/s", "min", "max"], *rows]))
 
         parts: dict[str, ImageFiles | ShardedImages] = {
             "folder": images,

@@ -1,11 +1,11 @@
-"""A teacher on 2,000 labels of Fashion-MNIST, and students that learn from its labels for the other 58,000 as well.
+"""Noisy Student on Fashion-MNIST: a teacher on 2,000 labels, and students that also use its 58,000 pseudo-labels.
 
-    python experiments/noisy_student.py FASHION_MNIST --work FOLDER [--seeds 0 1 2]    train, three runs a seed
-    python experiments/noisy_student.py                                                write docs/pseudo_labels.md again
+    python experiments/noisy_student.py FASHION_MNIST --work FOLDER [--seeds 0 1 2]    train, three runs per seed
+    python experiments/noisy_student.py                                                write docs/pseudo_labels.md
 
-Every step is a command of lambdanets that a person could type; FOLDER keeps what they leave, and a script that was
-stopped goes on. FASHION_MNIST holds the four original files in torchvision's layout. The images used to choose nothing
-are the 10,000 test images: 500 of them are looked at in training, all of them at the end.
+Every step is a `lambdanets` command that writes into FOLDER; an interrupted script resumes. FASHION_MNIST has the four
+original files in torchvision's layout. The 10,000 test images select nothing: 500 of them are evaluated during
+training, all of them at the end.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
-LABELLED = 2_000
+LABELED = 2_000
 RUNS = ("teacher", "control", "student")
 TEACHER = "--epochs 15 --batch-size 32 --warmup-epochs 1"
 STUDENT = (
@@ -49,11 +49,11 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Train everything, and write the results."""
+    """Train all runs, and write the results."""
     seeds = [one_seed(seed, options.data, options.work / f"seed{seed}") for seed in options.seeds]
     content = {
-        "labelled": LABELLED,
-        "pseudo_labelled": 60_000 - LABELLED,
+        "labelled": LABELED,
+        "pseudo_labelled": 60_000 - LABELED,
         "commands": commands_of(0, Path()),
         "seeds": seeds,
         "gain": spread([seed["student"] - seed["teacher"] for seed in seeds]),
@@ -71,7 +71,7 @@ def page(results: dict[str, Any]) -> str:
     header = ["seed", "teacher", "control", "student", "student - teacher, points"]
     rows = []
     for seed in results["seeds"]:
-        gain = 100 * (round(seed["student"], 4) - round(seed["teacher"], 4))  # of the printed figures
+        gain = 100 * (round(seed["student"], 4) - round(seed["teacher"], 4))  # of the rounded values in the table
         rows.append([str(seed["seed"]), *(f"{seed[name]:.4f}" for name in RUNS), f"{gain:+.2f}"])
     means = [f"{results[name]['mean']:.4f} ± {results[name]['deviation']:.4f}" for name in RUNS]
     mean_gain = f"{100 * results['gain']['mean']:+.2f} ± {100 * results['gain']['deviation']:.2f}"
@@ -85,7 +85,7 @@ def page(results: dict[str, Any]) -> str:
     lambdanets evaluate student --data test
 
 Noisy Student (Xie et al. 2020): a teacher learns from labeled images and labels others, the confident labels are
-selected and balanced over classes, and a student learns from both. Labelling runs on any number of processes, each
+selected and balanced over classes, and a student learns from both. Labeling runs on any number of processes, each
 shard once; every command resumes after an interruption.
 
 `labeled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`, `unlabeled` is a folder of images.
@@ -103,7 +103,7 @@ without pseudo-labels.
 average. The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
 work on the machine, November 2026.
 
-The seed draws the labeled images, the weights and the order of the images. The test images select nothing: 500 of them
+The seed determines the labeled images, the weights and the order of the images. The test images select nothing: 500 of them
 are evaluated after each epoch, and the weights are those of the last epoch. The student's recipe is the second one
 tried; the first, 10 epochs with the teacher's crops and no EMA, gained 0.6 and 0.1 points on seeds 0 and 2.
 
@@ -113,7 +113,7 @@ tried; the first, 10 epochs with the teacher's crops and no EMA, gained 0.6 and 
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Mean and standard deviation over the seeds."""
+    """Mean and std over the seeds."""
     return {
         "mean": round(statistics.mean(values), 4),
         "deviation": round(statistics.stdev(values), 4) if len(values) > 1 else 0.0,
@@ -121,7 +121,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def commands_of(seed: int, work: Path) -> dict[str, str]:
-    """The commands for a seed, in order."""
+    """The commands of a seed, in order."""
     place = "" if work == Path() else f"{work}/"
     train = f"lambdanets train fashion_mnist --data {place}labeled --seed {seed}"
     return {
@@ -136,7 +136,7 @@ def commands_of(seed: int, work: Path) -> dict[str, str]:
 
 
 def one_seed(seed: int, data: Path, work: Path) -> dict[str, float]:
-    """Top-1 on the 10,000 test images of the teacher, the student, and the student's recipe on the labels alone."""
+    """Top-1 of teacher, student and control (the student's recipe without pseudo-labels) on the 10,000 test images."""
     if not (work / "ready").is_file():
         write_images(seed, data, work)
     for command in commands_of(seed, work).values():
@@ -158,17 +158,17 @@ def evaluated(folder: Path, data: Path) -> float:
 
 
 def write_images(seed: int, data: Path, work: Path) -> None:
-    """The labeled images and 2,000 test images, the unlabeled, and all test images, as PNG files."""
+    """Write the labeled images with 500 test images, the unlabeled images, and all test images, as PNG files."""
     splits = open_splits(str(data))
     random = np.random.default_rng(seed)
     labels, test_labels = np.asarray(splits.train.labels), np.asarray(splits.validation.labels)
-    chosen = drawn(random, labels, LABELLED)
-    watched = drawn(random, test_labels, 500)
+    chosen = sample_per_class(random, labels, LABELED)
+    monitored = sample_per_class(random, test_labels, 500)
     parts = {
         "labeled/train": (splits.train, chosen, True),
-        "labeled/val": (splits.validation, watched, True),
+        "labeled/val": (splits.validation, monitored, True),
         "unlabeled": (splits.train, np.setdiff1d(np.arange(len(labels)), chosen), False),
-        "test/train": (splits.train, drawn(random, labels, 20), True),  # a set has a training part
+        "test/train": (splits.train, sample_per_class(random, labels, 20), True),  # data sets need a training part
         "test/val": (splits.validation, np.arange(len(test_labels)), True),
     }
     for name, (images, numbers, by_class) in parts.items():
@@ -180,8 +180,8 @@ def write_images(seed: int, data: Path, work: Path) -> None:
     (work / "ready").touch()
 
 
-def drawn(random: np.random.Generator, labels: np.ndarray, count: int) -> np.ndarray:
-    """So many numbers, as many of each class."""
+def sample_per_class(random: np.random.Generator, labels: np.ndarray, count: int) -> np.ndarray:
+    """`count` random indices, equally many per class."""
     classes = np.unique(labels)
     each = [random.choice(np.flatnonzero(labels == label), count // len(classes), replace=False) for label in classes]
     return np.sort(np.concatenate(each))

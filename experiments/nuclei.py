@@ -1,11 +1,11 @@
-"""Cell nuclei by Mask R-CNN: a small LambdaResNet and its convolution baseline, the same recipe, some seeds each.
+"""Mask R-CNN on cell nuclei: a small LambdaResNet and its convolution baseline, with the same recipe and seeds.
 
-    python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--at-once 2]    train, two runs a seed
+    python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--at-once 2]    train, two runs per seed
     python experiments/nuclei.py [--page docs/detection.md]                            write the page from the results
 
-NUCLEI holds instances_train.json, train.tar, instances_val.json and val.tar. Every run is the command that the page
-shows; FOLDER keeps what they leave, and a script that was stopped goes on. Seeds are added to those of the results that
-are there. With --at-once set OMP_NUM_THREADS to each run's share of the cores.
+NUCLEI has instances_train.json, train.tar, instances_val.json and val.tar. Every run is the command on the page; runs
+are in FOLDER, and an interrupted script resumes. Other seeds in the results file are kept. With --at-once, set
+OMP_NUM_THREADS to each run's share of the cores.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--at-once", type=int, default=1, help="runs beside each other, of one seed")
+    parser.add_argument("--at-once", type=int, default=1, help="concurrent runs of one seed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
     options = parser.parse_args()
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
-    """The command of a run, after "lambdanets"."""
+    """The arguments of `lambdanets` for a run."""
     return [
         *("detect", "train", recipe, "--seed", str(seed), "--run", str(run)),
         *("--data", str(data / "instances_train.json"), "--images", str(data / "train.tar")),
@@ -63,9 +63,9 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Train everything, seed by seed, and write the results after each."""
-    there = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
-    runs = [run for run in there if run["seed"] not in options.seeds]
+    """Train all runs, one seed after another, and write the results after each."""
+    existing = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
+    runs = [run for run in existing if run["seed"] not in options.seeds]
     for seed in options.seeds:
         folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
         lambdanets = [sys.executable, "-m", "lambdanets"]
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def section(results: dict[str, Any]) -> str:
-    """The page's part, in Markdown."""
+    """The section of the page, in Markdown."""
     runs = results["runs"]
     seeds = sorted({run["seed"] for run in runs})
     minutes = [run["seconds"] / 60 for run in runs]
@@ -104,12 +104,12 @@ def section(results: dict[str, Any]) -> str:
         "",
     ]
     rows = []
-    for kind, words in KINDS.items():
+    for kind, label in KINDS.items():
         for recipe, layers in RECIPES.items():
             chosen = [run[kind] for run in runs if run["recipe"] == recipe]
             cells = [spread([100 * run[column] for run in chosen if run[column] is not None]) for column in COLUMNS]
             size = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
-            rows.append([f"{words}, {layers}, {size}", *cells])
+            rows.append([f"{label}, {layers}, {size}", *cells])
     return "\n".join([*lines, markdown_table(["", *COLUMNS], *rows)]) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""How good the plan is: predicted and measured times of each algorithm, and what the plan's choice loses by it.
+"""Accuracy of the plan: predicted and measured times of each algorithm, and the slowdown of the chosen one.
 
-python experiments/plan.py [--out FILE] measures float32 on CPU with the threads that torch has. An algorithm is
-measured where its prediction is within 4 times the best; the results of all must agree before a time counts.
+python experiments/plan.py [--out FILE] measures float32 on CPU with torch's number of threads. Algorithms whose
+prediction is within 4 times the best are measured, after their results were compared.
 """
 
 import argparse
@@ -51,7 +51,7 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
 
 
 def measure(function: Callable[[], object], seconds: float = 0.5) -> float:
-    """The median of repeated calls, in seconds, over about the time given."""
+    """The median seconds of repeated calls, for about `seconds`."""
     function()
     times: list[float] = []
     start = time.perf_counter()
@@ -63,7 +63,7 @@ def measure(function: Callable[[], object], seconds: float = 0.5) -> float:
 
 
 def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> list[dict[str, Any]]:
-    """The forward and the backward pass of one shape: seconds predicted and measured of each algorithm."""
+    """Predicted and measured seconds of each algorithm for one shape, forward and backward."""
     torch.manual_seed(0)
     n = math.prod(grid)
     rows = torch.randn(b, n, 64 + v)
@@ -101,7 +101,7 @@ def check(found: Any, expected: Any) -> None:
 
 
 def loss(row: dict[str, Any]) -> float:
-    """The time of the choice over that of the fastest."""
+    """The time of the chosen algorithm relative to the fastest."""
     times = {name: figures["measured"] for name, figures in row["seconds"].items()}
     return times[row["chosen"]] / min(times.values())
 
@@ -109,7 +109,7 @@ def loss(row: dict[str, Any]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    parser.add_argument("--only", type=int, nargs="+", help="measure the shapes with these numbers alone")
+    parser.add_argument("--only", type=int, nargs="+", help="indices of the shapes to measure")
     options = parser.parse_args()
     rows = []
     for number, shape in enumerate(SHAPES):

@@ -1,9 +1,9 @@
-"""docs/scale.md: what 130 million pseudo-labeled images at 350 epochs take, from figures of one image.
+"""Writes docs/scale.md: the cost of 350 epochs on 130 million pseudo-labeled images, extrapolated per image.
 
     python experiments/scale.py --measure [--out scale.json]   measure this machine, a minute
     python experiments/scale.py [--page docs/scale.md]         write the page from experiments/results
 
-Measured here: bytes and milliseconds of an image on a processor core, of a checkpoint, of a row of labels. Devices'
+Measured on this machine: bytes and milliseconds per image on a CPU core, per checkpoint, and per row of labels. Device
 rates are the paper's (Table 5), since this project has measured none.
 """
 
@@ -33,15 +33,15 @@ from lambdanets.training.speed import duration
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"
 SIZES = {"50_128": 128, "152_224": 224, "152_288": 288}
-IMAGES, LABELLED, EPOCHS, RATIO = 130_000_000, 1_281_167, 350, 14
+IMAGES, LABELED, EPOCHS, RATIO = 130_000_000, 1_281_167, 350, 14
 DEVICES = (8, 64, 512)
 TRAIN_RATE, LABEL_RATE = 1620 / 8, 6100 / 8  # images/s of a TPUv3 core, LambdaResNet-152 at 288: Table 5
-HOURS_A_FAILURE = 54 * 24 * 16_384 / 419  # device hours: 419 interruptions in 54 days on 16,384 GPUs (arXiv:2407.21783)
+HOURS_PER_FAILURE = 54 * 24 * 16_384 / 419  # device hours: 419 failures in 54 days on 16,384 GPUs (arXiv:2407.21783)
 SHARD_IMAGES = 10_000
 
 
 def measure() -> dict[str, Any]:
-    """Bytes and seconds of an image and of a checkpoint on this machine, one thread."""
+    """Bytes and seconds per image and per checkpoint on this machine, with one thread."""
     torch.set_num_threads(1)
     files = [photograph(number) for number in range(64)]
     milliseconds = {}
@@ -70,23 +70,23 @@ def measure() -> dict[str, Any]:
 
 
 def prepare_all(files: list[bytes], transform: Any) -> list[Any]:
-    """What a worker does with image files."""
+    """Decode and transform images, as a loader's worker does."""
     return [transform(read_image(io.BytesIO(file), "")) for file in files]
 
 
-def timed(do: Any) -> float:
-    """The median seconds of three calls after one."""
-    do()
-    found = []
+def timed(function: Any) -> float:
+    """The median seconds of three calls after a warm-up call."""
+    function()
+    seconds = []
     for _ in range(3):
-        begun = time.perf_counter()
-        do()
-        found.append(time.perf_counter() - begun)
-    return statistics.median(found)
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def photograph(seed: int) -> bytes:
-    """A JPEG file of 500 x 375 pixels and about as many bytes as ImageNet's: noise with as much in each octave."""
+    """A JPEG file of 500 x 375 pixels, about as large as ImageNet's: noise with equal power in each octave."""
     random = np.random.default_rng(seed)
     pixels = np.full((375, 500, 3), 128.0, np.float32)
     for octave in range(1, 8):
@@ -99,9 +99,9 @@ def photograph(seed: int) -> bytes:
 
 
 def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any]) -> str:
-    """The page from what was measured."""
-    per_image = 138e9 / LABELLED
-    seen = EPOCHS * LABELLED * (1 + RATIO)
+    """The page, from the measurements."""
+    per_image = 138e9 / LABELED
+    seen = EPOCHS * LABELED * (1 + RATIO)
     every = EPOCHS * IMAGES
     core = scale["milliseconds_an_image"]["288"] / 1000
     shards = -(-IMAGES // SHARD_IMAGES)
@@ -110,7 +110,7 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
     for devices in DEVICES:
         seconds = seen / (TRAIN_RATE * devices)
         hours = seconds / 3600
-        failures = hours * devices / HOURS_A_FAILURE
+        failures = hours * devices / HOURS_PER_FAILURE
         row = {
             "devices": str(devices),
             "labeling": duration(IMAGES / (LABEL_RATE * devices)),
@@ -123,7 +123,7 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
             "images per device and step": f"{-(-4096 // devices)} + {-(-4096 * RATIO // devices)}",
         }
         rows.append(row)
-    steps = EPOCHS * -(-LABELLED // 4096)
+    steps = EPOCHS * -(-LABELED // 4096)
     lost = 500 / 2
     rates = [
         [name, f"{statistics.median(found):.0f}", f"{min(found):.0f}", f"{max(found):.0f}"]
@@ -155,12 +155,12 @@ this project has measured no device of its own. `python experiments/scale.py` wr
 
 - **Epochs.** A step has 4,096 labeled images and {RATIO} times as many pseudo-labeled ones (the ratio of Noisy Student's larger
   models). Epochs count the labeled images: {steps:,} steps see {seen / 1e9:.2f} billion images, and each
-  pseudo-labeled one {EPOCHS * LABELLED * RATIO / IMAGES:.0f} times. The fourth column is for the other reading of the paper, 350 passes over all 130 million images.
+  pseudo-labeled one {EPOCHS * LABELED * RATIO / IMAGES:.0f} times. The fourth column is for the other reading of the paper, 350 passes over all 130 million images.
 - **Reading.** The data rate of all devices together, at {per_image / 1e3:.0f} kB per image. Each rank reads its own shards, so
   nodes do not read the same ones in an epoch.
 - **Processor cores.** Decoding, cropping and augmenting (RandAugment, two layers) an image takes {1000 * core:.1f} ms of one core for 288 pixels,
   {scale["milliseconds_an_image"]["224"]:.1f} ms for 224 and {scale["milliseconds_an_image"]["128"]:.1f} ms for 128: {TRAIN_RATE * core:.1f} cores per device here.
-- **Failures.** One per {HOURS_A_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
+- **Failures.** One per {HOURS_PER_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
   arXiv:2407.21783). `torchrun --max-restarts` then restarts the ranks, and the run resumes from its last
   checkpoint. With a checkpoint every 500 steps, {lost:.0f} steps are lost on average, {lost / steps:.2%} of the run.
 - **Checkpoints.** {steps // 500} in the run, {scale["checkpoint_seconds"]:.1f} s each: {duration(steps // 500 * scale["checkpoint_seconds"])} in all.
@@ -185,7 +185,7 @@ rows/s, measured over {selection["options"]["rows"]:,} rows on two cores ({selec
 
 Images/s of four loaders on the same {loader["settings"]["images"]} JPEG files of {loader["kilobytes_per_image"]:.0f} kB (1024 x 768
 pixels), {loader["settings"]["workers"]} workers on two cores, the same random crops of 224 pixels and flips, epochs in
-turns; {loader["settings"]["rounds"]} epochs each.
+turn; {loader["settings"]["rounds"]} epochs each.
 
 {markdown_table(["loader", "images/s, median", "min", "max"], *rates)}
 

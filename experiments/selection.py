@@ -1,8 +1,8 @@
-"""How long a selection of pseudo-labels takes, and how much memory: of made-up labels, 100 million by default.
+"""Time and memory of selecting from synthetic pseudo-labels, 100 million by default.
 
-python experiments/selection.py FOLDER [--out FILE] writes labels into FOLDER, which must not exist, selects in a fresh
-process, checks what came out, and removes FOLDER. Classes are as uneven as 1 / (10 + number), 2 % of the confidences
-are 1, and the others are spread over 0 to 1, many of them high.
+python experiments/selection.py FOLDER [--out FILE] writes labels into FOLDER, which must not exist, selects in a new
+process, checks the selection, and removes FOLDER. Class c has a frequency proportional to 1 / (10 + c); 2 % of the
+confidences are 1, the others are between 0 and 1, many of them high.
 """
 
 import argparse
@@ -38,7 +38,7 @@ print(json.dumps({"seconds": seconds, "peak_bytes": peak_memory(), "imported_byt
 
 @dataclass(frozen=True)
 class Size:
-    """How much is made: rows, in files of so many, of so many classes, the `top` most probable named."""
+    """Size of the synthetic labels: rows, rows per file, classes, and classes per row (`top`)."""
 
     rows: int
     shard_rows: int
@@ -47,7 +47,7 @@ class Size:
 
 
 def keys_of(numbers: np.ndarray) -> pa.StringArray:
-    """The letter n and ten digits, for each number."""
+    """Keys of the letter n and ten digits."""
     text = np.empty((len(numbers), 11), np.uint8)
     text[:, 0] = ord("n")
     text[:, 1:] = numbers[:, None] // 10 ** np.arange(9, -1, -1) % 10 + ord("0")
@@ -56,9 +56,9 @@ def keys_of(numbers: np.ndarray) -> pa.StringArray:
 
 
 def generate(folder: Path, size: Size) -> None:
-    """Write the tables of labels, a file at a time."""
+    """Write synthetic label tables, one file at a time."""
     folder.mkdir(parents=True)
-    origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "made up"}, size.top)
+    origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "synthetic"}, size.top)
     share = 1 / (10 + np.arange(size.classes))
     up_to = np.cumsum(share / share.sum())
     for shard, first in enumerate(range(0, size.rows, size.shard_rows)):
@@ -79,8 +79,8 @@ def generate(folder: Path, size: Size) -> None:
 
 
 def check(labels: Path, out: Path, size: Size, confidence: float, per_class: int) -> None:
-    """Raise unless each class has its images, evenly repeated, and no row left out is better than one kept."""
-    origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "made up"}, size.top)
+    """Assert that each class has its images, evenly repeated, and that the most confident rows were selected."""
+    origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "synthetic"}, size.top)
     least, limit = np.float32(confidence), np.full(size.classes, 2, np.float32)
     images, kept, confident, above, above_kept = np.zeros((5, size.classes), np.int64)
     most, fewest = np.zeros(size.classes, np.int64), np.full(size.classes, per_class)
@@ -113,14 +113,14 @@ def check(labels: Path, out: Path, size: Size, confidence: float, per_class: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, help="for the labels and the selection; made, and removed at the end")
+    parser.add_argument("folder", type=Path, help="folder for labels and selection, created and removed")
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--shard-rows", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--confidence", type=float, default=0.3)
     parser.add_argument("--per-class", type=int, default=130_000)
-    parser.add_argument("--out", type=Path, help="write what was measured as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the measurements")
     options = parser.parse_args()
     size = Size(options.rows, options.shard_rows, options.classes, options.top)
     labels, out = options.folder / "labels", options.folder / "selection"
@@ -128,7 +128,7 @@ def main() -> None:
     try:
         started = time.monotonic()
         generate(labels, size)
-        print(f"{size.rows:,} rows made in {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{size.rows:,} rows written in {time.monotonic() - started:.0f} s", flush=True)
         command = [sys.executable, "-c", CHILD, labels, out, str(options.confidence), str(options.per_class)]
         measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(f"{measured['seconds']:.1f} s, peak memory {measured['peak_bytes'] / 2**20:.0f} MiB", flush=True)
@@ -137,7 +137,7 @@ def main() -> None:
             for name, folder in (("label_bytes", labels), ("selection_bytes", out))
         }
         check(labels, out, size, options.confidence, options.per_class)
-        print("each class has its images, and no row left out is better than one kept")
+        print("every class has its images, and the most confident rows were selected")
     finally:
         shutil.rmtree(options.folder)
     result: dict[str, Any] = {

@@ -27,7 +27,7 @@ MARKERS = ("base", "forward", "backward", "cfg", "cfg_nonstd", "torchscript", "f
 
 
 class OurNames:
-    """A plugin of pytest: keeps the tests of our names, and their outcomes."""
+    """A pytest plugin that selects the tests of our models and records their outcomes."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -44,7 +44,7 @@ class OurNames:
 
     def _is_ours(self, item: pytest.Function) -> bool:
         name = item.callspec.params.get("model_name") if hasattr(item, "callspec") else None
-        # an empty list of names leaves a placeholder
+        # pytest adds a placeholder for an empty list of names
         return isinstance(name, str) and name.split(".")[0] in self.names and "torchscript" not in item.originalname
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -54,11 +54,11 @@ class OurNames:
 
 
 def patch_list_models(names: list[str]) -> None:
-    """Have timm.list_models find our names alone, in whatever module its caller looks."""
+    """Patch timm.list_models to return our names only."""
     original = timm.list_models
 
     def ours(*filters: Any, **options: Any) -> list[str]:
-        options.pop("module", None)  # timm names its modules where forward_intermediates exists
+        options.pop("module", None)  # timm's tests filter by timm's own modules
         return [name for name in original(*filters, **options) if name.split(".")[0] in names]
 
     timm.list_models = ours
@@ -68,7 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs timm's tests/test_models.py against this package's models.")
     parser.add_argument("timm", type=Path, help="an unpacked source distribution, or a checkout, of timm")
     parser.add_argument("--names", nargs="+", default=["*"], help="names or patterns of models; default: all")
-    parser.add_argument("--tests", help="as pytest's -k: the tests to run")
+    parser.add_argument("--tests", help="tests to run, as for pytest -k")
     parser.add_argument("--out", type=Path, help="a JSON file for the outcomes")
     arguments = parser.parse_args()
     file = arguments.timm / "tests" / "test_models.py"
@@ -83,11 +83,7 @@ def main() -> int:
         "-q",
         "-rfEs",
         "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        "/dev/null",
-        "--rootdir",
+        *["-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir"],
         str(arguments.timm),
     ]
     if arguments.tests:

@@ -1,7 +1,4 @@
-"""Inputs that the command must refuse in a sentence, or work on however odd they are, in groups.
-
-`experiments/bad_inputs.py` tries them.
-"""
+"""Invalid and unusual inputs of the command, in groups, for `experiments/bad_inputs.py`."""
 
 from .archives import ARCHIVES
 from .attempts import attempt

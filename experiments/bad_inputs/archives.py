@@ -1,4 +1,4 @@
-"""Tars of images and IDX files: cut, joined, empty, compressed, with names and members that lead elsewhere."""
+"""Tars of images and IDX files: truncated, concatenated, empty, compressed, with names outside the folder."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ from .paths import UNREADABLE
 TAR = TRAIN.replace("{images}", "a.tar")
 WHOLE = tar_bytes(CLASSES)
 with tarfile.open(fileobj=io.BytesIO(WHOLE)) as opened:
-    LAST = opened.getmembers()[-1].offset  # where its header begins
+    LAST = opened.getmembers()[-1].offset  # the offset of its header
 ESCAPES = {
     "..": "../../../../escaped/dark/x.png",
     "an absolute name": "/escaped/dark/x.png",
@@ -26,7 +26,7 @@ ESCAPES = {
 
 
 def within(here: Path) -> None:
-    """That no member of the shards written leads out of the folder that they are unpacked in."""
+    """Check that no member of the written shards has a name outside the folder."""
     for path in (here / "new").glob("*.tar"):
         with tarfile.open(path) as tar:
             for name in tar.getnames():
@@ -117,7 +117,7 @@ IDX = TRAIN.replace("{images}", "MNIST").replace("--channels 3", "--channels 1")
 
 
 def with_part(name: str, content: bytes | None, suffix: str = "") -> list:
-    """The files of a set, one of which is another, or missing."""
+    """The files of a data set, one of them with other content, or missing."""
     parts = {part: data for part, data in PARTS.items() if part != name}
     return [file(f"MNIST/raw/{part}", data) for part, data in parts.items()] + (
         [] if content is None else [file(f"MNIST/raw/{name}{suffix}", content)]

@@ -1,4 +1,4 @@
-"""Runs an input in a process of its own, and says which rules it broke."""
+"""Runs an input in a separate process, and reports the rules that it broke."""
 
 import ctypes
 import faulthandler
@@ -21,15 +21,15 @@ from lambdanets import cli
 
 from .inputs import Input
 
-MOST_BYTES = 3 << 30  # that an input may make resident
-MORE_ADDRESSES = 4 << 30  # bytes; beyond those Python and PyTorch raise MemoryError, so that the machine is safe
+MAX_BYTES = 3 << 30  # resident memory per input
+ADDRESS_SPACE = 4 << 30  # additional bytes, beyond which allocations raise MemoryError
 PREFIX = "lambdanets: "
-CANARY = "code-was-run"  # a file that code within an input would make
+CANARY = "code-was-run"  # a file that code in an input would create
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an input; exit_code is None where it was ended at the time limit, negative after a signal."""
+    """The result of an input; exit_code is None after the time limit, negative after a signal."""
 
     exit_code: int | None
     seconds: float
@@ -44,9 +44,9 @@ class Outcome:
 
 
 def attempt(entry: Input, here: Path, places: Mapping[str, Any], scratch: Path, limit: float) -> Outcome:
-    """Make the files of an input in the folder `here`, run its command there, and check it by all rules.
+    """Create the files of an input in the folder `here`, run its command there, and check all rules.
 
-    scratch: the folder that holds the places and `here`; nothing in it but `here` may change.
+    scratch: the parent of the places and `here`, in which only `here` may change.
     """
     limit = max(limit, entry.seconds)
     here.mkdir(parents=True)
@@ -55,13 +55,13 @@ def attempt(entry: Input, here: Path, places: Mapping[str, Any], scratch: Path, 
     arguments = [part.format(here=here, **_named(part, places)) for part in shlex.split(entry.command)]
     outside, before = state(scratch, here), state(here)
     code, seconds, peak, printed, errors = _run(entry, arguments, here, limit)
-    said = [text.decode("utf-8", "replace") for text in (printed, errors)]
-    faults = [*_faults_of_text(entry, code, *said), *_faults_of_bytes(printed + errors)]
+    output = [text.decode("utf-8", "replace") for text in (printed, errors)]
+    faults = [*_faults_of_text(entry, code, *output), *_faults_of_bytes(printed + errors)]
     if code is None:
-        faults.append(f"did not end within {limit:.0f} s")
-    elif code != entry.exit_code and not (entry.alone and code < 0 and not errors):  # before Python ran our code
+        faults.append(f"exceeded {limit:.0f} s")
+    elif code != entry.exit_code and not (entry.alone and code < 0 and not errors):  # killed before our code ran
         faults.append(f"exit code {code}, not {entry.exit_code}")
-    if peak > MOST_BYTES:
+    if peak > MAX_BYTES:
         faults.append(f"{peak / 2**30:.1f} GiB of memory")
     if entry.exit_code == code == 2:
         left = [path for path in _differences(before, state(here)) if not re.fullmatch(entry.leaves or "", path)]
@@ -72,7 +72,7 @@ def attempt(entry: Input, here: Path, places: Mapping[str, Any], scratch: Path, 
         faults.append("ran code of its input")
     if not faults:
         faults += _faults_after(entry, arguments, here, limit)
-    return Outcome(code, seconds, peak, *said, tuple(faults))
+    return Outcome(code, seconds, peak, *output, tuple(faults))
 
 
 def _named(part: str, places: Mapping[str, Any]) -> dict[str, Path]:
@@ -80,39 +80,39 @@ def _named(part: str, places: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _run(entry: Input, arguments: list[str], here: Path, limit: float) -> tuple[int | None, float, int, bytes, bytes]:
-    """Exit code, seconds, peak bytes, and what was printed."""
+    """Exit code, seconds, peak bytes, stdout and stderr."""
     logs = [here.with_name(f"{here.name}.{name}") for name in ("out", "err")]
-    began = time.perf_counter()
+    start = time.perf_counter()
     if entry.alone:
         with logs[0].open("wb") as out, logs[1].open("wb") as err:
             command = [sys.executable, "-m", "lambdanets", *arguments]
-            found = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}  # from any folder
-            child = subprocess.Popen(command, cwd=here, env=found, stdin=subprocess.DEVNULL, stdout=out, stderr=err).pid
+            env = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}  # works in any folder
+            child = subprocess.Popen(command, cwd=here, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err).pid
     else:
         child = os.fork()
         if child == 0:
-            _be_child(arguments, here, logs, limit)
+            _run_child(arguments, here, logs, limit)
     if entry.during is not None:
         entry.during(child, here)
     ended = status = highest = 0
-    while not ended and time.perf_counter() - began < limit:
+    while not ended and time.perf_counter() - start < limit:
         highest = max(highest, _peak_of(child))
         ended, status, used = os.wait4(child, os.WNOHANG)
         time.sleep(0.002)
     if not ended:
         os.kill(child, signal.SIGKILL)
         _, status, used = os.wait4(child, 0)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     code = os.waitstatus_to_exitcode(status) if ended else None
     texts = [log.read_bytes() for log in logs]
     for log in logs:
         log.unlink()
-    # what the system counts of a process of its own includes this one's memory, of before its exec
+    # ru_maxrss of a new process includes this process's memory from before exec
     return code, seconds, highest if entry.alone else used.ru_maxrss << 10, texts[0], texts[1]
 
 
 def _peak_of(process: int) -> int:
-    """Peak bytes of a process since its exec; 0 where it has ended."""
+    """Peak bytes of a process since its exec; 0 if it has ended."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -122,12 +122,12 @@ def _peak_of(process: int) -> int:
 
 
 def run_command(arguments: list[str], here: Path, limit: float = 600.0) -> tuple[int | None, str]:
-    """Run a command in a fork, in a folder; its exit code, None where it did not end in time, and what it printed."""
+    """Run a command in a fork; returns its exit code (None after the time limit) and its output."""
     code, _, _, printed, errors = _run(Input("", 0, ""), arguments, here, limit)
     return code, (printed + errors).decode("utf-8", "replace")
 
 
-def _be_child(arguments: list[str], here: Path, logs: list[Path], limit: float) -> None:
+def _run_child(arguments: list[str], here: Path, logs: list[Path], limit: float) -> None:
     code = 1
     try:
         os.chdir(here)
@@ -138,9 +138,9 @@ def _be_child(arguments: list[str], here: Path, logs: list[Path], limit: float) 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _obey_permissions()
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + MORE_ADDRESSES
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-        faulthandler.dump_traceback_later(0.95 * limit, exit=False)  # where it hangs
+        limit_bytes = pages * resource.getpagesize() + ADDRESS_SPACE
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, resource.RLIM_INFINITY))
+        faulthandler.dump_traceback_later(0.95 * limit, exit=False)  # shows where it hangs
         code = cli.main(arguments)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -152,67 +152,67 @@ def _be_child(arguments: list[str], here: Path, logs: list[Path], limit: float) 
 
 
 def _obey_permissions() -> None:
-    """Take root's right to read and write what its owner may not; nobody else has it."""
+    """Drop root's capability to bypass file permissions."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this process
-    rights = (ctypes.c_uint32 * 6)()
-    libc.capget(header, rights)
-    rights[0] &= ~0b110  # effective: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-    libc.capset(header, rights)
+    capabilities = (ctypes.c_uint32 * 6)()
+    libc.capget(header, capabilities)
+    capabilities[0] &= ~0b110  # effective: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    libc.capset(header, capabilities)
 
 
 def _faults_of_text(entry: Input, code: int | None, printed: str, errors: str) -> list[str]:
-    """What is wrong with what a command printed."""
+    """The rules that a command's output breaks."""
     both = printed + errors
     faults = [f"printed {words!r}" for words in ("Traceback", "Exception ignored") if words in both]
     if "weights_only" in both and not faults:
-        faults.append("advised to load what may hold code")
+        faults.append("advised loading a file that may contain code")
     if re.search(r"\w+Warning: ", both):
-        faults.append("printed a warning of Python")
+        faults.append("printed a Python warning")
     if entry.report or (code is not None and code != 2):
-        return faults if re.search(entry.says, both) else [*faults, f"did not say {entry.says!r}"]
+        return faults if re.search(entry.says, both) else [*faults, f"did not print {entry.says!r}"]
     *lines, last = errors.rstrip("\n").split("\n")
     lines += printed.splitlines()
     if not last.startswith(PREFIX):
         faults.append(f"the last line does not begin with {PREFIX!r}")
     if not re.search(entry.says, last):
-        faults.append(f"did not say {entry.says!r}")
-    beside = [line for line in lines if not re.search(entry.lines or r"\A(?!)", line)]
+        faults.append(f"did not print {entry.says!r}")
+    additional = [line for line in lines if not re.search(entry.lines or r"\A(?!)", line)]
     if entry.tells and not any(re.search(entry.tells, line) for line in lines):
-        faults.append(f"did not tell of {entry.tells!r}")
-    return faults + [f"printed beside its sentence: {line!r}" for line in beside[:3]]
+        faults.append(f"did not print {entry.tells!r}")
+    return faults + [f"printed an additional line: {line!r}" for line in additional[:3]]
 
 
 def _faults_of_bytes(text: bytes) -> list[str]:
     try:
         controls = {character for character in text.decode() if unicodedata.category(character) == "Cc"} - {"\n"}
     except UnicodeDecodeError:
-        return ["printed what is no UTF-8"]
+        return ["printed invalid UTF-8"]
     return [f"printed the control characters {sorted(controls)}"] if controls else []
 
 
 def _faults_after(entry: Input, arguments: list[str], here: Path, limit: float) -> list[str]:
-    """What is wrong with what an accepted or interrupted command left."""
+    """The rules that the files of an accepted or interrupted command break."""
     if entry.again:
-        code, said = run_command(arguments, here, limit)
+        code, output = run_command(arguments, here, limit)
         if code != 0:
-            return [f"the same command then ended with {code}: {said[-300:]}"]
+            return [f"the repeated command ended with {code}: {output[-300:]}"]
     if entry.check is not None:
         try:
             entry.check(here)
         except (AssertionError, ValueError, OSError, KeyError) as error:
-            return [f"wrote what is wrong: {type(error).__name__}: {error}"]
+            return [f"wrote invalid files: {type(error).__name__}: {error}"]
     return []
 
 
 def state(folder: Path, but: Path | None = None) -> dict[str, tuple[int, ...]]:
-    """Paths below a folder with what tells that one has changed, without those of one folder and its logs."""
+    """Mode, inode, size and mtime of all paths below a folder, except those in the folder `but`."""
     found: dict[str, tuple[int, ...]] = {}
     for place, folders, files in os.walk(folder):
         if but is not None:
             folders[:] = [name for name in folders if Path(place, name) != but]
         for name in (*folders, *files):
-            path = os.path.join(place, name)  # noqa: PTH118 - names may be no text, and there are many
+            path = os.path.join(place, name)  # noqa: PTH118 - faster, and names may be invalid UTF-8
             known = os.lstat(path)
             is_folder = name in folders
             found[os.path.relpath(path, folder)] = (

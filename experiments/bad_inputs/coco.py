@@ -1,4 +1,4 @@
-"""Detection: COCO files of which each part is missing or wrong, images, what evaluate and predict are given."""
+"""Detection: COCO files with missing or wrong fields, images, and arguments of evaluate and predict."""
 
 import json
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from .places import DETECTION, SMALL_DETECTOR
 COCO = copied("coco", "c")
 TRAIN = f"detect train --data c/train.json {DETECTION.replace('{coco}', 'c')} {SMALL_DETECTOR} --run new"
 EVALUATE = "detect evaluate {detector} --data c/val.json --images c/val"
-# of dropped annotations
-TOLD = r"^(data|training|validation|train|val\w*)[\w ]*: |^all dropped annotations: |^skipped|^  "
+# lines about dropped annotations
+DROPPED_LINES = r"^(data|training|validation|train|val\w*)[\w ]*: |^all dropped annotations: |^skipped|^  "
 
 
 def of(section: str, place: int = 0, **fields: Any) -> Callable[[Any], Any]:
-    """Other fields in an entry of a section."""
+    """Change fields of an entry of a section."""
     return lambda content: content[section][place].update(fields)
 
 
@@ -31,7 +31,7 @@ def lacking(section: str, field: str | None = None) -> Callable[[Any], Any]:
     return change
 
 
-# Files that cannot be used: what is wrong, and the change.
+# Invalid files: the error, and the change.
 REFUSED: dict[str, Callable[[Any], Any]] = {
     **{f"no {section}": lacking(section) for section in ("images", "annotations", "categories")},
     **{f"{section} empty": lambda c, s=section: c.update({s: []}) for section in ("images", "categories")},
@@ -39,17 +39,17 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     **{f"an image without {name}": lacking("images", name) for name in ("id", "file_name", "height", "width")},
     **{f"an annotation without {n}": lacking("annotations", n) for n in ("id", "image_id", "category_id", "bbox")},
     "a category without a name": lacking("categories", "name"),
-    "an image's id a text": of("images", id="1"),
+    "an image's id is a string": of("images", id="1"),
     "an image's id true": of("images", id=True),
-    "an image's file_name a number": of("images", file_name=5),
+    "an image's file_name is a number": of("images", file_name=5),
     "a height of 0": of("images", height=0),
     "a height of 1e9": of("images", height=10**9),
     "a box of three": of("annotations", bbox=[1, 2, 3]),
     "a box of texts": of("annotations", bbox=["a"] * 4),
     "a box beyond floats": of("annotations", bbox=[1, 2, 3, 10**400]),
-    "an area a text": of("annotations", area="36"),
+    "an area is a string": of("annotations", area="36"),
     "iscrowd 2": of("annotations", iscrowd=2),
-    "an annotation a number": lambda c: c["annotations"].append(5),
+    "an annotation is a number": lambda c: c["annotations"].append(5),
     "an image's id twice": of("images", 1, id=1),
     "a file_name twice": of("images", 1, file_name="1.png"),
     "a category's id twice": of("categories", 1, id=3),
@@ -58,12 +58,12 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 CONTENTS = {
     "empty": b"",
     "cut": b'{"images": [',
-    "no UTF-8": b"\xff\xfe\0",
+    "not UTF-8": b"\xff\xfe\0",
     "NaN": b'{"images": NaN}',
     "deep": b"[" * 200_000,
     "a PNG": b"\x89PNG\r\n\x1a\n",
 }
-# Annotations that are left out, and told of, while the rest is used.
+# Invalid annotations, which are dropped with a message.
 DROPPED: dict[str, Callable[[Any], Any]] = {
     "an unknown image": of("annotations", image_id=9),
     "an unknown category": of("annotations", category_id=9),
@@ -79,7 +79,7 @@ DROPPED: dict[str, Callable[[Any], Any]] = {
     "runs below 0": of("annotations", segmentation={"size": [20, 30], "counts": [-1, 601]}),
     "an id twice": of("annotations", 1, id=1, image_id=1),
 }
-# With which nothing, or little, is left to score.
+# Files with few or no objects to evaluate.
 LITTLE: dict[str, Callable[[Any], Any]] = {
     "no annotation": lambda c: c.update(annotations=[]),
     "only crowds": lambda c: [each.update(iscrowd=1) for each in c["annotations"]] and c,
@@ -95,7 +95,7 @@ ODD: dict[str, Callable[[Any], Any]] = {
 
 
 def scores(here: Path) -> None:
-    """That results and scores are whole JSON, without NaN."""
+    """Check that results and scores are valid JSON, without NaN."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no JSON")
@@ -109,7 +109,7 @@ def scores(here: Path) -> None:
 FOUND = "detect predict {detector} c/val --out new"
 ANNOTATIONS: list[Input] = [
     *(
-        refused(EVALUATE, "val.json", COCO, edited("c/val.json", change), name=f"COCO: {what}", lines=TOLD)
+        refused(EVALUATE, "val.json", COCO, edited("c/val.json", change), name=f"COCO: {what}", lines=DROPPED_LINES)
         for what, change in REFUSED.items()
     ),
     *(
@@ -139,12 +139,12 @@ ANNOTATIONS: list[Input] = [
     refused(EVALUATE.replace("--images c/val", "--images nowhere"), "nowhere", COCO),
     refused(EVALUATE.replace("--images c/val", ""), "images", COCO),
     refused(EVALUATE.replace("--data c/val.json", ""), "data", COCO),
-    refused(EVALUATE, "images|val", COCO, removed("c/val"), folder("c/val"), lines=TOLD, name="no image is there"),
+    refused(EVALUATE, "images|val", COCO, removed("c/val"), folder("c/val"), lines=DROPPED_LINES, name="no image"),
     accepted(EVALUATE, "1 images", COCO, removed("c/val/1.png"), name="an image is missing"),
     accepted(EVALUATE, "skipped 1", COCO, cut("c/val/1.png", 0.5), name="an image is cut"),
     accepted(EVALUATE, "skipped 1", COCO, image("c/val/1.png", width=9, height=9), name="an image of another size"),
-    accepted(EVALUATE, "skipped 1|1 images", COCO, removed("c/val/1.png"), pipe("c/val/1.png"), name="an image a pipe"),
-    refused(EVALUATE, "none of|read", COCO, cut("c/val/1.png", 9), cut("c/val/2.png", 9), lines=TOLD),
+    accepted(EVALUATE, "skipped 1|1 images", COCO, removed("c/val/1.png"), pipe("c/val/1.png"), name="image is a pipe"),
+    refused(EVALUATE, "none of|read", COCO, cut("c/val/1.png", 9), cut("c/val/2.png", 9), lines=DROPPED_LINES),
     *(
         refused(
             EVALUATE.replace("--images c/val", "--images a.tar"),
@@ -165,8 +165,8 @@ ANNOTATIONS: list[Input] = [
     refused("detect predict {run} {photo} --out new", "classification|detection"),
     refused("detect predict {detector}", "IMAGES"),
     refused("detect predict {detector} nowhere --out new", "nowhere"),
-    refused("detect predict {detector} a.png --out new", "none of", file("a.png", "x"), lines=TOLD),
-    refused("detect predict {detector} d --out new", "none of", pipe("d/a.png"), lines=TOLD),
+    refused("detect predict {detector} a.png --out new", "none of", file("a.png", "x"), lines=DROPPED_LINES),
+    refused("detect predict {detector} d --out new", "none of", pipe("d/a.png"), lines=DROPPED_LINES),
     *(refused(f"{FOUND} --score={value}", "score", COCO) for value in ("-1", "2", "nan", "x")),
     refused(FOUND, "new", COCO, file("new/mine.txt", "x")),
     refused("detect predict {detector} c/val --out ''", ".", COCO),

@@ -1,4 +1,4 @@
-"""Images: damaged, of every mode and format, tiny, huge, named oddly; and folders of classes."""
+"""Images: damaged, of every mode and format, tiny, huge, with unusual names; and class folders."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ FORMATS = {
 
 
 def predictions(count: int, name: str = "predictions.jsonl"):
-    """That the file has as many lines of JSON, without NaN, with probabilities that come to 1 at most."""
+    """Check that the file has `count` lines of valid JSON, with probabilities that sum to at most 1."""
 
     def check(here: Path) -> None:
         def refuse(constant: str) -> None:
@@ -49,7 +49,7 @@ def read(*make, name: str = "", command: str = PREDICT) -> Input:
 
 
 def unreadable(*make, name: str = "", says: str = "", command: str = PREDICT) -> Input:
-    """An image that cannot be read: it is named with the reason, and the command ends as there is no other."""
+    """An unreadable image, the only one: the command must name it with the reason, and fail."""
     return refused(
         command, "none of the 1", *make, lines=rf"^skipped 1 unreadable images|^  .*\ba\.\w+.*{says}", name=name
     )
@@ -121,7 +121,7 @@ ONE: list[Input] = [
     refused(f"{PREDICT} --model resnet18", "architecture|classes|fit", image("a.png")),
 ]
 
-# Names of files and classes; each must be kept, and printed so that a terminal is left alone.
+# File and class names, which must be preserved, and escaped when printed.
 NAMES: dict[str, str | bytes] = {
     "an escape sequence": "esc\x1b[31mred.png",
     "a line break": "new\nline.png",

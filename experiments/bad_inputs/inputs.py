@@ -1,4 +1,4 @@
-"""An input of the command: its arguments, the files that it needs, and what must come of it."""
+"""An input of the command: its arguments, files, and expected result."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ Check = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Input:
-    """A command, and what must come of it."""
+    """A command and its expected result."""
 
     command: str
-    """Arguments as a shell splits them; {name} stands for one of the `Places`, {here} for the folder it works in."""
+    """Arguments as a shell splits them; {name} is one of the `Places`, {here} the working folder."""
     exit_code: int
     says: str
-    """A regular expression, of the last line on stderr where the exit code is 2, else of all that was printed."""
+    """Regular expression for the last line on stderr if the exit code is 2, else for the whole output."""
     make: tuple[Make, ...] = ()
-    """Called with the folder and the places, they write the files that the input is about."""
+    """Functions of the folder and the places that write the input's files."""
     lines: str | None = None
-    """A regular expression of each line that may stand beside the one sentence."""
+    """Regular expression for additional lines that are allowed besides the error sentence."""
     tells: str | None = None
-    """And of one that must."""
+    """Regular expression for an additional line that is required."""
     leaves: str | None = None
-    """A regular expression of each path that may be left in the folder though the input was refused."""
+    """Regular expression for paths that a rejected input may leave in the folder."""
     check: Check | None = None
-    """Looks at what an accepted input wrote, and raises AssertionError."""
+    """Checks the output of an accepted input, and raises AssertionError."""
     report: bool = False
-    """Whether an exit code of 2 comes with a report on stdout and no sentence, as of shards that are not whole."""
+    """Whether exit code 2 comes with a report on stdout and no sentence, as `shard --verify` for damaged shards."""
     seconds: float = 0.0
-    """That it may take, where those are more than other inputs may."""
+    """Time limit, if it exceeds the general one."""
     during: Callable[[int, Path], object] | None = None
-    """Called with the process's id while it runs, such as to send it a signal."""
+    """Called with the process id while it runs, for example to send a signal."""
     again: bool = False
-    """Whether the same command is given once more, and must then end with exit code 0."""
+    """Whether to run the command again, which must then end with exit code 0."""
     alone: bool = False
-    """Run `python -m lambdanets` in place of a fork."""
+    """Run `python -m lambdanets` instead of a fork."""
     name: str = ""
 
     def __str__(self) -> str:
@@ -45,10 +45,10 @@ class Input:
 
 
 def refused(command: str, says: str, *make: Make, **more: Any) -> Input:
-    """An input that must be refused in one sentence, with exit code 2, and leave nothing."""
+    """An input that must be rejected in one sentence, with exit code 2, and leave no file."""
     return Input(command, 2, says, make, **more)
 
 
 def accepted(command: str, says: str, *make: Make, **more: Any) -> Input:
-    """An input that is odd and must be worked on nevertheless, with exit code 0."""
+    """An unusual input that must be processed, with exit code 0."""
     return Input(command, 0, says, make, **more)

@@ -1,4 +1,4 @@
-"""Pseudo-labels and selections: options, damaged tables and descriptions, and a student of them."""
+"""Pseudo-labels and selections: options, damaged tables and metadata, and training a student on them."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ TABLE = "train-00000.parquet"
 
 
 def other_table(path: str, **columns: Any) -> Make:
-    """A table of other columns."""
+    """A table with other columns."""
     return lambda here, places: pq.write_table(pa.table(columns), here / path)
 
 
@@ -32,7 +32,7 @@ def two_teachers(here: Path, places: Mapping[str, Any]) -> None:
 
 
 def swapped(here: Path, places: Mapping[str, Any]) -> None:
-    """The tables of two shards in each other's place."""
+    """Swap the tables of two shards."""
     one, other = here / "s" / TABLE, here / "s/train-00001.parquet"
     shutil.move(one, here / "kept")
     shutil.move(other, one)
@@ -98,7 +98,7 @@ LABEL_INPUTS: list[Input] = [
             file("l/pseudo-labels.json", content),
             name=f"pseudo-labels.json: {what}",
         )
-        for what, content in {"empty": "", "a list": "[]", "no text": b"\xff", "deep": "[" * 100_000}.items()
+        for what, content in {"empty": "", "a list": "[]", "not UTF-8": b"\xff", "deep": "[" * 100_000}.items()
     ),
     *(
         refused(
@@ -110,13 +110,13 @@ LABEL_INPUTS: list[Input] = [
         )
         for what, change in {
             "no classes": lambda c: c.pop("classes") and None,
-            "classes a text": lambda c: c.update(classes="ab"),
+            "classes is a string": lambda c: c.update(classes="ab"),
             "one class": lambda c: c.update(classes=["a"]),
-            "top a text": lambda c: c.update(top="2"),
+            "top is a string": lambda c: c.update(top="2"),
             "top 0": lambda c: c.update(top=0),
             "top 99": lambda c: c.update(top=99),
             "no teacher": lambda c: c.pop("teacher") and None,
-            "shards a number": lambda c: c.update(shards=5),
+            "shards is a number": lambda c: c.update(shards=5),
             "a shard that is not there": lambda c: c["shards"].append("x"),
         }.items()
     ),
@@ -155,18 +155,18 @@ LABEL_INPUTS: list[Input] = [
         for what, change in {
             "a list": lambda c: [],
             "no classes": lambda c: c.pop("classes") and None,
-            "classes texts": lambda c: c.update(classes=["a", "b"]),
+            "classes are strings": lambda c: c.update(classes=["a", "b"]),
             "classes empty": lambda c: c.update(classes=[]),
             "a class no teacher has": lambda c: c["classes"][0].update({"class": "x"}),
-            "shards texts": lambda c: c.update(shards=["x"]),
+            "shards are strings": lambda c: c.update(shards=["x"]),
             "shards empty": lambda c: c.update(shards=[]),
             "a shard without images": lambda c: c["shards"][0].pop("images") and None,
-            "images a text": lambda c: c["shards"][0].update(images="x"),
+            "images is a string": lambda c: c["shards"][0].update(images="x"),
             "images below 0": lambda c: c["shards"][0].update(images=-1),
             "an unknown shard": lambda c: c["shards"][0].update(name="x"),
-            "a shard's name a number": lambda c: c["shards"][0].update(name=5),
+            "a shard's name is a number": lambda c: c["shards"][0].update(name=5),
             "other images": lambda c: c["teacher"].update(images="x"),
-            "teacher a list": lambda c: c.update(teacher=[]),
+            "teacher is a list": lambda c: c.update(teacher=[]),
         }.items()
     ),
     *(

@@ -1,4 +1,4 @@
-"""What writes the files of an input into the folder that its command works in."""
+"""Functions that create the files of an input in its working folder."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from .places import noise
 
 
 def file(name: str | bytes, content: bytes | str = b"") -> Make:
-    """A file of given bytes or text."""
+    """A file with this content."""
     data = content.encode() if isinstance(content, str) else content
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ def folder(name: str) -> Make:
 
 
 def copied(place: str, name: str) -> Make:
-    """A place, or a file in one as in "run/weights.safetensors", under another name."""
+    """A copy of a place, or of a file in one such as "run/weights.safetensors"."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         first, _, rest = place.partition("/")
@@ -50,7 +50,7 @@ def copied(place: str, name: str) -> Make:
 
 
 def cut(name: str, keep: float) -> Make:
-    """Keep the first bytes of a file: so many, or a share below 1."""
+    """Truncate a file to a number of bytes, or to a fraction below 1."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         path = here / name
@@ -60,7 +60,7 @@ def cut(name: str, keep: float) -> Make:
 
 
 def flipped(name: str, place: float = 0.5) -> Make:
-    """Change one byte of a file, at a share of its length."""
+    """Invert one byte of a file, at a fraction of its length."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         content = bytearray((here / name).read_bytes())
@@ -71,7 +71,7 @@ def flipped(name: str, place: float = 0.5) -> Make:
 
 
 def edited(name: str, change: Callable[[Any], Any]) -> Make:
-    """Change the content of a JSON file; what the change returns, if anything, takes its place."""
+    """Edit a JSON file: `change` modifies its content in place, or returns the new content."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         content = json.loads((here / name).read_bytes())
@@ -95,7 +95,7 @@ def link(name: str, target: str) -> Make:
 
 
 def pipe(name: str) -> Make:
-    """A named pipe, which nobody writes to."""
+    """A named pipe without a writer."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def forbidden(name: str, mode: int = 0) -> Make:
 def image(
     name: str | bytes, mode: str = "RGB", width: int = 10, height: int = 12, kind: str | None = None, **options: Any
 ) -> Make:
-    """An image of noise in one of Pillow's modes."""
+    """A noise image in one of Pillow's modes."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         path = here / os.fsdecode(name)
@@ -139,16 +139,16 @@ def of_mode(mode: str, width: int, height: int) -> Image.Image:
         return Image.new(mode, (width, height), 100 if mode in ("1", "L") else None)
     rgb = noise(0, height, width)
     if mode in ("I;16", "I", "F"):
-        grey = np.asarray(rgb.convert("L"))
+        gray = np.asarray(rgb.convert("L"))
         kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
         return Image.fromarray(
-            (grey.astype(np.float64) / 255 if mode == "F" else grey.astype(np.int64) * 257).astype(kind)
+            (gray.astype(np.float64) / 255 if mode == "F" else gray.astype(np.int64) * 257).astype(kind)
         )
     return rgb.convert(mode)
 
 
 def class_folder(name: str, count: int = 4, suffix: str = ".png") -> Make:
-    """A folder of one class, with images of noise."""
+    """The folder of a class, with noise images."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         (here / name).mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def tar_bytes(members: Sequence[tuple[str, bytes] | tarfile.TarInfo], kind: int 
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
-    """A member of a tar that is no file: a link, a device, a pipe."""
+    """A special member of a tar: a link, a device, a pipe."""
     header = tarfile.TarInfo(name)
     header.type, header.linkname, header.devmajor, header.devminor = kind, target, 1, 5
     return header
@@ -188,7 +188,7 @@ CLASSES = [(f"{name}/{number}.png", png(number)) for name in ("dark", "light") f
 
 
 class Code:
-    """An object whose pickle runs code when it is loaded by pickle itself."""
+    """An object whose pickle runs code when loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -198,7 +198,7 @@ class Code:
 
 
 def pickled_code(name: str, how: str = "pickle") -> Make:
-    """A file whose pickle, if loaded, makes the file CANARY: bare, in a dictionary, in a zip, or by torch.save."""
+    """A file whose pickle, if loaded, creates the file CANARY: plain, in a dictionary, in a zip, or by torch.save."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         code: Any = Code(places["images"].parents[1] / CANARY)

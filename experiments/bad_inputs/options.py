@@ -1,4 +1,4 @@
-"""Arguments and options: unknown, misspelled, missing, of a wrong type, out of range, or without their partner."""
+"""Arguments and options: unknown, misspelled, missing, of a wrong type, out of range, or without a required other."""
 
 from .inputs import Input, accepted, refused
 from .makers import folder
@@ -6,7 +6,7 @@ from .places import SMALL
 
 TRAIN = f"train --data {{images}} {SMALL} --run new"
 
-# Fields of a recipe, and values that none of them may have; written as a shell would be given them.
+# Fields of a recipe with invalid values, as on the command line.
 FIELDS = {
     "epochs": ["=0", "=-1", "=1.5", "=x", "=''", "=99999999999999999999"],
     "batch-size": ["=0", "=1", "=-3", "=x", "=1000000000000"],
@@ -69,7 +69,7 @@ DETECTION_FIELDS = {
 
 
 def in_words(field: str) -> str:
-    """A field's name in a regular expression, as an option or as the recipe has it."""
+    """A regular expression for a field's name as an option or recipe field."""
     return field.replace("-", "[-_ ]")
 
 

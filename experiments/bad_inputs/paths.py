@@ -1,4 +1,4 @@
-"""Paths: missing, empty, of another kind, too long, no text, forbidden, links in a circle, pipes, sockets, devices."""
+"""Paths: missing, empty, too long, invalid UTF-8, without permission, link loops, pipes, sockets, devices."""
 
 from .inputs import Input, accepted, refused
 from .makers import copied, file, folder, forbidden, image, link, pipe, unix_socket
@@ -7,7 +7,7 @@ from .options import TRAIN
 LONG = "x" * 300
 UNREADABLE = r"^skipped \d+ unreadable images|^  "
 DEEP = "/".join(["x" * 200] * 30)
-# The places that an option or argument names, each with a command that takes it.
+# Paths that commands read, each with a command.
 READ = {
     "data": "train --epochs 1 --run new --data {}",
     "checkpoint": "evaluate {}",
@@ -28,11 +28,11 @@ KINDS = {
     "too long": (LONG, "x{100}", ()),
     "null byte": ("'a\0b'", "null|a.*b", ()),
     "a named pipe": ("pipe", "pipe", (pipe("pipe"),)),
-    "a link in a circle": ("circle", "circle", (link("circle", "circle"),)),
+    "a link to itself": ("circle", "circle", (link("circle", "circle"),)),
     "an empty file": ("empty", "empty", (file("empty"),)),
     "an empty folder": ("void", "void", (folder("void"),)),
 }
-# What is written, with a command that takes it.
+# Paths that commands write, each with a command.
 WRITTEN = {
     "run": TRAIN.replace("--run new", "--run {}").replace("{images}", "{{images}}"),
     "predictions": "predict {{run}} {{photo}} --out {}",
@@ -49,11 +49,7 @@ NOT_WRITABLE = {
     "too deep": (DEEP, "x{100}|[Ll]ong", ()),
     "null byte": ("'a\0b'", "null|a.*b", ()),
     "below a file": ("file/new", "file", (file("file", "text"),)),
-    "below a folder that may not be written to": (
-        "closed/new",
-        "closed",
-        (folder("closed"), forbidden("closed", 0o500)),
-    ),
+    "below a folder without write permission": ("closed/new", "closed", (folder("closed"), forbidden("closed", 0o500))),
     "below /proc": ("/proc/nowhere", "/proc", ()),
 }
 

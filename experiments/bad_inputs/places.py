@@ -1,4 +1,4 @@
-"""What is right: images, shards, trained models and the like, each made when an input first names it."""
+"""Valid images, shards, trained models and so on, each created when an input first uses it."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ SMALL_DETECTOR = (
     "--sampled-regions 8 --detections 5 --epochs 1 --batch-size 2 --warmup-epochs 0.5"
 )
 DETECTION = "--images {coco}/train --validation-data {coco}/val.json --validation-images {coco}/val"
-# Commands that make a place; {out} is the place.
+# Commands that create a place; {out} is its path.
 COMMANDS = {
     "run": f"train --data {{images}} {SMALL} --run {{out}}",
     "shards": "shard {images} {out} --images-per-shard 4 --processes 1",
@@ -32,14 +32,14 @@ MADE: dict[str, Callable[[Path], object]] = {}
 
 
 class Places(Mapping[str, Any]):
-    """Paths by name, below a folder; and two URLs: {server} answers badly, at {closed} nobody answers."""
+    """Paths by name, below a folder, and two URLs: {server} has faulty responses, nothing listens at {closed}."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._server: Server | None = None
 
     def close(self) -> None:
-        """End the server, if there is one."""
+        """Stop the server, if it runs."""
         if self._server is not None:
             self._server.close()
 

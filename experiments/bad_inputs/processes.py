@@ -1,4 +1,4 @@
-"""What happens around a command: signals, kill -9, full disks, closed and full outputs; some as real commands."""
+"""Signals, kill -9, full disks, and full outputs; some inputs run as new processes."""
 
 import json
 import os
@@ -18,13 +18,12 @@ from .runs import RESUME, unfinished, valid_result
 TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
 LONGER = TRAIN.replace("--epochs 1", "--epochs 10 --checkpoint-every 1")
 LAYER = (
-    "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 3 --contestants lambdanets "
-    "--out new"
+    "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 3 --candidates lambdanets --out new"
 )
 
 
 def many(count: int) -> Make:
-    """A folder of images that are all one file."""
+    """A folder of hard links to one image."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         (here / "many").mkdir()
@@ -35,7 +34,7 @@ def many(count: int) -> Make:
 
 
 def after(seconds: float, number: int) -> Callable[[int, Path], None]:
-    """Send a signal."""
+    """Send a signal after `seconds`."""
 
     def send(process: int, here: Path) -> None:
         time.sleep(seconds)
@@ -44,8 +43,8 @@ def after(seconds: float, number: int) -> Callable[[int, Path], None]:
     return send
 
 
-def once_there(path: str, number: int) -> Callable[[int, Path], None]:
-    """Send a signal once a path is there, or after 20 s."""
+def once_exists(path: str, number: int) -> Callable[[int, Path], None]:
+    """Send a signal once a path exists, or after 20 s."""
 
     def send(process: int, here: Path) -> None:
         until = time.monotonic() + 20
@@ -57,14 +56,14 @@ def once_there(path: str, number: int) -> Callable[[int, Path], None]:
 
 
 def ended(command: str, number: int, when: Callable[[int, Path], None], *make: Make, **more: Any) -> Input:
-    """A command ended by a signal: quiet, with exit code 130, and then given again until it ends with 0."""
+    """A command ended by a signal: it must print no traceback and end with exit code 130."""
     code = -number if number == KILL else 130
     name = f"{signal.Signals(number).name}{', ' + more.pop('name') if 'name' in more else ''}"
     return Input(command, code, "", make, during=when, name=name, **more)
 
 
 def no_leftover(here: Path) -> None:
-    """That no hidden or partial file is left."""
+    """Check that no hidden or partial file is left."""
     left = [path.name for path in here.rglob("*") if path.name.startswith(".") or path.suffix == ".partial"]
     assert not left, left
 
@@ -80,12 +79,12 @@ def predicted(here: Path) -> None:
 
 
 def smaller_files(most: int) -> Callable[[int, Path], None]:
-    """Let a process write files of so many bytes at most, as a full disk would."""
+    """Limit the size of a process's files, to simulate a full disk."""
     return lambda process, here: resource.prlimit(process, resource.RLIMIT_FSIZE, (most, most)) and None
 
 
 PREDICT = "predict {run} many"
-MOMENTS = (0.4, 0.6, 0.9, 1.3)  # seconds, most of which Python imports in
+MOMENTS = (0.4, 0.6, 0.9, 1.3)  # seconds, mostly during imports
 
 PROCESSES: list[Input] = [
     *(
@@ -94,16 +93,16 @@ PROCESSES: list[Input] = [
         for moment in MOMENTS
     ),
     *(
-        ended(LONGER, number, once_there("new/metrics.csv", number), again=True, check=finished)
+        ended(LONGER, number, once_exists("new/metrics.csv", number), again=True, check=finished)
         for number in (TERM, INT, HUP)
     ),
-    ended(LONGER, KILL, once_there("new/checkpoints/last.ckpt", KILL), again=True, check=finished),
-    ended(LONGER, KILL, once_there("new/recipe.json", KILL), again=True, check=finished, name="early"),
+    ended(LONGER, KILL, once_exists("new/checkpoints/last.ckpt", KILL), again=True, check=finished),
+    ended(LONGER, KILL, once_exists("new/recipe.json", KILL), again=True, check=finished, name="early"),
     *(
-        ended(PREDICT, number, once_there("predictions.jsonl.partial", number), many(400), again=True, check=predicted)
+        ended(PREDICT, number, once_exists("predictions.jsonl.partial", number), many(400), again=True, check=predicted)
         for number in (TERM, INT, HUP, KILL)
     ),
-    *(ended(LAYER, number, once_there("new/results.json", number), again=True) for number in (TERM, INT)),
+    *(ended(LAYER, number, once_exists("new/results.json", number), again=True) for number in (TERM, INT)),
     refused(
         TRAIN,
         "large|disk|space|File",

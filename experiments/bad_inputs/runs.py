@@ -1,4 +1,4 @@
-"""Recipe files, folders of runs, and comparisons: damaged, of something else, or not to be written."""
+"""Recipe files, run folders, and comparisons: damaged, of another kind, or without permission."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ OLD = copied("run", "old")
 
 
 def unfinished(here: Path, places: Mapping[str, Any]) -> None:
-    """The folder `old` of a run that has its checkpoints, and no result."""
+    """The folder `old` of a run with checkpoints but no result."""
     shutil.copytree(places["run"], here / "old")
     (here / "old/result.json").unlink()
     (here / "old/weights.safetensors").unlink()
@@ -81,10 +81,10 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "no data": lambda content: content.pop("data") and None,
     "no model": lambda content: content.pop("model") and None,
     "an unknown task": lambda content: content.update(task="poetry"),
-    "a task a list": lambda content: content.update(task=[]),
-    "epochs a text": lambda content: content.update(epochs="x"),
+    "a task is a list": lambda content: content.update(task=[]),
+    "epochs is a string": lambda content: content.update(epochs="x"),
     "epochs 0": lambda content: content.update(epochs=0),
-    "data a number": lambda content: content.update(data=5),
+    "data is a number": lambda content: content.update(data=5),
     "other epochs": lambda content: content.update(epochs=5),
     "data that is gone": lambda content: content.update(data="/nowhere"),
 }
@@ -101,7 +101,7 @@ def last_alone(*make: Make) -> tuple[Make, ...]:
 
 
 def valid_result(here: Path) -> None:
-    """That the run has ended with a result of valid JSON."""
+    """Check that the run has a valid result.json."""
     assert 0 <= json.loads((here / "old/result.json").read_bytes())["top1"] <= 1
 
 
@@ -118,7 +118,7 @@ RUNS: list[Input] = [
     ),
     *(
         refused(RESUME, r"recipe\.json", unfinished, file("old/recipe.json", content), name=f"recipe.json: {what}")
-        for what, content in {"empty": "", "cut": '{"data": ', "no text": b"\xff", "deep": "[" * 100_000}.items()
+        for what, content in {"empty": "", "cut": '{"data": ', "not UTF-8": b"\xff", "deep": "[" * 100_000}.items()
     ),
     *(
         refused(RESUME, r"last\.ckpt", *last_alone(*make), name=f"last.ckpt: {what}")
@@ -134,7 +134,7 @@ RUNS: list[Input] = [
         refused(RESUME, r"result\.json", OLD, file("old/result.json", content), name=f"result.json: {what}")
         for what, content in {"empty": "", "cut": '{"top1": ', "a list": "[]", "deep": "[" * 100_000}.items()
     ),
-    refused(RESUME, r"result\.json", OLD, edited("old/result.json", lambda c: c.update(top1="x")), name="top1 a text"),
+    refused(RESUME, r"result\.json", OLD, edited("old/result.json", lambda c: c.update(top1="x")), name="string top1"),
     refused(RESUME, r"result\.json", OLD, edited("old/result.json", lambda c: c.pop("data") and None), name="no data"),
     refused(RESUME, r"result\.json", OLD, removed("old/result.json"), folder("old/result.json"), leaves="old/.*"),
     refused(RESUME, "recipe.json", folder("old"), name="an empty folder"),
@@ -165,12 +165,12 @@ RUNS: list[Input] = [
         for what, change in {
             "a list": lambda c: [],
             "no recipe": lambda c: c.pop("recipe") and None,
-            "recipe a list": lambda c: c.update(recipe=[]),
+            "recipe is a list": lambda c: c.update(recipe=[]),
             "no seeds": lambda c: c.pop("seeds") and None,
-            "seeds texts": lambda c: c.update(seeds=["x"]),
+            "seeds are strings": lambda c: c.update(seeds=["x"]),
             "seeds empty": lambda c: c.update(seeds=[]),
             "an unknown study": lambda c: c.update(studies=["nonsense"]),
-            "studies a number": lambda c: c.update(studies=5),
+            "studies is a number": lambda c: c.update(studies=5),
             "an unknown variant": lambda c: c.update(variants=["nonsense"]),
             "of detection": lambda c: c["recipe"].update(task="detection"),
         }.items()
@@ -183,7 +183,7 @@ RUNS: list[Input] = [
             file("old/plan.json", content),
             name=f"plan.json: {what}",
         )
-        for what, content in {"empty": "", "no text": b"\xff", "deep": "[" * 100_000}.items()
+        for what, content in {"empty": "", "not UTF-8": b"\xff", "deep": "[" * 100_000}.items()
     ),
     *(
         refused(
@@ -198,7 +198,7 @@ RUNS: list[Input] = [
             "empty": (cut("r.json", 0),),
             "deep": (file("r.json", "[" * 100_000),),
             "no studies": (edited("r.json", lambda c: c.pop("studies") and None),),
-            "studies a number": (edited("r.json", lambda c: c.update(studies=5)),),
+            "studies is a number": (edited("r.json", lambda c: c.update(studies=5)),),
         }.items()
     ),
     refused("compare nonsense", "nonsense"),

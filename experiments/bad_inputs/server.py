@@ -1,4 +1,4 @@
-"""A server on this machine that answers badly, in a process of its own."""
+"""A local HTTP server with faulty responses, in a separate process."""
 
 import http.server
 import os
@@ -6,8 +6,8 @@ import signal
 import socket
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    """Answers by the first part of the path: with that status, or with another body than a list of shards."""
+class FaultyHandler(http.server.BaseHTTPRequestHandler):
+    """Responds according to the first component of the path: with that status, or with an invalid body."""
 
     def do_GET(self) -> None:
         kind = self.path.split("/")[1]
@@ -24,10 +24,10 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 
 class Server:
-    """A process that answers `Answers` at `url` until it is closed."""
+    """A process that serves `FaultyHandler` at `url` until it is closed."""
 
     def __init__(self) -> None:
-        server = http.server.HTTPServer(("127.0.0.1", 0), Answers)
+        server = http.server.HTTPServer(("127.0.0.1", 0), FaultyHandler)
         self.url = f"http://127.0.0.1:{server.server_port}"
         self._process = os.fork()
         if self._process == 0:
@@ -43,7 +43,7 @@ class Server:
 
 
 def closed_url() -> str:
-    """A URL at a port where nobody listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{found.getsockname()[1]}"
+    """A URL with a port on which nothing listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{unused.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Shards: each field of shards.json missing or wrong, tars that differ from it; tars to list; URLs."""
+"""Shards: missing or wrong fields of shards.json, tars that differ from it, tars without shards.json, URLs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ def first(content: Any) -> dict[str, Any]:
 
 
 def changed(**fields: Any) -> Callable[[Any], Any]:
-    """Other fields in the first shard's entry."""
+    """Change fields of the first shard's entry."""
     return lambda content: first(content).update(fields)
 
 
@@ -31,7 +31,7 @@ def without(*path: str) -> Callable[[Any], Any]:
     return change
 
 
-# Lists that cannot be used: what is wrong, and the change.
+# Invalid shards.json: the error, and the change.
 WRONG: dict[str, Callable[[Any], Any]] = {
     "no object": lambda content: [],
     "a number": lambda content: 5,
@@ -40,30 +40,30 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "no training part": without("parts", "train"),
     "an empty training part": lambda content: content["parts"].update(train=[]),
     "an unknown part": lambda content: content["parts"].update(other=[]),
-    "parts a list": lambda content: content.update(parts=[]),
-    "a part a number": lambda content: content["parts"].update(train=5),
-    "classes a number": lambda content: content.update(classes=5),
-    "classes numbers": lambda content: content.update(classes=[1, 2]),
+    "parts is a list": lambda content: content.update(parts=[]),
+    "a part is a number": lambda content: content["parts"].update(train=5),
+    "classes is a number": lambda content: content.update(classes=5),
+    "classes are numbers": lambda content: content.update(classes=[1, 2]),
     "classes one text": lambda content: content.update(classes="ab"),
     "no name": without("parts", "train", "0", "name"),
     "no images": without("parts", "train", "0", "images"),
     "no bytes": without("parts", "train", "0", "bytes"),
     "no sha256": without("parts", "train", "0", "sha256"),
-    "an entry a text": lambda content: content["parts"].update(train=["x"]),
+    "an entry is a string": lambda content: content["parts"].update(train=["x"]),
     "a name outside": changed(name="../run/weights.tar"),
     "an absolute name": changed(name="/etc/passwd"),
-    "a name a number": changed(name=5),
+    "a name is a number": changed(name=5),
     "an empty name": changed(name=""),
-    "images a text": changed(images="4"),
+    "images is a string": changed(images="4"),
     "images negative": changed(images=-1),
-    "images a fraction": changed(images=1.5),
-    "bytes a text": changed(bytes="x"),
+    "images is a fraction": changed(images=1.5),
+    "bytes is a string": changed(bytes="x"),
     "bytes negative": changed(bytes=-1),
     "sha256 short": changed(sha256="ab"),
     "sha256 no digits": changed(sha256="z" * 64),
-    "sha256 a number": changed(sha256=5),
+    "sha256 is a number": changed(sha256=5),
 }
-# Sets that are read, but of which `verify` must name a shard.
+# Readable sets with a shard that `verify` must name.
 DIFFERENT: dict[str, tuple[Any, ...]] = {
     "a name that is not there": (edited(LIST, changed(name="nowhere.tar")),),
     "a name with a null byte": (edited(LIST, changed(name="train-00000\0.tar")),),
@@ -76,9 +76,9 @@ DIFFERENT: dict[str, tuple[Any, ...]] = {
     "an empty shard": (cut("s/train-00000.tar", 0),),
     "a byte changed": (flipped("s/train-00000.tar"),),
     "a shard removed": (removed("s/train-00000.tar"),),
-    "a shard a folder": (removed("s/train-00000.tar"), folder("s/train-00000.tar")),
-    "a shard a dangling link": (removed("s/train-00000.tar"), link("s/train-00000.tar", "nowhere")),
-    "a shard a pipe": (removed("s/train-00000.tar"), pipe("s/train-00000.tar")),
+    "a shard is a folder": (removed("s/train-00000.tar"), folder("s/train-00000.tar")),
+    "a shard is a dangling link": (removed("s/train-00000.tar"), link("s/train-00000.tar", "nowhere")),
+    "a shard is a pipe": (removed("s/train-00000.tar"), pipe("s/train-00000.tar")),
 }
 
 SAMPLES = [(f"{n}.{kind}", data) for n in range(4) for kind, data in (("png", png(n)), ("cls", b"%d" % (n % 2)))]
@@ -117,7 +117,7 @@ SHARD_SETS: list[Input] = [
         for what, content in {
             "empty": "",
             "cut": '{"classes": [',
-            "no text": b"\xff\xfe",
+            "not UTF-8": b"\xff\xfe",
             "deep": "[" * 100_000,
         }.items()
     ),
@@ -134,7 +134,7 @@ SHARD_SETS: list[Input] = [
         STUDENT, "class", SHARDS, edited(LIST, lambda c: c.update(classes=["a"])), name="fewer classes than labels"
     ),
     accepted(STUDENT, "top-1", SHARDS, edited(LIST, lambda c: c.update(classes=["a", "a"])), name="two classes alike"),
-    accepted(STUDENT, "top-1", SHARDS, edited(LIST, lambda c: c.update(made=[])), name="made a list"),
+    accepted(STUDENT, "top-1", SHARDS, edited(LIST, lambda c: c.update(made=[])), name="made is a list"),
     *(refused("shard t --index", says, *make, name=f"list shards: {what}") for what, (make, says) in UNLISTED.items()),
     refused("shard t --index --classes c.txt", "names", file("t/a.tar", tar_bytes(SAMPLES)), file("c.txt", "one\n")),
     refused("shard t --index --classes c.txt", "c.txt", file("t/a.tar", tar_bytes(SAMPLES)), file("c.txt", b"\xff\n")),
@@ -153,7 +153,7 @@ URLS: list[Input] = [
     refused(TRAIN.replace("{images}", "{server}/404/s"), "404|no such file|shards.json"),
     refused("pseudo-label {run} {server}/404/s new", "404|no such file|shards.json"),
     refused("shard nonsense://host/s --verify", "nonsense|rotocol"),
-    # These are tried again, for a minute at most, which must be said meanwhile.
+    # These are retried for at most a minute, which must be reported.
     refused("shard {closed}/s --verify", "connect|server", lines=RETRIES, tells=RETRIES, name="no server"),
     refused(
         "shard {server}/500/s --verify", "500", lines=RETRIES, tells=RETRIES, seconds=120, name="a server that fails"

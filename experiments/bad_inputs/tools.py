@@ -1,4 +1,4 @@
-"""Benchmarks, the paper's tables and calibration: options, and files to be read back."""
+"""Benchmarks, the paper's tables and calibration: options and input files."""
 
 import json
 import re
@@ -12,12 +12,12 @@ LAYER = (
     "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 0.02 --passes inference --out new"
 )
 SCALING = "benchmark scaling --sides 4 --lengths 8 --repeats 1 --seconds 0.01 --out new"
-OURS = "--contestants lambdanets"
+OURS = "--candidates lambdanets"
 MEASURED = copied("measured/results.json", "m.json")
 
 
 def whole_json(name: str):
-    """That a file is JSON, without NaN."""
+    """Check that a file is valid JSON, without NaN."""
 
     def check(here: Path) -> None:
         def refuse(constant: str) -> None:
@@ -65,9 +65,9 @@ TOOLS: list[Input] = [
             "passes backward",
             "seed=x",
             "algorithm=nonsense",
-            "contestants",
-            "contestants nonsense",
-            "contestants ''",
+            "candidates",
+            "candidates nonsense",
+            "candidates ''",
         )
     ),
     refused(f"{LAYER} --device cuda {OURS}", "cuda|GPU"),
@@ -130,10 +130,10 @@ TOOLS: list[Input] = [
             "empty": (cut("m.json", 0),),
             "cut": (cut("m.json", 0.5),),
             "a list": (file("m.json", "[]"),),
-            "no text": (file("m.json", b"\xff"),),
+            "not UTF-8": (file("m.json", b"\xff"),),
             "deep": (file("m.json", "[" * 100_000),),
             "of scaling": (),
-            "kind a list": (edited("m.json", lambda c: c.update(kind=[])),),
+            "kind is a list": (edited("m.json", lambda c: c.update(kind=[])),),
             "of tables without rows": (edited("m.json", lambda c: c.update(kind="tables", rows=5)),),
             "rows that lack all": (edited("m.json", lambda c: c.update(kind="tables", rows=[{}])),),
             "of a layer with rows of scaling": (edited("m.json", lambda c: c.update(kind="layer")),),
@@ -141,7 +141,7 @@ TOOLS: list[Input] = [
         }.items()
     ),
     accepted("tables 3 --format json --out t.json", "", check=whole_json("t.json")),
-    accepted("tables 3 --format csv --out t.csv", "", file("t.csv", "mine"), name="a file that is there"),
+    accepted("tables 3 --format csv --out t.csv", "", file("t.csv", "mine"), name="an existing file"),
     accepted("tables fn2 E.2 --format markdown", r"\|"),
     *(
         refused(f"calibrate --{option}", option.partition("=")[0])

@@ -1,4 +1,4 @@
-"""Weights: pickles that hold code, not-finite numbers, other shapes, descriptions of which each field is wrong."""
+"""Weights: pickles with code, non-finite values, other shapes, and metadata with wrong fields."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ def weights(
     said: Callable[[dict[str, Any]], Any] = lambda said: None,
     metadata: Mapping[str, str] | None = None,
 ) -> Make:
-    """The file w.safetensors: a run's, with tensors or what they say of themselves changed."""
+    """The file w.safetensors: a run's weights, with other tensors or metadata."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         with safe_open(places["run"] / "weights.safetensors", "pt") as opened:
@@ -36,7 +36,7 @@ def weights(
 
 
 def checkpoint(change: Callable[[dict[str, Any]], Any]) -> Make:
-    """The file w.ckpt: a run's last checkpoint, changed."""
+    """The file w.ckpt: a run's last checkpoint, modified."""
 
     def make(here: Path, places: Mapping[str, Any]) -> None:
         content = torch.load(places["run"] / "checkpoints/last.ckpt", weights_only=True)
@@ -47,7 +47,7 @@ def checkpoint(change: Callable[[dict[str, Any]], Any]) -> Make:
 
 
 def fill(value: float, only: str = "") -> Callable[[Tensors], Any]:
-    """One number, in all tensors of floats whose name ends so."""
+    """Set the first element of all floating-point tensors whose name ends with `only`."""
 
     def change(tensors: Tensors) -> None:
         for name, tensor in tensors.items():
@@ -72,33 +72,33 @@ NOT_FINITE = {
     "NaN in a batch norm": weights(fill(float("nan"), "running_var")),
 }
 EVALUATE, PREDICT = "evaluate w.safetensors", "predict w.safetensors {photo}"
-# What weights say of themselves: what is wrong, and the change.
+# Invalid metadata: the error, and the change.
 SAID: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda said: [],
     "a number": lambda said: 5,
     "no classes": lambda said: said.pop("classes") and None,
     "no recipe": lambda said: said.pop("recipe") and None,
-    "classes a text": lambda said: said.update(classes="ab"),
-    "classes a number": lambda said: said.update(classes=2),
-    "classes numbers": lambda said: said.update(classes=[1, 2]),
-    "classes an object": lambda said: said.update(classes={"a": 1, "b": 2}),
+    "classes is a string": lambda said: said.update(classes="ab"),
+    "classes is a number": lambda said: said.update(classes=2),
+    "classes are numbers": lambda said: said.update(classes=[1, 2]),
+    "classes is an object": lambda said: said.update(classes={"a": 1, "b": 2}),
     "no class": lambda said: said.update(classes=[]),
     "one class": lambda said: said.update(classes=["a"]),
     "three classes": lambda said: said.update(classes=["a", "b", "c"]),
-    "recipe a list": lambda said: said.update(recipe=[]),
+    "recipe is a list": lambda said: said.update(recipe=[]),
     "an unknown field": recipe(nonsense=1),
     "an unknown task": recipe(task="poetry"),
     "another task": recipe(task="detection"),
-    "a task a number": recipe(task=5),
+    "a task is a number": recipe(task=5),
     "an unknown model": recipe(model="nonsense"),
     "another model": recipe(model="resnet10t"),
-    "a model a number": recipe(model=5),
+    "a model is a number": recipe(model=5),
     "an image size of 0": recipe(image_size=0),
-    "an image size a text": recipe(image_size="8"),
+    "an image size is a string": recipe(image_size="8"),
     "channels 4": recipe(channels=4),
     "a mean of NaN": recipe(mean=[float("nan")]),
     "epochs below 0": recipe(epochs=-1),
-    "options of the model a list": recipe(model_options=[]),
+    "options of the model is a list": recipe(model_options=[]),
     "an unknown option of the model": recipe(model_options={"nonsense": 1}),
     "a checkpoint_path": recipe(model_options={"checkpoint_path": "evil.pth"}),
     "a checkpoint_path of another model": recipe(model="resnet10t", model_options={"checkpoint_path": "evil.pth"}),

@@ -4,7 +4,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d, create_model
-from lambdanets.evidence.tables.printed import printed
+from lambdanets.evidence.tables.paper import paper_numbers
 from lambdanets.evidence.tables.rows import ROWS, build_of
 from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 
@@ -116,7 +116,7 @@ def test_count_flops_rejects_models_not_on_meta():
 
 
 def test_every_row_with_a_model_is_in_the_paper():
-    known = {(figure.table, figure.row) for figure in printed()}
+    known = {(figure.table, figure.row) for figure in paper_numbers()}
     assert {(table, row) for table, rows in ROWS.items() for row in rows} <= known
 
 

@@ -50,9 +50,9 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets tables` and return its exit code: 1 for a failed check, else 0."""
     description = "Show the paper's tables with this package's number next to each of the paper's."
     options = parse(Tables, arguments, prog="lambdanets tables", description=description)
-    from lambdanets.evidence.tables.printed import figures_of
+    from lambdanets.evidence.tables.paper import numbers_of
 
-    figures = figures_of(options.tables)
+    figures = numbers_of(options.tables)
     from lambdanets.evidence.tables.measured import read
     from lambdanets.evidence.tables.plots import draw
     from lambdanets.evidence.tables.rendering import RENDERINGS
@@ -71,13 +71,13 @@ def main(arguments: list[str]) -> int:
         for table, path in draw(options.figures, measured.values, measured.machine).items():
             echo(f"written to {path}", file=sys.stderr)
             relative_to = options.out.parent if options.out is not None else Path()
-            measured.pictures[table] = Path(os.path.relpath(path, relative_to)).as_posix()
+            measured.figures[table] = Path(os.path.relpath(path, relative_to)).as_posix()
     if options.check:
         for line in lines:
             if line.verdict == DIFFERS:
                 ours = line.ours if isinstance(line.ours, str) else f"{line.ours:.5g}"
-                printed = line.printed
-                echo(f"table {printed.table}, {printed.row}, {printed.column}: {printed.text()} printed, {ours} ours")
+                paper = line.paper
+                echo(f"table {paper.table}, {paper.row}, {paper.column}: {paper.text()} in the paper, {ours} ours")
         echo(*summary(lines).split("\n"))
         return int(any(line.verdict == DIFFERS for line in lines))
     text = RENDERINGS[options.format](lines, measured)

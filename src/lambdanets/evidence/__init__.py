@@ -1,1 +1,1 @@
-"""What proves the claims: layers and models raced beside baselines, the paper's tables, studies over seeds."""
+"""Evidence for the claims: benchmarks against baselines, the paper's tables, accuracy studies over seeds."""

@@ -28,7 +28,7 @@ def call(script, monkeypatch, *options):
     script.main()
 
 
-def test_every_contestant_is_right_and_measured_in_both_passes(script, monkeypatch, tmp_path):
+def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypatch, tmp_path):
     out = tmp_path / "results.json"
     call(
         script,
@@ -41,16 +41,16 @@ def test_every_contestant_is_right_and_measured_in_both_passes(script, monkeypat
         1,
         "--out",
         out,
-        "--contestants",
+        "--candidates",
         *script.ROWS,
         script.FINE,
     )
     results = json.loads(out.read_text())
-    assert [(row["contestant"], row["sizes"]["pass"]) for row in results["rows"]] == [
-        (name, each) for each in script.PASSES for name in script.ROWS
+    assert [(row["candidate"], row["sizes"]["pass"]) for row in results["rows"]] == [
+        (name, phase) for phase in script.PASSES for name in script.ROWS
     ]
     for row in results["rows"]:
-        if row["contestant"] == "lambda-networks" and peers.installed("lambda-networks") is None:
+        if row["candidate"] == "lambda-networks" and peers.installed("lambda-networks") is None:
             continue
         assert row["left_out"] is None
         assert max(row["errors"].values()) < 1e-4
@@ -60,21 +60,21 @@ def test_every_contestant_is_right_and_measured_in_both_passes(script, monkeypat
     assert {"commit", "versions", "hardware"} <= results.keys()
 
 
-def test_attention_that_does_not_fit_is_not_started(script, monkeypatch):
+def test_attention_beyond_free_memory_is_left_out(script, monkeypatch):
     backbones = script.Backbones(64, backward=True)
-    needed = backbones.attention_bytes(kept=True)
+    needed = backbones.attention_bytes(unfused=True)
     monkeypatch.setattr(script, "free_memory", lambda device: needed - 1)
     with pytest.raises(script.LeftOut, match=r"does not fit: needs [\d.]+ GiB of [\d.]+"):
         backbones.prepare("global-attention-maps")
     backbones.prepare("convolution")
 
 
-def test_kept_maps_of_attention_are_predicted_to_grow_with_the_square_of_positions(script):
+def test_predicted_attention_maps_grow_quadratically_with_positions(script):
     small, large = (script.Backbones(size, backward=False) for size in (64, 128))
-    assert large.attention_bytes(kept=True) == 16 * small.attention_bytes(kept=True)
+    assert large.attention_bytes(unfused=True) == 16 * small.attention_bytes(unfused=True)
 
 
-def test_a_training_step_runs_in_a_process_of_its_own(script, monkeypatch, tmp_path, capsys):
+def test_training_step_is_measured_in_a_separate_process(script, monkeypatch, tmp_path, capsys):
     small = {"pyramid_channels": 16, "box_layers": (1, 16), "mask_layers": 1, "box_batch_size_per_image": 16}
     monkeypatch.setattr(script, "mask_rcnn", functools.partial(script.mask_rcnn, **small))
 
@@ -84,13 +84,13 @@ def test_a_training_step_runs_in_a_process_of_its_own(script, monkeypatch, tmp_p
         return SimpleNamespace(stdout=capsys.readouterr().out)
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run, PIPE=None))
-    call(script, monkeypatch, "--size", 64, "--contestants", script.STEP, "--out", tmp_path / "results.json")
+    call(script, monkeypatch, "--size", 64, "--candidates", script.STEP, "--out", tmp_path / "results.json")
     step = json.loads((tmp_path / "results.json").read_text())["step"]
     assert len(step["seconds"]) == 2
     assert step["peak_resident_bytes"] > step["peak_bytes"] > 0
 
 
-def test_the_page_has_the_tables_of_the_committed_results(script, monkeypatch, tmp_path):
+def test_page_has_the_tables_of_the_committed_results(script, monkeypatch, tmp_path):
     page, committed = tmp_path / "detection.md", ROOT / "docs/detection.md"
     shutil.copy(committed, page)
     text = committed.read_text(encoding="utf-8")

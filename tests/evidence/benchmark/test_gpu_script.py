@@ -8,25 +8,25 @@ from scripts import ROOT, load_script
 
 ROWS = [
     {"part": "kernels", "what": "forward", "graph_us": 30.0, "predicted_us": 20.0},
-    {"part": "check", "what": "a kernel", "right": True, "bit_equal": True},
-    {"part": "check", "what": "another", "right": True, "bit_equal": False},
+    {"part": "check", "what": "a kernel", "correct": True, "bit_equal": True},
+    {"part": "check", "what": "another", "correct": True, "bit_equal": False},
     {"part": "smoke", "what": "whole part", "failure": "CUDA error: an illegal memory access"},
 ]
 
 
-def test_the_table_has_ratios_and_what_failed(tmp_path):
+def test_table_has_ratios_and_failures(tmp_path):
     script = load_script("experiments/gpu.py")
     path = tmp_path / "gpu.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + '{"part": "half a li')
     table = script.table_of(script.read_rows(path))
     assert "30.0       20.0   1.50" in table
-    assert "1 of 2 checks are right and bit-equal" in table
+    assert "1 of 2 checks are correct and bit-identical" in table
     assert "WRONG check another" in table
     assert "FAILED smoke whole part: CUDA error" in table
 
 
 @pytest.mark.slow
-def test_a_dry_run_measures_kernels_beside_predictions(tmp_path):
+def test_dry_run_measures_kernels_and_predictions(tmp_path):
     pytest.importorskip("triton", reason="the kernels need Triton")
     command = [
         sys.executable,
@@ -41,7 +41,7 @@ def test_a_dry_run_measures_kernels_beside_predictions(tmp_path):
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     if any("only 0-dimensional arrays" in row.get("failure", "") for row in rows):
-        pytest.skip("this version of Triton's interpreter does not know this version of NumPy")
+        pytest.skip("this version of Triton's interpreter does not support this version of NumPy")
     assert run.returncode == 0, run.stderr
     assert not [row for row in rows if "failure" in row]
     assert {row["part"] for row in rows} == {"machine", "kernels"}
@@ -50,13 +50,13 @@ def test_a_dry_run_measures_kernels_beside_predictions(tmp_path):
     assert all(row["predicted_us"] > 0 < row["eager_us"] for row in timed)
 
 
-def test_a_part_that_does_not_end_becomes_a_row(tmp_path, monkeypatch):
+def test_part_that_exceeds_its_time_is_recorded(tmp_path, monkeypatch):
     script = load_script("experiments/gpu.py")
 
-    def never(command, **options):
+    def time_out(command, **options):
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
-    monkeypatch.setattr(script.subprocess, "run", never)
+    monkeypatch.setattr(script.subprocess, "run", time_out)
     script.run_part("check", tmp_path / "gpu.jsonl", 30, False)
     (row,) = script.read_rows(tmp_path / "gpu.jsonl")
-    assert row["failure"] == "did not end within 30 s"
+    assert row["failure"] == "exceeded 30 s"

@@ -29,7 +29,7 @@ def without_table(script, page):
     return table
 
 
-def test_the_page_has_the_table_of_the_committed_results(script, monkeypatch, tmp_path):
+def test_nuclei_page_has_the_committed_results(script, monkeypatch, tmp_path):
     page = tmp_path / "detection.md"
     table = without_table(script, page)
     call(script, monkeypatch, "--page", page)
@@ -44,18 +44,18 @@ def mask_scores(path, recipe):
 
 def test_readme_has_the_means_of_the_committed_results(script):
     means = [statistics.mean(mask_scores(script.RESULTS, recipe)) for recipe in script.RECIPES]
-    said = f"mask AP {means[0]:.1f} with lambda layers and {means[1]:.1f} with 3x3 convolutions"
-    assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    sentence = f"mask AP {means[0]:.1f} with lambda layers and {means[1]:.1f} with 3x3 convolutions"
+    assert sentence in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
-def test_the_page_has_what_norms_that_were_not_frozen_came_to(script):
+def test_page_has_the_results_without_frozen_batch_norm(script):
     path = script.RESULTS.with_name("nuclei_norms_not_frozen.json")
     lambda_layers, convolutions = (script.spread(mask_scores(path, recipe)) for recipe in script.RECIPES)
-    said = f"mask AP was {lambda_layers} with lambda layers and {convolutions} with convolutions"
-    assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
+    sentence = f"mask AP was {lambda_layers} with lambda layers and {convolutions} with convolutions"
+    assert sentence in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 
-def test_both_networks_are_trained_with_each_seed_and_tabled(script, monkeypatch, tmp_path):
+def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path):
     page, out, commands = tmp_path / "detection.md", tmp_path / "nuclei.json", []
     without_table(script, page)
 

@@ -1,4 +1,4 @@
-"""The peers' layers with our weights give our outputs; a missing one is named."""
+"""Other packages' layers with our weights equal ours; missing packages are named."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from lambdanets.evidence.benchmark.reference import relative_error
 
 @pytest.mark.parametrize("name", peers.PEERS)
 @pytest.mark.parametrize(("training", "stride"), [(True, 1), (False, 1), (True, 2)])
-def test_a_peer_with_our_weights_gives_our_outputs_and_gradients(name, training, stride):
+def test_peer_with_our_weights_equals_ours(name, training, stride):
     if peers.installed(peers.PEERS[name].package) is None:
         pytest.skip(f"{name} is not installed")
     torch.manual_seed(0)
@@ -27,13 +27,13 @@ def test_a_peer_with_our_weights_gives_our_outputs_and_gradients(name, training,
         assert relative_error(peers.PEERS[name].table_gradient(theirs), layer.embedding.table.grad) < 1e-12
 
 
-def test_a_peer_that_is_not_installed_is_left_out_with_what_pip_installs(monkeypatch):
+def test_missing_peer_is_left_out_with_the_pip_command(monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda package: None)
     with pytest.raises(peers.LeftOut, match="not installed; pip install lambda-networks"):
         peers.build_peer("lambda-networks", LambdaLayer2d(16))
 
 
-def test_a_peer_that_cannot_be_imported_is_left_out_with_the_reason(monkeypatch):
+def test_peer_that_fails_to_import_is_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda package: "1.0")
 
     def importing(name):

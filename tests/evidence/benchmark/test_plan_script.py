@@ -4,7 +4,7 @@ import sys
 from scripts import load_script
 
 
-def test_the_script_compares_predicted_with_measured_times_and_names_the_choice(monkeypatch, tmp_path, capsys):
+def test_script_compares_predicted_and_measured_times(monkeypatch, tmp_path, capsys):
     script = load_script("experiments/plan.py")
     monkeypatch.setattr(script, "SHAPES", [((6, 5), (5, 5), 2, 4), ((9,), (5,), 1, 4)])
     monkeypatch.setattr(sys, "argv", ["plan.py", "--out", str(tmp_path / "plan.json")])
@@ -19,6 +19,6 @@ def test_the_script_compares_predicted_with_measured_times_and_names_the_choice(
     assert "chosen / best: geometric mean" in capsys.readouterr().out
 
 
-def test_the_loss_is_the_time_of_the_choice_over_the_fastest():
+def test_loss_is_the_chosen_time_relative_to_the_fastest():
     row = {"chosen": "a", "seconds": {"a": {"measured": 3.0}, "b": {"measured": 2.0}}}
     assert load_script("experiments/plan.py").loss(row) == 1.5

@@ -1,4 +1,4 @@
-"""The plain formulas against the specification, and what is called an error."""
+"""The reference layers against the specification, and the error measure."""
 
 import math
 
@@ -11,7 +11,7 @@ from lambdanets.evidence.benchmark import reference
 from lambdanets.ops import definition
 
 
-def test_the_plain_layer_is_the_specification():
+def test_reference_layer_equals_the_specification():
     torch.manual_seed(0)
     layer = LambdaLayer2d(8, query_depth=4, heads=2, scope=3, dtype=torch.float64).eval()
     x = torch.randn(2, 8, 3, 4, dtype=torch.float64)
@@ -20,34 +20,34 @@ def test_the_plain_layer_is_the_specification():
     values = layer.value_norm(layer.value_projection(x)).flatten(2).transpose(1, 2)
     embeddings = definition.relative_embeddings(layer.embedding.table, (3, 4))
     expected = definition.lambda_interaction(queries, keys, values, embeddings)  # (b, h, n, v)
-    found = reference.PlainLambdaLayer(layer)(x)
+    found = reference.ReferenceLambdaLayer(layer)(x)
     assert reference.relative_error(found, expected.transpose(2, 3).reshape(2, 8, 3, 4)) < 1e-12
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_plain_layer_pools_and_normalizes_as_ours_does(training):
+def test_reference_layer_equals_ours_with_stride_and_batch_norm(training):
     torch.manual_seed(0)
     layer = LambdaLayer2d(8, heads=2, scope=5, stride=2, dtype=torch.float64).train(training)
     x = torch.randn(2, 8, 5, 6, dtype=torch.float64)
-    assert reference.relative_error(layer(x), reference.plain_copy(layer)(x)) < 1e-12
+    assert reference.relative_error(layer(x), reference.reference_copy(layer)(x)) < 1e-12
 
 
-def test_a_copy_of_a_network_leaves_the_network_as_it_was():
+def test_reference_copy_leaves_the_network_unchanged():
     network = torch.nn.Sequential(LambdaLayer2d(8, scope=3), torch.nn.Conv2d(8, 8, 1))
-    plain = reference.plain_copy(network)
+    plain = reference.reference_copy(network)
     assert isinstance(network[0], LambdaLayer2d)
-    assert isinstance(plain[0], reference.PlainLambdaLayer)
+    assert isinstance(plain[0], reference.ReferenceLambdaLayer)
     assert {p.dtype for p in plain.parameters()} == {torch.float64}
 
 
-def test_plain_attention_is_that_of_pytorch():
+def test_reference_attention_equals_pytorch():
     queries, keys, values = torch.randn(3, 2, 2, 6, 4, dtype=torch.float64)
     bias = torch.randn(2, 6, 6, dtype=torch.float64)
     expected = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
     assert reference.relative_error(reference.attention(queries, keys, values, bias), expected) < 1e-12
 
 
-def test_what_is_not_finite_or_of_another_shape_is_infinitely_wrong():
+def test_error_is_infinite_for_nonfinite_values_and_other_shapes():
     ones = torch.ones(3, dtype=torch.float64)
     assert reference.relative_error(ones, ones) == 0
     assert reference.relative_error(1.5 * ones, ones) == pytest.approx(0.5)

@@ -1,11 +1,11 @@
-"""Scaling: exact where it is checked, and nothing started that would not end."""
+"""The scaling benchmark: expected values are exact, and sizes beyond the limits are left out."""
 
 import pytest
 import torch
 
 from lambdanets.evidence.benchmark import attention, scaling
+from lambdanets.evidence.benchmark.measurement import MeasureOptions, Row, measure_case
 from lambdanets.evidence.benchmark.options import Scaling
-from lambdanets.evidence.benchmark.race import Measuring, Row, race
 from lambdanets.evidence.benchmark.reference import relative_error
 from lambdanets.ops import definition
 
@@ -21,52 +21,52 @@ def inputs(scope, n):
 
 
 @pytest.mark.parametrize(("grid", "causal"), [((3, 4), False), ((3, 4), True), ((12,), True)])
-def test_the_positions_checked_are_those_of_the_specification(grid, causal):
+def test_expected_lambda_equals_the_specification(grid, causal):
     torch.manual_seed(0)
-    given = inputs([2 * side - 1 for side in grid], 12)
+    example = inputs([2 * side - 1 for side in grid], 12)
     checked = torch.tensor([0, 5, 11])
-    expected = scaling._expected_lambda(grid, causal, lambda: checked, given)
-    queries = given.queries.clone().requires_grad_()
-    output = definition.position_interaction(queries, given.table, given.values, grid, causal=causal)
-    output.backward(given.gradient)
+    expected = scaling._expected_lambda(grid, causal, lambda: checked, example)
+    queries = example.queries.clone().requires_grad_()
+    output = definition.position_interaction(queries, example.table, example.values, grid, causal=causal)
+    output.backward(example.grad_output)
     assert relative_error(expected.tensors["output"], output.detach()[:, :, checked]) < 1e-12
     assert relative_error(expected.tensors["query gradient"], queries.grad[:, :, checked]) < 1e-12
 
 
-def test_the_rows_of_attention_are_those_of_the_whole_matrix():
+def test_expected_attention_equals_full_attention():
     torch.manual_seed(0)
-    given = inputs((23,), 12)
+    example = inputs((23,), 12)
     checked = torch.tensor([0, 5, 11])
-    expected = scaling._expected_attention((12,), True, lambda: checked, 2, given)
-    bias = attention.relative_bias(given.table[..., :2].movedim(-1, 0), (12,), causal=True)
-    scores = given.queries @ given.keys.transpose(2, 3) / 2 + bias
-    whole = scores.softmax(dim=-1) @ given.values.unsqueeze(1)
-    assert relative_error(expected.tensors["output"], whole[:, :, checked]) < 1e-12
+    expected = scaling._expected_attention((12,), True, lambda: checked, 2, example)
+    bias = attention.relative_bias(example.table[..., :2].movedim(-1, 0), (12,), causal=True)
+    scores = example.queries @ example.keys.transpose(2, 3) / 2 + bias
+    full = scores.softmax(dim=-1) @ example.values.unsqueeze(1)
+    assert relative_error(expected.tensors["output"], full[:, :, checked]) < 1e-12
 
 
-def test_every_algorithm_and_attention_have_a_row_with_time_and_memory():
+def test_every_algorithm_and_attention_are_measured():
     rows = []
     for case in scaling.cases(SMALL, CPU, rows):
-        race(case, rows, Measuring(CPU, time=True, memory=True, repeats=3, seconds=600.0))
-    assert [row.contestant for row in rows] == scaling.NAMES * 4
+        measure_case(case, rows, MeasureOptions(CPU, time=True, memory=True, repeats=3, seconds=600.0))
+    assert [row.candidate for row in rows] == scaling.NAMES * 4
     # the fused kernels need a GPU
-    assert all(bool(row.left_out) == (row.contestant == "fused") for row in rows), [row.left_out for row in rows]
-    assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.left_out)  # 9 where noisy
+    assert all(bool(row.left_out) == (row.candidate == "fused") for row in rows), [row.left_out for row in rows]
+    assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.left_out)  # 9 if noisy
 
 
-def test_a_size_that_would_take_too_long_by_the_one_before_is_left_out():
+def test_sizes_predicted_to_exceed_the_time_limit_are_left_out():
     sizes = {"setting": "square map", "n": 16, "pass": "inference"}
     rows = [Row(sizes, "convolution", seconds=[5.0])]
-    options = Scaling(sides=(16,), lengths=(), passes=("inference",), contestants=("convolution",), memory=1.0)
+    options = Scaling(sides=(16,), lengths=(), passes=("inference",), candidates=("convolution",), memory=1.0)
     (case,) = scaling.cases(options, CPU, rows)
-    (row,) = race(case, rows, Measuring(CPU, time=True))
+    (row,) = measure_case(case, rows, MeasureOptions(CPU, time=True))
     assert row.left_out.startswith("would take about")
 
 
-def test_a_size_that_would_hold_too_much_is_left_out():
+def test_sizes_that_exceed_the_memory_limit_are_left_out():
     names = ("lambda_order", "sdpa")
-    options = Scaling(sides=(512,), lengths=(), passes=("inference",), contestants=names, memory=0.25)
+    options = Scaling(sides=(512,), lengths=(), passes=("inference",), candidates=names, memory=0.25)
     (case,) = scaling.cases(options, CPU, [])
-    rows = race(case, [], Measuring(CPU, time=True, repeats=1))
-    assert [row.contestant for row in rows] == list(names)
-    assert all(row.left_out.startswith("would hold about") for row in rows)
+    rows = measure_case(case, [], MeasureOptions(CPU, time=True, repeats=1))
+    assert [row.candidate for row in rows] == list(names)
+    assert all(row.left_out.startswith("would need about") for row in rows)

@@ -13,14 +13,12 @@ def script():
 
 
 @pytest.mark.slow
-def test_the_script_selects_made_up_labels_checks_them_and_leaves_nothing_but_its_result(
-    script, monkeypatch, tmp_path, capsys
-):
+def test_script_checks_a_selection_of_synthetic_labels(script, monkeypatch, tmp_path, capsys):
     options = "--rows 3000 --shard-rows 800 --classes 5 --top 2 --per-class 600"
-    given = ["selection.py", str(tmp_path / "made"), *options.split(), "--out", str(tmp_path / "select.json")]
-    monkeypatch.setattr(sys, "argv", given)
+    argv = ["selection.py", str(tmp_path / "synthetic"), *options.split(), "--out", str(tmp_path / "select.json")]
+    monkeypatch.setattr(sys, "argv", argv)
     script.main()
-    assert "each class has its images" in capsys.readouterr().out
+    assert "every class has its images" in capsys.readouterr().out
     result = json.loads((tmp_path / "select.json").read_text())
     assert result["images"] == 3000
     assert result["peak_bytes"] >= result["imported_bytes"] > 0
@@ -28,7 +26,7 @@ def test_the_script_selects_made_up_labels_checks_them_and_leaves_nothing_but_it
     assert [path.name for path in tmp_path.iterdir()] == ["select.json"]
 
 
-def test_a_selection_without_its_best_rows_fails_the_check(script, tmp_path):
+def test_selection_without_its_best_rows_fails_the_check(script, tmp_path):
     size = script.Size(500, 200, 5, 2)
     script.generate(tmp_path / "labels", size)
     select(tmp_path / "labels", tmp_path / "out", confidence=0.3, per_class=20)

@@ -1,22 +1,22 @@
-"""Timing side by side, and what is said about the times."""
+"""Interleaved timing and its statistics."""
 
 import itertools
 
 import pytest
 
 from lambdanets.evidence.benchmark.timing import (
-    FEWEST_REPEATS,
-    MORE_PASSES,
+    MAX_EXTRA_PASSES,
+    MIN_REPEATS,
     fit_exponent,
     geometric_mean,
-    interleave,
     is_noisy,
     summarize,
+    time_interleaved,
 )
 
 
 class Clock:
-    """A clock that only the runs move."""
+    """A fake clock that only the runs advance."""
 
     def __init__(self):
         self.now, self.order = 0.0, []
@@ -29,40 +29,40 @@ class Clock:
         return work
 
 
-def race(durations, repeats=6, seconds=100.0):
+def time_runs(durations, repeats=6, seconds=100.0):
     clock = Clock()
     runs = {name: clock.run(name, duration) for name, duration in durations.items()}
     samples = {name: [] for name in durations}
-    interleave(runs, samples, repeats=repeats, seconds=seconds, clock=lambda: clock.now)
-    return clock.order[2 * len(durations) :], samples  # without the runs that warm up
+    time_interleaved(runs, samples, repeats=repeats, seconds=seconds, clock=lambda: clock.now)
+    return clock.order[2 * len(durations) :], samples  # without the warm-up runs
 
 
-def test_every_contestant_runs_once_in_each_round():
-    order, samples = race({"a": 1.0, "b": 2.0, "c": 3.0})
+def test_every_candidate_runs_once_per_round():
+    order, samples = time_runs({"a": 1.0, "b": 2.0, "c": 3.0})
     rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
     assert [sorted(names) for names in rounds] == [["a", "b", "c"]] * 6
     assert samples == {"a": [1.0] * 6, "b": [2.0] * 6, "c": [3.0] * 6}
 
 
-def test_the_order_differs_from_round_to_round():
-    order, _ = race({"a": 1.0, "b": 1.0, "c": 1.0})
+def test_order_differs_between_rounds():
+    order, _ = time_runs({"a": 1.0, "b": 1.0, "c": 1.0})
     assert len({tuple(order[i : i + 3]) for i in range(0, len(order), 3)}) > 1
 
 
-def test_a_slow_contestant_gets_fewer_runs_spread_over_all_rounds():
-    order, samples = race({"fast": 1.0, "slow": 50.0}, repeats=30, seconds=250.0)
+def test_slow_candidate_gets_fewer_evenly_spread_runs():
+    order, samples = time_runs({"fast": 1.0, "slow": 50.0}, repeats=30, seconds=250.0)
     assert len(samples["slow"]) == 5
     assert len(samples["fast"]) == 30
     between = "".join("s" if name == "slow" else "f" for name in order).strip("f").split("s")
     assert max(len(gap) for gap in between) <= 8
 
 
-def test_the_slowest_contestant_is_timed_a_few_times_all_the_same():
-    _, samples = race({"slow": 50.0}, seconds=1.0)
-    assert len(samples["slow"]) == FEWEST_REPEATS
+def test_slowest_candidate_gets_the_minimum_of_runs():
+    _, samples = time_runs({"slow": 50.0}, seconds=1.0)
+    assert len(samples["slow"]) == MIN_REPEATS
 
 
-def test_an_interruption_keeps_the_samples_taken_so_far():
+def test_interruption_keeps_the_samples():
     clock = Clock()
     samples = {"a": []}
     runs = iter([1.0] * 5)
@@ -74,41 +74,41 @@ def test_an_interruption_keeps_the_samples_taken_so_far():
             raise KeyboardInterrupt from None
 
     with pytest.raises(KeyboardInterrupt):
-        interleave({"a": work}, samples, repeats=10, seconds=100.0, clock=lambda: clock.now)
+        time_interleaved({"a": work}, samples, repeats=10, seconds=100.0, clock=lambda: clock.now)
     assert samples["a"] == [1.0] * 3
 
 
-def test_a_summary_is_the_median_and_the_quartiles():
+def test_summary_has_median_and_quartiles():
     assert summarize([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 2.0, 4.0)
     assert summarize([7.0]) == (7.0, 7.0, 7.0)
 
 
-def test_the_geometric_mean_of_a_ratio_and_its_inverse_is_one():
+def test_geometric_mean_of_a_ratio_and_its_inverse_is_one():
     assert geometric_mean([4.0, 0.25]) == pytest.approx(1.0)
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 
-def test_the_exponent_of_a_power_law_is_found():
+def test_fits_the_exponent_of_a_power_law():
     sizes = [64, 256, 1024]
     assert fit_exponent(sizes, [3e-6 * n**1.5 for n in sizes]) == pytest.approx(1.5)
     assert fit_exponent([64], [1.0]) is None
 
 
-def test_noisy_times_are_taken_again_until_they_are_not():
+def test_noisy_candidates_are_timed_again():
     clock = Clock()
-    durations = iter([1.0, 1.0, *[1.0, 9.0] * 2, *[1.0] * 100])  # warm-up, four noisy runs, calm ones
+    durations = iter([1.0, 1.0, *[1.0, 9.0] * 2, *[1.0] * 100])  # warm-up, four noisy runs, then stable ones
 
     def work():
         clock.now += next(durations)
 
     samples = {"a": [], "b": []}
-    interleave({"a": work, "b": clock.run("b", 1.0)}, samples, repeats=4, seconds=100.0, clock=lambda: clock.now)
+    time_interleaved({"a": work, "b": clock.run("b", 1.0)}, samples, repeats=4, seconds=100.0, clock=lambda: clock.now)
     assert len(samples["a"]) == 12
     assert not is_noisy(samples["a"])
     assert len(samples["b"]) == 4
 
 
-def test_times_that_stay_noisy_are_taken_a_bounded_number_of_times():
+def test_extra_passes_are_bounded():
     clock = Clock()
     durations = itertools.cycle([1.0, 2.0])
 
@@ -116,8 +116,8 @@ def test_times_that_stay_noisy_are_taken_a_bounded_number_of_times():
         clock.now += next(durations)
 
     samples = {"a": []}
-    interleave({"a": work}, samples, repeats=6, seconds=100.0, clock=lambda: clock.now)
-    assert len(samples["a"]) == 6 * (1 + MORE_PASSES)
+    time_interleaved({"a": work}, samples, repeats=6, seconds=100.0, clock=lambda: clock.now)
+    assert len(samples["a"]) == 6 * (1 + MAX_EXTRA_PASSES)
     assert is_noisy(samples["a"])
 
 
@@ -125,5 +125,5 @@ def test_times_that_stay_noisy_are_taken_a_bounded_number_of_times():
     ("samples", "noisy"),
     [([1.0, 1.2, 1.4], False), ([1.0, 2.0, 3.0], True), ([1.0, 9.0], False), ([1.0] * 9 + [50.0], False)],
 )
-def test_noise_is_quartiles_far_apart(samples, noisy):
+def test_samples_with_distant_quartiles_are_noisy(samples, noisy):
     assert is_noisy(samples) == noisy

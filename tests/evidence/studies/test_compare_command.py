@@ -39,7 +39,7 @@ def options_of(recipe):
     return ["--data", recipe.data, *sizes, "--model-options", "pattern", "CCCL"]
 
 
-def test_variants_that_several_studies_share_are_trained_once(quick):
+def test_studies_share_the_runs_of_equal_variants(quick):
     plan = make_plan(["content_position", "normalization"], [], [0, 1], quick)
     runs = [(planned.variant, planned.seed) for planned in plan.runs()]
     assert len(runs) == len(set(runs)) == 2 * 7
@@ -47,7 +47,7 @@ def test_variants_that_several_studies_share_are_trained_once(quick):
     assert [seed for _, seed in runs] == [0] * 7 + [1] * 7
 
 
-def test_runs_differ_in_seed_and_options_of_the_variant_alone(quick):
+def test_runs_differ_only_in_seed_and_variant_options(quick):
     plan = make_plan(["scope"], ["3x3"], [4], quick)
     (planned,) = plan.runs()
     assert planned.recipe.seed == 4
@@ -55,61 +55,61 @@ def test_runs_differ_in_seed_and_options_of_the_variant_alone(quick):
     assert planned.recipe.learning_rate == quick.learning_rate
 
 
-def test_a_comparison_leaves_runs_results_tables_and_pictures(quick, tmp_path, capsys):
+def test_compare_writes_runs_results_tables_and_figures(quick, tmp_path, capsys):
     out = tmp_path / "out"
-    given = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
-    assert cli.main(["compare", "scope", *options_of(quick), *given]) == 0
+    options = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
+    assert cli.main(["compare", "scope", *options_of(quick), *options]) == 0
     assert {path.name for path in out.iterdir()} >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
     results = json.loads((out / "results.json").read_text())
     assert results["finished"]
     assert [(r["variant"], r["seed"]) for r in results["runs"]] == [
         ("lambda scope=3", 0), ("lambda scope=7", 0), ("lambda scope=3", 1), ("lambda scope=7", 1),
     ]  # fmt: skip
-    said = capsys.readouterr().out
-    assert "[4/4] lambda scope=7, seed 1: top-1" in said
+    text = capsys.readouterr().out
+    assert "[4/4] lambda scope=7, seed 1: top-1" in text
     table = (out / "comparison.md").read_text()
-    assert table in said
+    assert table in text
     assert cli.main(["compare", "--report", str(out / "results.json")]) == 0
     assert capsys.readouterr().out == table
 
 
-def test_going_on_trains_only_what_is_missing(quick, tmp_path, monkeypatch):
+def test_resume_trains_only_unfinished_runs(quick, tmp_path, monkeypatch):
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], quick)
     begin(plan, tmp_path / "out")
-    whole = []
-    train_all(plan, tmp_path / "out", whole.append)
+    first = []
+    train_all(plan, tmp_path / "out", first.append)
     _, second = plan.runs()
     (second.folder(tmp_path / "out") / "result.json").unlink()
     again = []
-    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("started what was begun"))
+    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("started a run that exists"))
     train_all(read_plan(tmp_path / "out"), tmp_path / "out", again.append)
     assert [result["variant"] for result in again] == ["lambda scope=7"]
-    assert again[0]["top1"] == whole[1]["top1"]
+    assert again[0]["top1"] == first[1]["top1"]
     assert [r["variant"] for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
 
 
-def test_what_a_killed_process_left_half_written_is_in_no_ones_way(quick, tmp_path):
+def test_unfinished_files_of_a_killed_process_are_ignored(quick, tmp_path):
     plan = make_plan(["scope"], ["3x3"], [0], quick)
     begin(plan, tmp_path / "out")
-    place = plan.runs()[0].folder(tmp_path / "out")
-    place.mkdir(parents=True)
-    (place / ".recipe.json.123.unfinished").write_text("{")
-    done = []
-    train_all(plan, tmp_path / "out", done.append)
-    assert len(done) == 1
+    folder = plan.runs()[0].folder(tmp_path / "out")
+    folder.mkdir(parents=True)
+    (folder / ".recipe.json.123.unfinished").write_text("{")
+    results = []
+    train_all(plan, tmp_path / "out", results.append)
+    assert len(results) == 1
 
 
-def test_a_finished_comparison_is_shown_and_left_as_it_is(quick, tmp_path, capsys):
+def test_resuming_a_finished_comparison_prints_it_unchanged(quick, tmp_path, capsys):
     out = tmp_path / "out"
-    given = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
-    assert cli.main(["compare", "scope", *options_of(quick), *given]) == 0
+    options = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
+    assert cli.main(["compare", "scope", *options_of(quick), *options]) == 0
     (out / "comparison.md").write_text("annotated")
     assert cli.main(["compare", "--resume", str(out)]) == 0
     assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 done")[1]
     assert (out / "comparison.md").read_text() == "annotated"
 
 
-def test_a_variant_that_needs_more_memory_than_there_is_stops_nothing_in_the_middle(quick, tmp_path, monkeypatch):
+def test_variant_that_exceeds_memory_is_rejected_before_training(quick, tmp_path, monkeypatch):
     from lambdanets.training import memory, micro_batches
 
     for module in (memory, micro_batches):
@@ -120,7 +120,7 @@ def test_a_variant_that_needs_more_memory_than_there_is_stops_nothing_in_the_mid
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_another_process_holds_is_left_to_it(quick, tmp_path, capsys):
+def test_runs_locked_by_another_process_are_skipped(quick, tmp_path, capsys):
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], quick)
     out = tmp_path / "out"
     begin(plan, out)
@@ -132,10 +132,10 @@ def test_a_run_that_another_process_holds_is_left_to_it(quick, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_go_on_and_leaves_no_result(quick, tmp_path):
+def test_interrupted_comparison_names_the_resume_command(quick, tmp_path):
     out = tmp_path / "out"
-    given = ["--variants", "3x3", "--seeds", "0", "--out", str(out), "--training-images", "16", "--epochs", "400"]
-    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *options_of(quick), *given]
+    options = ["--variants", "3x3", "--seeds", "0", "--out", str(out), "--training-images", "16", "--epochs", "400"]
+    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *options_of(quick), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     metrics = out / "runs" / "lambda-scope=3-seed0" / "metrics.csv"
     deadline = time.monotonic() + 120
@@ -144,26 +144,26 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_result(quick, tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"stopped; resume with: lambdanets compare --resume {out}" in said
+    assert f"stopped; resume with: lambdanets compare --resume {out}" in errors
     assert read_results(read_plan(out), out) == []
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
-        (["mixer"], "there is no study 'mixer', only mixers, .*; the nearest is mixers"),
-        (["scope,mixerz"], "there is no study 'mixerz'"),
+        (["mixer"], "studies must be among mixers, .*, got 'mixer'; the nearest is mixers"),
+        (["scope,mixerz"], "studies must be among .*, got 'mixerz'"),
         (["scope,scope"], "studies must differ from each other, got scope, scope"),
-        (["scope", "--variants", "3x4"], "variants must be among 3x3, .*; got '3x4'"),
+        (["scope", "--variants", "3x4"], "variants must be among 3x3, .*, got '3x4'"),
         (["scope", "--seeds", "1", "1"], "seeds must differ from each other, got 1, 1"),
         (["scope", "--seeds", "-1"], "seeds must be at least 0, got -1"),
         (["scope", "digitz"], "got 'digitz'; the nearest"),
         (["scope", "--epoch", "1"], "lambdanets compare scope has no option --epoch; the nearest is --epochs"),
         (["scope", "fashion_mnist"], "data must be given"),
-        (["scope", "--model-options", "scope", "5"], "model_options must leave scope to the variants"),
-        (["mixers", "--model-options", "mixer", "lambda"], "model_options must leave mixer to the variants"),
+        (["scope", "--model-options", "scope", "5"], "model_options must not have scope, which the variants set"),
+        (["mixers", "--model-options", "mixer", "lambda"], "model_options must not have mixer, which the variants set"),
         (["scope", "--seed", "5"], "--seed must not be given, got 5"),
         (["scope", "--model", "resnet50"], "resnet50 takes no argument 'mixer'"),
         (["scope", "--model-options", "query_depth", "0"], "query_depth must be"),
@@ -171,22 +171,22 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_result(quick, tmp_path):
         (["--resume", "a", "b"], "lambdanets compare takes no argument 'b' here"),
         (["--resume", "a", "--report", "b"], "must have one of --resume and --report, got both"),
         (["--report=nowhere.json"], "nowhere.json: No such file or directory"),
-        (["--resume", "nowhere"], "nowhere is no folder of a comparison: it has no plan.json"),
+        (["--resume", "nowhere"], "nowhere must be the folder of a comparison, got one without plan.json"),
         (["--report", "nowhere.json"], "nowhere.json: No such file or directory"),
     ],
 )
-def test_what_does_not_fit_is_said_in_a_sentence_and_nothing_is_begun(given, message, tmp_path, monkeypatch, capsys):
+def test_rejects_invalid_arguments_in_one_line_without_files(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["compare", *given]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert re.search(message, said)
+    assert cli.main(["compare", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_in_use_is_refused(quick, tmp_path):
+def test_rejects_folders_that_are_not_empty(quick, tmp_path):
     begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
-    with pytest.raises(InputError, match="holds a comparison; go on with --resume"):
+    with pytest.raises(InputError, match="holds a comparison; resume it with --resume"):
         begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="is not empty, it has file; choose another folder"):
@@ -197,18 +197,18 @@ def test_a_folder_in_use_is_refused(quick, tmp_path):
     "content",
     ["", "{}", pytest.param("[" * 100_000, id="nested"), '{"studies": 3, "variants": [], "seeds": [0], "recipe": {}}'],
 )
-def test_a_damaged_plan_is_named(content, tmp_path):
+def test_error_names_a_damaged_plan(content, tmp_path):
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(InputError, match=r"plan\.json"):
         read_plan(tmp_path)
 
 
-def test_help_names_studies_and_variants(capsys):
+def test_help_lists_studies_and_variants(capsys):
     assert cli.main(["compare"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in STUDIES)
+    text = capsys.readouterr().out
+    assert all(name in text for name in STUDIES)
     with pytest.raises(SystemExit):
         cli.main(["compare", "scope", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "3x3, 7x7, 15x15, 23x23, 31x31" in said
-    assert "--training-images" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "3x3, 7x7, 15x15, 23x23, 31x31" in text
+    assert "--training-images" in text

@@ -11,13 +11,13 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
 
 
-def test_the_committed_page_is_what_the_script_writes(tmp_path, monkeypatch):
+def test_committed_page_is_what_the_script_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["comparison.py", "--out", str(tmp_path)])
     load_script("experiments/comparison.py").main()
     assert (tmp_path / "comparison.md").read_text(encoding="utf-8") == PAGE
-    pictures = re.findall(r"!\[.*\]\((.*)\)", PAGE)
-    assert len(pictures) == len(STUDIES)
-    assert all((tmp_path / name).is_file() and (ROOT / "docs" / name).is_file() for name in pictures)
+    figures = re.findall(r"!\[.*\]\((.*)\)", PAGE)
+    assert len(figures) == len(STUDIES)
+    assert all((tmp_path / name).is_file() and (ROOT / "docs" / name).is_file() for name in figures)
 
 
 def test_ten_mixers_have_three_seeds_on_real_images():
@@ -27,7 +27,7 @@ def test_ten_mixers_have_three_seeds_on_real_images():
     assert summary["validation_images"] == 10_000
 
 
-def test_every_mixer_has_its_source_on_the_page():
+def test_page_has_the_source_of_every_mixer():
     rows = {row.split("`")[1]: row for row in PAGE.split("## Mixers\n")[1].splitlines() if row.startswith("| `")}
     assert list(rows) == list(MIXERS)
     assert all(re.search(r"(20(1[4-9]|2\d))", row) for row in rows.values())

@@ -44,7 +44,7 @@ def results():
     return [result(content, 3, 0.5), result(position, 3, 0.7), result(content, 5, 0.6), result(position, 5, 0.8)]
 
 
-def test_means_and_deviations_are_over_seeds_and_the_best_comes_first(plan, results):
+def test_mean_and_std_are_over_seeds_and_the_best_mean_is_first(plan, results):
     rows = summarize(plan, results)["studies"]["content_position"]["variants"]
     assert [row["label"] for row in rows] == ["position only", "content only"]
     assert rows[0]["mean_top1"] == pytest.approx(0.75)
@@ -53,38 +53,38 @@ def test_means_and_deviations_are_over_seeds_and_the_best_comes_first(plan, resu
     assert (rows[0]["seeds"], rows[0]["printed_top1"], rows[0]["quoted"]) == (2, 78.1, False)
 
 
-def test_an_unfinished_comparison_says_so_and_has_no_deviation_of_one_run(plan, results):
+def test_unfinished_comparison_is_marked_and_one_run_has_no_std(plan, results):
     summary = summarize(plan, results[:3])
     assert not summary["finished"]
     assert "not finished" in markdown(summary)
     assert summary["studies"]["content_position"]["variants"][0]["deviation_top1"] is None
 
 
-def test_folders_of_a_machine_are_left_out(plan, results, tmp_path):
+def test_results_have_no_local_paths(plan, results, tmp_path):
     write_summary(plan, results, tmp_path)
     assert "/data/of" not in (tmp_path / "results.json").read_text()
     assert read_summary(tmp_path / "results.json")["data"] == "images, 5 of 25 images held out with the seed of the run"
 
 
-def test_gains_are_over_the_baseline_with_the_same_seed():
+def test_gains_are_paired_by_seed():
     plan = make_plan(["content_position"], [], [3, 5], replace(DIGITS, data="d", model="resnet20_mixer_small"))
-    found = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
-    some = [
+    scores = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
+    results = [
         result(name, seed, top1)
-        for name, both in found.items()
+        for name, both in scores.items()
         for seed, top1 in zip((3, 5), both, strict=True)
         if top1
     ]
-    study = summarize(plan, some)["studies"]["content_position"]
+    study = summarize(plan, results)["studies"]["content_position"]
     gains = {row["label"]: (row["mean_gain"], row["deviation_gain"]) for row in study["variants"]}
     assert gains["position only"] == (0.15, pytest.approx(0.070711))
     assert gains["content only"] == (-0.1, None)
-    text = markdown(summarize(plan, some))
+    text = markdown(summarize(plan, results))
     assert "paired difference to content and position" in text
     assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 |" in text
 
 
-def test_every_machine_is_named(plan, results):
+def test_summary_names_every_machine(plan, results):
     results[1] |= {"hardware": {"processor": "p", "gpu": "g"}}
     summary = summarize(plan, results)
     assert [run["machine"] for run in summary["runs"]] == [0, 1, 0, 0]
@@ -92,18 +92,17 @@ def test_every_machine_is_named(plan, results):
     assert markdown(summary).splitlines()[0].endswith("trained on p, g.")
 
 
-def test_accuracies_that_the_paper_took_from_others_are_marked(results):
+def test_accuracies_quoted_by_the_paper_are_marked(results):
     plan = make_plan(
         ["mixers"], ["local attention", "lambda"], [3], replace(DIGITS, data="d", model="resnet20_mixer_small")
     )
-    some = [result("local_attention", 3, 0.5), result("lambda", 3, 0.4)]
-    text = markdown(summarize(plan, some))
+    text = markdown(summarize(plan, [result("local_attention", 3, 0.5), result("lambda", 3, 0.4)]))
     assert "| 77.4 † |" in text
     assert "| 78.4 |" in text
     assert "† quoted by the paper from another paper" in text
 
 
-def test_every_number_of_the_table_is_in_the_data(plan, results, tmp_path):
+def test_markdown_can_be_written_from_the_results_file(plan, results, tmp_path):
     summary = write_summary(plan, results, tmp_path)
     text = (tmp_path / "comparison.md").read_text()
     assert text == markdown(json.loads((tmp_path / "results.json").read_text())) == markdown(summary)
@@ -111,38 +110,37 @@ def test_every_number_of_the_table_is_in_the_data(plan, results, tmp_path):
 
 
 @pytest.mark.figures
-def test_a_picture_is_drawn_for_each_study(plan, results, tmp_path):
+def test_draws_one_figure_per_study(plan, results, tmp_path):
     write_summary(plan, results, tmp_path)
-    with Image.open(tmp_path / "content_position.png") as picture:
-        assert picture.width > 500
+    with Image.open(tmp_path / "content_position.png") as figure:
+        assert figure.width > 500
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"studies": {}}', '{"studies": []}'])
-def test_other_files_are_no_results(content, tmp_path):
+def test_rejects_other_files(content, tmp_path):
     (tmp_path / "other.json").write_text(content)
-    with pytest.raises(InputError, match="holds no results of a comparison"):
+    with pytest.raises(InputError, match=r"must be the results\.json of a comparison"):
         read_summary(tmp_path / "other.json")
 
 
-def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+def test_rejects_a_named_pipe_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
         read_summary(tmp_path / "pipe")
 
 
-def test_printed_accuracies_are_those_of_the_papers_tables():
-    from lambdanets.evidence.tables.printed import figures_of
+def test_paper_accuracies_agree_with_the_papers_tables():
+    from lambdanets.evidence.tables.paper import numbers_of
 
     table = {"content_position": "9", "scope": "10", "normalization": "11"}
     for study, number in table.items():
-        printed = [figure.value for figure in figures_of([number]) if figure.column == "top-1"]
-        ours = [variant.printed for variant in STUDIES[study].variants.values()]
-        assert set(ours) <= set(printed), study
-    of_mixers = {figure.value for figure in figures_of(["3", "4"]) if figure.column == "top-1"}
-    assert {v.printed for v in STUDIES["mixers"].variants.values() if v.printed} <= of_mixers
+        top1 = {entry.value for entry in numbers_of([number]) if entry.column == "top-1"}
+        assert {variant.paper_top1 for variant in STUDIES[study].variants.values()} <= top1, study
+    top1 = {entry.value for entry in numbers_of(["3", "4"]) if entry.column == "top-1"}
+    assert {v.paper_top1 for v in STUDIES["mixers"].variants.values() if v.paper_top1} <= top1
 
 
-def test_equal_options_have_one_name_and_others_another():
+def test_variants_have_equal_names_if_and_only_if_equal_options():
     options = {}
     for study in STUDIES.values():
         for variant in study.variants.values():

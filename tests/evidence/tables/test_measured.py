@@ -5,7 +5,7 @@ import pytest
 
 from lambdanets.errors import InputError
 from lambdanets.evidence.tables.measured import read
-from lambdanets.evidence.tables.printed import figures_of
+from lambdanets.evidence.tables.paper import numbers_of
 from lambdanets.evidence.tables.rendering import as_json, as_markdown, as_text
 from lambdanets.evidence.tables.verdicts import MEASURED, compare
 
@@ -41,7 +41,7 @@ def steps(tmp_path):
     return written(tmp_path / "m.json", {"kind": "tables", "rows": rows})
 
 
-def test_a_training_step_is_scaled_to_the_papers_batch(steps):
+def test_training_steps_are_scaled_to_the_papers_batch(steps):
     measured = read([steps])
     assert measured.values["18", "depth 50, 128px", "train step latency"][0] == 512
     note = measured.values["18", "depth 50, 160px", "train step latency"][1]
@@ -49,19 +49,19 @@ def test_a_training_step_is_scaled_to_the_papers_batch(steps):
     assert measured.machine == "P, 2 of 2 cores, PyTorch 2, float32"
 
 
-def test_training_of_table_4_stands_below_it_and_not_in_the_column_of_inference(steps):
+def test_training_speeds_of_table_4_are_an_additional_table(steps):
     measured = read([steps])
     assert measured.values["4", "lambda layer", "throughput"][0] == 2
-    (block,) = measured.blocks["4"]
-    assert block.rows == (
+    (additional,) = measured.additional["4"]
+    assert additional.rows == (
         ("global self-attention", "0.50", "0.50", "3.00"),
         ("lambda layer", "1.00", "1.00", "1.00"),
         ("axial self-attention", "out of memory", "", ""),
     )
-    lines = compare(figures_of(["4"]), measured.values)
-    assert {line.printed.row for line in lines if line.verdict == MEASURED} == {"lambda layer"}
-    (beside,) = json.loads(as_json(lines, measured))["measured_beside"]["4"]
-    assert beside["rows"][1] == ["lambda layer", "1.00", "1.00", "1.00"]
+    lines = compare(numbers_of(["4"]), measured.values)
+    assert {line.paper.row for line in lines if line.verdict == MEASURED} == {"lambda layer"}
+    (additional,) = json.loads(as_json(lines, measured))["additional_tables"]["4"]
+    assert additional["rows"][1] == ["lambda layer", "1.00", "1.00", "1.00"]
     assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in as_markdown(lines, measured)
     assert "out of memory" in as_text(lines, measured)
 
@@ -69,33 +69,33 @@ def test_training_of_table_4_stands_below_it_and_not_in_the_column_of_inference(
 @pytest.fixture
 def layers(tmp_path):
     sizes = {"shape": "7x7x64", "scope": 7, "pass": "inference"}
-    found = {
+    candidates = {
         "lambdanets": (2e-3, None),
         "sdpa": (1e-3, None),
         "natten": (None, "not installed"),
         "convolution": (3e-3, None),
     }
     rows = [
-        {"sizes": sizes, "contestant": name, "left_out": reason, "median_seconds": seconds, "peak_bytes": None}
-        for name, (seconds, reason) in found.items()
+        {"sizes": sizes, "candidate": name, "left_out": reason, "median_seconds": seconds, "peak_bytes": None}
+        for name, (seconds, reason) in candidates.items()
     ]
     content = {"kind": "layer", "options": {"batch_size": 8, "heads": 4}, "rows": rows}
     return written(tmp_path / "layer.json", content)
 
 
-def test_what_is_faster_than_the_lambda_layer_is_named(layers):
-    (block,) = read([layers]).blocks["4"]
-    assert block.header == (
+def test_names_candidates_faster_than_the_lambda_layer(layers):
+    (table,) = read([layers]).additional["4"]
+    assert table.header == (
         "map", "scope", "pass", "lambda layer", "sdpa", "natten", "convolution", "faster than the lambda layer",
     )  # fmt: skip
-    assert block.rows == (("7x7x64", "7", "inference", "2.0", "1.0 (0.50 x)", "[1]", "3.0 (1.50 x)", "sdpa"),)
-    assert block.notes == (
+    assert table.rows == (("7x7x64", "7", "inference", "2.0", "1.0 (0.50 x)", "[1]", "3.0 (1.50 x)", "sdpa"),)
+    assert table.notes == (
         "faster than the lambda layer: sdpa in 1 of 1 cases, convolution in 0 of 1 cases",
         "[1] natten: not installed",
     )
 
 
-def test_ratios_of_table_4_are_to_the_lambda_layer_beside_the_papers(tmp_path):
+def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
     rows = [
         sample("4", "global self-attention", 4.0),
         sample("4", "axial self-attention", 3.0),
@@ -107,53 +107,53 @@ def test_ratios_of_table_4_are_to_the_lambda_layer_beside_the_papers(tmp_path):
     assert values["4", "global self-attention", "throughput"][1] == "0.50 x lambda layer; batch 2, 224 px"
 
 
-def test_slowdowns_need_the_network_they_are_of(tmp_path):
+def test_slowdown_is_missing_without_its_baseline(tmp_path):
     rows = [sample("5", "LambdaResNet-152", None), sample("5", "EfficientNet-B7", 3.0)]
     values = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
     assert values["5", "EfficientNet-B7", "inference throughput"] == (2 / 3, "batch 2, 224 px")
     assert not any("slowdown" in column for _, _, column in values)
 
 
-def test_speeds_of_table_10_stand_below_it(tmp_path):
+def test_speeds_of_table_10_are_an_additional_table(tmp_path):
     rows = [sample("10", "3x3", 1.0), sample("10", "23x23", 2.0)]
-    (block,) = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).blocks["10"]
-    assert block.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
+    (table,) = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).additional["10"]
+    assert table.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
 
 
-def test_files_of_two_machines_are_refused(steps, tmp_path):
+def test_rejects_files_of_different_machines(steps, tmp_path):
     other = written(tmp_path / "o.json", {"kind": "tables", "rows": [], "versions": {"torch": "3"}})
-    with pytest.raises(InputError, match="must be of one machine; got P, 2 of 2 cores, PyTorch 2, float32, and P"):
+    with pytest.raises(InputError, match="must be of one machine, got P, 2 of 2 cores, PyTorch 2, float32, and P"):
         read([steps, other])
 
 
-def test_a_benchmark_without_our_layer_has_no_ratios(layers):
+def test_benchmark_without_our_layer_has_no_ratios(layers):
     content = json.loads(layers.read_text())
     content["rows"][0] |= {"left_out": "not reached", "median_seconds": None}
     layers.write_text(json.dumps(content))
-    (block,) = read([layers]).blocks["4"]
-    assert block.rows == (("7x7x64", "7", "inference", "[1]", "1.0", "[2]", "3.0", ""),)
+    (table,) = read([layers]).additional["4"]
+    assert table.rows == (("7x7x64", "7", "inference", "[1]", "1.0", "[2]", "3.0", ""),)
 
 
 def test_several_files_are_read_together(steps, layers):
     measured = read([steps, layers])
-    assert len(measured.blocks["4"]) == 2
-    text = as_markdown(compare(figures_of(["4"]), measured.values), measured)
-    assert text.index("Forward and backward pass") < text.index("beside attention over the same context")
+    assert len(measured.additional["4"]) == 2
+    text = as_markdown(compare(numbers_of(["4"]), measured.values), measured)
+    assert text.index("Forward and backward pass") < text.index("next to attention over the same context")
 
 
 @pytest.mark.parametrize(
     "content", [{}, {"kind": "model", "rows": []}, {"kind": "tables", "rows": [{}]}, {"kind": "tables", "rows": 3}]
 )
-def test_a_file_of_something_else_is_refused(tmp_path, content):
+def test_rejects_other_files(tmp_path, content):
     (tmp_path / "nested.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="is no file that lambdanets tables --measure"):
+    with pytest.raises(InputError, match="must be a file that lambdanets tables --measure"):
         read([tmp_path / "nested.json"])
     path = written(tmp_path / "other.json", content)
-    with pytest.raises(InputError, match="is no file that lambdanets tables --measure or lambdanets benchmark layer"):
+    with pytest.raises(InputError, match="a file that lambdanets tables --measure or lambdanets benchmark layer"):
         read([path])
 
 
-def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+def test_rejects_a_named_pipe_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
         read([tmp_path / "pipe"])

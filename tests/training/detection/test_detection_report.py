@@ -45,7 +45,7 @@ def test_rows_are_in_percent_with_gains_over_the_first_row(make_run):
     )
     assert second.startswith("| l scope=7 | 44.1 | 1 | 49.4 (+1.2) | 60.0 (+0.0) | 51.0 (+1.0) | 31.7 (+1.8) |")
     assert second.endswith("| 45.6 (+0.0) | - |")
-    assert closing == "Average precision in percent on nuclei, 98 images. In brackets: gain over the first row."
+    assert closing == "Average precision in percent on nuclei, 98 images. In brackets: difference to the first row."
 
 
 def test_losses_have_a_minus_sign(make_run):
@@ -59,7 +59,7 @@ def test_seeds_share_a_row_with_mean_and_std(make_run):
     _, _, first, second, _, closing = report(runs, "markdown").splitlines()
     assert first.startswith("| resnet50 | 44.1 | 3 | 43.0 ± 3.6 | 60.0 ± 0.0 |")
     assert second.startswith("| l | 44.1 | 1 | 48.2 (+5.2) | 60.0 (+0.0) |")
-    assert closing.endswith("After ±: standard deviation over seeds.")
+    assert closing.endswith("Mean ± std over seeds.")
 
 
 def test_rows_of_one_model_name_the_fields_that_differ(make_run):
@@ -131,7 +131,7 @@ def test_rows_name_different_training_data(make_run):
 def test_rejects_runs_scored_on_annotations_that_changed(make_run):
     runs = [make_run(of, BOXES, MASKS, validation_data=file_hash("val.json", of)) for of in "ab"]
     with pytest.raises(
-        InputError, match=r"measured on the same data, got .*, 98 images \(.*b\), whose annotations differ"
+        InputError, match=r"must have the same validation data, got .*, 98 images \(.*b\), whose annotations differ"
     ):
         report(runs, "text")
 
@@ -140,7 +140,7 @@ def test_results_without_hashes_are_compared_by_path(make_run):
     hashes = {"training_data": file_hash("train.json", "a"), "validation_data": file_hash("val.json", "b")}
     runs = [make_run("old", BOXES, MASKS), make_run("new", BOXES, MASKS, seed=1, **hashes)]
     assert report(runs, "markdown").splitlines()[2].startswith("| resnet50 | 44.1 | 2 |")
-    with pytest.raises(InputError, match="measured on the same data"):
+    with pytest.raises(InputError, match="must have the same validation data"):
         report([*runs, make_run("elsewhere", BOXES, MASKS, seed=2, data="others")], "text")
 
 
@@ -167,11 +167,11 @@ def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty has no result\.json to report: No such file or directory"):
         report([good, tmp_path / "empty"], "text")
-    with pytest.raises(InputError, match="classified must be a run of detection, got one of classification"):
+    with pytest.raises(InputError, match="classified must be a detection run, got a classification run"):
         report([good, make_run("classified", BOXES, MASKS, top1=0.9)], "text")
     with pytest.raises(InputError, match=r"got nuclei, 98 images \(.*good\), and others, 98 images \(.*elsewhere\)"):
         report([good, make_run("elsewhere", BOXES, MASKS, data="others")], "text")
-    with pytest.raises(InputError, match=r"got .*good and .*again of one recipe and seed"):
+    with pytest.raises(InputError, match=r"got .*good and .*again with the same recipe and seed"):
         report([good, make_run("again", BOXES, MASKS)], "text")
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks: layers, models, memory and scaling beside their rivals, checked before anything is timed."""
+"""`lambdanets benchmark`: speed, memory and scaling against baselines, each checked for correctness before timing."""

@@ -1,4 +1,4 @@
-"""Attention as a rival: the same context as a lambda layer's scope, softmax over it, relative positions as a bias."""
+"""Attention baselines: softmax over the scope of a lambda layer, with relative position biases."""
 
 import functools
 import importlib
@@ -19,7 +19,7 @@ class AttentionLayer(nn.Module):
     """Multi-head attention on maps (b, dim, H, W): 1x1 projections without bias, no projection of the output.
 
     y[n,h] = sum_m softmax_m(q[n,h] . k[m,h] / sqrt(c) + B[h, m - n]) v[m,h], over the m in the scope around n.
-    B is a table (h, r_1, r_2), learned. Subclasses say how it is computed.
+    B is a learned table (h, r_1, r_2). Subclasses implement `attend`.
     """
 
     def __init__(self, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> None:
@@ -40,26 +40,26 @@ class AttentionLayer(nn.Module):
         """(b, h, n, c) to (b, h, n, c)."""
         raise NotImplementedError
 
-    def plain_bias(self) -> Tensor:
-        """What the scores are added to, (h or 1, n, n) in float64, minus infinity outside the context."""
+    def reference_bias(self) -> Tensor:
+        """Biases of the scores, (h or 1, n, n) in float64, minus infinity outside the context."""
         return relative_bias(self.table.double(), self.grid)
 
-    def plain(self, x: Tensor) -> Tensor:
-        """The output for float64 x by the formula."""
+    def reference(self, x: Tensor) -> Tensor:
+        """The output for float64 x, computed directly from the equation."""
         weights = self.projection.weight.double()
         projected = F.conv2d(x, weights).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(3, 4)
-        output = reference.attention(projected[:, 0], projected[:, 1], projected[:, 2], self.plain_bias())
+        output = reference.attention(projected[:, 0], projected[:, 1], projected[:, 2], self.reference_bias())
         return output.transpose(2, 3).flatten(1, 2).unflatten(2, self.grid)
 
 
 class _Sdpa(AttentionLayer):
-    """PyTorch's scaled_dot_product_attention with the bias as a matrix over all pairs.
+    """PyTorch's scaled_dot_product_attention with the bias as an (n, n) matrix.
 
-    The first call makes what every call needs: in training the index into the table, in inference the matrix.
+    The first call caches the index into the table and, in inference, the matrix.
     """
 
     _bias: "RelativeBias | None" = None
-    _kept: Tensor | None = None
+    _cached_bias: Tensor | None = None
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if self._bias is None:
@@ -67,14 +67,14 @@ class _Sdpa(AttentionLayer):
         if self.training:
             bias = self._bias(self.table)
         else:
-            if self._kept is None:
-                self._kept = self._bias(self.table)
-            bias = self._kept
+            if self._cached_bias is None:
+                self._cached_bias = self._bias(self.table)
+            bias = self._cached_bias
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
 
 
 class _Flex(AttentionLayer):
-    """FlexAttention, compiled, with the scope as its mask of blocks."""
+    """Compiled FlexAttention with the scope as its block mask."""
 
     _mask: Any = None
 
@@ -99,7 +99,7 @@ class _Flex(AttentionLayer):
 
 
 class _Natten(AttentionLayer):
-    """natten's neighbourhoods: a scope that is moved inward at the edges, each position having as many; no bias."""
+    """natten's neighborhood attention: at the edges the window shifts inward and keeps its size; no bias."""
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         natten = importlib.import_module("natten")
@@ -107,12 +107,12 @@ class _Natten(AttentionLayer):
         output = natten.na2d(*maps, kernel_size=self._sides())
         return output.flatten(1, 2).transpose(1, 2)
 
-    def plain_bias(self) -> Tensor:
+    def reference_bias(self) -> Tensor:
         axes = []
         for side, reach in zip(self.grid, self._sides(), strict=True):
-            here = torch.arange(side, device=self.table.device)
-            first = (here - reach // 2).clamp(0, side - reach).unsqueeze(1)
-            axes.append((here >= first) & (here < first + reach))
+            positions = torch.arange(side, device=self.table.device)
+            first = (positions - reach // 2).clamp(0, side - reach).unsqueeze(1)
+            axes.append((positions >= first) & (positions < first + reach))
         pairs = (axes[0][:, None, :, None] & axes[1][None, :, None, :]).flatten(2).flatten(0, 1)
         return torch.zeros(pairs.shape, dtype=torch.float64, device=pairs.device).masked_fill(~pairs, -torch.inf)[None]
 
@@ -121,7 +121,7 @@ class _Natten(AttentionLayer):
 
 
 def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> AttentionLayer:
-    """An attention layer by name. Raises LeftOut where its package is not installed or cannot be imported."""
+    """An attention layer by name. Raises LeftOut if its package is not installed or cannot be imported."""
     if name == "natten":
         if installed("natten") is None:
             raise LeftOut("not installed; pip install natten")
@@ -134,10 +134,10 @@ def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int
 
 
 class RelativeBias:
-    """Tables (h, r_1..r_D) to biases (h, n, m): B[h, m - n], minus infinity beyond the table and, if causal, m after n.
+    """Biases (h, n, m) from tables (h, r_1..r_D): B[h, m - n], -inf outside the table and, if causal, for m > n.
 
-    The index (n m,), int64, and the mask (n, m) are made once, for tables of one shape and device, as implementations
-    of attention keep them in buffers: 9 bytes for each pair.
+    The index (n m,), int64, and the mask (n, m) are computed once per shape and device, as attention implementations
+    keep them in buffers: 9 bytes per pair.
     """
 
     def __init__(self, table: Tensor, grid: tuple[int, ...], *, causal: bool = False) -> None:
@@ -148,27 +148,27 @@ class RelativeBias:
 
 
 def relative_bias(table: Tensor, grid: tuple[int, ...], *, causal: bool = False) -> Tensor:
-    """As `RelativeBias`, made for one call."""
+    """`RelativeBias` for a single call."""
     return RelativeBias(table, grid, causal=causal)(table)
 
 
 def _index_of_pairs(table: Tensor, grid: tuple[int, ...], *, causal: bool) -> tuple[Tensor, Tensor]:
     positions = torch.cartesian_prod(*(torch.arange(side, device=table.device) for side in grid)).view(-1, len(grid))
     index, outside = torch.zeros((), dtype=torch.long, device=table.device), None
-    for axis, side in enumerate(table.shape[1:]):  # axis by axis: (n, n) numbers, not (n, n, D)
+    for axis, side in enumerate(table.shape[1:]):  # one axis at a time needs (n, n) numbers, not (n, n, D)
         offset = positions[None, :, axis] - positions[:, None, axis] + side // 2
-        beyond = (offset < 0) | (offset >= side)
-        outside = beyond if outside is None else outside | beyond
+        outside_axis = (offset < 0) | (offset >= side)
+        outside = outside_axis if outside is None else outside | outside_axis
         index = index * side + offset.clamp(0, side - 1)
     if causal:
-        after = torch.ones(index.shape, dtype=torch.bool, device=table.device).triu(1)
-        outside = after if outside is None else outside | after
+        future = torch.ones(index.shape, dtype=torch.bool, device=table.device).triu(1)
+        outside = future if outside is None else outside | future
     assert outside is not None
     return index.flatten(), outside
 
 
-def bytes_held(batch: int, heads: int, positions: int, itemsize: int, *, training: bool) -> int:
-    """A rough count of what attention with a matrix of biases holds: biases and indices, in training scores too."""
+def estimated_bytes(batch: int, heads: int, positions: int, itemsize: int, *, training: bool) -> int:
+    """A rough estimate of the memory of attention with a bias matrix: biases, indices and, in training, scores."""
     pairs = positions**2
     biases = pairs * (heads * itemsize + 8) * (3 if training else 1)
     return biases + (4 * batch * heads * pairs * itemsize if training else 0)

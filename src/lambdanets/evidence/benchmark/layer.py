@@ -1,4 +1,4 @@
-"""Whole layers side by side: ours, the peers', attention over the same context, and the 3x3 convolution."""
+"""Single layers: ours, those of other packages, attention over the same context, and the 3x3 convolution."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from lambdanets.device import free_memory
 from lambdanets.evidence.benchmark import attention
+from lambdanets.evidence.benchmark.measurement import Candidate, Case, Prepared, prepare_module
 from lambdanets.evidence.benchmark.options import Shapes, parse_shape
 from lambdanets.evidence.benchmark.peers import PEERS, LeftOut, build_peer
-from lambdanets.evidence.benchmark.race import Case, Contestant, Prepared, prepare_module
-from lambdanets.evidence.benchmark.reference import Expected, expected_of, plain_copy
+from lambdanets.evidence.benchmark.reference import Expected, compute_expected, reference_copy
 from lambdanets.layers import LambdaLayer2d
 
 OURS, CONVOLUTION = "lambdanets", "convolution"
@@ -20,19 +20,19 @@ NAMES = [OURS, *PEERS, *attention.NAMES, CONVOLUTION]
 
 
 def cases(options: Shapes, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
-    """A case for each shape, scope and pass."""
+    """One case per shape, scope and pass."""
     return [
-        _case(options, device, shape, scope, name)
+        _case(options, device, shape, scope, phase)
         for shape in options.shapes
         for scope in options.scopes
-        for name in options.passes
+        for phase in options.passes
     ]
 
 
-def _case(options: Shapes, device: torch.device, shape: str, scope: int, name: str) -> Case:
+def _case(options: Shapes, device: torch.device, shape: str, scope: int, phase: str) -> Case:
     height, width, dim = parse_shape(shape)
     dtype = getattr(torch, options.dtype)
-    training = name == "training"
+    training = phase == "training"
     factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
     @functools.cache
@@ -46,12 +46,14 @@ def _case(options: Shapes, device: torch.device, shape: str, scope: int, name: s
     @functools.cache
     def inputs() -> tuple[Tensor, Tensor | None]:
         torch.manual_seed(options.seed + 1)
-        x, gradient = torch.randn(2, options.batch_size, dim, height, width).to(**factory)
-        return x, gradient if training else None
+        x, grad_output = torch.randn(2, options.batch_size, dim, height, width).to(**factory)
+        return x, grad_output if training else None
 
     @functools.cache
     def expected() -> Expected:
-        return expected_of(plain_copy(layer()), *inputs(), lambda plain: {"table gradient": _gradient(plain, "table")})
+        return compute_expected(
+            reference_copy(layer()), *inputs(), lambda module: {"table gradient": _gradient(module, "table")}
+        )
 
     def ours() -> Prepared:
         return prepare_module(
@@ -64,47 +66,47 @@ def _case(options: Shapes, device: torch.device, shape: str, scope: int, name: s
             theirs, *inputs(), expected, lambda: {"table gradient": PEERS[package].table_gradient(theirs)}
         )
 
-    def attend(rival: str) -> Prepared:
-        needed = attention.bytes_held(
+    def attend(baseline: str) -> Prepared:
+        needed = attention.estimated_bytes(
             options.batch_size, options.heads, height * width, dtype.itemsize, training=training
         )
-        if rival == "sdpa":
-            refuse_beyond(needed, free_memory(device) / 2)
+        if baseline == "sdpa":
+            check_memory_limit(needed, free_memory(device) / 2)
         torch.manual_seed(options.seed)
-        module = attention.build_attention(rival, dim, options.heads, scope, (height, width))
+        module = attention.build_attention(baseline, dim, options.heads, scope, (height, width))
         module = module.to(device, dtype).train(training)
-        return prepare_module(module, *inputs(), lambda: _expected_of_attention(module, *inputs()))
+        return prepare_module(module, *inputs(), lambda: _expected_attention(module, *inputs()))
 
     def convolution() -> Prepared:
         torch.manual_seed(options.seed)
         module = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(device, dtype).train(training)
-        return prepare_module(module, *inputs(), lambda: expected_of(plain_copy(module), *inputs()))
+        return prepare_module(module, *inputs(), lambda: compute_expected(reference_copy(module), *inputs()))
 
     prepared: dict[str, Callable[[], Prepared]] = {OURS: ours}
     prepared |= {name: functools.partial(peer, name) for name in PEERS}
     prepared |= {name: functools.partial(attend, name) for name in attention.NAMES}
     prepared[CONVOLUTION] = convolution
-    sizes = {"shape": shape, "scope": scope, "pass": name}
-    return Case(sizes, chosen(prepared, options.contestants))
+    sizes = {"shape": shape, "scope": scope, "pass": phase}
+    return Case(sizes, select_candidates(prepared, options.candidates))
 
 
-def chosen(prepared: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Contestant]:
-    """The contestants of these names, all if none is given, in their own order."""
-    return [Contestant(name, prepare) for name, prepare in prepared.items() if not names or name in names]
+def select_candidates(prepared: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:
+    """The named candidates, all for None, in the order of `prepared`."""
+    return [Candidate(name, prepare) for name, prepare in prepared.items() if not names or name in names]
 
 
-def refuse_beyond(needed: float, limit: float) -> None:
-    """Raise LeftOut where a contestant would hold more bytes than the limit."""
+def check_memory_limit(needed: float, limit: float) -> None:
+    """Raise LeftOut if a candidate would need more bytes than the limit."""
     if needed > limit:
-        raise LeftOut(f"would hold about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f}")
+        raise LeftOut(f"would need about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f}")
 
 
-def _expected_of_attention(module: attention.AttentionLayer, x: Tensor, gradient: Tensor | None) -> Expected:
-    class Plain(nn.Module):
+def _expected_attention(module: attention.AttentionLayer, x: Tensor, grad_output: Tensor | None) -> Expected:
+    class Reference(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return module.plain(x)
+            return module.reference(x)
 
-    return expected_of(Plain(), x, gradient)
+    return compute_expected(Reference(), x, grad_output)
 
 
 def _gradient(module: nn.Module, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lambda layers of other packages, given the weights of ours, so that they must give our outputs."""
+"""Lambda layers of other packages with our weights, so that their outputs must equal ours."""
 
 import importlib
 import importlib.metadata
@@ -14,29 +14,29 @@ from lambdanets.layers.embeddings import RelativeEmbedding
 
 
 class LeftOut(Exception):  # noqa: N818
-    """Why a contestant does not run in a case, in a sentence."""
+    """The reason why a candidate does not run in a case."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A package with a lambda layer: its name for pip, its layer with our weights, its parameter that is our table."""
+    """A package with a lambda layer: its pip name, a builder that copies our weights, its embedding parameter."""
 
     package: str
     build: Callable[[LambdaLayer2d], nn.Module]
     weights: str
-    """Name of the weights of its 3-d convolution, (k, 1, r, r) and an axis of length 1."""
+    """The weight of its 3D convolution: (k, 1, r, r) and a singleton axis."""
     axis: int
-    """That axis."""
+    """The singleton axis."""
 
     def table_gradient(self, layer: nn.Module) -> Tensor:
-        """The gradient of the table, as ours is, (r, r, k)."""
+        """The gradient of the embeddings in the layout of our table, (r, r, k)."""
         gradient = layer.get_parameter(self.weights).grad
         assert gradient is not None
         return gradient.squeeze(self.axis).squeeze(1).movedim(0, -1)
 
 
-# Packages with a lambda layer that is not the paper's, and why they do not run.
-KNOWN_WRONG = {
+# Packages whose lambda layer differs from the paper's, and how.
+KNOWN_INCORRECT = {
     "xformers": "the position term of its lambda layer mixes no positions, and its keys are normalized over their depth"
 }
 
@@ -45,8 +45,7 @@ def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("lambda_networks")
     scope = _scope(layer)
     theirs = _as(
-        layer,
-        module.LambdaLayer(layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out),
+        layer, module.LambdaLayer(layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out)
     )
     _copy_projections(layer, theirs)
     with torch.no_grad():
@@ -69,7 +68,7 @@ def _timm(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("timm.layers.lambda_layer")
     scope = _scope(layer)
     if layer.dim != layer.dim_out:
-        raise LeftOut("serves as many channels out as in alone")
+        raise LeftOut("needs as many output channels as input channels")
     theirs = _as(layer, module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=scope))
     assert layer.key_projection is not None
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
@@ -90,7 +89,7 @@ PEERS = {
 
 
 def installed(package: str) -> str | None:
-    """The version of a package, or None where pip has not installed it."""
+    """The installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -98,9 +97,9 @@ def installed(package: str) -> str | None:
 
 
 def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
-    """A peer's layer with a copy of our layer's weights, its dtype, device, mode and stride.
+    """A peer's layer with the weights, dtype, device, mode and stride of our layer.
 
-    Raises LeftOut where the package is not installed, or cannot be imported.
+    Raises LeftOut if the package is not installed or cannot be imported.
     """
     peer = PEERS[name]
     if installed(peer.package) is None:
@@ -111,7 +110,7 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
         raise LeftOut(f"cannot be imported: {error}") from error
     if layer.stride == 1:
         return theirs
-    # none pools as the paper does: stride 2 by 3x3 averages
+    # no peer pools as the paper does, with 3x3 averages for stride 2
     stride = layer.stride
     pool = nn.AvgPool2d(2 * stride - 1, stride, padding=stride - 1, count_include_pad=False)
     return nn.Sequential(theirs, pool)
@@ -123,13 +122,13 @@ def _scope(layer: LambdaLayer2d) -> int:
 
 
 def _weights(layer: LambdaLayer2d) -> Tensor:
-    """The table (r, r, k) as weights of a convolution, (k, 1, r, r)."""
+    """The table (r, r, k) as a convolution weight, (k, 1, r, r)."""
     assert isinstance(layer.embedding, RelativeEmbedding)
     return layer.embedding.table.detach().movedim(-1, 0).unsqueeze(1)
 
 
 def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
-    """Projections and norms of lambda-networks, whose names pylocron has kept."""
+    """Copy projections and norms to a layer with the parameter names of lambda-networks, which pylocron shares."""
     pairs = {
         "to_q": layer.query_projection,
         "to_k": layer.key_projection,
@@ -143,6 +142,6 @@ def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
 
 
 def _as(layer: LambdaLayer2d, theirs: Any) -> Any:
-    """A peer's fresh layer with the dtype, device and mode of ours, before it is given our weights."""
+    """A peer's layer in the dtype, device and mode of ours; weights are copied later."""
     weight = layer.value_projection.weight
     return theirs.to(weight.device, weight.dtype).train(layer.training)

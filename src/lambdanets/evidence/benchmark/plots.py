@@ -1,162 +1,167 @@
-"""Pictures of a benchmark's results."""
+"""Figures of benchmark results."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullLocator
 
+from lambdanets.evidence import plot_style
 from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
-from lambdanets.evidence.benchmark.race import Row
-from lambdanets.evidence.benchmark.report import Report, figures
+from lambdanets.evidence.benchmark.measurement import Row
+from lambdanets.evidence.benchmark.report import Report, aggregates, median_seconds, peak_bytes, ratios
 from lambdanets.evidence.benchmark.timing import summarize
-from lambdanets.files import atomic_open
+from lambdanets.evidence.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
 
-# ours stands out, the convolution is the yardstick, rivals share the rest
-_COLOURS = {OURS: "#1d4ed8", CONVOLUTION: "#111827"}
-_OTHERS = ("#c2410c", "#15803d", "#a21caf", "#0891b2", "#ca8a04", "#64748b", "#be123c")
 PLOT = "{}.png"
+_LABELS = {CONVOLUTION: "3x3 convolution"}
 
 
 def draw(report: Report, folder: Path) -> None:
-    """Write the plot of the kind, or none where nothing was measured."""
-    if report.kind == "model":
-        _draw_model(report, folder)
-    elif report.kind == "scaling":
-        _draw_scaling(report, folder)
-    else:
-        _draw_layers(report, folder)
+    """Write the figure KIND.png, or none if nothing was measured."""
+    figures = {"model": _draw_model, "scaling": _draw_scaling, "layer": _draw_layers, "memory": _draw_layers}
+    figure = figures[report.kind](report)
+    if figure is not None:
+        plot_style.save(figure, folder / PLOT.format(report.kind))
 
 
-def _draw_layers(report: Report, folder: Path) -> None:
-    """A point a contestant and shape, a panel for each scope and pass: milliseconds with quartiles, or MiB."""
-    memory = report.kind == "memory"
-    measured = [row for row in report.rows if (row.peak_bytes is not None if memory else row.seconds)]
-    panels = _groups(measured, lambda row: (row.sizes["scope"], row.sizes["pass"]))
-    if not panels:
-        return
-    figure = Figure(figsize=(11, 3.2 * len(panels)), layout="constrained")
+def _draw_layers(report: Report) -> Figure | None:
+    """Time with quartiles, or peak memory, relative to the 3x3 convolution; one panel per scope and pass."""
+    measure, quantity = (peak_bytes, "peak memory") if report.kind == "memory" else (median_seconds, "time")
+    measured = [row for row in report.rows if measure(row)]
     names = _names(measured)
-    for axis, ((scope, done), rows) in zip(_axes(figure, len(panels)), panels.items(), strict=True):
-        shapes = list(dict.fromkeys(row.sizes["shape"] for row in rows))
-        width = 0.8 / len(names)
-        for row in rows:
-            place = shapes.index(row.sizes["shape"]) + (names.index(row.contestant) - (len(names) - 1) / 2) * width
-            colour = _colour(row.contestant, names)
-            if row.peak_bytes is not None:
-                axis.plot(place, row.peak_bytes / 2**20, "o", color=colour)
-            else:
+    if not measured:
+        return None
+    base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
+    shown = [name for name in names if name != base] or names
+    all_pairs = ratios(measured, measure, base)
+    limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
+    panels = _groups(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
+    figure, axes = plot_style.subplots(len(panels), height=3.4)
+    for axis, ((scope, phase), pairs) in zip(axes, panels.items(), strict=True):
+        shapes = list(dict.fromkeys(row.sizes["shape"] for row, _ in pairs))
+        axis.axhline(1, color=REFERENCE)
+        for row, ratio in pairs:
+            if row.candidate not in shown:
+                continue
+            offset = (shown.index(row.candidate) - (len(shown) - 1) / 2) * 0.7 / len(shown)
+            place = shapes.index(row.sizes["shape"]) + offset
+            spread = None
+            if row.seconds and report.kind != "memory":
                 median, lower, upper = summarize(row.seconds)
-                spread = [[(median - lower) * 1e3], [(upper - median) * 1e3]]
-                axis.errorbar(place, median * 1e3, spread, fmt="o", color=colour, capsize=3)
-        axis.set_xticks(range(len(shapes)), shapes)
-        axis.set(yscale="log", ylabel="peak MiB" if memory else "ms", title=f"scope {scope}, {done}")
-        for border in range(1, len(shapes)):
-            axis.axvline(border - 0.5, color="#cbd5e1", linewidth=0.8)
-        axis.set_xlim(-0.5, len(shapes) - 0.5)
-        _number(axis.yaxis)
-        axis.grid(axis="y", which="both", alpha=0.3)
-    _legend(figure, names)
-    _save(figure, folder / PLOT.format(report.kind))
+                spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
+            color, marker = _color_and_marker(row.candidate, names)
+            axis.errorbar(place, ratio, spread, fmt=marker, color=color, capsize=3)
+            if row.candidate == OURS:
+                text = f"{ratio:.2g}"
+                axis.annotate(text, (place, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
+        axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
+        axis.set(yscale="log", ylim=limits, xlim=(-0.5, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
+        axis.set(xlabel="map (height x width x channels)", ylabel=f"{quantity} / {_LABELS.get(base, base)}")
+        axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.grid(axis="y", **GRID)
+    _legend(
+        figure, shown, names, f"1 = as {'fast as' if quantity == 'time' else 'much as'} the {_LABELS.get(base, base)}"
+    )
+    return figure
 
 
-def _draw_model(report: Report, folder: Path) -> None:
-    """Throughput relative to plain ResNet-50, a panel a pass."""
-    found = [entry for entry in figures("model", report.rows) if not entry["noisy"]]
-    if not found:
-        return
-    passes = list(dict.fromkeys(entry["pass"] for entry in found))
-    names = list(dict.fromkeys(entry["contestant"] for entry in found))
-    figure = Figure(figsize=(9, (0.8 + 0.3 * len(names)) * len(passes) + 0.4), layout="constrained")
-    for axis, done in zip(_axes(figure, len(passes)), passes, strict=True):
-        entries = [entry for entry in found if entry["pass"] == done]
-        values = [entry["throughput_relative_to_resnet50"] for entry in entries]
-        colours = [_COLOURS.get(entry["contestant"].split()[0], "#94a3b8") for entry in entries]
-        bars = axis.barh([entry["contestant"] for entry in entries], values, color=colours)
+def _draw_model(report: Report) -> Figure | None:
+    """Throughput relative to plain ResNet-50, one panel per pass."""
+    measured = [entry for entry in aggregates("model", report.rows) if not entry["noisy"]]
+    if not measured:
+        return None
+    passes = list(dict.fromkeys(entry["pass"] for entry in measured))
+    names = list(dict.fromkeys(entry["candidate"] for entry in measured))
+    figure, axes = plot_style.subplots(len(passes), height=1.2 + 0.35 * len(names))
+    for axis, phase in zip(axes, passes, strict=True):
+        entries = [entry for entry in measured if entry["pass"] == phase]
+        ours = [entry["candidate"].split()[0] == OURS for entry in entries]
+        bars = axis.barh(
+            [entry["candidate"] for entry in entries],
+            [entry["throughput_relative_to_resnet50"] for entry in entries],
+            color=[plot_style.OURS if is_ours else NEUTRAL for is_ours in ours],
+        )
         axis.bar_label(bars, fmt="%.2f", padding=3)
         axis.invert_yaxis()
-        axis.set(title=done, xlabel="throughput / ResNet-50")
-        axis.axvline(1, color="#111827", linewidth=0.8)
+        axis.set(title=phase, xlabel="throughput / ResNet-50 (1 = as fast)")
+        axis.axvline(1, color=REFERENCE)
         axis.margins(x=0.12)
-    _save(figure, folder / PLOT.format(report.kind))
+    return figure
 
 
-def _draw_scaling(report: Report, folder: Path) -> None:
-    """Milliseconds and peak MiB against n, logarithmic, with the fitted exponents; a row a setting and pass."""
+def _draw_scaling(report: Report) -> Figure | None:
+    """Time and peak memory against n, log-log, with the fitted exponents; one row of panels per setting and pass."""
     panels = _groups([row for row in report.rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
     if not panels:
-        return
+        return None
     exponents = {
-        (entry["contestant"], entry["setting"], entry["pass"]): entry["exponent_of_time"]
-        for entry in figures("scaling", report.rows)
+        (entry["candidate"], entry["setting"], entry["pass"]): entry["exponent_of_time"]
+        for entry in aggregates("scaling", report.rows)
     }
     names = _names(report.rows)
-    figure = Figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), 2, squeeze=False)
-    for (left, right), ((setting, done), rows) in zip(axes, panels.items(), strict=True):
-        for name, points in _groups(rows, lambda row: row.contestant).items():
+    figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
+    for i, ((setting, phase), rows) in enumerate(panels.items()):
+        left, right = axes[2 * i : 2 * i + 2]
+        for name, points in _groups(rows, lambda row: row.candidate).items():
             sizes = [row.sizes["n"] for row in points]
-            summaries = [summarize(row.seconds) for row in points]
-            exponent = exponents.get((name, setting, done))
+            exponent = exponents.get((name, setting, phase))
             label = name if exponent is None else f"{name}: n^{exponent:.2f}"
-            style: dict[str, Any] = {"color": _colour(name, names), "marker": "o", "markersize": 3}
-            left.plot(sizes, [summary.median * 1e3 for summary in summaries], label=label, **style)
-            bounds = [[getattr(s, f"{end}_quartile") * 1e3 for s in summaries] for end in ("lower", "upper")]
-            left.fill_between(sizes, *bounds, color=style["color"], alpha=0.2)
-            right.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], label=name, **style)
+            color, marker = _color_and_marker(name, names)
+            style: dict[str, Any] = {"color": color, "marker": marker}
+            left.plot(sizes, [summarize(row.seconds).median * 1e3 for row in points], label=label, **style)
+            right.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], **style)
         ticks = sorted({row.sizes["n"] for row in rows})
-        for axis, what in ((left, "ms"), (right, "peak MiB")):
-            axis.set(xscale="log", yscale="log", xlabel="positions n", ylabel=what, title=f"{setting}, {done}")
-            axis.set_xticks(ticks, [str(n) for n in ticks], fontsize=8, rotation=45)
+        for axis, quantity in ((left, "time (ms)"), (right, "peak memory (MiB)")):
+            axis.set(xscale="log", yscale="log", title=f"{setting}, {phase}")
+            axis.set(xlabel="positions n", ylabel=quantity)
+            axis.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=10)
             axis.set_xticks([], minor=True)
-            _number(axis.yaxis)
-            axis.grid(alpha=0.3)
-        left.legend(fontsize=8)
-    _save(figure, folder / PLOT.format(report.kind))
+            _format_log_ticks(axis.yaxis)
+            axis.grid(**GRID)
+        left.legend(fontsize=9)
+    return figure
 
 
-def _groups(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    groups: dict[Any, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
+def _groups(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.contestant for row in rows))
+    return list(dict.fromkeys(row.candidate for row in rows))
 
 
-def _colour(name: str, names: Sequence[str]) -> str:
-    others = [other for other in names if other not in _COLOURS]
-    return _COLOURS[name] if name in _COLOURS else _OTHERS[others.index(name) % len(_OTHERS)]
-
-
-def _axes(figure: Figure, count: int) -> list[Axes]:
-    return list(figure.subplots(count, 1, squeeze=False).flat)
+def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
+    if name == OURS:
+        return plot_style.OURS, "o"
+    baselines = [other for other in names if other != OURS]
+    return BASELINES[baselines.index(name) % len(BASELINES)]
 
 
 class _PlainNumbers(LogFormatter):
-    """20 instead of 2 x 10^1; between the powers of ten where there are few of those."""
+    """20 instead of 2 x 10^1; also between the powers of ten if those are few."""
 
     def __call__(self, value: float, position: int | None = None) -> str:
         return f"{value:g}" if super().__call__(value, position) else ""
 
 
-def _number(axis: Axis) -> None:
+def _format_log_ticks(axis: Axis) -> None:
     axis.set_major_formatter(_PlainNumbers())
     axis.set_minor_formatter(_PlainNumbers(minor_thresholds=(2, 0.5)))
 
 
-def _legend(figure: Figure, names: Sequence[str]) -> None:
-    from matplotlib.patches import Patch
+def _legend(figure: Figure, shown: Sequence[str], names: Sequence[str], title: str) -> None:
+    from matplotlib.lines import Line2D
 
-    handles = [Patch(color=_colour(name, names), label=name) for name in names]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(names), fontsize=8)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_open(path) as file:
-        figure.savefig(file, format="png", dpi=110)
+    handles = [Line2D([], [], linestyle="", markersize=7, label=_LABELS.get(name, name)) for name in shown]
+    for handle, name in zip(handles, shown, strict=True):
+        color, marker = _color_and_marker(name, names)
+        handle.set(color=color, marker=marker)
+    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=min(4, len(shown)))

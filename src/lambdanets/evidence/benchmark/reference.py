@@ -1,6 +1,6 @@
-"""What each contestant must give, in float64 from plain formulas and PyTorch's own gradients.
+"""Expected outputs and gradients of each candidate, in float64 from the equations and PyTorch's autograd.
 
-Nothing here calls the operations that are measured; tests hold the lambda layer against `ops/definition.py`.
+Nothing here calls the operations under test; tests compare the lambda layer with `ops/definition.py`.
 """
 
 import copy
@@ -16,41 +16,41 @@ from torch.utils.checkpoint import checkpoint
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
 
-# Relative error (root mean square) allowed in outputs and gradients of one layer. A wrong formula is off by far more.
+# Tolerances of the relative RMS error of a layer's outputs and gradients. A wrong formula has far larger errors.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a contestant must give, by name: "output" and, in training, gradients; the relative errors allowed."""
+    """Expected tensors by name, "output" and in training gradients, with their relative tolerance."""
 
     tensors: dict[str, Tensor]
-    allowed: dict[str, float]
+    tolerance: float
 
-    def check(self, found: dict[str, Tensor]) -> dict[str, "Error"]:
-        """The error of each tensor expected."""
-        return {name: Error(relative_error(found[name], t), self.allowed[name]) for name, t in self.tensors.items()}
+    def check(self, actual: dict[str, Tensor]) -> dict[str, "Error"]:
+        """The error of each expected tensor."""
+        return {name: Error(relative_error(actual[name], t), self.tolerance) for name, t in self.tensors.items()}
 
 
 class Error(NamedTuple):
-    """A relative error, and the one allowed."""
+    """A relative error and its tolerance."""
 
     relative: float
-    allowed: float
+    tolerance: float
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """|found - expected| / |expected| by root mean square; infinite where something found is not finite."""
-    if found.shape != expected.shape or not found.isfinite().all():
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """|actual - expected| / |expected| in the RMS norm; infinite for non-finite values or another shape."""
+    if actual.shape != expected.shape or not actual.isfinite().all():
         return float("inf")
-    difference = found.detach().double() - expected.detach()
+    difference = actual.detach().double() - expected.detach()
     return float(difference.norm() / expected.detach().norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
-class PlainLambdaLayer(nn.Module):
-    """The lambda layer with a float64 copy of a layer's weights, by the equations.
+class ReferenceLambdaLayer(nn.Module):
+    """The equations of the lambda layer on a float64 copy of a layer's weights.
 
-    Serves what the benchmarks run: local scope, one head of keys, u = 1, softmax over keys, batch norm.
+    Supports what the benchmarks use: local scope, one head of keys, u = 1, softmax over keys, batch norm.
     """
 
     def __init__(self, layer: LambdaLayer2d) -> None:
@@ -76,7 +76,7 @@ class PlainLambdaLayer(nn.Module):
         weights = self.table.movedim(-1, 0).unsqueeze(1)  # (k, 1, r, r)
         padding = [side // 2 for side in weights.shape[2:]]
         outputs = []
-        for i in range(x.shape[0]):  # float64 convolutions unfold a whole batch: an example takes less memory
+        for i in range(x.shape[0]):  # per example, since float64 convolutions unfold the whole batch
             convolved = F.conv2d(values[i].unsqueeze(1), weights, padding=padding).flatten(2)  # (v, k, n)
             outputs.append(torch.einsum("hkn,vkn->hvn", queries[i], lambdas[i] + convolved))
         output = torch.stack(outputs).flatten(1, 2).unflatten(2, (height, width))
@@ -86,43 +86,46 @@ class PlainLambdaLayer(nn.Module):
         return F.avg_pool2d(output, 2 * self.stride - 1, **window)
 
 
-def plain_copy(model: nn.Module) -> nn.Module:
-    """A float64 copy of a network with every LambdaLayer2d by the equations."""
+def reference_copy(model: nn.Module) -> nn.Module:
+    """A float64 copy of a network in which every LambdaLayer2d is a ReferenceLambdaLayer."""
     if isinstance(model, LambdaLayer2d):
-        return PlainLambdaLayer(model)
+        return ReferenceLambdaLayer(model)
     copied = copy.deepcopy(model)
     for name, module in list(copied.named_modules()):
         if isinstance(module, LambdaLayer2d):
-            copied.set_submodule(name, PlainLambdaLayer(module))
+            copied.set_submodule(name, ReferenceLambdaLayer(module))
     return copied.double()
 
 
-def expected_of(
-    module: nn.Module, x: Tensor, gradient: Tensor | None, more: Callable[[nn.Module], dict[str, Tensor]] | None = None
+def compute_expected(
+    module: nn.Module,
+    x: Tensor,
+    grad_output: Tensor | None,
+    more: Callable[[nn.Module], dict[str, Tensor]] | None = None,
 ) -> Expected:
-    """Output of a float64 module and, where the gradient of its output is given, that of its input; more after it.
+    """Output of a float64 module and, if grad_output is given, its input gradient and those that `more` returns.
 
-    The errors allowed are those of x's dtype.
+    Tolerances are those of x's dtype.
     """
-    allowed = TOLERANCE[x.dtype]
-    x = x.detach().double().requires_grad_(gradient is not None)
-    if gradient is None:
+    tolerance = TOLERANCE[x.dtype]
+    x = x.detach().double().requires_grad_(grad_output is not None)
+    if grad_output is None:
         with torch.no_grad():
             tensors = {"output": module(x)}
     else:
         output = module(x)
-        output.backward(gradient.double())
+        output.backward(grad_output.double())
         assert x.grad is not None
         tensors = {"output": output.detach(), "input gradient": x.grad} | (more(module) if more else {})
-    return Expected(tensors, dict.fromkeys(tensors, allowed))
+    return Expected(tensors, tolerance)
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(c) + bias) v: (b, h, n, c) with bias (h or 1, n, n), the scores of one example at a time."""
+    """softmax(q k^T / sqrt(c) + bias) v: (b, h, n, c) with bias (h or 1, n, n); one example at a time."""
 
-    def of_example(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
         return (scores + bias).softmax(dim=-1) @ v
 
     examples = zip(queries, keys, values, strict=True)
-    return torch.stack([checkpoint(of_example, *example, use_reentrant=False) for example in examples])
+    return torch.stack([checkpoint(attend, *example, use_reentrant=False) for example in examples])

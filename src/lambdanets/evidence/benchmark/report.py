@@ -1,30 +1,31 @@
-"""What a benchmark leaves: results.json with every sample, tables for the terminal, and the figures drawn from both."""
+"""results.json with every sample, aggregates over cases, and tables for the terminal."""
 
 import dataclasses
-import importlib.metadata
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lambdanets.evidence.benchmark.layer import OURS
+from lambdanets.evidence.benchmark.measurement import NOT_REACHED, Row
 from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import Common
-from lambdanets.evidence.benchmark.race import NOT_REACHED, Row
-from lambdanets.evidence.benchmark.timing import MORE_PASSES, NOISY, fit_exponent, geometric_mean, summarize
+from lambdanets.evidence.benchmark.peers import installed
+from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, geometric_mean, summarize
 from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.text_tables import text_table
 
 RESULTS = "results.json"
-RIVALS = ("lambda-networks", "pylocron", "natten")
+BASELINE_PACKAGES = ("lambda-networks", "pylocron", "natten")
+_OLD_KEY = "contestant"  # of a row's candidate, in results of earlier versions
 
 
 @dataclass
 class Report:
-    """The rows of a benchmark of some kind, by some options; `finished` unless it was interrupted."""
+    """The rows of a benchmark; `finished` unless it was interrupted."""
 
     kind: str
     options: Common
@@ -34,111 +35,119 @@ class Report:
     finished: bool = False
 
     def write(self, folder: Path) -> None:
-        """Write results.json, whole or not at all."""
+        """Write results.json atomically."""
         rows = [dataclasses.asdict(row) | _statistics(row) | {"noisy": row.noisy} for row in self.rows]
         content = {
             "started": self.started,
             "finished": self.finished,
-            "figures": figures(self.kind, self.rows),
+            "figures": aggregates(self.kind, self.rows),
             "rows": rows,
-            **self._begun(),
+            **self._settings(),
         }
-        text = json.dumps(_finite(content), indent=1, default=str, ensure_ascii=False)
+        text = json.dumps(_json_safe(content), indent=1, default=str, ensure_ascii=False)
         atomic_write(folder / RESULTS, printable_bytes(text + "\n"))
 
     def resume(self, folder: Path) -> None:
-        """Take the finished cases of the same benchmark from its folder. Raises InputError where it is another."""
-        content = read_unfinished(folder / RESULTS, self._begun())
-        names = [field.name for field in dataclasses.fields(Row)]
-        rows = [Row(**{name: row[name] for name in names}) for row in content["rows"]]
-        for row in rows:
-            row.errors = {name: float(value) for name, value in row.errors.items()}  # JSON has no infinity
-        broken = [row.sizes for row in rows if row.left_out == NOT_REACHED]
-        self.rows += [row for row in rows if row.sizes not in broken]
+        """Load the finished cases from a folder. Raises InputError if its benchmark has other settings."""
+        content = read_unfinished(folder / RESULTS, self._settings())
+        rows = read_rows(content)
+        unfinished = [row.sizes for row in rows if row.left_out == NOT_REACHED]
+        self.rows += [row for row in rows if row.sizes not in unfinished]
         self.started = content["started"]
 
-    def _begun(self) -> dict[str, Any]:
-        """What must be the same for rows to stand beside each other."""
+    def _settings(self) -> dict[str, Any]:
+        """Settings that must be equal for rows to be comparable."""
         return {
             "kind": self.kind,
             "device": self.device,
-            "options": dataclasses.asdict(dataclasses.replace(self.options, out=None)),  # a path says nothing to others
+            "options": dataclasses.asdict(dataclasses.replace(self.options, out=None)),  # no paths of this machine
             "commit": commit(),
-            "versions": versions() | rival_versions(),
+            "versions": versions() | baseline_versions(),
             "hardware": hardware(),
         }
 
 
-def rival_versions() -> dict[str, str | None]:
-    """Versions of the packages that are compared; None for one that is not installed."""
-    found: dict[str, str | None] = {}
-    for name in RIVALS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+def candidate_of(row: Mapping[str, Any]) -> str:
+    """The candidate of a row of results.json, also of earlier versions."""
+    return str(row.get("candidate", row.get(_OLD_KEY)))
 
 
-def figures(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is concluded from the rows.
+def read_rows(content: Mapping[str, Any]) -> list[Row]:
+    """The rows of a results.json."""
+    names = [field.name for field in dataclasses.fields(Row)]
+    rows = [
+        Row(**{name: row[name] for name in names if name in row} | {"candidate": candidate_of(row)})
+        for row in content["rows"]
+    ]
+    for row in rows:
+        row.errors = {name: float(value) for name, value in row.errors.items()}  # JSON has no infinity
+    return rows
 
-    layer, memory: for each scope and pass the geometric mean over the shapes of rival / ours. model: throughput
-    relative to plain ResNet-50. scaling: the exponent of time against n, over the larger half of the sizes measured.
 
-    Nothing is concluded from noisy times: they are left out, and a figure says of how many cases ("noisy").
+def baseline_versions() -> dict[str, str | None]:
+    """Versions of the baselines' packages; None if not installed."""
+    return {name: installed(name) for name in BASELINE_PACKAGES}
+
+
+def aggregates(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Aggregates over the cases.
+
+    layer, memory: per scope and pass the geometric mean over shapes of baseline / ours. model: throughput relative to
+    plain ResNet-50. scaling: the exponent of time against n, over the larger half of the measured sizes.
+
+    Noisy times are left out; "noisy" counts them.
     """
     if kind == "model":
         return _relative_throughput(rows)
     if kind == "scaling":
         return _exponents(rows)
-    return _mean_ratios(rows, _median if kind == "layer" else _peak)
+    return _mean_ratios(rows, median_seconds if kind == "layer" else peak_bytes)
 
 
 def ratios(rows: Iterable[Row], measure: Callable[[Row], float | None], base: str) -> list[tuple[Row, float]]:
-    """Each row with its measure over that of the base in the same case, where there are both."""
+    """Rows with the ratio of their measure to that of the candidate `base` in the same case, if both exist."""
     rows = list(rows)
-    of_base = {tuple(row.sizes.items()): measure(row) for row in rows if row.contestant == base}
-    found = []
+    denominators = {tuple(row.sizes.items()): measure(row) for row in rows if row.candidate == base}
+    pairs = []
     for row in rows:
-        own, other = measure(row), of_base.get(tuple(row.sizes.items()))
-        if own and other:
-            found.append((row, own / other))
-    return found
+        numerator, denominator = measure(row), denominators.get(tuple(row.sizes.items()))
+        if numerator and denominator:
+            pairs.append((row, numerator / denominator))
+    return pairs
 
 
 def _mean_ratios(rows: Sequence[Row], measure: Callable[[Row], float | None]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[float]] = {}
     noisy: dict[tuple[Any, ...], int] = {}
-    ours = {tuple(row.sizes.items()): row for row in rows if row.contestant == OURS}
+    ours = {tuple(row.sizes.items()): row for row in rows if row.candidate == OURS}
     for row, ratio in ratios(rows, measure, OURS):
-        if row.contestant == OURS:
+        if row.candidate == OURS:
             continue
-        key = (row.contestant, row.sizes["scope"], row.sizes["pass"])
-        unsure = measure is _median and (row.noisy or ours[tuple(row.sizes.items())].noisy)
-        noisy[key] = noisy.get(key, 0) + unsure
-        groups.setdefault(key, []).extend([] if unsure else [ratio])
+        key = (row.candidate, row.sizes["scope"], row.sizes["pass"])
+        is_noisy = measure is median_seconds and (row.noisy or ours[tuple(row.sizes.items())].noisy)
+        noisy[key] = noisy.get(key, 0) + is_noisy
+        groups.setdefault(key, []).extend([] if is_noisy else [ratio])
     return [
         {
-            "contestant": name,
+            "candidate": name,
             "scope": scope,
-            "pass": done,
+            "pass": phase,
             "geometric_mean_over_ours": geometric_mean(values) if values else None,
             "shapes": len(values),
-            "noisy": noisy[name, scope, done],
+            "noisy": noisy[name, scope, phase],
         }
-        for (name, scope, done), values in groups.items()
+        for (name, scope, phase), values in groups.items()
     ]
 
 
 def _relative_throughput(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    plain = {row.sizes["pass"]: row for row in rows if row.contestant == PLAIN}
-    found = []
-    for row, ratio in ratios(rows, _median, PLAIN):
+    plain = {row.sizes["pass"]: row for row in rows if row.candidate == PLAIN}
+    entries = []
+    for row, ratio in ratios(rows, median_seconds, PLAIN):
         noisy = row.noisy or plain[row.sizes["pass"]].noisy
-        figure = {"contestant": row.contestant, "pass": row.sizes["pass"]}
-        found.append(figure | {"throughput_relative_to_resnet50": None if noisy else 1 / ratio, "noisy": int(noisy)})
-    return found
+        entry = {"candidate": row.candidate, "pass": row.sizes["pass"]}
+        entries.append(entry | {"throughput_relative_to_resnet50": None if noisy else 1 / ratio, "noisy": int(noisy)})
+    return entries
 
 
 def _exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -146,39 +155,39 @@ def _exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
     noisy: dict[tuple[Any, ...], int] = {}
     for row in rows:
         if row.seconds:
-            key = (row.contestant, row.sizes["setting"], row.sizes["pass"])
+            key = (row.candidate, row.sizes["setting"], row.sizes["pass"])
             points = groups.setdefault(key, [])
             points += [] if row.noisy else [(row.sizes["n"], summarize(row.seconds).median)]
             noisy[key] = noisy.get(key, 0) + row.noisy
-    found = []
-    for (name, setting, done), points in groups.items():
+    entries = []
+    for (name, setting, phase), points in groups.items():
         if not points:
             continue
         larger = points[-max(2, math.ceil(len(points) / 2)) :]
         exponent = fit_exponent([n for n, _ in larger], [seconds for _, seconds in larger])
         if exponent is not None:
-            figure = {"contestant": name, "setting": setting, "pass": done, "exponent_of_time": exponent}
-            sizes = {"from_n": larger[0][0], "to_n": larger[-1][0], "noisy": noisy[name, setting, done]}
-            found.append(figure | sizes)
-    return found
+            entry = {"candidate": name, "setting": setting, "pass": phase, "exponent_of_time": exponent}
+            sizes = {"from_n": larger[0][0], "to_n": larger[-1][0], "noisy": noisy[name, setting, phase]}
+            entries.append(entry | sizes)
+    return entries
 
 
 def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
-    """The rows of one case as a table for people."""
+    """The rows of one case as a text table."""
     base = PLAIN if kind == "model" else OURS
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
-    header = ["contestant", "median ms", "quartiles", "runs", "peak MiB", "error"]
+    header = ["candidate", "median ms", "quartiles", "runs", "peak MiB", "error"]
     if kind == "model":
         header[4:4] = ["images/s"]
-    over = {id(row): ratio for row, ratio in ratios(rows, _peak if kind == "memory" else _median, base)}
+    relative = {id(row): ratio for row, ratio in ratios(rows, peak_bytes if kind == "memory" else median_seconds, base)}
     if kind != "scaling":
         header.insert(-1, f"/ {base}")
     lines = []
     for row in rows:
         if row.left_out:
-            lines.append([row.contestant, f"left out: {row.left_out}"])
+            lines.append([row.candidate, f"left out: {row.left_out}"])
             continue
-        cells = {"contestant": row.contestant, "error": f"{max(row.errors.values(), default=0.0):.0e}"}
+        cells = {"candidate": row.candidate, "error": f"{max(row.errors.values(), default=0.0):.0e}"}
         if row.seconds:
             median, lower, upper = summarize(row.seconds)
             cells["median ms"] = f"{median * 1e3:.2f}"
@@ -187,9 +196,9 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
             cells["images/s"] = f"{batch_size / median:.1f}"
         if row.peak_bytes is not None:
             cells["peak MiB"] = f"{row.peak_bytes / 2**20:.2f}"
-        if id(row) in over:
-            unsure = kind != "memory" and (row.noisy or any(other.noisy for other in rows if other.contestant == base))
-            cells[f"/ {base}"] = "noisy" if unsure else f"{over[id(row)]:.2f}"
+        if id(row) in relative:
+            noisy = kind != "memory" and (row.noisy or any(other.noisy for other in rows if other.candidate == base))
+            cells[f"/ {base}"] = "noisy" if noisy else f"{relative[id(row)]:.2f}"
         lines.append([cells.get(name, "") for name in header])
     empty = [i for i in range(1, len(header)) if not any(len(line) > 2 and line[i] for line in lines)]
     header = [name for i, name in enumerate(header) if i not in empty]
@@ -197,25 +206,25 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
     return f"\n{title}\n{text_table([header, *lines])}"
 
 
-def figures_table(found: Sequence[dict[str, Any]]) -> str:
-    """The figures as a table for people, empty where there are none."""
-    if not found:
+def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
+    """Aggregates as a text table, empty if there are none."""
+    if not entries:
         return ""
-    header = [name.replace("_", " ") for name in found[0]]
-    lines = [[_cell(value) for value in line.values()] for line in found]
+    header = [name.replace("_", " ") for name in entries[0]]
+    lines = [[_cell(value) for value in entry.values()] for entry in entries]
     return f"\n{text_table([header, *lines])}"
 
 
-def noise(rows: Sequence[Row]) -> str:
-    """A sentence on the rows that are noisy, empty where none is."""
+def noise_warning(rows: Sequence[Row]) -> str:
+    """A warning about noisy rows, empty if there are none."""
     timed = [row for row in rows if row.seconds]
     noisy = sum(row.noisy for row in timed)
     if not noisy:
         return ""
     return (
-        f"noisy: {noisy} of {len(timed)} measurements, whose upper quartile is more than {NOISY} times the lower one "
-        f"after up to {1 + MORE_PASSES} times as many runs. Nothing is concluded from them; end other work on this "
-        "machine and measure again"
+        f"noisy: {noisy} of {len(timed)} measurements have an upper quartile more than {NOISY_RATIO} times the lower "
+        f"one, with up to {1 + MAX_EXTRA_PASSES} times as many runs. They are left out of the summary; end other work "
+        "on this machine and measure again"
     )
 
 
@@ -232,20 +241,20 @@ def _statistics(row: Row) -> dict[str, float]:
     return {"median_seconds": median, "lower_quartile_seconds": lower, "upper_quartile_seconds": upper}
 
 
-def _median(row: Row) -> float | None:
+def median_seconds(row: Row) -> float | None:
     return summarize(row.seconds).median if row.seconds else None
 
 
-def _peak(row: Row) -> float | None:
+def peak_bytes(row: Row) -> float | None:
     return row.peak_bytes
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: as text."""
+def _json_safe(value: Any) -> Any:
+    """Replace inf and NaN, which JSON does not have, by strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: _json_safe(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [_json_safe(entry) for entry in value]
     return value

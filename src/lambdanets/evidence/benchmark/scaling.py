@@ -1,4 +1,4 @@
-"""Time and memory against positions: each algorithm of the position term, and attention over all pairs."""
+"""Time and memory against the number of positions: every algorithm of the position term, and global attention."""
 
 import functools
 import math
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lambdanets.device import free_memory
 from lambdanets.evidence.benchmark import attention
-from lambdanets.evidence.benchmark.layer import chosen, refuse_beyond
+from lambdanets.evidence.benchmark.layer import check_memory_limit, select_candidates
+from lambdanets.evidence.benchmark.measurement import Case, Prepared, Row
 from lambdanets.evidence.benchmark.options import Scaling
 from lambdanets.evidence.benchmark.peers import LeftOut
-from lambdanets.evidence.benchmark.race import Case, Prepared, Row
 from lambdanets.evidence.benchmark.reference import TOLERANCE, Error, Expected
 from lambdanets.evidence.benchmark.timing import summarize
 from lambdanets.ops import position_interaction
@@ -24,41 +24,41 @@ from lambdanets.ops.position.problem import Cost, Problem
 ATTENTION = "sdpa"
 NAMES = [*ALGORITHMS, ATTENTION]
 
-# Query positions at which outputs and gradients are checked: the exact sum over all context positions of each.
+# Number of query positions whose outputs and gradients are checked against the exact sum over all context positions.
 CHECKED_POSITIONS = 32
-# What forward and backward hold relative to forward alone, for the limit on memory.
-_BACKWARD_BYTES = 3
+# Memory of forward and backward relative to forward alone, for the memory limit.
+_BACKWARD_MEMORY_FACTOR = 3
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Queries (b, h, n, k), table (r_1..r_D, k) over the whole grid, values (b, n, v), gradient of the output.
 
-    keys (b, h, n, k) are attention's alone.
+    keys (b, h, n, k) are used by attention only.
     """
 
     queries: Tensor
     keys: Tensor
     table: Tensor
     values: Tensor
-    gradient: Tensor | None
+    grad_output: Tensor | None
 
 
 def cases(options: Scaling, device: torch.device, rows: Sequence[Row]) -> list[Case]:
-    """Sizes ascending in each pass, so that a larger one can be left out by what `rows` say of the one before it."""
+    """Cases in ascending size per pass: times in `rows` predict whether the next size would exceed the time limit."""
     grids: list[tuple[tuple[int, ...], bool]] = [((side, side), False) for side in sorted(options.sides)]
     grids += [((length,), True) for length in sorted(options.lengths)]
-    return [_case(options, device, rows, grid, causal, name) for name in options.passes for grid, causal in grids]
+    return [_case(options, device, rows, grid, causal, phase) for phase in options.passes for grid, causal in grids]
 
 
 def _case(
-    options: Scaling, device: torch.device, rows: Sequence[Row], grid: tuple[int, ...], causal: bool, name: str
+    options: Scaling, device: torch.device, rows: Sequence[Row], grid: tuple[int, ...], causal: bool, phase: str
 ) -> Case:
     dtype = getattr(torch, options.dtype)
-    training = name == "training"
+    training = phase == "training"
     n = math.prod(grid)
     setting = "causal sequence" if causal else "square map"
-    whole = tuple(side - 1 for side in grid)
+    reach = tuple(side - 1 for side in grid)
     problem = Problem(
         batch=options.batch_size,
         heads=options.heads,
@@ -66,15 +66,15 @@ def _case(
         query_depth=options.query_depth,
         value_depth=options.value_depth,
         intra_depth=1,
-        before=whole,
-        after=(0, *whole[1:]) if causal else whole,
+        before=reach,
+        after=(0, *reach[1:]) if causal else reach,
         causal=causal,
         dtype=dtype,
         device=device.type,
     )
     plan = make_plan(problem)
     auto = plan.chosen if not training or plan.chosen == plan.backward else f"{plan.chosen}, {plan.backward}"
-    sizes = {"setting": setting, "n": n, "pass": name, "auto": auto}
+    sizes = {"setting": setting, "n": n, "pass": phase, "auto": auto}
 
     @functools.cache
     def inputs() -> Inputs:
@@ -83,56 +83,60 @@ def _case(
         queries, keys = torch.randn(2, *shape, options.query_depth)
         table = torch.randn(*(2 * side - 1 for side in grid), options.query_depth)
         values = torch.randn(options.batch_size, n, options.value_depth)
-        gradient = torch.randn(*shape, options.value_depth).to(device, dtype) if training else None
+        grad_output = torch.randn(*shape, options.value_depth).to(device, dtype) if training else None
         queries, keys, table, values = (
             tensor.to(device, dtype, copy=True).requires_grad_(training) for tensor in (queries, keys, table, values)
         )
-        return Inputs(queries, keys, table, values, gradient)
+        return Inputs(queries, keys, table, values, grad_output)
 
     @functools.cache
     def checked() -> Tensor:
         order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
         return order[:CHECKED_POSITIONS].sort().values.to(device)
 
-    def limit(contestant: str, held: float, operations: float, before: Callable[[int], float]) -> None:
+    def check_limits(candidate: str, needed_bytes: float, cost: float, cost_at: Callable[[int], float]) -> None:
         free = free_memory(device) / 2 if options.memory is None else options.memory * 2**30
-        refuse_beyond(held, free)
-        seen = [row for row in rows if row.contestant == contestant and row.seconds]
-        seen = [row for row in seen if row.sizes["setting"] == setting and row.sizes["pass"] == name]
-        if seen:
-            took = summarize(seen[-1].seconds).median * operations / before(seen[-1].sizes["n"])
-            if took > options.seconds:
-                raise LeftOut(f"would take about {took:.0f} s a run, the limit is {options.seconds:g}")
+        check_memory_limit(needed_bytes, free)
+        smaller = [row for row in rows if row.candidate == candidate and row.seconds]
+        smaller = [row for row in smaller if row.sizes["setting"] == setting and row.sizes["pass"] == phase]
+        if smaller:
+            predicted = summarize(smaller[-1].seconds).median * cost / cost_at(smaller[-1].sizes["n"])
+            if predicted > options.seconds:
+                raise LeftOut(f"would take about {predicted:.0f} s per run, the limit is {options.seconds:g}")
 
-    def algorithm(contestant: str) -> Prepared:
-        here = plan.costs[contestant]
-        if here is None:
-            raise LeftOut(ALGORITHMS[contestant].limits)
-        held = here.workspace_bytes * (_BACKWARD_BYTES if training else 1)
-        limit(contestant, held, _seconds(here), lambda size: _seconds(_cost_of_size(problem, size, contestant)))
-        work = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=contestant)
+    def algorithm(candidate: str) -> Prepared:
+        cost = plan.costs[candidate]
+        if cost is None:
+            raise LeftOut(ALGORITHMS[candidate].limits)
+        needed_bytes = cost.workspace_bytes * (_BACKWARD_MEMORY_FACTOR if training else 1)
+        check_limits(
+            candidate, needed_bytes, _seconds(cost), lambda size: _seconds(_cost_at_size(problem, size, candidate))
+        )
+        work = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
         expected = functools.partial(_expected_lambda, grid, causal, checked)
         return _prepare(inputs(), lambda i: work(i.queries, i.table, i.values), expected, checked)
 
     def attend(_: str) -> Prepared:
-        held = attention.bytes_held(options.batch_size, options.heads, n, dtype.itemsize, training=training)
-        limit(ATTENTION, held, n**2, lambda size: size**2)
+        needed_bytes = attention.estimated_bytes(
+            options.batch_size, options.heads, n, dtype.itemsize, training=training
+        )
+        check_limits(ATTENTION, needed_bytes, n**2, lambda size: size**2)
         table = _first_heads(inputs().table, options.heads)
         make_bias = attention.RelativeBias(table, grid, causal=causal)
         biases = None if training else make_bias(table.detach())
 
         def run(i: Inputs) -> Tensor:
-            heads = i.values.unsqueeze(1).expand(-1, options.heads, -1, -1)
-            # index and, in inference, matrix are made once, beforehand
+            values = i.values.unsqueeze(1).expand(-1, options.heads, -1, -1)
+            # the index and, in inference, the matrix are computed once, outside the timed function
             bias = make_bias(_first_heads(i.table, options.heads)) if biases is None else biases
-            return F.scaled_dot_product_attention(i.queries, i.keys, heads, attn_mask=bias)
+            return F.scaled_dot_product_attention(i.queries, i.keys, values, attn_mask=bias)
 
         expected = functools.partial(_expected_attention, grid, causal, checked, options.heads)
         return _prepare(inputs(), run, expected, checked)
 
     prepared: dict[str, Callable[[], Prepared]] = {key: functools.partial(algorithm, key) for key in ALGORITHMS}
     prepared[ATTENTION] = functools.partial(attend, ATTENTION)
-    return Case(sizes, chosen(prepared, options.contestants))
+    return Case(sizes, select_candidates(prepared, options.candidates))
 
 
 def _prepare(
@@ -142,32 +146,32 @@ def _prepare(
     checked: Callable[[], Tensor],
 ) -> Prepared:
     leaves = (inputs.queries, inputs.keys, inputs.table, inputs.values)
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def release() -> None:
-        kept.clear()
+        outputs.clear()
         for leaf in leaves:
             leaf.grad = None
 
     def work() -> None:
         release()
         output = run(inputs)
-        if inputs.gradient is not None:
-            output.backward(inputs.gradient)
-        kept.append(output.detach())
+        if inputs.grad_output is not None:
+            output.backward(inputs.grad_output)
+        outputs.append(output.detach())
 
     def errors() -> dict[str, Error]:
-        found = {"output": kept[0][:, :, checked()]}
-        if inputs.gradient is not None:
+        actual = {"output": outputs[0][:, :, checked()]}
+        if inputs.grad_output is not None:
             assert inputs.queries.grad is not None
-            found["query gradient"] = inputs.queries.grad[:, :, checked()]
-        return expected(inputs).check(found)
+            actual["query gradient"] = inputs.queries.grad[:, :, checked()]
+        return expected(inputs).check(actual)
 
     return Prepared(work, errors, release)
 
 
 def _expected_lambda(grid: tuple[int, ...], causal: bool, checked: Callable[[], Tensor], inputs: Inputs) -> Expected:
-    """y[n] = sum_m (q[n] . R[m - n]) v[m] at the positions checked, queries first."""
+    """y[n] = sum_m (q[n] . R[m - n]) v[m] at the checked positions."""
     table = inputs.table.detach().double().movedim(-1, 0)
     values = inputs.values.detach().double()
 
@@ -182,7 +186,7 @@ def _expected_lambda(grid: tuple[int, ...], causal: bool, checked: Callable[[], 
 def _expected_attention(
     grid: tuple[int, ...], causal: bool, checked: Callable[[], Tensor], heads: int, inputs: Inputs
 ) -> Expected:
-    """softmax_m(q[n] . k[m] / sqrt(k) + B[m - n]) v[m] at the positions checked."""
+    """softmax_m(q[n] . k[m] / sqrt(k) + B[m - n]) v[m] at the checked positions."""
     table = _first_heads(inputs.table, heads).detach().double()
     keys, values = inputs.keys.detach().double(), inputs.values.detach().double()
 
@@ -195,28 +199,28 @@ def _expected_attention(
 
 
 def _expected_rows(rows: Callable[[Tensor], Tensor], inputs: Inputs, checked: Tensor) -> Expected:
-    queries = inputs.queries.detach()[:, :, checked].double().requires_grad_(inputs.gradient is not None)
+    queries = inputs.queries.detach()[:, :, checked].double().requires_grad_(inputs.grad_output is not None)
     output = rows(queries)
     tensors = {"output": output.detach()}
-    if inputs.gradient is not None:
-        tensors["query gradient"] = torch.autograd.grad(output, queries, inputs.gradient[:, :, checked].double())[0]
-    return Expected(tensors, dict.fromkeys(tensors, TOLERANCE[inputs.values.dtype]))
+    if inputs.grad_output is not None:
+        tensors["query gradient"] = torch.autograd.grad(output, queries, inputs.grad_output[:, :, checked].double())[0]
+    return Expected(tensors, TOLERANCE[inputs.values.dtype])
 
 
-def _row_of_table(table: Tensor, grid: tuple[int, ...], n: int, causal: bool, none: float = 0.0) -> Tensor:
-    """R[m - n] for one query position n and all m: (c, 2 S_1 - 1..) to (c, m), `none` for m after n if causal."""
-    window, rest = table, n
+def _row_of_table(table: Tensor, grid: tuple[int, ...], n: int, causal: bool, fill: float = 0.0) -> Tensor:
+    """R[m - n] for one query position n and all m: (c, 2 S_1 - 1..) to (c, m); if causal, `fill` for m > n."""
+    window, remainder = table, n
     for axis in range(len(grid) - 1, -1, -1):
-        rest, here = divmod(rest, grid[axis])
-        window = window.narrow(axis + 1, grid[axis] - 1 - here, grid[axis])
+        remainder, coordinate = divmod(remainder, grid[axis])
+        window = window.narrow(axis + 1, grid[axis] - 1 - coordinate, grid[axis])
     row = window.flatten(1)
     if causal:
-        row = torch.cat([row[:, : n + 1], torch.full_like(row[:, n + 1 :], none)], dim=1)
+        row = torch.cat([row[:, : n + 1], torch.full_like(row[:, n + 1 :], fill)], dim=1)
     return row
 
 
 def _first_heads(table: Tensor, heads: int) -> Tensor:
-    """The first h of the k numbers of the table as biases, (h, r_1..r_D)."""
+    """The first h of the k channels of the table as attention biases, (h, r_1..r_D)."""
     return table[..., :heads].movedim(-1, 0)
 
 
@@ -224,10 +228,10 @@ def _seconds(cost: Cost | None) -> float:
     return 0.0 if cost is None else cost.seconds + cost.backward_seconds
 
 
-def _cost_of_size(problem: Problem, n: int, algorithm: str) -> Cost | None:
-    """The cost of the same at another size."""
+def _cost_at_size(problem: Problem, n: int, algorithm: str) -> Cost | None:
+    """The predicted cost of the same problem with n positions."""
     side = round(n ** (1 / len(problem.grid)))
     grid = (side,) * len(problem.grid)
-    whole = tuple(s - 1 for s in grid)
-    other = replace(problem, grid=grid, before=whole, after=(0, *whole[1:]) if problem.causal else whole)
+    reach = tuple(s - 1 for s in grid)
+    other = replace(problem, grid=grid, before=reach, after=(0, *reach[1:]) if problem.causal else reach)
     return make_plan(other).costs[algorithm]

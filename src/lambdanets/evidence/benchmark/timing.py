@@ -1,4 +1,4 @@
-"""Times contestants side by side, and what is said about the times."""
+"""Interleaved timing of several candidates, and statistics of the samples."""
 
 import math
 import random
@@ -7,23 +7,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# A slow contestant is timed this often all the same.
-FEWEST_REPEATS = 3
-# Times are noisy where the upper quartile is more than so many times the lower one.
-NOISY = 1.5
-# What is noisy is timed again, as often as before, so many times at most.
-MORE_PASSES = 2
+# Timed runs of each candidate at least, however slow it is.
+MIN_REPEATS = 3
+# Samples are noisy if the upper quartile exceeds the lower one times this.
+NOISY_RATIO = 1.5
+# Noisy candidates are timed again, at most this many times.
+MAX_EXTRA_PASSES = 2
 
 
 class Summary(NamedTuple):
-    """Median and quartiles of some samples."""
+    """Median and quartiles of samples."""
 
     median: float
     lower_quartile: float
     upper_quartile: float
 
 
-def interleave(
+def time_interleaved(
     runs: Mapping[str, Callable[[], Any]],
     samples: Mapping[str, list[float]],
     *,
@@ -32,16 +32,16 @@ def interleave(
     seed: int = 0,
     synchronize: Callable[[], Any] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-    tell: Callable[[str], Any] = lambda said: None,
+    on_progress: Callable[[str], Any] = lambda message: None,
 ) -> None:
-    """Time the runs in rounds, each once a round in an order drawn anew, and append seconds to samples[name].
+    """Time the runs in rounds, each once per round in random order, and append seconds to samples[name].
 
-    What drifts (clock rates, other work on the machine) so meets all alike. Before that each runs twice: to warm up,
-    and to see how often it fits into `seconds`; one that takes longer than that, once. It then takes part in that many
-    rounds, `repeats` at most and FEWEST_REPEATS at least, spread evenly over all. Interrupted, it leaves the samples
-    taken so far. synchronize waits for the device, before and after each run: launching is part of the time.
+    So drift (clock rates, other load) affects all alike. Before timing, each runs twice, to warm up and to estimate how
+    many runs fit into `seconds`; once if a run takes longer. It is then timed that often, clamped to MIN_REPEATS and
+    `repeats`, spread evenly over the rounds. On an interruption the samples taken so far are kept. synchronize waits
+    for the device before and after each run, so that kernel launches count.
 
-    What is noisy then (`is_noisy`) takes part in as many rounds again, MORE_PASSES times at most, until it is not.
+    Noisy candidates (`is_noisy`) are timed again with as many repeats, at most MAX_EXTRA_PASSES times.
     """
 
     def timed(name: str) -> float:
@@ -53,32 +53,33 @@ def interleave(
 
     counts = {}
     for name in runs:
-        tell(f"{name}, warming up")
-        took = timed(name)
-        if took < seconds:
-            took = timed(name)
-        fitting = int(seconds / max(took, 1e-9))
-        counts[name] = min(repeats, max(fitting, FEWEST_REPEATS))
-    order = random.Random(seed)
-    for again in range(1 + MORE_PASSES):
-        if again:
+        on_progress(f"{name}, warming up")
+        duration = timed(name)
+        if duration < seconds:
+            duration = timed(name)
+        affordable = int(seconds / max(duration, 1e-9))
+        counts[name] = min(repeats, max(affordable, MIN_REPEATS))
+    generator = random.Random(seed)
+    for extra_pass in range(1 + MAX_EXTRA_PASSES):
+        if extra_pass:
             counts = {name: count for name, count in counts.items() if is_noisy(samples[name])}
         rounds = max(counts.values(), default=0)
         for number in range(rounds):
-            names = [name for name, count in counts.items() if _takes_part(number, count, rounds)]
-            order.shuffle(names)
+            names = [name for name, count in counts.items() if _runs_in_round(number, count, rounds)]
+            generator.shuffle(names)
             for name in names:
-                tell(f"{name}, round {number + 1} of {rounds}{', again because of noise' if again else ''}")
+                note = ", repeated because of noise" if extra_pass else ""
+                on_progress(f"{name}, round {number + 1} of {rounds}{note}")
                 samples[name].append(timed(name))
 
 
-def _takes_part(number: int, count: int, rounds: int) -> bool:
-    """Whether one that runs `count` times in `rounds` rounds runs in this one: evenly spread, the first among them."""
+def _runs_in_round(number: int, count: int, rounds: int) -> bool:
+    """Whether a candidate with `count` runs runs in this round: runs are evenly spread, the first is in round 0."""
     return number * count // rounds != (number - 1) * count // rounds or number == 0
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Median and quartiles; of a single sample all three are that one."""
+    """Median and quartiles; a single sample is all three."""
     if len(samples) < 2:
         return Summary(samples[0], samples[0], samples[0])
     lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
@@ -86,20 +87,20 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def is_noisy(samples: Sequence[float]) -> bool:
-    """Whether the quartiles are too far apart for a median to be compared with others."""
-    if len(samples) < FEWEST_REPEATS:
+    """Whether the quartiles are too far apart to compare the median with others."""
+    if len(samples) < MIN_REPEATS:
         return False
     _, lower, upper = summarize(samples)
-    return upper > NOISY * lower
+    return upper > NOISY_RATIO * lower
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """The mean that is as far from a ratio and its inverse."""
+    """Geometric mean."""
     return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
 
 
 def fit_exponent(sizes: Sequence[float], measured: Sequence[float]) -> float | None:
-    """The exponent p of measured ~ size^p by least squares in the logarithms; None for fewer than two sizes."""
+    """The exponent p of measured ~ size^p by least squares of logarithms; None for fewer than two sizes."""
     if len(set(sizes)) < 2:
         return None
     logs = [math.log(size) for size in sizes]

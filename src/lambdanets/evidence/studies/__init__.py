@@ -1,1 +1,1 @@
-"""Accuracy in miniature: the same recipe, budget and seeds for every variant of a network."""
+"""`lambdanets compare`: small accuracy studies with the same recipe, budget and seeds for every variant."""

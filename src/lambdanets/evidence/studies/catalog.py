@@ -1,4 +1,4 @@
-"""Which variants a comparison trains, and which table of the paper each of them answers to."""
+"""The studies: variants of a network, and the paper's accuracies for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,73 +9,73 @@ from lambdanets.training.recipe import ModelOptions
 
 @dataclass(frozen=True)
 class Variant:
-    """Options of the network, and the top-1 that the paper prints for it on ImageNet, if it does.
+    """Options of the network, and the paper's ImageNet top-1 for it, if reported.
 
-    quoted: the paper took that number from another, whose network and training were its own.
+    quoted: the paper quotes the number from another paper, with another network and training.
     """
 
     options: ModelOptions
-    printed: float | None = None
+    paper_top1: float | None = None
     quoted: bool = False
 
     @property
     def name(self) -> str:
-        """The options in words: of equal options it is the same, and so they are trained once for all studies."""
+        """The options as text: equal options have equal names, so that studies share their runs."""
         mixer, *others = self.options.items()
         return " ".join([str(mixer[1]), *(f"{name}={value}" for name, value in others)])
 
 
 @dataclass(frozen=True)
 class Study:
-    """A question, and the variants whose accuracies answer it; the others are compared with the baseline."""
+    """A question, its variants by label, and the label of the baseline that the others are compared with."""
 
     question: str
     baseline: str
     variants: dict[str, Variant]
 
 
-def _lambda(printed: float | None, **options: bool | int | float | str) -> Variant:
-    return Variant({"mixer": "lambda", **options}, printed)
+def _lambda(paper_top1: float | None, **options: bool | int | float | str) -> Variant:
+    return Variant({"mixer": "lambda", **options}, paper_top1)
 
 
-def _rival(mixer: str, printed: float | None = None, *, quoted: bool = False) -> Variant:
-    return Variant({"mixer": mixer}, printed, quoted)
+def _baseline(mixer: str, paper_top1: float | None = None, *, quoted: bool = False) -> Variant:
+    return Variant({"mixer": mixer}, paper_top1, quoted)
 
 
 STUDIES = {
     "mixers": Study(
-        "Which layer in the place of the 3x3 convolution learns most from the same images? (Tables 3 and 4)",
+        "Which layer in place of the 3x3 convolution is most accurate? (Tables 3 and 4)",
         "convolution",
         {
-            "convolution": _rival("convolution", 76.9),
-            "channel attention": _rival("channel_attention", 77.6),
+            "convolution": _baseline("convolution", 76.9),
+            "channel attention": _baseline("channel_attention", 77.6),
             "lambda": _lambda(78.4),
-            "double attention": _rival("double_attention", 77.0, quoted=True),
-            "efficient attention": _rival("efficient_attention", 77.3, quoted=True),
-            "augmented attention": _rival("augmented_attention", 77.7, quoted=True),
-            "global attention": _rival("global_attention"),
-            "axial attention": _rival("axial_attention", 77.5),
-            "local attention": _rival("local_attention", 77.4, quoted=True),
-            "local relation": _rival("local_relation", 77.3, quoted=True),
-            "pairwise attention": _rival("pairwise_attention"),
-            "patchwise attention": _rival("patchwise_attention", 78.2, quoted=True),
-            "Performer, ReLU features": _rival("performer_relu"),
-            "Performer, softmax features": _rival("performer_softmax"),
+            "double attention": _baseline("double_attention", 77.0, quoted=True),
+            "efficient attention": _baseline("efficient_attention", 77.3, quoted=True),
+            "augmented attention": _baseline("augmented_attention", 77.7, quoted=True),
+            "global attention": _baseline("global_attention"),
+            "axial attention": _baseline("axial_attention", 77.5),
+            "local attention": _baseline("local_attention", 77.4, quoted=True),
+            "local relation": _baseline("local_relation", 77.3, quoted=True),
+            "pairwise attention": _baseline("pairwise_attention"),
+            "patchwise attention": _baseline("patchwise_attention", 78.2, quoted=True),
+            "Performer, ReLU features": _baseline("performer_relu"),
+            "Performer, softmax features": _baseline("performer_softmax"),
         },
     ),
     "performer": Study(
-        "Do the Performer's random features learn more than lambdas?",
+        "Are the Performer's random features more accurate than lambdas?",
         "lambda",
         {
             "lambda": _lambda(78.4),
             "lambda, content only": _lambda(68.8, position=False),
-            "Performer, ReLU features": _rival("performer_relu"),
-            "Performer, softmax features": _rival("performer_softmax"),
-            "global attention": _rival("global_attention"),
+            "Performer, ReLU features": _baseline("performer_relu"),
+            "Performer, softmax features": _baseline("performer_softmax"),
+            "global attention": _baseline("global_attention"),
         },
     ),
     "content_position": Study(
-        "What do content and position interactions each give? (Table 9)",
+        "What do content and position interactions contribute? (Table 9)",
         "content and position",
         {
             "content and position": _lambda(78.4),
@@ -107,14 +107,14 @@ STUDIES = {
     ),
 }
 
-# A quarter of ResNet's width for images of about 32 pixels, with mixers from half of its resolution on.
+# A quarter of ResNet's width, for images of about 32 pixels, with mixers in the last two stages.
 MODEL = "resnet20_mixer_small"
 MODEL_OPTIONS: ModelOptions = {"pattern": "CCLL"}
 
 
 def labels_of(studies: Sequence[str]) -> list[str]:
-    """The variants of some studies. Raises InputError for a study that does not exist."""
+    """Labels of the studies' variants. Raises InputError for an unknown study."""
     for study in studies:
         if study not in STUDIES:
-            raise InputError(f"there is no study {study!r}, only {', '.join(STUDIES)}{nearest(study, STUDIES)}")
+            raise InputError(f"studies must be among {', '.join(STUDIES)}, got {study!r}{nearest(study, STUDIES)}")
     return list(dict.fromkeys(label for study in studies for label in STUDIES[study].variants))

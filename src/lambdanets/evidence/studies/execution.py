@@ -1,4 +1,4 @@
-"""Trains every variant with every seed; what is done is kept, so that a comparison goes on after a stop."""
+"""Trains every variant with every seed, and resumes after interruptions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +22,7 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """Studies by name, which of their variants to train (all if none is named), seeds, and the recipe all share."""
+    """Studies, labels of the variants to train (all if empty), seeds, and the shared recipe."""
 
     studies: tuple[str, ...]
     variants: tuple[str, ...]
@@ -30,12 +30,12 @@ class Plan:
     recipe: Recipe
 
     def variants_of(self, study: str) -> dict[str, Variant]:
-        """The variants of a study that are to be trained."""
-        every = STUDIES[study].variants
-        return {label: variant for label, variant in every.items() if not self.variants or label in self.variants}
+        """The variants of a study to train, by label."""
+        variants = STUDIES[study].variants
+        return {label: variant for label, variant in variants.items() if not self.variants or label in self.variants}
 
     def runs(self) -> list["Run"]:
-        """Every run once, seed by seed: so a stop leaves whole rounds of all variants."""
+        """Every run once, one seed after another, so that an interruption leaves complete seeds."""
         variants = {v.name: v for study in self.studies for v in self.variants_of(study).values()}
         return [
             Run(name, seed, replace(self.recipe, seed=seed, model_options=self.recipe.model_options | variant.options))
@@ -46,18 +46,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run:
-    """One variant with one seed, and the recipe for it."""
+    """One variant with one seed, and its recipe."""
 
     variant: str
     seed: int
     recipe: Recipe
 
     def folder(self, comparison: Path) -> Path:
-        """Where it is trained."""
+        """The run folder."""
         return comparison / "runs" / f"{self.variant.replace(' ', '-')}-seed{self.seed}"
 
     def result(self, comparison: Path) -> dict[str, Any] | None:
-        """What it reached, or None if it is not finished."""
+        """The result, or None if it is not finished."""
         folder = self.folder(comparison)
         if not (folder / RESULT).is_file():
             return None
@@ -65,83 +65,81 @@ class Run:
 
 
 def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: Recipe) -> Plan:
-    """A checked plan. Raises InputError for what does not fit."""
+    """A validated plan. Raises InputError for invalid values."""
     known = labels_of(studies)
     for label in variants:
         if label not in known:
-            raise InputError(f"variants must be among {', '.join(known)}; got {label!r}{nearest(label, known)}")
-    for name, given in (("studies", studies), ("variants", variants), ("seeds", seeds)):
-        if len(set(given)) < len(given):
-            raise InputError(f"{name} must differ from each other, got {', '.join(map(str, given))}")
-    for name, given in (("studies", studies), ("seeds", seeds)):
-        if not given:
-            raise InputError(f"{name} must be at least one, got none")
+            raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest(label, known)}")
+    for name, values in (("studies", studies), ("variants", variants), ("seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise InputError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
+    for name, values in (("studies", studies), ("seeds", seeds)):
+        if not values:
+            raise InputError(f"{name} must have at least one value, got none")
     if min(seeds) < 0:
         raise InputError(f"seeds must be at least 0, got {min(seeds)}")
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
-    ours = {name for study in studies for variant in plan.variants_of(study).values() for name in variant.options}
-    if ours & recipe.model_options.keys():
-        raise InputError(
-            f"model_options must leave {', '.join(sorted(ours & recipe.model_options.keys()))} to the variants"
-        )
+    varied = {name for study in studies for variant in plan.variants_of(study).values() for name in variant.options}
+    if conflicts := sorted(varied & recipe.model_options.keys()):
+        raise InputError(f"model_options must not have {', '.join(conflicts)}, which the variants set")
     return plan
 
 
 def begin(plan: Plan, folder: Path) -> None:
-    """Write the plan into a new or empty folder, once every run of it is known to be possible.
+    """Check that every run can be trained, and write the plan into a new or empty folder.
 
-    Raises InputError for a folder that holds something, and for what cannot be trained.
+    Raises InputError for a folder that is not empty, and for runs that cannot be trained.
     """
-    place = WorkFolder(folder, read_identity=_refuse_begun)
-    place.is_started()
+    work_folder = WorkFolder(folder, read_identity=_refuse_existing)
+    work_folder.is_started()
     runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
     task = run.check(runs[0].recipe)
     for planned in runs[1:]:
         probe = ClassificationProbe(planned.recipe, len(task.classes))
         largest_micro_batch(probe, min(planned.recipe.batch_size, task.training_images))
     recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
-    with place.open():
+    with work_folder.open():
         write_json(folder / PLAN, asdict(replace(plan, recipe=recipe)), 2)
 
 
-def _refuse_begun(folder: Path) -> None:
+def _refuse_existing(folder: Path) -> None:
     if (folder / PLAN).is_file():
-        raise InputError(f"{folder} holds a comparison; go on with --resume, or name another folder")
+        raise InputError(f"{folder} holds a comparison; resume it with --resume, or name another folder")
 
 
 def read_plan(folder: Path) -> Plan:
-    """The plan of a folder that `begin` made. Raises InputError where there is none."""
+    """The plan that `begin` wrote into a folder. Raises InputError if there is none."""
     path = folder / PLAN
     if not path.is_file():
-        raise InputError(f"{folder} is no folder of a comparison: it has no {PLAN}")
+        raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
     plan = read_json(path, Plan, "start the comparison again in another folder")
     recipe = Recipe.from_fields(read_json(path, dict[str, Any])["recipe"], str(path))  # refuses unknown fields
     return make_plan(plan.studies, plan.variants, plan.seeds, recipe)
 
 
-def train_all(plan: Plan, folder: Path, done: Callable[[dict[str, Any]], None]) -> None:
-    """Train what is not trained yet, and call done with the result of each run that ends here.
+def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], None]) -> None:
+    """Train all unfinished runs, and call on_result with each result.
 
-    Several processes may work on one folder, each on a device of its own: a run that another has locked is left to it.
+    Several processes may share a folder, each on its own device; runs that another process has locked are skipped.
     """
     (folder / "runs").mkdir(exist_ok=True)
-    for patient in (False, True):  # first those that no other process has; then it waits for those of dead hosts
+    for patient in (False, True):  # first unlocked runs, then those whose lock may be of a dead host
         for planned in plan.runs():
-            place = planned.folder(folder)
-            if (place / RESULT).is_file():
+            run_folder = planned.folder(folder)
+            if (run_folder / RESULT).is_file():
                 continue
             try:
-                if place.is_dir():
-                    with locked(place / LOCK, place, patient=patient):
-                        pass  # it is free: training takes the lock itself
-                begun = (place / run.RECIPE).is_file()
-                result = run.resume(place) if begun else run.start(planned.recipe, place)
+                if run_folder.is_dir():
+                    with locked(run_folder / LOCK, run_folder, patient=patient):
+                        pass  # it is free; training takes the lock itself
+                existing = (run_folder / run.RECIPE).is_file()
+                result = run.resume(run_folder) if existing else run.start(planned.recipe, run_folder)
             except InUseError:
                 continue
-            done({"variant": planned.variant, "seed": planned.seed} | result)
+            on_result({"variant": planned.variant, "seed": planned.seed} | result)
 
 
 def read_results(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    """Results of the runs that are finished, in the order of the plan."""
-    found = (planned.result(folder) for planned in plan.runs())
-    return [result for result in found if result is not None]
+    """Results of the finished runs, in the order of the plan."""
+    results = (planned.result(folder) for planned in plan.runs())
+    return [result for result in results if result is not None]

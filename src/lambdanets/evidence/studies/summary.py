@@ -1,4 +1,4 @@
-"""What a comparison found: mean and spread over seeds, as data, as tables and as pictures."""
+"""Mean and std over seeds of a comparison: as JSON, Markdown tables and figures."""
 
 import json
 import statistics
@@ -10,21 +10,23 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from lambdanets.errors import InputError
+from lambdanets.evidence import plot_style
+from lambdanets.evidence.plot_style import GRID, OURS, REFERENCE
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import Plan
-from lambdanets.files import atomic_open, atomic_write, open_regular, printable_bytes
+from lambdanets.files import atomic_write, open_regular, printable_bytes
 from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 
 RESULTS, TABLE = "results.json", "comparison.md"
-# Of a run's result, what differs from run to run; the rest is said once.
-_OF_A_RUN = ("variant", "seed", "top1", "parameters", "commit")
-_OF_A_MACHINE = ("versions", "hardware")
-_OF_ALL = ("model_name", "data", "training_images", "validation_images", "epochs")
+# Fields of results.json that are stored per run, per machine, and once.
+_RUN_FIELDS = ("variant", "seed", "top1", "parameters", "commit")
+_MACHINE_FIELDS = ("versions", "hardware")
+_COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", "epochs")
 
 
 def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Write results.json, comparison.md and a picture a study into the folder; return what the first holds."""
+    """Write results.json, comparison.md and one figure per study into the folder; return results.json's content."""
     summary = summarize(plan, results)
     write_json(folder / RESULTS, summary)
     atomic_write(folder / TABLE, printable_bytes(markdown(summary)))
@@ -33,23 +35,23 @@ def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -
 
 
 def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Recipe, every run, and for each variant of each study mean and spread over its seeds, best mean first.
+    """The recipe, every run, and for each variant of each study mean and std over seeds, best mean first.
 
-    A gain is top-1 less the baseline's with the same seed: without what a seed does to all alike.
+    A gain is the paired difference to the baseline with the same seed, which removes the common effect of the seed.
     """
     last = results[-1]
     recipe = asdict(plan.recipe)
-    for place in ("data", "data_root"):  # paths of a machine say nothing to others
-        recipe[place] = Path(recipe[place]).name if recipe[place] else recipe[place]
-    common = {name: last[name] for name in _OF_ALL}
+    for field in ("data", "data_root"):  # no paths of this machine
+        recipe[field] = Path(recipe[field]).name if recipe[field] else recipe[field]
+    common = {name: last[name] for name in _COMMON_FIELDS}
     data = common["data"].replace(plan.recipe.data, recipe["data"])
     common["data"] = data.replace(f"with seed {last['seed']}", "with the seed of the run")
     machines: list[dict[str, Any]] = []
     runs = []
     for result in results:
-        machine = {name: result[name] for name in _OF_A_MACHINE}
+        machine = {name: result[name] for name in _MACHINE_FIELDS}
         machines += [] if machine in machines else [machine]
-        runs.append({name: result[name] for name in _OF_A_RUN} | {"machine": machines.index(machine)})
+        runs.append({name: result[name] for name in _RUN_FIELDS} | {"machine": machines.index(machine)})
     return {
         "kind": "comparison",
         "finished": len(results) == len(plan.runs()),
@@ -72,38 +74,38 @@ def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     baseline = STUDIES[study].variants[STUDIES[study].baseline].name
-    of_baseline = {result["seed"]: result["top1"] for result in results if result["variant"] == baseline}
+    baseline_top1 = {result["seed"]: result["top1"] for result in results if result["variant"] == baseline}
     for label, variant in plan.variants_of(study).items():
         runs = [result for result in results if result["variant"] == variant.name]
         if not runs:
             continue
         top1 = [run["top1"] for run in runs]
-        gains = [run["top1"] - of_baseline[run["seed"]] for run in runs if run["seed"] in of_baseline]
+        gains = [run["top1"] - baseline_top1[run["seed"]] for run in runs if run["seed"] in baseline_top1]
         rows.append(
             {
                 "label": label,
                 "variant": variant.name,
                 "seeds": len(runs),
                 "mean_top1": round(statistics.fmean(top1), 6),
-                "deviation_top1": _deviation(top1),
+                "deviation_top1": _std(top1),
                 "mean_gain": round(statistics.fmean(gains), 6) if gains else None,
-                "deviation_gain": _deviation(gains),
+                "deviation_gain": _std(gains),
                 "least_top1": min(top1),
                 "greatest_top1": max(top1),
                 "parameters": runs[0]["parameters"],
-                "printed_top1": variant.printed,
+                "printed_top1": variant.paper_top1,
                 "quoted": variant.quoted,
             }
         )
     return sorted(rows, key=lambda row: -row["mean_top1"])
 
 
-def _deviation(values: Sequence[float]) -> float | None:
+def _std(values: Sequence[float]) -> float | None:
     return round(statistics.stdev(values), 6) if len(values) > 1 else None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The content of a results.json. Raises InputError where it is none."""
+    """The content of a results.json. Raises InputError for any other file."""
     try:
         with open_regular(path) as file:
             summary = json.loads(file.read())
@@ -111,19 +113,19 @@ def read_summary(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-        raise InputError(f"{path} holds no results of a comparison") from error
+        raise InputError(f"{path} must be the results.json of a comparison") from error
     return dict(summary)
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """What was trained on what, then a table for each study."""
-    parts = [described(summary)]
+    """A sentence on the setup, then one table per study."""
+    parts = [describe_setup(summary)]
     parts += [f"## {study['question']}\n\n{table(study)}" for study in summary["studies"].values()]
     return "\n\n".join(parts) + "\n"
 
 
-def described(summary: dict[str, Any]) -> str:
-    """The set-up that all runs share, in a sentence."""
+def describe_setup(summary: dict[str, Any]) -> str:
+    """The common setup of all runs, as a sentence."""
     machines = [machine["hardware"]["gpu"] or machine["hardware"]["processor"] for machine in summary["machines"]]
     return (
         f"{summary['model_name']} on {summary['data']}; {summary['training_images']:,} training images, epochs: "
@@ -139,19 +141,19 @@ def table(study: dict[str, Any]) -> str:
     header += [f"paired difference to {study['baseline']}", "parameters", "paper, ImageNet"]
     rows = []
     for row in study["variants"]:
-        deviation = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
+        std = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
         gain = "" if row["mean_gain"] is None else f"{100 * row['mean_gain']:+.2f}"
         if row["deviation_gain"] is not None:
             gain += f" ± {100 * row['deviation_gain']:.2f}"
         gain = "" if row["label"] == study["baseline"] else gain
         spread = f"{100 * row['least_top1']:.2f} to {100 * row['greatest_top1']:.2f}"
-        printed = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}{' †' if row['quoted'] else ''}"
-        top1 = f"{100 * row['mean_top1']:.2f}{deviation}"
-        rows.append([row["label"], top1, spread, str(row["seeds"]), gain, f"{row['parameters']:,}", printed])
-    shown = markdown_table(header, *rows)
+        paper = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}{' †' if row['quoted'] else ''}"
+        top1 = f"{100 * row['mean_top1']:.2f}{std}"
+        rows.append([row["label"], top1, spread, str(row["seeds"]), gain, f"{row['parameters']:,}", paper])
+    text = markdown_table(header, *rows)
     if any(row["quoted"] for row in study["variants"]):
-        shown += "\n\n† quoted by the paper from another paper, with another network and training"
-    return shown
+        text += "\n\n† quoted by the paper from another paper, with another network and training"
+    return text
 
 
 def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
@@ -160,23 +162,21 @@ def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
     for name, study in summary["studies"].items():
         if study["variants"]:
             paths.append(folder / f"{name}.png")
-            with atomic_open(paths[-1]) as file:
-                _draw(study, summary).savefig(file, format="png", dpi=130)
+            plot_style.save(_draw(study, summary), paths[-1])
     return paths
 
 
 def _draw(study: dict[str, Any], summary: dict[str, Any]) -> Figure:
-    """A row a variant: every run as a dot, the mean with a bar of one deviation each way."""
+    """One row per variant: every run as a dot, the mean with an error bar of one std."""
     rows = list(reversed(study["variants"]))
-    figure = Figure(figsize=(8, 1.2 + 0.36 * len(rows)), layout="constrained")
-    axis = figure.subplots()
-    for height, row in enumerate(rows):
+    figure, (axis,) = plot_style.subplots(1, height=1.2 + 0.4 * len(rows))
+    for y, row in enumerate(rows):
         runs = [100 * run["top1"] for run in summary["runs"] if run["variant"] == row["variant"]]
-        colour = "#1d4ed8" if row["variant"].startswith("lambda") else "#111827"
-        axis.plot(runs, [height] * len(runs), "o", color=colour, alpha=0.35, markersize=5)
-        error = None if row["deviation_top1"] is None else 100 * row["deviation_top1"]
-        axis.errorbar(100 * row["mean_top1"], height, xerr=error, fmt="|", color=colour, markersize=14, capsize=4)
+        color, marker = (OURS, "o") if row["variant"].startswith("lambda") else (REFERENCE, "s")
+        axis.plot(runs, [y] * len(runs), marker, color=color, alpha=0.35)
+        std = None if row["deviation_top1"] is None else 100 * row["deviation_top1"]
+        axis.errorbar(100 * row["mean_top1"], y, xerr=std, fmt="|", color=color, markersize=16, capsize=4)
     axis.set_yticks(range(len(rows)), [row["label"] for row in rows])
-    axis.set_xlabel("top-1 on test images, %: runs, mean, one standard deviation")
-    axis.grid(axis="x", alpha=0.3)
+    axis.set_xlabel("top-1 on test images (%): runs, mean ± std")
+    axis.grid(axis="x", **GRID)
     return figure

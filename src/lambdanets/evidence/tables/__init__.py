@@ -1,1 +1,1 @@
-"""The paper's tables beside ours: counted on the meta device in seconds, measured where asked."""
+"""`lambdanets tables`: the paper's numbers next to ours, counted on the meta device or measured."""

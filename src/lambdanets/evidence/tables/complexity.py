@@ -1,4 +1,4 @@
-"""Exponents of Tables 2, 6 and 7, fitted to the multiply-adds that the operations run on the meta device."""
+"""Exponents of Tables 2, 6 and 7, fitted to multiply-adds counted on the meta device."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ from lambdanets.ops.attention_forms import linear_attention
 Sizes = Mapping[str, int]
 Operation = Callable[[Any], object]
 
-# A term of lower order, such as applying lambdas beside making them, moves exponents by less than this at these sizes.
+# Lower-order terms, such as the cost of applying lambdas, change exponents by less than this at these sizes.
 TOLERANCE = 0.05
 
 _GRID: dict[str, tuple[int, ...]] = {
@@ -32,41 +32,41 @@ _GRID: dict[str, tuple[int, ...]] = {
 
 
 def factors(term: str) -> dict[str, int]:
-    """Factors of a printed term with their exponents: 'bnmkd/h' has b, n, m, k, d to the 1 and h to the -1."""
-    above, _, below = term.partition("/")
-    parts = dict.fromkeys(re.findall(r"\([^)]*\)|\w", above), 1)
-    return parts | dict.fromkeys(re.findall(r"\w", below), -1)
+    """Factors of a complexity term with their exponents: 'bnmkd/h' has b, n, m, k, d with 1 and h with -1."""
+    numerator, _, denominator = term.partition("/")
+    exponents = dict.fromkeys(re.findall(r"\([^)]*\)|\w", numerator), 1)
+    return exponents | dict.fromkeys(re.findall(r"\w", denominator), -1)
 
 
 def value_of(factor: str, sizes: Sizes) -> float:
-    """A factor at some sizes: a letter, or a sum of products such as '(hk+d)'."""
+    """The value of a factor: a letter, or a sum of products such as '(hk+d)'."""
     return sum(math.prod(sizes[letter] for letter in product) for product in factor.strip("()").split("+"))
 
 
 def fit(term: str, measured: Sequence[tuple[Sizes, float]]) -> dict[str, float]:
-    """Exponents by least squares in the logarithms: of the term's factors, and of every other size that varies."""
+    """Exponents by least squares of logarithms: of the term's factors, and of every other size that varies."""
     names = list(factors(term))
-    held = set("".join(names))
+    covered = set("".join(names))
     varied = [letter for letter in measured[0][0] if len({sizes[letter] for sizes, _ in measured}) > 1]
-    names += [letter for letter in varied if letter not in held]
+    names += [letter for letter in varied if letter not in covered]
     logs = [[1.0, *(math.log(value_of(name, sizes)) for name in names)] for sizes, _ in measured]
-    found = np.linalg.lstsq(np.array(logs), np.log([value for _, value in measured]), rcond=None)[0]
-    return dict(zip(names, found[1:].tolist(), strict=True))
+    solution = np.linalg.lstsq(np.array(logs), np.log([value for _, value in measured]), rcond=None)[0]
+    return dict(zip(names, solution[1:].tolist(), strict=True))
 
 
 @functools.cache
 def exponents(table: str, row: str, term: str) -> dict[str, float] | None:
-    """Fitted exponents of a row's time; None for a row that has no operation here."""
+    """Fitted exponents of a row's time; None for a row without an operation."""
     if (table, row) not in _OPERATIONS:
         return None
     operation, sizes = _OPERATIONS[table, row]
-    return fit(term, [(some, _multiply_adds(operation, some)) for some in sizes])
+    return fit(term, [(point, _multiply_adds(operation, point)) for point in sizes])
 
 
-def as_printed(term: str, found: Mapping[str, float]) -> bool:
-    """Whether fitted exponents are those of the term, and 0 for every size that it does not name."""
+def matches_term(term: str, fitted: Mapping[str, float]) -> bool:
+    """Whether fitted exponents are those of the term, and 0 for every size that it does not contain."""
     expected = factors(term)
-    return all(abs(exponent - expected.get(name, 0)) <= TOLERANCE for name, exponent in found.items())
+    return all(abs(exponent - expected.get(name, 0)) <= TOLERANCE for name, exponent in fitted.items())
 
 
 def _multiply_adds(operation: Operation, sizes: Sizes) -> float:
@@ -76,14 +76,14 @@ def _multiply_adds(operation: Operation, sizes: Sizes) -> float:
 
 
 def _sizes(**changes: tuple[int, ...]) -> list[Sizes]:
-    """Half of the grid, an even number of sizes large at a time: still as many of each with each of another."""
+    """A half fraction of the two-level grid: points with an even number of large sizes."""
     grid = _GRID | changes
-    every = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
-    return [sizes for sizes in every if sum(value > grid[name][0] for name, value in sizes.items()) % 2 == 0]
+    points = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+    return [sizes for sizes in points if sum(value > grid[name][0] for name, value in sizes.items()) % 2 == 0]
 
 
-def _scaled_together() -> list[Sizes]:
-    """Grid of attention, whose (hk + d) is one factor: k and d grow by the same ratio."""
+def _attention_sizes() -> list[Sizes]:
+    """The grid for attention, whose (hk + d) is one factor: k and d have a fixed ratio."""
     return [sizes for sizes in _sizes(h=(4,)) if sizes["d"] == 16 * sizes["k"]]
 
 
@@ -125,11 +125,11 @@ def _lambda_convolution(s: Sizes) -> Tensor:
 
 
 _OPERATIONS: dict[tuple[str, str], tuple[Operation, list[Sizes]]] = {
-    ("2", "attention"): (_attention, _scaled_together()),
-    ("2", "relative attention"): (functools.partial(_attention, relative=True), _scaled_together()),
+    ("2", "attention"): (_attention, _attention_sizes()),
+    ("2", "relative attention"): (functools.partial(_attention, relative=True), _attention_sizes()),
     ("2", "linear attention"): (_linear_attention, _sizes(m=(1,))),
     ("2", "lambda layer"): (_lambda_layer, _sizes()),
-    # scopes so large that making lambdas outweighs applying them
+    # large scopes, so that computing lambdas dominates applying them
     ("2", "lambda convolution"): (_lambda_convolution, _sizes(m=(1,), r=(31**2, 63**2))),
     ("6", "multi-head"): (functools.partial(_lambda_layer, multi_head=True), _sizes()),
     ("6", "multi-query"): (_lambda_layer, _sizes()),

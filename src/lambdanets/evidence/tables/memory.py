@@ -1,4 +1,4 @@
-"""Memory as the paper reckons it (Table 4, E.2 and the footnote of the introduction): attention maps or embeddings."""
+"""The paper's memory formulas (Table 4, E.2, footnote of the introduction): attention maps or embeddings."""
 
 from collections.abc import Callable
 
@@ -8,41 +8,41 @@ _BATCH, _HEADS, _FLOAT32, _BFLOAT16 = 128, 8, 4, 2
 # Layers and positions of ResNet-50's stages at 224 pixels, each stage at its own resolution.
 _STAGES = tuple(zip((3, 4, 6, 3), (56**2, 28**2, 14**2, 7**2), strict=True))
 
-# LambdaResNet-420 at 320 pixels: 8 lambda layers in c4, on maps of 20x20; 32 examples on a core (E.2).
+# LambdaResNet-420 at 320 pixels: 8 lambda layers in c4, on 20x20 maps; 32 examples per core (E.2).
 _LAYERS_420, _POSITIONS_420, _EXAMPLES_420 = 8, 20**2, 32
 
 
 def global_attention() -> float:
-    """b h n^2 of every layer: an attention map for each example and head."""
+    """b h n^2 per layer: one attention map per example and head."""
     return _BATCH * _HEADS * _FLOAT32 * sum(layers * n**2 for layers, n in _STAGES)
 
 
 def axial_attention() -> float:
-    """b h n sqrt(n) of every layer, for rows and for columns."""
+    """b h n sqrt(n) per layer, for rows and for columns."""
     return 2 * _BATCH * _HEADS * _FLOAT32 * sum(layers * n**1.5 for layers, n in _STAGES)
 
 
 def lambda_layers(query_depth: int, *, shared: bool = False) -> float:
-    """k n^2 of every layer, or of every resolution where layers share them: embeddings, whatever the batch."""
+    """k n^2 per layer, or per resolution if layers share embeddings; independent of the batch."""
     return query_depth * _FLOAT32 * sum((1 if shared else layers) * n**2 for layers, n in _STAGES)
 
 
 def lambda_layers_420(layers: int) -> float:
-    """k n^2 in bfloat16 of layers of LambdaResNet-420."""
+    """k n^2 per layer of LambdaResNet-420, in bfloat16."""
     return layers * 16 * _POSITIONS_420**2 * _BFLOAT16
 
 
 def attention_420() -> float:
-    """b h n^2 in bfloat16 of attention in the place of LambdaResNet-420's layers."""
+    """b h n^2 per layer with attention in place of LambdaResNet-420's lambda layers, in bfloat16."""
     return _EXAMPLES_420 * _HEADS * _LAYERS_420 * _POSITIONS_420**2 * _BFLOAT16
 
 
 def one_attention_layer() -> float:
-    """One layer of 8 heads on 128 maps of 64x64."""
+    """One layer with 8 heads on 128 maps of 64x64."""
     return _BATCH * _HEADS * (64**2) ** 2 * _FLOAT32
 
 
-# In the unit of the row: GB are GiB and MB are MiB, except that 0.625 GB are 625 MiB.
+# In the paper's unit of the row: its GB are GiB and its MB are MiB, except that 0.625 GB are 625 MiB.
 _FORMULAS: dict[tuple[str, str], Callable[[], float]] = {
     ("4", "global self-attention"): lambda: global_attention() / GIB,
     ("4", "axial self-attention"): lambda: axial_attention() / GIB,
@@ -57,6 +57,6 @@ _FORMULAS: dict[tuple[str, str], Callable[[], float]] = {
 
 
 def memory_of(table: str, row: str) -> float | None:
-    """What a row's memory comes to, in the unit the row is printed in; None where the paper gives no formula."""
+    """The memory of a row in the paper's unit; None if the paper has no formula for it."""
     formula = _FORMULAS.get((table, row))
     return None if formula is None else formula()

@@ -1,4 +1,4 @@
-"""Lines as a table for the terminal, Markdown, CSV or JSON."""
+"""Formats lines as text tables, Markdown, CSV or JSON."""
 
 import csv
 import io
@@ -7,45 +7,45 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from lambdanets.evidence.tables.descriptions import PARAGRAPHS, TITLES
 from lambdanets.evidence.tables.measured import Measured
-from lambdanets.evidence.tables.texts import PARAGRAPHS, TITLES
 from lambdanets.evidence.tables.verdicts import (
-    ANOTHER,
     DIFFERS,
-    LISTED,
     MATCH,
     MEASURED,
     NOT_MEASURED,
-    QUOTED,
+    NOT_REPRODUCED,
+    NOT_REPRODUCIBLE,
+    OTHER_NETWORK,
     Line,
     summary,
 )
 from lambdanets.text_tables import markdown_table, text_table
 
 NOTHING = Measured()
-FIELDS = ("table", "row", "column", "unit", "printed", "ours", "verdict", "note", "model")
+FIELDS = ("table", "row", "column", "unit", "paper", "ours", "verdict", "note", "model")
 
 
 def record(line: Line) -> dict[str, Any]:
-    """A line, flat."""
-    printed = line.printed
-    values = (printed.table, printed.row, printed.column, printed.unit, printed.value, line.ours, line.verdict)
+    """A line as a flat dictionary."""
+    paper = line.paper
+    values = (paper.table, paper.row, paper.column, paper.unit, paper.value, line.ours, line.verdict)
     return dict(zip(FIELDS, (*values, line.note, line.model), strict=True))
 
 
 def as_json(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """Every line as an object, with the summary, the machine that measured, and the tables measured beside."""
+    """The summary, the machine, every line as an object, and the additional measured tables."""
     content = {
         "summary": summary(lines),
         "measured_on": measured.machine or None,
-        "figures": [record(line) for line in lines],
-        "measured_beside": {name: [asdict(block) for block in some] for name, some in measured.blocks.items()},
+        "numbers": [record(line) for line in lines],
+        "additional_tables": {name: [asdict(table) for table in more] for name, more in measured.additional.items()},
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def as_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """A header, and every printed figure as a row."""
+    """A header, and one row per number of the paper."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
@@ -57,35 +57,35 @@ def as_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
 def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """Tables for the terminal."""
     parts = []
-    for name, some in _by_table(lines).items():
-        header, rows, notes = _cells(some)
+    for name, table_lines in _by_table(lines).items():
+        header, rows, notes = _cells(table_lines)
         parts += [_heading(name), "", text_table([header, *rows]), "", *(f"  {note}" for note in notes), ""]
-        for block in measured.blocks.get(name, []):
-            shown = text_table([block.header, *block.rows])
-            parts += [block.title, "", shown, "", *(f"  {note}" for note in block.notes), ""]
+        for table in measured.additional.get(name, []):
+            text = text_table([table.header, *table.rows])
+            parts += [table.title, "", text, "", *(f"  {note}" for note in table.notes), ""]
     return "\n".join([*parts, *_closing(lines, measured)]) + "\n"
 
 
 def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """One section per table, with a paragraph on it."""
+    """One section per table, with a paragraph of explanation."""
     parts = ["# The paper's tables", "", _OPENING, "", *_closing(lines, measured), ""]
-    for name, some in _by_table(lines).items():
-        header, rows, notes = _cells(some)
+    for name, table_lines in _by_table(lines).items():
+        header, rows, notes = _cells(table_lines)
         parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
         parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
-        if name in measured.pictures:
-            parts += [f"![{TITLES[name]}]({measured.pictures[name]})", ""]
-        for block in measured.blocks.get(name, []):
-            shown = markdown_table(block.header, *block.rows)
-            parts += [block.title, "", shown, "", *(f"- {note}" for note in block.notes), ""]
+        if name in measured.figures:
+            parts += [f"![{TITLES[name]}]({measured.figures[name]})", ""]
+        for table in measured.additional.get(name, []):
+            text = markdown_table(table.header, *table.rows)
+            parts += [table.title, "", text, "", *(f"- {note}" for note in table.notes), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
 RENDERINGS = {"text": as_text, "markdown": as_markdown, "csv": as_csv, "json": as_json}
 
-# Signs at the head of columns of which nothing is ours.
+# Marks in the headers of columns that have no number of ours.
 _MARKS = {
-    QUOTED: ("†", "the paper's, not reproduced"),
+    NOT_REPRODUCED: ("†", "the paper's, not reproduced"),
     NOT_MEASURED: ("‡", "the paper's, on TPUs; measured here only with --measure"),
 }
 _OPENING = """\
@@ -93,13 +93,13 @@ _OPENING = """\
     lambdanets tables 12                                # one of them
     lambdanets tables --check                           # a summary; exit code 1 if a number that should match does not
     lambdanets tables --format markdown --out tables.md # or csv, json
-    lambdanets tables 12 --measure --out measured.json  # speed and peak memory here; hours for all tables on a CPU
-    lambdanets tables 12 --measured measured.json       # beside the paper's, with the ratio to the first row in both
+    lambdanets tables 12 --measure --out measured.json  # speed and peak memory; hours for all tables on a CPU
+    lambdanets tables 12 --measured measured.json       # next to the paper's, with the ratio to the first row of each
     lambdanets tables --figures figures                 # accuracy by time (Figure 4), FLOPs by scope (Table 10)
 
-The tables of the paper (Bello, ICLR 2021), our numbers beside the paper's. Parameters and FLOPs are counted on the
-models, memory is by formula, complexities are fitted. Accuracies are the paper's and were not reproduced. A number in
-brackets refers to a note below the table. This command writes the page:
+The tables of the paper (Bello, ICLR 2021), with our numbers next to the paper's. Parameters and FLOPs are counted on
+the models, memory is computed by formula, complexities are fitted. Accuracies are the paper's and were not reproduced.
+Numbers in brackets refer to notes below the table. This command writes the page:
 
     lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\
         --format markdown --out docs/tables.md"""
@@ -116,30 +116,30 @@ def _closing(lines: Sequence[Line], measured: Measured) -> list[str]:
 def _by_table(lines: Sequence[Line]) -> dict[str, list[Line]]:
     tables: dict[str, list[Line]] = {}
     for line in lines:
-        tables.setdefault(line.printed.table, []).append(line)
+        tables.setdefault(line.paper.table, []).append(line)
     return tables
 
 
 def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]], list[str]]:
-    """Header, rows and notes of one table: a printed column, and ours and the verdict beside it where there is one."""
-    names = list(dict.fromkeys(line.printed.column for line in lines))
-    of_column = {name: [line for line in lines if line.printed.column == name] for name in names}
-    compared = [name for name in names if any(line.ours is not None for line in of_column[name])]
-    units = {name: {line.printed.unit for line in of_column[name]} - {""} for name in names}
+    """Header, rows and notes of one table: each column of the paper, followed by ours and the verdict if any."""
+    names = list(dict.fromkeys(line.paper.column for line in lines))
+    columns = {name: [line for line in lines if line.paper.column == name] for name in names}
+    compared = [name for name in names if any(line.ours is not None for line in columns[name])]
+    units = {name: {line.paper.unit for line in columns[name]} - {""} for name in names}
     header = [""]
     for name in names:
         unit = f" ({min(units[name])})" if len(units[name]) == 1 else ""
-        marks = [mark for mark in _MARKS if any(line.verdict == mark for line in of_column[name])]
+        marks = [mark for mark in _MARKS if any(line.verdict == mark for line in columns[name])]
         header.append(" ".join([f"{name}{unit}", *(_MARKS[mark][0] for mark in marks)]))
         header += ["ours", "verdict"] if name in compared else []
     notes: list[str] = []
     rows = []
-    for row in dict.fromkeys(line.printed.row for line in lines):
+    for row in dict.fromkeys(line.paper.row for line in lines):
         cells = [row]
         for name in names:
-            line = next((line for line in of_column[name] if line.printed.row == row), None)
-            unit = f" {line.printed.unit}" if line is not None and len(units[name]) > 1 else ""
-            cells.append("" if line is None else f"{line.printed.text()}{unit}")
+            line = next((line for line in columns[name] if line.paper.row == row), None)
+            unit = f" {line.paper.unit}" if line is not None and len(units[name]) > 1 else ""
+            cells.append("" if line is None else f"{line.paper.text()}{unit}")
             if name in compared:
                 cells += ["", ""] if line is None else _ours(line, unit, notes)
         rows.append(cells)
@@ -153,7 +153,7 @@ def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]], list[str]
 
 def _ours(line: Line, unit: str, notes: list[str]) -> list[str]:
     ours = "" if line.ours is None else line.ours if isinstance(line.ours, str) else f"{line.ours:#.5g}{unit}"
-    verdict = line.verdict if line.verdict in (MATCH, DIFFERS, LISTED, MEASURED, ANOTHER) else ""
+    verdict = line.verdict if line.verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE, MEASURED, OTHER_NETWORK) else ""
     if line.note and line.verdict == MEASURED:
         return [ours, line.note]
     if line.note:
@@ -162,5 +162,5 @@ def _ours(line: Line, unit: str, notes: list[str]) -> list[str]:
         if known is None:
             known = len(notes) + 1
             notes.append(f"[{known}] {reason}")
-        verdict = f"{'no' if line.verdict in (LISTED, DIFFERS) else line.verdict} [{known}]"
+        verdict = f"{'no' if line.verdict in (NOT_REPRODUCIBLE, DIFFERS) else line.verdict} [{known}]"
     return [ours, verdict]

@@ -1,4 +1,4 @@
-"""The model behind each row of the paper's tables, a line a row."""
+"""The model of each row of the paper's tables."""
 
 import functools
 from dataclasses import dataclass, field
@@ -14,17 +14,17 @@ from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
 
 @dataclass(frozen=True)
 class Build:
-    """What `lambdanets.create_model` is given for a row, and the side of its images."""
+    """Arguments of `lambdanets.create_model` for a row, and the side of its images."""
 
     name: str
-    overrides: dict[str, Any] = field(default_factory=dict, hash=False)  # equality compares them
+    overrides: dict[str, Any] = field(default_factory=dict, hash=False)  # unhashable, but compared by ==
     image_size: int = 224
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.overrides.items())})"
 
     def create(self, device: str = "meta") -> nn.Module:
-        """The model, by default without memory for its weights."""
+        """The model, by default on the meta device."""
         with torch.device(device):
             return create_model(self.name, **self.overrides)
 
@@ -38,7 +38,7 @@ def _mixer(mixer: str, **overrides: Any) -> Build:
 
 
 def _with_c3(depth: int, image_size: int, **overrides: Any) -> Build:
-    """A LambdaResNet-C4 with lambda layers in c3 as well, which Table 16's FLOPs ask for."""
+    """A LambdaResNet-C4 with lambda layers in c3 as well, as the FLOPs of Table 16 imply."""
     blocks = ((), *(tuple(range(1, count + 1)) for count in LAMBDA_RESNETS[depth][0][1:]))
     return Build(f"lambda_resnet{depth}_c4", {"lambda_blocks": blocks} | overrides, image_size)
 
@@ -47,8 +47,8 @@ def _depths_and_sizes() -> dict[str, Build]:
     sizes = {50: (128, 160), 101: (160, 192), 152: (192, 224, 256, 288), 270: (256,), 350: (256, 288, 320), 420: (320,)}
     return {
         f"depth {depth}, {size}px": Build(f"lambda_resnet{depth}", image_size=size)
-        for depth, some in sizes.items()
-        for size in some
+        for depth, image_sizes in sizes.items()
+        for size in image_sizes
     }
 
 
@@ -93,7 +93,7 @@ ROWS: dict[str, dict[str, Build]] = {
         "content and position": _lambda(),
     },
     "10": {f"{scope}x{scope}": _lambda(pattern="CLLL", scope=scope) for scope in (3, 7, 15, 23, 31)}
-    # offsets of up to 55 either way: every pair of positions of the 56x56 maps of c3
+    # offsets of up to 55 in each direction: all pairs of positions of c3's 56x56 maps
     | {"global": _lambda(pattern="CLLL", scope=111)},
     "11": {
         "softmax on keys (default)": _lambda(),
@@ -134,8 +134,8 @@ ROWS: dict[str, dict[str, Build]] = {
 }  # fmt: skip
 
 
-# Rows that the paper quotes from others: the network behind the figure is theirs, and why ours is another.
-OF_OTHERS = {
+# Rows that the paper quotes from other papers, and how their networks differ from ours.
+OTHER_NETWORKS = {
     (
         "3",
         "conv + linear attention (Chen et al. 2018)",
@@ -145,10 +145,7 @@ OF_OTHERS = {
         "conv + relative self-attention (Bello et al. 2019)",
     ): "25.82 in c3 to c5 alone, 25.85 with tables of 27 instead of 55 offsets either "
     "way: the original's are no longer than its maps",
-    (
-        "3",
-        "local relative self-attention (Ramachandran et al. 2019)",
-    ): "the authors' own network, with the same count",
+    ("3", "local relative self-attention (Ramachandran et al. 2019)"): "the authors' own network, with the same count",
     ("3", "local relative self-attention (Hu et al. 2019)"): "the original widens the blocks to keep ResNet-50's size",
     (
         "3",
@@ -158,13 +155,13 @@ OF_OTHERS = {
 
 
 def build_of(table: str, row: str) -> Build | None:
-    """The model behind a row, or None where this package has none."""
+    """The model of a row, or None if this package has none."""
     return ROWS.get(table, {}).get(row)
 
 
 @functools.cache
 def _structure(name: str) -> tuple[str, str]:
-    """Blocks of c2 to c5, and those of c4 with a lambda layer, read off the built model."""
+    """The number of blocks in c2 to c5, and the indices of c4's blocks with a lambda layer, of the built model."""
     model: Any = Build(name).create()
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     in_c4 = [i for i, block in enumerate(model.layer3, 1) if isinstance(block.conv2, LambdaLayer2d)]
@@ -172,5 +169,5 @@ def _structure(name: str) -> tuple[str, str]:
 
 
 def structure(build: Build, column: str) -> str:
-    """What Table 19 says of a LambdaResNet, read off the built model."""
+    """A column of Table 19, computed from the built model."""
     return _structure(build.name)[("blocks", "lambda layers in c4").index(column)]

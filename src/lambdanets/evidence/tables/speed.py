@@ -1,4 +1,4 @@
-"""Throughput, latency and peak memory of the models behind the tables, measured here and saved."""
+"""Measures throughput, latency and peak memory of the tables' models on this machine."""
 
 import dataclasses
 import json
@@ -14,9 +14,9 @@ from torch import nn
 
 from lambdanets.device import best_device
 from lambdanets.errors import InputError, is_out_of_memory, one_line
-from lambdanets.evidence.benchmark.allocations import peak_bytes
-from lambdanets.evidence.benchmark.race import plain_float32
-from lambdanets.evidence.benchmark.timing import interleave
+from lambdanets.evidence.benchmark.measurement import without_tf32
+from lambdanets.evidence.benchmark.peak_memory import peak_bytes
+from lambdanets.evidence.benchmark.timing import time_interleaved
 from lambdanets.evidence.tables.rows import ROWS, Build
 from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.locks import locked
@@ -26,7 +26,7 @@ from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 
-# Passes of each measured table.
+# Passes measured per table.
 TABLES = {
     "4": ("inference", "training"),
     "5": ("training", "inference"),
@@ -36,13 +36,13 @@ TABLES = {
     "18": ("training",),
 }
 LATENCY = "train step latency"
-_FORWARD_AND_BACKWARD = 3  # times the operations of a forward pass
+_FORWARD_AND_BACKWARD = 3  # relative cost of a forward and backward pass
 _WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and how often: images a batch, the side of all images in place of each row's own."""
+    """What to measure. image_size: one size for all rows in place of their own."""
 
     tables: tuple[str, ...]
     batch_size: int
@@ -53,7 +53,7 @@ class Plan:
 
 @dataclass
 class Sample:
-    """Seconds a batch and peak bytes of a row in a pass; why it was left out, where it was."""
+    """Seconds per batch and peak bytes of a row in a pass, or why it was left out."""
 
     table: str
     row: str
@@ -66,16 +66,16 @@ class Sample:
 
 
 def measure(plan: Plan, out: Path) -> None:
-    """Measure tables one after another, the rows of each in rounds, and write JSON to out after each pass.
+    """Measure one table after another, its rows interleaved, and write JSON to out after each pass.
 
-    Interrupted, it writes what was measured so far and raises KeyboardInterrupt; with the same plan and file it resumes
-    after the last finished pass. Raises InputError where out holds anything else or a table has nothing to measure.
+    On an interruption it writes the results so far and raises KeyboardInterrupt; with the same plan and file it resumes
+    after the last finished pass. Raises InputError if out has other content or a table has no speeds.
     """
     unknown = [name for name in plan.tables if name not in TABLES]
     if unknown:
-        raise InputError(f"table {unknown[0]} has no speeds to measure, only {', '.join(TABLES)} have")
+        raise InputError(f"tables to measure must be among {', '.join(TABLES)}, got {unknown[0]}")
     device = best_device()
-    begun = {
+    settings = {
         "kind": "tables",
         "device": device.type,
         "options": dataclasses.asdict(plan),
@@ -83,14 +83,13 @@ def measure(plan: Plan, out: Path) -> None:
         "versions": versions(),
         "hardware": hardware(),
     }
-    with locked(out.with_name(f".{out.name}.lock"), out), plain_float32(None):
+    with locked(out.with_name(f".{out.name}.lock"), out), without_tf32(None):
         content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "passes": [], "rows": []}
         if out.exists():
-            content = read_unfinished(out, begun)
-            _tell(f"resuming: {len(content['passes'])} passes are done")
-        done = [Sample(**row) for row in content["rows"] if [row["table"], row["work"]] in content["passes"]]
-        content |= begun | {"finished": False}
-        samples = list(done)
+            content = read_unfinished(out, settings)
+            _log(f"resuming: {len(content['passes'])} passes are done")
+        samples = [Sample(**row) for row in content["rows"] if [row["table"], row["work"]] in content["passes"]]
+        content |= settings | {"finished": False}
 
         def save() -> None:
             content["rows"] = [dataclasses.asdict(sample) for sample in samples]
@@ -100,7 +99,7 @@ def measure(plan: Plan, out: Path) -> None:
         passes = [[name, work] for name in plan.tables for work in TABLES[name]]
         try:
             with interruptible():
-                _tell(f"about {estimate(plan, device) / 60:.1f} minutes on {machine(hardware())}")
+                _log(f"about {estimate_seconds(plan, device) / 60:.1f} minutes on {machine(hardware())}")
                 for name, work in passes:
                     if [name, work] not in content["passes"]:
                         _measure_pass(name, work, plan, device, samples)
@@ -112,26 +111,26 @@ def measure(plan: Plan, out: Path) -> None:
             raise
         except BaseException:
             save()
-            _tell(f"interrupted; what was measured is written to {out}; resume with the same command and --out {out}")
+            _log(f"interrupted; results so far are in {out}; resume with the same command and --out {out}")
             raise
         content["finished"] = True
         save()
-        _tell(f"written to {out}")
+        _log(f"written to {out}")
 
 
-def _tell(said: str) -> None:
-    """Beside the tables, which standard output is for."""
-    echo(said, file=sys.stderr)
+def _log(message: str) -> None:
+    """Print to standard error, since standard output has the tables."""
+    echo(message, file=sys.stderr)
 
 
-def estimate(plan: Plan, device: torch.device) -> float:
-    """Seconds that measuring will take: each pass's operations, at the rate at which plain ResNet-50 runs now."""
-    yardstick = Build("resnet50", image_size=plan.image_size or 224)
-    work = _work(yardstick.create(str(device)).eval(), plan.batch_size, yardstick.image_size, False, device)
+def estimate_seconds(plan: Plan, device: torch.device) -> float:
+    """The predicted time of all measurements: their FLOPs at the rate of plain ResNet-50, timed now."""
+    resnet = Build("resnet50", image_size=plan.image_size or 224)
+    work = _work(resnet.create(str(device)).eval(), plan.batch_size, resnet.image_size, False, device)
     work()
     start = time.perf_counter()
     work()
-    rate = _operations(yardstick, plan, training=False) / (time.perf_counter() - start)
+    rate = _operations(resnet, plan, training=False) / (time.perf_counter() - start)
     total = sum(
         _operations(build, plan, training=training) * (plan.repeats + _WARM_UP + 1)
         for _, build, training in _passes(plan)
@@ -139,9 +138,9 @@ def estimate(plan: Plan, device: torch.device) -> float:
     return total / rate
 
 
-def machine(found: dict[str, Any]) -> str:
-    """A machine in words, from what `provenance.hardware` says."""
-    return found["gpu"] or f"{found['processor']}, {found['threads']} of {found['cores']} cores"
+def machine(properties: dict[str, Any]) -> str:
+    """A short description of a machine, from the result of `provenance.hardware`."""
+    return properties["gpu"] or f"{properties['processor']}, {properties['threads']} of {properties['cores']} cores"
 
 
 def _passes(plan: Plan) -> Iterator[tuple[Sample, Build, bool]]:
@@ -154,11 +153,11 @@ def _passes(plan: Plan) -> Iterator[tuple[Sample, Build, bool]]:
 
 def _operations(build: Build, plan: Plan, *, training: bool) -> float:
     times = _FORWARD_AND_BACKWARD if training else 1
-    return times * plan.batch_size * count_flops(_fitting(build, plan).create(), plan.image_size or build.image_size)
+    return times * plan.batch_size * count_flops(_resized(build, plan).create(), plan.image_size or build.image_size)
 
 
-def _fitting(build: Build, plan: Plan) -> Build:
-    """The model for the images that are measured: a vision transformer's size is fixed when it is built."""
+def _resized(build: Build, plan: Plan) -> Build:
+    """The model for the plan's image size, which a vision transformer needs at construction."""
     if plan.image_size is None or not build.name.startswith("vit_"):
         return build
     return dataclasses.replace(build, overrides=build.overrides | {"img_size": plan.image_size})
@@ -166,24 +165,24 @@ def _fitting(build: Build, plan: Plan) -> Build:
 
 def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
     passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].work == work]
-    mine = {sample.row: sample for sample, _, _ in passes}
-    samples += mine.values()
+    new_samples = {sample.row: sample for sample, _, _ in passes}
+    samples += new_samples.values()
     models: dict[str, nn.Module] = {}
     runs: dict[str, Callable[[], Any]] = {}
     with Progress(f"table {name}, {work}", len(passes), "rows") as progress:
         for sample, build, training in passes:
             progress.set_note(f"{sample.row}, building and memory")
-            key = str(_fitting(build, plan))
+            key = str(_resized(build, plan))
             try:
                 if key not in models:
-                    models[key] = _fitting(build, plan).create(str(device)).train(training)
+                    models[key] = _resized(build, plan).create(str(device)).train(training)
                 run = _work(models[key], plan.batch_size, sample.image_size, training, device)
                 sample.peak_bytes = peak_bytes(run, device)
             except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
                 if not is_out_of_memory(error):
                     side = sample.image_size
                     raise InputError(
-                        f"{sample.row} of table {name} cannot compute {plan.batch_size} images of {side} x {side} in "
+                        f"{sample.row} of table {name} failed with {plan.batch_size} images of {side} x {side} in "
                         f"{work}: {one_line(error)}; choose another --batch-size or --image-size"
                     ) from error
                 sample.left_out = "out of memory"
@@ -191,18 +190,18 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
             finally:
                 progress.update()
             runs[sample.row] = run
-        interleave(
+        time_interleaved(
             runs,
-            {row: sample.seconds for row, sample in mine.items()},
+            {row: sample.seconds for row, sample in new_samples.items()},
             repeats=plan.repeats,
             seconds=plan.seconds,
             synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
-            tell=progress.set_note,
+            on_progress=progress.set_note,
         )
 
 
 def _work(model: nn.Module, batch_size: int, side: int, training: bool, device: torch.device) -> Callable[[], Any]:
-    """A forward pass, or forward and backward, in the mode the model is in; gradients are released after it."""
+    """A function that runs forward, or forward and backward, in the model's mode, and releases the gradients."""
     images = torch.randn(batch_size, 3, side, side, device=device)
 
     def work() -> None:

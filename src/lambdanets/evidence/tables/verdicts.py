@@ -1,4 +1,4 @@
-"""Each printed figure with ours beside it, and what came of it."""
+"""Compares each number of the paper with ours."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,36 +6,36 @@ from functools import cache
 
 from lambdanets.evidence.tables import complexity
 from lambdanets.evidence.tables.memory import memory_of
-from lambdanets.evidence.tables.printed import COUNTABLE, Printed
-from lambdanets.evidence.tables.rows import OF_OTHERS, Build, build_of, structure
+from lambdanets.evidence.tables.paper import COUNTABLE, PaperNumber
+from lambdanets.evidence.tables.rows import OTHER_NETWORKS, Build, build_of, structure
 from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 
-MATCH, DIFFERS, LISTED = "match", "differs", "not reproducible"
-MEASURED, QUOTED, NOT_FITTED, ANOTHER, SETTING, NOT_MEASURED = (
+MATCH, DIFFERS, NOT_REPRODUCIBLE = "match", "differs", "not reproducible"
+MEASURED, NOT_REPRODUCED, NOT_FITTED, OTHER_NETWORK, SETTING, NOT_MEASURED = (
     "measured here",
     "not reproduced",
     "not fitted",
-    "another network",
+    "different network",
     "setting",
     "not measured",
 )
 SPEEDS = ("throughput", "train throughput", "inference throughput", "train step latency")
 _MILLION, _BILLION = 1e6, 1e9
 _SIZES = {("params", "M"): _MILLION, ("FLOPs", "M"): _MILLION, ("FLOPs", "B"): _BILLION, ("FLOPs", "G"): _BILLION}
-# Table 17's FLOPs come out only if lambdas are summed and applied once, Table 16's only if each is applied by itself.
+# Table 17's FLOPs match only if lambdas are summed and applied once, Table 16's only if each is applied separately.
 _APPLIED_TOGETHER = ("17",)
 _STRUCTURE = ("blocks", "lambda layers in c4")
 _SETTINGS = ("image size", "RandAugment magnitude", "dropout", "stochastic depth rate", "space complexity")
 
-# (table, row, column) to what was measured, in the unit of the column, and a note on it.
+# (table, row, column) -> (measured value in the column's unit, note)
 Measurements = Mapping[tuple[str, str, str], tuple[float, str]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A printed figure, ours in the same unit (or in words), what came of it, why not, and the model behind it."""
+    """A number of the paper, ours in the same unit (or as text), the verdict, a note, and the model."""
 
-    printed: Printed
+    paper: PaperNumber
     ours: float | str | None
     verdict: str
     note: str = ""
@@ -43,75 +43,73 @@ class Line:
 
     @property
     def countable(self) -> bool:
-        """Whether the figure was to be counted, and was."""
-        return self.printed.column in COUNTABLE and self.verdict in (MATCH, DIFFERS, LISTED)
+        """Whether the number was counted and compared."""
+        return self.paper.column in COUNTABLE and self.verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE)
 
 
-def compare(figures: Iterable[Printed], measured: Measurements | None = None) -> list[Line]:
-    """A line for each figure; speeds only where they were measured."""
-    return [_line(figure, measured or {}) for figure in figures]
+def compare(numbers: Iterable[PaperNumber], measured: Measurements | None = None) -> list[Line]:
+    """One line per number of the paper; speeds have a value if they were measured."""
+    return [_line(number, measured or {}) for number in numbers]
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """What came of the lines, in a few sentences."""
+    """The number of matches and mismatches, as a sentence."""
     countable = [line for line in lines if line.countable]
-    listed = sum(line.verdict == LISTED for line in countable)
+    listed = sum(line.verdict == NOT_REPRODUCIBLE for line in countable)
     matches = sum(line.verdict == MATCH for line in countable)
-    said = f"{matches} of {len(countable)} countable numbers match; {listed} not reproducible (see notes)"
+    text = f"{matches} of {len(countable)} countable numbers match; {listed} not reproducible (see notes)"
     wrong = sum(line.verdict == DIFFERS for line in lines)
     others = [line for line in lines if line.verdict == MATCH and not line.countable]
-    fitted = sum(line.printed.column == "time" for line in others)
+    fitted = sum(line.paper.column == "time" for line in others)
     more = [f"{len(others) - fitted} entries of Table 19"] if len(others) > fitted else []
     more += [f"{fitted} fitted complexities"] if fitted else []
     if more:
-        said += f"; {' and '.join(more)} match"
-    return f"{said}; {wrong} {'differs' if wrong == 1 else 'differ'}" if wrong else said
+        text += f"; {' and '.join(more)} match"
+    return f"{text}; {wrong} {'differs' if wrong == 1 else 'differ'}" if wrong else text
 
 
-def _line(figure: Printed, measured: Measurements) -> Line:
-    build = build_of(figure.table, figure.row)
+def _line(number: PaperNumber, measured: Measurements) -> Line:
+    build = build_of(number.table, number.row)
     model = "" if build is None else str(build)
-    key = (figure.table, figure.row, figure.column)
+    key = (number.table, number.row, number.column)
     if key in measured:
         value, note = measured[key]
-        return Line(figure, value, MEASURED, note, model)
-    if figure.column in COUNTABLE:
-        return _counted(figure, build, model)
-    if figure.column in _STRUCTURE and build is not None:
-        ours = structure(build, figure.column)
-        return Line(figure, ours, MATCH if ours == figure.value else DIFFERS, model=model)
-    if figure.column == "time":
-        return _fitted(figure)
-    if figure.column == "space":
-        return Line(figure, None, NOT_FITTED)
-    if figure.column in SPEEDS or "slowdown" in figure.column:
-        return Line(figure, None, NOT_MEASURED, model=model)
-    if figure.column in _SETTINGS:
-        return Line(figure, None, SETTING, model=model)
-    return Line(figure, None, QUOTED, model=model)
+        return Line(number, value, MEASURED, note, model)
+    if number.column in COUNTABLE:
+        return _counted(number, build, model)
+    if number.column in _STRUCTURE and build is not None:
+        ours = structure(build, number.column)
+        return Line(number, ours, MATCH if ours == number.value else DIFFERS, model=model)
+    if number.column == "time":
+        return _fitted(number)
+    if number.column == "space":
+        return Line(number, None, NOT_FITTED)
+    if number.column in SPEEDS or "slowdown" in number.column:
+        return Line(number, None, NOT_MEASURED, model=model)
+    if number.column in _SETTINGS:
+        return Line(number, None, SETTING, model=model)
+    return Line(number, None, NOT_REPRODUCED, model=model)
 
 
-def _counted(figure: Printed, build: Build | None, model: str) -> Line:
-    ours = memory_of(figure.table, figure.row) if figure.unit in ("GB", "MB") else None
-    if ours is None and build is not None and figure.column in ("params", "FLOPs"):
-        together = figure.table in _APPLIED_TOGETHER
-        ours = _count(figure.column, build, together) / _SIZES[figure.column, figure.unit]
+def _counted(number: PaperNumber, build: Build | None, model: str) -> Line:
+    ours = memory_of(number.table, number.row) if number.unit in ("GB", "MB") else None
+    if ours is None and build is not None and number.column in ("params", "FLOPs"):
+        together = number.table in _APPLIED_TOGETHER
+        ours = _count(number.column, build, together) / _SIZES[number.column, number.unit]
     if ours is None:
-        raise ValueError(f"figure must have a model or a formula, got {figure.row!r} of table {figure.table}")
-    if (figure.table, figure.row) in OF_OTHERS:
-        return Line(figure, ours, ANOTHER, OF_OTHERS[figure.table, figure.row], model)
-    if figure.agrees(ours):
-        return Line(figure, ours, MATCH, model=model)
-    if figure.unreproducible:
-        return Line(figure, ours, LISTED, figure.unreproducible, model)
-    if figure.column == "params" and build is not None:
-        in_use = count_parameters_in_use(build.create(), build.image_size) / _SIZES["params", figure.unit]
-        if figure.agrees(in_use):
-            note = (
-                f"without the table entries of offsets that no map of {build.image_size} pixels has; with them {{:.3f}}"
-            )
-            return Line(figure, in_use, MATCH, note.format(ours), model)
-    return Line(figure, ours, DIFFERS, f"expected {figure.text()}", model)
+        raise ValueError(f"number must have a model or a formula, got {number.row!r} of table {number.table}")
+    if (number.table, number.row) in OTHER_NETWORKS:
+        return Line(number, ours, OTHER_NETWORK, OTHER_NETWORKS[number.table, number.row], model)
+    if number.matches(ours):
+        return Line(number, ours, MATCH, model=model)
+    if number.unreproducible:
+        return Line(number, ours, NOT_REPRODUCIBLE, number.unreproducible, model)
+    if number.column == "params" and build is not None:
+        in_use = count_parameters_in_use(build.create(), build.image_size) / _SIZES["params", number.unit]
+        if number.matches(in_use):
+            note = f"without table entries that no {build.image_size}-pixel image uses; with them {{:.3f}}"
+            return Line(number, in_use, MATCH, note.format(ours), model)
+    return Line(number, ours, DIFFERS, f"expected {number.text()}", model)
 
 
 @cache
@@ -122,10 +120,10 @@ def _count(column: str, build: Build, applied_together: bool) -> int:
     return count_flops(model, build.image_size, applied_together=applied_together)
 
 
-def _fitted(figure: Printed) -> Line:
-    term = str(figure.value)
-    found = complexity.exponents(figure.table, figure.row, term)
-    if found is None:
-        return Line(figure, None, NOT_FITTED)
-    ours = " ".join(f"{name}^{exponent + 0.0:.2f}".replace("-0.00", "0.00") for name, exponent in found.items())
-    return Line(figure, ours, MATCH if complexity.as_printed(term, found) else DIFFERS)
+def _fitted(number: PaperNumber) -> Line:
+    term = str(number.value)
+    fitted = complexity.exponents(number.table, number.row, term)
+    if fitted is None:
+        return Line(number, None, NOT_FITTED)
+    ours = " ".join(f"{name}^{exponent + 0.0:.2f}".replace("-0.00", "0.00") for name, exponent in fitted.items())
+    return Line(number, ours, MATCH if complexity.matches_term(term, fitted) else DIFFERS)

@@ -1,4 +1,4 @@
-"""What each table is about, in a line, and what it says, in a paragraph."""
+"""Titles and explanations of the tables."""
 
 TITLES = {
     "2": "Complexities of attention and lambda layers",
@@ -8,14 +8,14 @@ TITLES = {
     "6": "Complexities of multi-head and multi-query lambda layers",
     "7": "Complexities with an intra-depth",
     "8": "Query depth, heads and intra-depth",
-    "9": "Content against position",
+    "9": "Content and position",
     "10": "Scope",
     "11": "Normalizations",
     "12": "Stages on lambda layers in ResNet-50",
     "13": "Number of lambda layers in c4",
     "14": "Detection and segmentation on COCO",
-    "15": "Parameters beside EfficientNet-B6",
-    "16": "FLOPs beside EfficientNet-B6",
+    "15": "Parameters compared with EfficientNet-B6",
+    "16": "FLOPs compared with EfficientNet-B6",
     "17": "MobileNet-v2 with lambda blocks",
     "18": "LambdaResNets by depth and image size",
     "19": "Blocks of LambdaResNets",
@@ -28,12 +28,12 @@ PARAGRAPHS = {
     "2": "Attention keeps a map for each example and head. A lambda layer keeps embeddings that the whole batch "
     "shares, and one lambda for all heads of a position, which divides its time by h. A local scope r makes "
     "the time linear in n. Exponents are fitted to the multiply-adds that the operations of this package run, "
-    "over a grid of sizes; they match within 0.05. Where k and d are summed they grow together. "
+    "over a grid of sizes; they match within 0.05. Where the term has a sum of k and d, both scale together. "
     "Space was not fitted.",
     "3": "Every 3x3 convolution of ResNet-50 is replaced by another layer. Lambda layers have the fewest parameters, "
     "because their projections are small and the table of embeddings does not grow with the "
     "channels. For the rows that the paper quotes from other papers, ours have that layer in every block of the same "
-    "ResNet-50, unlike the original networks; only local self-attention has the same count.",
+    "ResNet-50, unlike the original networks; only local self-attention has the paper's count.",
     "4": "Memory is what is kept for the backward pass: attention maps, or embeddings. Attention maps grow with batch "
     "and heads; embeddings do not, and take a third where layers of one resolution share them. "
     "GB are GiB, for 128 images in float32, 8 heads of attention, and 3, 4, 6 and 3 layers on maps of side 56, "
@@ -72,10 +72,10 @@ PARAGRAPHS = {
     "32 query channels in all, 8 per head, where the text says a query depth of 32. The 563 million match "
     "only if content and position lambdas are summed first and applied once, as the layer here does; "
     "the 34 G of Table 16 only if they are applied separately. The other counts match either way.",
-    "18": "Depth and image size grow together. Latencies are of a training step of 1,024 images on 8 TPUv3 cores.",
-    "19": "Read from the models. Three layers per block and two more give the depth; those of 270 "
-    "and 420 are nominal: 272 and 419.",
-    "20": "Settings of the 350-epoch training, no results.",
+    "18": "Depth and image size scale together. Latencies are of a training step of 1,024 images on 8 TPUv3 cores.",
+    "19": "Computed from the models. The depth is three layers per block plus two; LambdaResNet-270 and 420 have "
+    "272 and 419 layers.",
+    "20": "Settings of the 350-epoch training; no results.",
     "E.2": "Eight lambda layers on 20x20 maps, k = 16, in bfloat16; the baseline is attention with 8 heads and 32 "
     "examples. MB are MiB, and the 0.625 GB are 625 MiB.",
     "fn2": "Attention maps of 128 images of 64x64 positions, 8 heads, float32, in GiB.",

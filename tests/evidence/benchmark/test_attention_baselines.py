@@ -1,4 +1,4 @@
-"""The attention rivals compute what their formula says."""
+"""The attention baselines against their equation."""
 
 import importlib
 
@@ -12,7 +12,7 @@ from lambdanets.evidence.benchmark.reference import relative_error
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_bias_of_a_pair_is_that_of_its_offset(causal):
+def test_relative_bias_depends_on_the_offset(causal):
     table = torch.randn(2, 3, 5)
     bias = attention.relative_bias(table, (3, 4), causal=causal)
     for n in range(12):
@@ -24,11 +24,11 @@ def test_the_bias_of_a_pair_is_that_of_its_offset(causal):
 
 
 @pytest.mark.parametrize(("scope", "training"), [(3, True), (3, False), (23, True)])
-def test_sdpa_gives_what_the_formula_gives(scope, training):
+def test_sdpa_equals_the_reference(scope, training):
     torch.manual_seed(0)
     layer = attention.build_attention("sdpa", 8, 2, scope, (4, 5)).double().train(training)
     x = torch.randn(2, 8, 4, 5, dtype=torch.float64)
-    assert relative_error(layer(x), layer.plain(x)) < 1e-12
+    assert relative_error(layer(x), layer.reference(x)) < 1e-12
 
 
 class Operations(TorchDispatchMode):
@@ -41,7 +41,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_sdpa_makes_the_index_of_its_bias_once():
+def test_sdpa_computes_its_bias_index_once():
     layer = attention.build_attention("sdpa", 8, 2, 3, (4, 5))
     x = torch.randn(2, 8, 4, 5)
     with Operations() as first:
@@ -55,33 +55,33 @@ def test_sdpa_makes_the_index_of_its_bias_once():
 
 
 @pytest.mark.parametrize(("scope", "sides"), [(3, (3, 3)), (23, (4, 5))])
-def test_neighbourhoods_have_as_many_positions_at_the_edge_as_inside(scope, sides):
+def test_natten_windows_have_equal_sizes_at_edges(scope, sides):
     layer = attention._Natten(8, 2, scope, (4, 5))
-    seen = layer.plain_bias()[0] == 0
-    assert seen.sum(dim=1).unique().tolist() == [sides[0] * sides[1]]
-    assert seen.diagonal().all()
+    in_window = layer.reference_bias()[0] == 0
+    assert in_window.sum(dim=1).unique().tolist() == [sides[0] * sides[1]]
+    assert in_window.diagonal().all()
 
 
-def test_natten_is_left_out_where_it_is_not_installed(monkeypatch):
+def test_natten_is_left_out_if_not_installed(monkeypatch):
     monkeypatch.setattr(attention, "installed", lambda package: None)
     with pytest.raises(LeftOut, match="pip install natten"):
         attention.build_attention("natten", 8, 2, 3, (4, 4))
 
 
-def test_flex_attention_gives_what_the_formula_gives(monkeypatch):
+def test_flex_attention_equals_the_reference(monkeypatch):
     flex_attention = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
     monkeypatch.setattr(attention, "_compiled_flex", lambda: flex_attention)  # compiling takes half a minute
     torch.manual_seed(0)
     layer = attention.build_attention("flex-attention", 32, 2, 5, (6, 6)).eval()
     x = torch.randn(1, 32, 6, 6)
     with torch.no_grad():
-        assert relative_error(layer(x), layer.plain(x.double())) < 1e-4
+        assert relative_error(layer(x), layer.reference(x.double())) < 1e-4
 
 
 @pytest.mark.skipif(importlib.util.find_spec("natten") is None, reason="natten is not installed")
-def test_natten_gives_what_the_formula_gives():
+def test_natten_equals_the_reference():
     torch.manual_seed(0)
     layer = attention.build_attention("natten", 32, 2, 5, (6, 6)).eval()
     x = torch.randn(1, 32, 6, 6)
     with torch.no_grad():
-        assert relative_error(layer(x), layer.plain(x.double())) < 1e-4
+        assert relative_error(layer(x), layer.reference(x.double())) < 1e-4

@@ -11,7 +11,7 @@ RESULTS = ROOT / "experiments/results/epyc-2-cores"
 
 
 @pytest.mark.parametrize(("script", "page"), [("scale", "scale"), ("noisy_student", "pseudo_labels")])
-def test_the_committed_page_is_what_the_script_writes(script, page, tmp_path, monkeypatch):
+def test_committed_page_is_what_the_script_writes(script, page, tmp_path, monkeypatch):
     written = tmp_path / "page.md"
     monkeypatch.setattr(sys, "argv", [script, "--page", str(written)])
     load_script(f"experiments/{script}.py").main()
@@ -22,7 +22,7 @@ def test_the_committed_page_is_what_the_script_writes(script, page, tmp_path, mo
     ("script", "page", "result"),
     [("coco_overfit", "detection", ()), ("kills", "faults", ("--out", RESULTS / "kills.json"))],
 )
-def test_the_committed_section_is_what_the_script_writes(script, page, result, tmp_path, monkeypatch):
+def test_committed_section_is_what_the_script_writes(script, page, result, tmp_path, monkeypatch):
     committed = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     module = load_script(f"experiments/{script}.py")
     before, _, rest = committed.partition(module.BEGIN)
@@ -36,11 +36,11 @@ def test_the_committed_section_is_what_the_script_writes(script, page, result, t
     assert section.count("\n") >= 3
 
 
-def test_a_result_of_other_phases_or_with_other_scores_writes_no_page():
+def test_inconsistent_results_write_no_page():
     kills, coco = load_script("experiments/kills.py"), load_script("experiments/coco_overfit.py")
     killed = json.loads((RESULTS / "kills.json").read_text(encoding="utf-8"))
     with pytest.raises(ValueError, match="other phases"):
         kills.section(killed | {"by_phase": {"training": killed["kills"]}})
     scored = json.loads((RESULTS / "coco_overfit.json").read_text(encoding="utf-8"))
-    with pytest.raises(ValueError, match="scores differ"):
+    with pytest.raises(ValueError, match="scores must equal"):
         coco.section(scored | {"largest_difference": {"pycocotools": 1e-5}})

@@ -1,19 +1,19 @@
-"""Peak memory is counted to the byte."""
+"""Peak memory is exact to the byte."""
 
 import torch
 
-from lambdanets.evidence.benchmark.allocations import highest_sum, peak_bytes
+from lambdanets.evidence.benchmark.peak_memory import max_running_sum, peak_bytes
 
 CPU = torch.device("cpu")
 MIB = 2**20
 
 
-def test_the_highest_sum_is_that_of_the_fullest_moment():
-    assert highest_sum([5, 3, -6, 4, -2]) == 8
-    assert highest_sum([-4, 2]) == 0
+def test_max_running_sum():
+    assert max_running_sum([5, 3, -6, 4, -2]) == 8
+    assert max_running_sum([-4, 2]) == 0
 
 
-def test_the_peak_is_what_is_held_at_once():
+def test_peak_is_the_sum_of_simultaneous_allocations():
     def work():
         first = torch.empty(MIB, dtype=torch.uint8)
         second = torch.empty(2 * MIB, dtype=torch.uint8)
@@ -23,12 +23,12 @@ def test_the_peak_is_what_is_held_at_once():
     assert peak_bytes(work, CPU) == 3 * MIB
 
 
-def test_what_was_held_before_does_not_count():
+def test_earlier_allocations_do_not_count():
     before = torch.ones(MIB)
     assert peak_bytes(lambda: before.sigmoid_(), CPU) == 0
 
 
-def test_a_backward_pass_gives_the_same_bytes_each_time():
+def test_peak_of_a_backward_pass_is_reproducible():
     layer, x = torch.nn.Conv2d(4, 4, 3, padding=1), torch.randn(2, 4, 9, 9)
 
     def work():

@@ -1,4 +1,4 @@
-"""The command from its options to its folder, on tiny shapes."""
+"""`lambdanets benchmark` end to end, on tiny shapes."""
 
 import json
 import os
@@ -9,17 +9,18 @@ import pytest
 from lambdanets.cli import main
 from lambdanets.evidence.benchmark import layer, model, peers, scaling
 from lambdanets.evidence.benchmark import run as benchmark
-from lambdanets.evidence.benchmark.race import NOT_REACHED
+from lambdanets.evidence.benchmark.measurement import NOT_REACHED
 from lambdanets.evidence.benchmark.report import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
-# compiling FlexAttention takes longer than all the rest
+# without FlexAttention, whose compilation takes longer than all else
 NAMES = [name for name in layer.NAMES if name != "flex-attention"]
+OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {
-    "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK, "--contestants", *NAMES],
-    "memory": ["--shapes", "4x5x8", "--scopes", "3", "--device", "cpu", "--contestants", *NAMES],
+    "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK, "--candidates", *NAMES],
+    "memory": ["--shapes", "4x5x8", "--scopes", "3", "--device", "cpu", "--candidates", *NAMES],
     "model": ["--image-size", "64", "--batch-size", "2", "--patterns", "CCCL", "--scope", "3", *QUICK],
-    # sizes that would take longer than --seconds are left out, on a slow or busy machine tiny ones too
+    # a large --seconds, since on a busy machine even tiny sizes may exceed a small one and be left out
     "scaling": ["--sides", "3", "4", "--lengths", "8", "12", "--repeats", "3", "--seconds", "600", "--device", "cpu"],
 }
 ROWS = {
@@ -37,7 +38,7 @@ def fails(capsys, *arguments):
 
 @pytest.mark.figures
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_a_benchmark_checks_measures_and_writes(kind, tmp_path, capsys):
+def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys):
     out = tmp_path / "made/here"
     assert main(["benchmark", kind, *COMMANDS[kind], "--out", str(out)]) == 0
     results = json.loads((out / RESULTS).read_text())
@@ -45,99 +46,98 @@ def test_a_benchmark_checks_measures_and_writes(kind, tmp_path, capsys):
     assert len(results["rows"]) == ROWS[kind]
     ran = [row for row in results["rows"] if row["left_out"] is None]
     assert {"lambdanets", "timm", "convolution", "lambdanets CCCL", "resnet50", "lambda_order"} & {
-        row["contestant"] for row in ran
+        row["candidate"] for row in ran
     }
     left_out = [row["left_out"] for row in results["rows"] if row not in ran]
     assert all("not installed" in reason or "on CUDA devices" in reason for reason in left_out)
     assert all(row["errors"] for row in ran)
-    # what is noisy runs again
+    # noisy candidates run again
     assert all(row["peak_bytes"] if kind == "memory" else len(row["seconds"]) in (3, 6, 9) for row in ran)
     assert results["figures"]
     assert (out / f"{kind}.png").stat().st_size > 1000
-    said = capsys.readouterr().out
-    assert all(row["contestant"] in said for row in results["rows"])
-    assert f"written to {out}" in said
+    printed = capsys.readouterr().out
+    assert all(row["candidate"] in printed for row in results["rows"])
+    assert f"written to {out}" in printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path, capsys, monkeypatch):
-    raced, out = benchmark.race, tmp_path / "out"
+    measure_case, out = benchmark.measure_case, tmp_path / "out"
 
-    def with_signal(case, rows, measuring):
+    def with_signal(case, rows, options):
         if rows:
             os.kill(os.getpid(), number)
-        return raced(case, rows, measuring)
+        return measure_case(case, rows, options)
 
-    given = ["benchmark", "layer", *COMMANDS["layer"], "--contestants", "lambdanets", "convolution", "--out", str(out)]
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
     with monkeypatch.context() as patch:
-        patch.setattr(benchmark, "race", with_signal)
-        assert main(given) == 130
+        patch.setattr(benchmark, "measure_case", with_signal)
+        assert main(arguments) == 130
     results = json.loads((out / RESULTS).read_text())
     assert not results["finished"]
     assert {row["sizes"]["pass"] for row in results["rows"]} == {"inference"}
-    assert f"interrupted; what was measured is written to {out}; resume with" in capsys.readouterr().out
-    assert "was started with options (seed 0, not 7); remove it" in fails(capsys, *given[1:], "--seed", "7")
-    assert main(given) == 0
+    assert f"interrupted; results so far are in {out}; resume with" in capsys.readouterr().out
+    assert "was started with options (seed 0, not 7); remove it" in fails(capsys, *arguments[1:], "--seed", "7")
+    assert main(arguments) == 0
     again = json.loads((out / RESULTS).read_text())
     assert again["finished"]
     assert again["rows"][:2] == results["rows"]
     assert [row["sizes"]["pass"] for row in again["rows"]] == ["inference"] * 2 + ["training"] * 2
     assert not list(out.glob(".*"))
-    assert "is finished; choose another path" in fails(capsys, *given[1:])
+    assert "is finished; choose another path" in fails(capsys, *arguments[1:])
 
 
-def test_benchmark_interrupted_at_its_end_has_its_plots(tmp_path, capsys, monkeypatch):
-    drawn, out = benchmark.plots.draw, tmp_path / "out"
+def test_benchmark_interrupted_at_its_end_has_its_figures(tmp_path, capsys, monkeypatch):
+    draw, out = benchmark.plots.draw, tmp_path / "out"
 
     def with_signal(report, folder):
         os.kill(os.getpid(), signal.SIGTERM)
-        drawn(report, folder)
+        draw(report, folder)
 
     monkeypatch.setattr(benchmark.plots, "draw", with_signal)
-    given = ["benchmark", "layer", *COMMANDS["layer"], "--contestants", "lambdanets", "convolution", "--out", str(out)]
-    assert main(given) == 130
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
+    assert main(arguments) == 130
     assert sorted(path.name for path in out.iterdir()) == ["layer.png", RESULTS]
     assert f"written to {out}" in capsys.readouterr().out
     assert json.loads((out / RESULTS).read_text())["finished"]
 
 
-def test_case_that_was_cut_short_is_measured_again(tmp_path, capsys, monkeypatch):
+def test_interrupted_case_is_measured_again(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    given = ["benchmark", "layer", *COMMANDS["layer"], "--contestants", "lambdanets", "convolution", "--out", str(out)]
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "lambdanets.evidence.benchmark.race.interleave", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
-        )
-        assert main(given) == 130
+        module = "lambdanets.evidence.benchmark.measurement"
+        patch.setattr(f"{module}.time_interleaved", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        assert main(arguments) == 130
     assert {row["left_out"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {NOT_REACHED}
-    assert main(given) == 0
+    assert main(arguments) == 0
     assert {row["left_out"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {None}
 
 
-def test_missing_peers_are_named_and_stop_nothing(tmp_path, capsys, monkeypatch):
+def test_missing_peers_are_left_out_and_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda package: None)
     assert main(["benchmark", "layer", *COMMANDS["layer"], "--out", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert all(f"not installed; pip install {peer.package}" in said for peer in peers.PEERS.values())
+    printed = capsys.readouterr().out
+    assert all(f"not installed; pip install {peer.package}" in printed for peer in peers.PEERS.values())
 
 
-def test_an_existing_folder_is_refused(tmp_path, capsys):
+def test_rejects_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "mine").touch()
     assert "is not empty: mine; choose another folder" in fails(capsys, "layer", "--out", str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["layers"], "there is no benchmark 'layers', only layer, model, memory, scaling; the nearest is layer"),
         (["layer", "--repeat", "3"], "has no option --repeat; the nearest is --repeats"),
-        (["layer", "--contestants", "tim"], "got 'tim'; the nearest is timm"),
-        (["layer", "--shapes", "28x28"], "--shapes must be like 28x28x128"),
+        (["layer", "--candidates", "tim"], "got 'tim'; the nearest is timm"),
+        (["layer", "--shapes", "28x28"], "--shapes must be HEIGHTxWIDTHxCHANNELS such as 28x28x128, got '28x28'"),
         (["layer", "--shapes", "8x8x6"], "divisible by 4 heads, got 8x8x6"),
-        (["layer", "--scopes", "8"], "must be odd"),
+        (["layer", "--scopes", "8"], "scope must be odd, got 8"),
         (["layer", "--algorithm", "fastest"], "--algorithm must be one of auto"),
         (["layer", "--dtype", "float8"], "--dtype must be one of float32, bfloat16, float16, got 'float8'"),
-        (["layer", "--contestants"], "--contestants needs at least one value"),
+        (["layer", "--candidates"], "--candidates must have at least one value"),
         (["layer", "--shapes", "100000x100000x64"], "--shapes must fit into memory, got 100000x100000x64"),
         (["memory", "--repeats", "3"], "has no option --repeats"),
         (["model", "--patterns", "CCL"], "--patterns must be four letters"),
@@ -146,24 +146,24 @@ def test_an_existing_folder_is_refused(tmp_path, capsys):
         (["layer", "--seconds", "inf"], "--seconds must be positive and finite, got inf"),
     ],
 )
-def test_a_mistake_is_said_in_a_sentence_and_leaves_no_folder(arguments, sentence, tmp_path, capsys, monkeypatch):
+def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert sentence in fails(capsys, *arguments)
+    assert message in fails(capsys, *arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_cuda_is_refused_without_a_gpu(capsys, monkeypatch, tmp_path):
+def test_rejects_cuda_without_a_gpu(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
-    assert "--device cuda needs a GPU" in fails(capsys, "layer", "--device", "cuda", "--out", str(tmp_path / "out"))
+    assert "--device must be cpu without a GPU" in fails(capsys, "layer", "--device", "cuda", "--out", str(tmp_path))
 
 
-def test_help_names_the_kinds(capsys):
+def test_help_lists_the_kinds(capsys):
     assert main(["benchmark"]) == 0
-    said = capsys.readouterr().out
-    assert all(kind in said for kind in COMMANDS)
+    printed = capsys.readouterr().out
+    assert all(kind in printed for kind in COMMANDS)
 
 
-def test_a_benchmark_that_measures_nothing_fails(tmp_path, capsys, monkeypatch):
+def test_benchmark_that_measures_nothing_fails(tmp_path, capsys, monkeypatch):
     def broken(package, layer):
         raise RuntimeError("no kernel")
 

@@ -1,0 +1,195 @@
+"""Measure the candidates of a case: build them, check them against float64, time the correct ones interleaved."""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.errors import is_out_of_memory
+from lambdanets.evidence.benchmark.peak_memory import peak_bytes
+from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.reference import Error, Expected
+from lambdanets.evidence.benchmark.timing import is_noisy, time_interleaved
+
+NOT_REACHED = "not reached before the end"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A built candidate: the function to measure, the errors of its last run, and a function that frees its memory."""
+
+    work: Callable[[], Any]
+    errors: Callable[[], dict[str, Error]]
+    release: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A name and its builder, which raises LeftOut, or any error, if the candidate cannot run."""
+
+    name: str
+    prepare: Callable[[], Prepared]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Candidates at the same sizes and pass, which identify the case."""
+
+    sizes: dict[str, Any]
+    candidates: Sequence[Candidate]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.sizes.items())
+
+
+@dataclass
+class Row:
+    """The result of a candidate in a case: why it was left out, or its errors, seconds and peak bytes."""
+
+    sizes: dict[str, Any]
+    candidate: str
+    left_out: str | None = None
+    errors: dict[str, float] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its times vary too much to be compared."""
+        return is_noisy(self.seconds)
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """How to measure cases: the device; time, memory or both; a callback for progress messages."""
+
+    device: torch.device
+    time: bool = False
+    memory: bool = False
+    repeats: int = 1
+    seconds: float = 0.0
+    seed: int = 0
+    on_progress: Callable[[str], Any] = lambda message: None
+
+
+def measure_case(case: Case, rows: list[Row], options: MeasureOptions) -> list[Row]:
+    """Append a row per candidate to rows and measure it; returns the new rows.
+
+    All candidates are checked before any is measured, and incorrect ones are not measured. On an interruption all rows
+    are marked as not reached: incomplete rounds are not comparable.
+    """
+    new_rows = [Row(case.sizes, candidate.name, NOT_REACHED) for candidate in case.candidates]
+    rows += new_rows
+    try:
+        correct = _check_all(case, new_rows, options)
+        _measure(correct, {row.candidate: row for row in new_rows}, options)
+    except BaseException:
+        for row in new_rows:
+            row.left_out = row.left_out or NOT_REACHED
+        raise
+    correct.clear()
+    gc.collect()
+    return new_rows
+
+
+def _check_all(case: Case, rows: list[Row], options: MeasureOptions) -> dict[str, Prepared]:
+    """The correct candidates; the rows of the others get the reason."""
+    correct: dict[str, Prepared] = {}
+    for row, candidate in zip(rows, case.candidates, strict=True):
+        options.on_progress(f"{candidate.name}, checking")
+        try:
+            correct[candidate.name] = _prepare_and_check(row, candidate)
+            row.left_out = None
+        except LeftOut as reason:
+            row.left_out = str(reason)
+        except Exception as error:  # a baseline may raise anything; our layers have tests
+            message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            row.left_out = "out of memory" if is_out_of_memory(error) else message
+    return correct
+
+
+def _measure(candidates: dict[str, Prepared], rows: dict[str, Row], options: MeasureOptions) -> None:
+    if options.memory:
+        for name, prepared in candidates.items():
+            options.on_progress(f"{name}, memory")
+            prepared.release()
+            rows[name].peak_bytes = peak_bytes(prepared.work, options.device)
+    if options.time:
+        cuda = options.device.type == "cuda"
+        time_interleaved(
+            {name: prepared.work for name, prepared in candidates.items()},
+            {name: rows[name].seconds for name in candidates},
+            repeats=options.repeats,
+            seconds=options.seconds,
+            seed=options.seed,
+            synchronize=torch.cuda.synchronize if cuda else lambda: None,
+            on_progress=options.on_progress,
+        )
+
+
+def _prepare_and_check(row: Row, candidate: Candidate) -> Prepared:
+    prepared = candidate.prepare()
+    prepared.work()
+    errors = prepared.errors()
+    row.errors = {name: error.relative for name, error in errors.items()}
+    for name, (error, tolerance) in errors.items():
+        if not error <= tolerance:
+            raise LeftOut(f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {tolerance:.0e}")
+    return prepared
+
+
+def prepare_module(
+    module: nn.Module,
+    x: Tensor,
+    grad_output: Tensor | None,
+    expected: Callable[[], Expected],
+    more: Callable[[], dict[str, Tensor]] | None = None,
+) -> Prepared:
+    """A module's forward pass without gradients, or, if grad_output is given, forward and backward.
+
+    Each run allocates its gradients, so they count as its memory. more: further gradients to check.
+    """
+    x = x.detach().clone().requires_grad_(grad_output is not None)
+    last_output: dict[str, Tensor] = {}
+
+    def release() -> None:
+        last_output.clear()
+        module.zero_grad(set_to_none=True)
+        x.grad = None
+
+    def work() -> None:
+        release()
+        with torch.set_grad_enabled(grad_output is not None):
+            output = module(x)
+        if grad_output is not None:
+            output.backward(grad_output)
+        last_output["output"] = output.detach()
+
+    def errors() -> dict[str, Error]:
+        actual = dict(last_output)
+        if grad_output is not None:
+            assert x.grad is not None
+            actual |= {"input gradient": x.grad} | (more() if more else {})
+        return expected().check(actual)
+
+    return Prepared(work, errors, release)
+
+
+@contextlib.contextmanager
+def without_tf32(threads: int | None) -> Iterator[None]:
+    """Switch TF32 off and set the number of threads; restore both at the end."""
+    before = torch.get_num_threads()
+    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(threads or before)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = cudnn

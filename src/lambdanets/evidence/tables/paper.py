@@ -1,0 +1,67 @@
+"""The numbers of the paper's tables, as data."""
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from lambdanets.errors import InputError, nearest
+
+# Columns that can be counted, because the architecture determines them.
+COUNTABLE = ("params", "FLOPs", "memory")
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """A number (or text) in a table of the paper. precision: the unit of its last digit, None for text.
+
+    unreproducible: why the number contradicts the architecture, for a countable one.
+    """
+
+    table: str
+    row: str
+    column: str
+    value: float | str
+    unit: str
+    precision: float | None
+    unreproducible: str | None = None
+
+    def text(self) -> str:
+        """The value with the paper's digits."""
+        if isinstance(self.value, str) or self.precision is None:
+            return str(self.value)
+        digits = len(f"{self.precision:g}".partition(".")[2])
+        return f"{self.value:.{digits}f}"
+
+    def matches(self, value: float) -> bool:
+        """Whether a value rounded to the paper's digits equals the paper's."""
+        if isinstance(self.value, str) or self.precision is None:
+            raise ValueError(f"value must be a number to be compared with {value}, got {self.value!r}")
+        return round(value / self.precision) == round(self.value / self.precision)
+
+
+@functools.cache
+def paper_numbers() -> tuple[PaperNumber, ...]:
+    """All numbers, in the order of the paper's tables."""
+    content = resources.files(__package__).joinpath("paper.json").read_text(encoding="utf-8")
+    numbers = [PaperNumber(**number) for number in json.loads(content)["figures"]]
+    order = [str(table) for table in range(2, 21)]
+    return tuple(sorted(numbers, key=lambda number: (*order, "E.2", "fn2").index(number.table)))
+
+
+def tables() -> list[str]:
+    """Names of the tables, in order."""
+    return list(dict.fromkeys(number.table for number in paper_numbers()))
+
+
+def numbers_of(names: Sequence[str]) -> list[PaperNumber]:
+    """The numbers of the named tables, all for no name, in the paper's order. Raises InputError for an unknown name."""
+    known = tables()
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"tables must be among {', '.join(known)}, got {name!r}{nearest(name, known)} "
+                "(Table 1 of the paper has no numbers)"
+            )
+    return [number for number in paper_numbers() if not names or number.table in names]

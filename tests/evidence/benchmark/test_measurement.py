@@ -1,0 +1,99 @@
+"""Incorrect candidates are not measured, and a failure does not affect the others."""
+
+import pytest
+import torch
+
+from lambdanets.evidence.benchmark.measurement import (
+    NOT_REACHED,
+    Candidate,
+    Case,
+    MeasureOptions,
+    Prepared,
+    measure_case,
+    prepare_module,
+    without_tf32,
+)
+from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.reference import Error, compute_expected, reference_copy
+
+TIMING = MeasureOptions(torch.device("cpu"), time=True, repeats=3, seconds=600.0)
+
+
+def candidate(name, error=0.0, ran=None, work=None):
+    def prepare():
+        return Prepared(
+            work or (lambda: None if ran is None else ran.append(name)),
+            lambda: {"output": Error(error, 1e-4)},
+            lambda: None,
+        )
+
+    return Candidate(name, prepare)
+
+
+def failing(name, error):
+    def prepare():
+        raise error
+
+    return Candidate(name, prepare)
+
+
+def test_incorrect_candidate_is_not_timed():
+    ran = []
+    rows = measure_case(Case({}, [candidate("right", 1e-6), candidate("wrong", 0.2, ran)]), [], TIMING)
+    assert ran == ["wrong"]
+    assert len(rows[0].seconds) >= 3
+    assert rows[1].seconds == []
+    assert rows[1].left_out.startswith("wrong: output has a relative error of 2.0e-01")
+
+
+def test_nan_is_incorrect():
+    (row,) = measure_case(Case({}, [candidate("nan", float("nan"))]), [], TIMING)
+    assert row.left_out.startswith("wrong")
+
+
+def test_failing_candidates_are_left_out_and_the_others_timed():
+    case = Case({}, [failing("a", LeftOut("not installed")), failing("b", RuntimeError("no\nkernel")), candidate("c")])
+    rows = measure_case(case, [], TIMING)
+    assert [row.left_out for row in rows] == ["not installed", "RuntimeError: no kernel", None]
+    assert [len(row.seconds) >= 3 for row in rows] == [False, False, True]
+
+
+def test_interrupted_case_is_marked_as_not_reached():
+    calls = iter(range(5))  # one check, two warm-up runs, two timed runs
+
+    def work():
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+
+    rows = []
+    with pytest.raises(KeyboardInterrupt):
+        measure_case(Case({}, [candidate("a", work=work)]), rows, TIMING)
+    assert (len(rows[0].seconds), rows[0].left_out) == (2, NOT_REACHED)
+    with pytest.raises(KeyboardInterrupt):
+        measure_case(Case({}, [candidate("a"), candidate("b", work=work)]), rows, TIMING)
+    assert [row.left_out for row in rows] == [NOT_REACHED] * 3
+
+
+def test_peak_memory_excludes_gradients_of_earlier_runs():
+    torch.manual_seed(0)
+    module, x = torch.nn.Conv2d(4, 4, 1, bias=False), torch.randn(1, 4, 16, 16)
+    gradient = torch.randn_like(x)
+    prepared = prepare_module(module, x, gradient, lambda: compute_expected(reference_copy(module), x, gradient))
+    options = MeasureOptions(torch.device("cpu"), memory=True)
+    rows = measure_case(Case({}, [Candidate("a", lambda: prepared), Candidate("b", lambda: prepared)]), [], options)
+    assert rows[0].peak_bytes == rows[1].peak_bytes >= 2 * x.nbytes  # output and input gradient
+    assert rows[0].errors.keys() == {"output", "input gradient"}
+
+
+def test_threads_and_precision_are_restored():
+    before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    with without_tf32(threads=before[0] + 1):
+        assert torch.get_num_threads() == before[0] + 1
+        assert not torch.backends.cudnn.allow_tf32
+    assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_allocator_errors_are_reported_as_out_of_memory():
+    message = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried ..."
+    (row,) = measure_case(Case({}, [failing("a", RuntimeError(message))]), [], TIMING)
+    assert row.left_out == "out of memory"
