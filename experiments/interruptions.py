@@ -201,7 +201,7 @@ def interrupt(name: str, command: Command, folder: Path, number: int, after: flo
     if code:
         again, _, more = attempt(resumed, folder.with_suffix(".log"))
         # refused where it had finished as the signal came: its files are compared below
-        had_finished = again == 2 and re.search(r"exists(;| and is finished;) name another", more) is not None
+        had_finished = again == 2 and re.search(r"exists(;| and is finished;) choose another", more) is not None
         assert again == 0 or had_finished, f"{name} did not resume:\n{said}\n{more}"
         assert command.finished(place) >= kept or not kept or name in ("predict", "detect predict"), more
         if name in ("predict", "detect predict") and kept and not had_finished:
