@@ -316,7 +316,7 @@ def test_a_detection_recipe_is_refused_with_its_command(tmp_path, capsys):
     assert said.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
     file.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
     said = fails(capsys, "detect", "train", file)
-    assert said.endswith(f"got one of classification; train by it with: lambdanets train {file}")
+    assert said.endswith(f"got a classification recipe; train with: lambdanets train {file}")
 
 
 def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, capsys):
