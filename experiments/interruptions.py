@@ -201,7 +201,7 @@ def interrupt(name: str, command: Command, folder: Path, number: int, after: flo
     if code:
         resume_code, _, resume_output = attempt(resume, folder.with_suffix(".log"))
         # rejected if it had finished when the signal came; its files are compared below
-        pattern = r"exists(;| and is finished;) name another"
+        pattern = r"exists(;| and is finished;) choose another"
         had_finished = resume_code == 2 and re.search(pattern, resume_output) is not None
         assert resume_code == 0 or had_finished, f"{name} did not resume:\n{output}\n{resume_output}"
         assert command.finished(out) >= kept or not kept or name in ("predict", "detect predict"), resume_output

@@ -316,7 +316,7 @@ def test_recipe_of_the_other_task_is_rejected_with_its_command(tmp_path, capsys)
     assert error.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
     file.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
     error = fails(capsys, "detect", "train", file)
-    assert error.endswith(f"train with: lambdanets train {file}")
+    assert error.endswith(f"got a classification recipe; train with: lambdanets train {file}")
 
 
 def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, capsys):

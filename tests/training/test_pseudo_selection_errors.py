@@ -87,8 +87,8 @@ def test_rejects_mixed_teachers_and_damaged_or_impossible_tables(tmp_path):
     table, origin = read_table(tmp_path / "in/train-00000.parquet")
     for column, kind, value, sentence in (
         (2, pa.int32(), 4, r"is damaged: class must be in \[0, 3\], got 4 to 4"),
-        (3, pa.float32(), 1.5, "is damaged: confidence must lie in 0 to 1"),
-        (3, pa.float32(), float("nan"), "is damaged: confidence must lie in 0 to 1"),
+        (3, pa.float32(), 1.5, r"is damaged: confidence must be in \[0, 1\]"),
+        (3, pa.float32(), float("nan"), r"is damaged: confidence must be in \[0, 1\]"),
     ):
         wrong = table.set_column(column, table.schema.field(column), pa.array([value] * len(table), kind))
         with pq.ParquetWriter(path, wrong.schema, store_schema=False) as file:

@@ -54,7 +54,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     recipe.json first; metrics.csv, speed.csv, curves.png, tensorboard/ and checkpoints/ during training; at the end
     weights.safetensors, the task's figures and, last, result.json. Rank 0 returns the result, other ranks {}. Raises
     InputError for an invalid recipe and for a folder with other files, InUseError if another process trains in it, and
-    Interrupted after a signal. A folder is created only once the run is valid.
+    Interrupted after a signal. A run that cannot start leaves no folder.
     """
     recipe = resolve_recipe(with_precision(recipe))
     with process_group() as world:
@@ -76,7 +76,7 @@ def check(recipe: TrainingRecipe) -> Task:
 
 
 def resume(folder: Path) -> dict[str, Any]:
-    """Resume an unfinished run from its last checkpoint; the result is bit-identical to an uninterrupted run's.
+    """Resume an unfinished run from its last checkpoint; the result equals that of an uninterrupted run.
 
     For a finished run, return its result. Raises InputError if the folder is not a run folder, a file is damaged or the
     data has changed, and InUseError if another process trains in it.

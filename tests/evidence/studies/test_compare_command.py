@@ -168,7 +168,7 @@ def test_interrupted_comparison_names_the_resume_command(quick, tmp_path):
         (["scope", "--model", "resnet50"], "resnet50 takes no argument 'mixer'"),
         (["scope", "--model-options", "query_depth", "0"], "query_depth must be"),
         (["mixers", "--model-options", "heads", "7"], "mixer convolution has no option heads"),
-        (["--resume", "a", "b"], "lambdanets compare takes no argument 'b' here"),
+        (["--resume", "a", "b"], "lambdanets compare has no argument 'b'"),
         (["--resume", "a", "--report", "b"], "must have one of --resume and --report, got both"),
         (["--report=nowhere.json"], "nowhere.json: No such file or directory"),
         (["--resume", "nowhere"], "nowhere must be the folder of a comparison, got one without plan.json"),

@@ -86,7 +86,7 @@ def write_shards(
     """Write a data set as shards of at most images_per_shard images, and shards.json last; resumes unfinished work.
 
     source: a data set from `open_splits`, or paths of images without classes. The images of a split are shuffled by
-    `seed`, so that each shard has all classes. Image files are copied byte for byte; images in memory become PNG. With
+    `seed`, so that each shard mixes classes. Image files are copied byte for byte; images in memory become PNG. With
     check_images each image is decoded once. Unreadable images are skipped. A shard is read back and compared before it
     gets its final name. The output depends only on the source and the options, not on processes or interruptions.
     Unfinished work is identified by image names, classes and options, not by file content. The names of all images are

@@ -2,7 +2,7 @@
 
 One row per image: `key` (its name in the shard, unique in the data set), `position` (its index in the shard), `class`
 and `confidence` (the most probable class and its probability), `classes` and `probabilities` (the most probable ones,
-in descending order). Tables of a selection also have `copies`: how often the image is in an epoch.
+in descending order). Tables of a selection also have `copies`: how many times the selection has the image.
 """
 
 import hashlib
