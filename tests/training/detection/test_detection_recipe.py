@@ -65,11 +65,11 @@ def test_own_annotations_require_images_and_validation_data(missing):
 
 
 def test_missing_data_and_images_are_required_by_name():
-    incomplete = DetectionRecipe(data="", images="", validation_data="")
+    open_ended = DetectionRecipe(data="", images="", validation_data="")
     with pytest.raises(InputError, match=r"^data must be given"):
-        resolve_recipe(incomplete)
+        resolve_recipe(open_ended)
     with pytest.raises(InputError, match=r"^images must be given"):
-        resolve_recipe(replace(incomplete, data="train.json"))
+        resolve_recipe(replace(open_ended, data="train.json"))
 
 
 def test_detection_recipe_json_round_trip():
@@ -79,10 +79,10 @@ def test_detection_recipe_json_round_trip():
     assert DetectionRecipe.from_json(text.encode(), "here") == recipe
 
 
-@pytest.mark.parametrize(("recipe", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
-def test_rejects_the_recipe_of_another_task(recipe, other):
-    with pytest.raises(InputError, match=f"here must be a {other.task} recipe, got a {recipe.task} recipe"):
-        other.from_json(recipe.to_json().encode(), "here")
+@pytest.mark.parametrize(("mine", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
+def test_rejects_the_recipe_of_another_task(mine, other):
+    with pytest.raises(InputError, match=f"here must be a {other.task} recipe, got a {mine.task} recipe"):
+        other.from_json(mine.to_json().encode(), "here")
 
 
 @pytest.mark.parametrize(
