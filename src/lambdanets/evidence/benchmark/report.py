@@ -20,7 +20,6 @@ from lambdanets.text_tables import text_table
 
 RESULTS = "results.json"
 BASELINE_PACKAGES = ("lambda-networks", "pylocron", "natten")
-_OLD_KEY = "contestant"  # of a row's candidate, in results of earlier versions
 
 
 @dataclass
@@ -69,7 +68,7 @@ class Report:
 
 def candidate_of(row: Mapping[str, Any]) -> str:
     """The candidate of a row of results.json, also of earlier versions."""
-    return str(row.get("candidate", row.get(_OLD_KEY)))
+    return str(row.get("candidate", row.get("contestant")))
 
 
 def read_rows(content: Mapping[str, Any]) -> list[Row]:
