@@ -18,7 +18,7 @@ Tensors = dict[str, torch.Tensor]
 
 def weights(
     tensors: Callable[[Tensors], Any] = lambda tensors: None,
-    said: Callable[[dict[str, Any]], Any] = lambda said: None,
+    describe: Callable[[dict[str, Any]], Any] = lambda described: None,
     metadata: Mapping[str, str] | None = None,
 ) -> Make:
     """The file w.safetensors: a run's weights, with other tensors or metadata."""
@@ -26,10 +26,10 @@ def weights(
     def make(here: Path, places: Mapping[str, Any]) -> None:
         with safe_open(places["run"] / "weights.safetensors", "pt") as opened:
             content = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-            told = json.loads(opened.metadata()["lambdanets"])
+            described = json.loads(opened.metadata()["lambdanets"])
         tensors(content)
-        returned = said(told)
-        text = json.dumps(told if returned is None else returned)
+        returned = describe(described)
+        text = json.dumps(described if returned is None else returned)
         save_file(content, here / "w.safetensors", {"lambdanets": text} if metadata is None else dict(metadata))
 
     return make
@@ -61,8 +61,18 @@ def cast(kind: torch.dtype) -> Callable[[Tensors], Any]:
     return lambda tensors: tensors.update({name: tensor.to(kind) for name, tensor in tensors.items()})
 
 
+def card(**fields: Any) -> Callable[[dict[str, Any]], Any]:
+    """Change fields of the model card."""
+    return lambda described: described.update(fields)
+
+
+def preprocessing(**fields: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda described: described["preprocessing"].update(fields)
+
+
 def recipe(**fields: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda said: said["recipe"].update(fields)
+    """Change fields of the recipe in a file without a model card, as runs wrote formerly."""
+    return lambda described: {"classes": described["classes"], "recipe": described["recipe"] | fields}
 
 
 NOT_FINITE = {
@@ -73,35 +83,35 @@ NOT_FINITE = {
 }
 EVALUATE, PREDICT = "evaluate w.safetensors", "predict w.safetensors {photo}"
 # Invalid metadata: the error, and the change.
-SAID: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a list": lambda said: [],
-    "a number": lambda said: 5,
-    "no classes": lambda said: said.pop("classes") and None,
-    "no recipe": lambda said: said.pop("recipe") and None,
-    "classes is a string": lambda said: said.update(classes="ab"),
-    "classes is a number": lambda said: said.update(classes=2),
-    "classes are numbers": lambda said: said.update(classes=[1, 2]),
-    "classes is an object": lambda said: said.update(classes={"a": 1, "b": 2}),
-    "no class": lambda said: said.update(classes=[]),
-    "one class": lambda said: said.update(classes=["a"]),
-    "three classes": lambda said: said.update(classes=["a", "b", "c"]),
-    "recipe is a list": lambda said: said.update(recipe=[]),
-    "an unknown field": recipe(nonsense=1),
-    "an unknown task": recipe(task="poetry"),
-    "another task": recipe(task="detection"),
-    "a task is a number": recipe(task=5),
-    "an unknown model": recipe(model="nonsense"),
-    "another model": recipe(model="resnet10t"),
-    "a model is a number": recipe(model=5),
-    "an image size of 0": recipe(image_size=0),
-    "an image size is a string": recipe(image_size="8"),
-    "channels 4": recipe(channels=4),
-    "a mean of NaN": recipe(mean=[float("nan")]),
-    "epochs below 0": recipe(epochs=-1),
-    "options of the model is a list": recipe(model_options=[]),
-    "an unknown option of the model": recipe(model_options={"nonsense": 1}),
-    "a checkpoint_path": recipe(model_options={"checkpoint_path": "evil.pth"}),
-    "a checkpoint_path of another model": recipe(model="resnet10t", model_options={"checkpoint_path": "evil.pth"}),
+DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a list": lambda described: [],
+    "a number": lambda described: 5,
+    "no classes": lambda described: described.pop("classes") and None,
+    "no recipe": lambda described: described.pop("recipe") and None,
+    "classes is a string": lambda described: described.update(classes="ab"),
+    "classes is a number": lambda described: described.update(classes=2),
+    "classes are numbers": lambda described: described.update(classes=[1, 2]),
+    "classes is an object": lambda described: described.update(classes={"a": 1, "b": 2}),
+    "no class": lambda described: described.update(classes=[]),
+    "one class": lambda described: described.update(classes=["a"]),
+    "three classes": lambda described: described.update(classes=["a", "b", "c"]),
+    "recipe is a list": lambda described: described.update(recipe=[]),
+    "an unknown task": card(task="poetry"),
+    "an unknown task in a recipe": recipe(task="poetry"),
+    "another task": card(task="detection"),
+    "a task is a number": card(task=5),
+    "an unknown model": card(model="nonsense"),
+    "another model": card(model="resnet10t"),
+    "a model is a number": card(model=5),
+    "an unknown model in a recipe": recipe(model="nonsense"),
+    "an image size of 0": preprocessing(image_size=0),
+    "an image size is a string": preprocessing(image_size="8"),
+    "channels 4": preprocessing(channels=4),
+    "a mean of NaN": preprocessing(mean=[float("nan")]),
+    "options of the model is a list": card(model_options=[]),
+    "an unknown option of the model": card(model_options={"nonsense": 1}),
+    "a checkpoint_path": card(model_options={"checkpoint_path": "evil.pth"}),
+    "a checkpoint_path of another model": card(model="resnet10t", model_options={"checkpoint_path": "evil.pth"}),
 }
 TENSORS: dict[str, Callable[[Tensors], Any]] = {
     "none": lambda tensors: tensors.clear(),
@@ -128,11 +138,11 @@ WEIGHTS: list[Input] = [
         refused(
             EVALUATE,
             r"w\.safetensors|classes|evil|nonsense",
-            weights(said=change),
+            weights(describe=change),
             pickled_code("evil.pth"),
             name=f"weights that say: {what}",
         )
-        for what, change in SAID.items()
+        for what, change in DESCRIPTIONS.items()
     ),
     *(
         refused(PREDICT, r"w\.safetensors", weights(change), name=f"tensors: {what}")
@@ -172,7 +182,7 @@ WEIGHTS: list[Input] = [
     accepted("evaluate w.ckpt", "top-1", checkpoint(lambda content: content.update(other=[1, 2]))),
     accepted(EVALUATE, "top-1", weights(cast(torch.float64)), name="weights in float64"),
     accepted(EVALUATE, "top-1", weights(cast(torch.bfloat16)), name="weights in bfloat16"),
-    accepted(EVALUATE, "top-1", weights(said=lambda said: said.update(more="x")), name="a description that says more"),
+    accepted(EVALUATE, "top-1", weights(describe=card(more="x")), name="a description that says more"),
     accepted(f"{TRAIN} --weights w.safetensors", "top-1", weights(metadata={}), name="weights without a description"),
     refused(
         f"{TRAIN} --weights w.safetensors",
