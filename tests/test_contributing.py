@@ -174,7 +174,7 @@ class EchoTask(Task):
         self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
 
     @classmethod
-    def opened(cls, recipe, these, begun):
+    def open(cls, recipe, world, resumed):
         return cls(recipe)
 
     def probe(self):
@@ -193,7 +193,7 @@ class EchoTask(Task):
     def module(self, recipe, steps_per_epoch, batch_slice):
         return Module(self.model, recipe, steps_per_epoch, self.description(recipe), batch_slice)
 
-    def conclude(self, recipe, folder, log):
+    def finish(self, recipe, folder, log):
         return {"unreadable": []}
 """,
 }
