@@ -217,7 +217,7 @@ def test_predict_draws_above_the_score_and_writes_all_detections(trained_detecto
     assert (drawn.min(2) != drawn.max(2)).any()
 
 
-def test_predict_no_pictures_draws_nothing(trained_detector, tmp_path):
+def test_predict_no_figures_draws_nothing(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[0]
     succeeds("predict", trained_detector / "run", image, "--no-figures", "--out", tmp_path / "x")
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["images.json", "results.json"]

@@ -70,7 +70,7 @@ LABEL_INPUTS: list[Input] = [
         copied("labels", "old"),
         file("old/pseudo-labels.json", "{"),
     ),
-    accepted("pseudo-label {run} {shards} old", "0 images", copied("labels", "old"), name="labelled already"),
+    accepted("pseudo-label {run} {shards} old", "0 images", copied("labels", "old"), name="labeled already"),
     accepted(f"{LABEL} --top 99", "images in"),
     *(
         refused(f"{SELECT} --{option}", option.partition("=")[0].replace("-", "[-_ ]"), LABELS)

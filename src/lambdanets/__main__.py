@@ -20,5 +20,5 @@ def end_quietly() -> None:
             signal.signal(number, lambda *_: os._exit(130))
 
 
-if __name__ == "__main__":  # worker processes that are started afresh import it under another name
+if __name__ == "__main__":  # spawned worker processes import it under another name
     console()

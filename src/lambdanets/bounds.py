@@ -34,7 +34,7 @@ class Range:
 
 
 WORKERS = Range(0, 1024)
-# Less holds out no image of most data sets, more leaves too few to train on.
+# A smaller fraction holds out no image of most data sets; a larger one leaves too few for training.
 VALIDATION_SHARE = Range(0.001, 0.9)
 
 

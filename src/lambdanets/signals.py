@@ -125,7 +125,7 @@ def exit_with_parent() -> None:
 
 
 def interrupted() -> bool:
-    """Whether a signal raised KeyboardInterrupt; other exceptions that follow are then no errors."""
+    """Whether a signal raised KeyboardInterrupt; later exceptions are consequences of it, not errors."""
     return _interrupted
 
 
@@ -134,7 +134,7 @@ def _is_ours(error: type[BaseException] | None) -> bool:
 
 
 def _raise_again() -> None:
-    """Raise KeyboardInterrupt again, by a timer, where Python dropped it, such as in __del__ or a fork callback."""
+    """Raise KeyboardInterrupt again, from a timer, after Python ignored it, as in __del__ or a fork callback."""
     global _interrupted
     _interrupted = False
     signal.setitimer(signal.ITIMER_REAL, 0.01)

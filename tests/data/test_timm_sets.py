@@ -64,7 +64,7 @@ def test_rejects_a_webdataset_with_a_tar_truncated_within_a_header(tmp_path: Pat
     assert len(open_splits("wds/x", root=str(tmp_path)).train) == 6
     tar = tmp_path / "train.tar"
     tar.write_bytes(tar.read_bytes()[: 3 * 2048 + 100])
-    with pytest.raises(InputError, match=r"train\.tar' must be a whole, uncompressed tar, but: it is truncated after"):
+    with pytest.raises(InputError, match=r"train\.tar must be a complete, uncompressed tar: it is truncated after"):
         open_splits("wds/x", root=str(tmp_path))
 
 

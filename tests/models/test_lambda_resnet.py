@@ -170,7 +170,7 @@ def test_unknown_model_error_suggests_nearest_names():
 
 
 def test_rejects_unknown_model_argument():
-    with pytest.raises(ValueError, match="lambda_resnet50 has no argument 'scopes'"):
+    with pytest.raises(ValueError, match="lambda_resnet50 takes no argument 'scopes'"):
         create_model("lambda_resnet50", scopes=7)
 
 

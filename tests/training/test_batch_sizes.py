@@ -6,7 +6,7 @@ import pytest
 from lambdanets.data.images import find_images
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference import classification
-from lambdanets.inference.classification import LARGEST_BATCH, batch_size_that_fits, evaluate
+from lambdanets.inference.classification import MAX_BATCH, batch_size_that_fits, evaluate
 from lambdanets.inference.classifier import Classifier, load_classifier, predict_files
 from lambdanets.training.pseudo_labels.labeling import label_shards
 from training.teachers import RECIPE, write_teacher
@@ -40,7 +40,7 @@ def batch_size_for(free, classifier, monkeypatch):
 
 
 def test_batch_size_fits_into_memory(classifier, monkeypatch):
-    assert batch_size_for(10**12, classifier, monkeypatch) == LARGEST_BATCH
+    assert batch_size_for(10**12, classifier, monkeypatch) == MAX_BATCH
     some = batch_size_for(10**7, classifier, monkeypatch)
     # the maps of 16 channels at 8 x 8 after the first convolution, norm and activation alone
     assert 2 < some < 10**7 / (3 * 16 * 8 * 8 * 4)

@@ -306,7 +306,7 @@ def test_out_of_memory_in_a_step_is_reported_in_one_sentence(small, tmp_path, mo
 
     at_step(monkeypatch, 1, exhaust)
     assert train_by_command(small, tmp_path / "run") == 2
-    assert "lambdanets: out of memory; give the same command with a smaller --micro-batch" in capsys.readouterr().err
+    assert "lambdanets: out of memory; run the same command with a smaller --micro-batch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

@@ -99,7 +99,7 @@ def test_run_stopped_by_a_file_size_limit_resumes_to_the_same_bits(whole, tmp_pa
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert code == 2
-    assert "last.ckpt: File too large; the last checkpoint is whole" in capsys.readouterr().err.splitlines()[-1]
+    assert "last.ckpt: File too large; the last checkpoint is intact" in capsys.readouterr().err.splitlines()[-1]
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
     assert list((tmp_path / "run").rglob("*.unfinished")) == []
     assert main(command) == 0

@@ -64,8 +64,8 @@ def test_killed_run_resumes_to_the_same_bits_in_every_phase(script, tmp_path):
     assert [kill["left_an_unfinished_file"] for kill in found] == [True, True, False]
     assert [kill["left_no_last_checkpoint_but_one_before"] for kill in found] == [False, True, False]
     script.attempt(recipe, folder)
-    script.check_same_end(tmp_path / "unbroken", folder)
+    script.check_bit_identical(tmp_path / "unbroken", folder)
     weights = folder / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(AssertionError, match=r"ended with another weights\.safetensors"):
-        script.check_same_end(tmp_path / "unbroken", folder)
+        script.check_bit_identical(tmp_path / "unbroken", folder)

@@ -309,10 +309,10 @@ def test_select_command_prints_its_report_and_cost(tmp_path, capsys):
     assert main(["pseudo-label", "select", str(tmp_path / "in"), str(tmp_path / "out"), "--per-class", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [
-        "7 rows, 6 of confidence 0.3 or more",
-        "5 kept, 8 images with their copies",
+        "7 rows, 6 with confidence of at least 0.3",
+        "5 kept, 8 images counting repeats",
         "classes with fewer than 4 (1): bee",
         "classes with none (2): cat, dog",
     ]
-    assert "rows/s, peak RAM" in lines[4]
-    assert lines[5] == f"written to {tmp_path / 'out'}: a table a shard, and selection.json"
+    assert "rows/s, peak memory" in lines[4]
+    assert lines[5] == f"written to {tmp_path / 'out'}: one table per shard, and selection.json"

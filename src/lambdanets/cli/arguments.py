@@ -43,7 +43,7 @@ def parse(options: type[Options], arguments: list[str], *, description: str, pro
 def _tyro_errors(command: str) -> contextlib.AbstractContextManager[None]:
     """Convert tyro's errors to InputError.
 
-    tyro reports errors to a private hook. If a version of it has no such hook, or other events, tyro prints its own
+    This uses a private hook of tyro. In a version of tyro without the hook, or with other events, tyro prints its own
     message and raises SystemExit with the same exit code.
     """
     hook: Callable[[Callable[[Any], None]], contextlib.AbstractContextManager[None]] | None

@@ -14,7 +14,7 @@ class Calibrate:
     """Options of calibrate."""
 
     device: str = "cpu"
-    """cpu, cuda, or one GPU such as cuda:1. On a GPU the fused kernels are tested and timed, too."""
+    """cpu, cuda, or one GPU such as cuda:1. On a GPU, the fused kernels are also tested and timed."""
     threads: int | None = None
     """CPU threads; PyTorch's default if none."""
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets calibrate` and return its exit code."""
     description = (
         "Measure the speed of this device and save it for the automatic choice of algorithms. On a GPU, the fused "
-        "kernels are tested in all dtypes and timed against the other algorithms, which takes some minutes."
+        "kernels are tested in all dtypes and timed against the other algorithms, which takes a few minutes."
     )
     options = parse(Calibrate, arguments, prog="lambdanets calibrate", description=description)
     if re.fullmatch(r"cpu|cuda(:\d+)?", options.device) is None:

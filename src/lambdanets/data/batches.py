@@ -154,7 +154,7 @@ class Batches(Generic[BatchT]):
         try:
             for batch in self._loader:
                 if self._training:
-                    self._served += 1  # before the batch is used: a checkpoint written after its step counts it
+                    self._served += 1  # before yield, so that a checkpoint written after the batch's step counts it
                 yield batch
         except InputError as error:
             raise InputError(_without_traceback(error)) from error
@@ -166,7 +166,7 @@ class Batches(Generic[BatchT]):
         self.close()
 
     def close(self) -> None:
-        """Shut the workers down, by SIGKILL where one still hangs in an image after 3 seconds.
+        """Shut down the workers; kill any that has not exited after 3 seconds.
 
         Workers ignore SIGINT, SIGTERM and SIGHUP (`_init_worker`).
         """

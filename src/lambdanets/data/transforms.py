@@ -17,7 +17,7 @@ from lambdanets.errors import InputError
 class Preprocessing:
     """The largest centered square, resized and cropped to image_size, in gray or RGB, normalized by mean and std.
 
-    image_size: side in pixels. crop_pct: side of the center crop over the side of the square (timm's crop_pct).
+    image_size: side in pixels. crop_pct: fraction of the square's side kept by the center crop, as in timm.
     mean, std: of pixels in [0, 1], one number or one per channel.
     """
 

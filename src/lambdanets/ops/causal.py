@@ -66,7 +66,7 @@ def _l2(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 class _Exponential:
-    """exp(k - reference), the reference a running maximum."""
+    """exp(k - reference), where reference is the running maximum."""
 
     masked_key = -torch.inf  # scaled to 0
 
@@ -86,7 +86,7 @@ class _Exponential:
 
 
 class _Ratio:
-    """k / reference, the reference the root of a running sum of squares."""
+    """k / reference, where reference is the square root of the running sum of squares."""
 
     masked_key = 0.0
 

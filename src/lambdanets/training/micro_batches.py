@@ -56,7 +56,7 @@ def with_micro_batch(
 
 
 def images_per_rank(recipe: TrainingRecipe, images: int, world_size: int) -> tuple[int, int]:
-    """The largest and the smallest number of images of a step that a rank has.
+    """The largest and the smallest number of images per step on a rank.
 
     Raises InputError if the smallest is below the smallest micro-batch.
     """
@@ -65,7 +65,7 @@ def images_per_rank(recipe: TrainingRecipe, images: int, world_size: int) -> tup
     if smallest < recipe.MIN_MICRO_BATCH:
         raise InputError(
             f"batch_size must give at least {recipe.MIN_MICRO_BATCH} images to each of {world_size} ranks, "
-            f"got {labeled + pseudo} in all; raise batch_size or use fewer processes"
+            f"got {labeled + pseudo} in total; increase batch_size or reduce the world size"
         )
     return -(-labeled // world_size) - (-pseudo // world_size), smallest
 
@@ -76,7 +76,7 @@ def accumulation_steps(largest: int, smallest: int, fitting: int, min_micro_batc
 
 
 def _largest_that_runs(probe: MemoryProbe, model: nn.Module, images: int, device: torch.device) -> int:
-    """The given micro-batch, halved until a step runs on the GPU beside the states of optimizer and EMA."""
+    """The largest of `images`, images / 2, ... that fits into GPU memory with optimizer states and EMA."""
     trial = copy.deepcopy(model).to(device).train()
     parameters = sum(parameter.numel() * parameter.element_size() for parameter in trial.parameters())
     # optimizer states, EMA, and the buckets of the gradient all-reduce

@@ -17,7 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
 from lambdanets.training.recipe import TrainingRecipe
 
-# timm's names: its "sgd" is with Nesterov momentum, its "rmsprop" is PyTorch's.
+# timm's "sgd" has Nesterov momentum, its "rmsprop" is PyTorch's and "rmsproptf" TensorFlow's.
 _OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
 
 

@@ -81,12 +81,12 @@ class TrainingRecipe:
     """Images per rank and forward pass; gradients are accumulated over a step. The most that fit into memory if
     none."""
     learning_rate: float = 0.1
-    """Peak learning rate, after the warm-up."""
+    """Peak learning rate, after the warm-up; not scaled with the batch size."""
     warmup_epochs: float = 5.0
     """Epochs of linear warm-up from 0."""
     schedule: Schedule = "cosine"
-    """Learning rate schedule after the warm-up. cosine: to 0; staircase: times decay every decay_epochs; late_steps:
-    times 0.1 at 90, 95 and 97.5% of the steps."""
+    """Learning rate schedule after the warm-up. cosine: to 0; staircase: multiplied by decay every decay_epochs;
+    late_steps: multiplied by 0.1 at 90, 95 and 97.5% of the steps."""
     decay: float = 0.99
     """Decay factor of the staircase schedule."""
     decay_epochs: float = 3.0
@@ -178,7 +178,7 @@ class TrainingRecipe:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(TrainingRecipe):
-    """Hyperparameters of a classifier's training. data and model are required."""
+    """Hyperparameters of a classifier's training."""
 
     task: ClassVar[str] = "classification"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
@@ -204,7 +204,7 @@ class Recipe(TrainingRecipe):
     FashionMNIST, MNIST or KMNIST; a .tar of such a folder; shards (folder or URL); or a data set name of timm, such as
     torch/cifar10."""
     data_root: str | None = None
-    """Folder of a data set that is named as timm does."""
+    """Root folder of a timm data set, such as of --data torch/cifar10."""
     validation_share: float = 0.2
     """Fraction of each class used for validation if the data has no validation split."""
     hold_out: float = 0.0
@@ -240,7 +240,7 @@ class Recipe(TrainingRecipe):
     flip: float = 0.5
     """Probability of a horizontal flip."""
     rand_augment: str | None = None
-    """RandAugment policy in timm's notation, such as rand-m10-n2."""
+    """RandAugment policy in timm's notation, such as rand-m10-n2; no RandAugment if none."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     """Interpolation of resized images."""
     drop_path: float = 0.0
@@ -248,7 +248,7 @@ class Recipe(TrainingRecipe):
     dropout: float = 0.0
     """Dropout rate before the classifier."""
     label_smoothing: float = 0.1
-    """Label smoothing."""
+    """Label smoothing, between 0 and 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

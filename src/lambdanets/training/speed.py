@@ -104,7 +104,7 @@ class Progress(TQDMProgressBar):
 
 
 class ProgressLines(Callback):
-    """Progress lines on stderr where it is no terminal. The loss is copied to the CPU only when a line is due."""
+    """Prints progress lines to stderr if it is not a terminal. Copies the loss to the CPU only for a line."""
 
     def __init__(self, speed: Speed) -> None:
         self._speed = speed

@@ -123,13 +123,13 @@ def test_missing_peers_are_left_out_and_named(tmp_path, capsys, monkeypatch):
 
 def test_rejects_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "mine").touch()
-    assert "is not empty: mine; choose another folder" in fails(capsys, "layer", "--out", str(tmp_path))
+    assert "is not empty, it has mine; choose another folder" in fails(capsys, "layer", "--out", str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["layers"], "there is no benchmark 'layers', only layer, model, memory, scaling; the nearest is layer"),
+        (["layers"], "benchmark must be one of layer, model, memory, scaling, got 'layers'; the nearest is layer"),
         (["layer", "--repeat", "3"], "has no option --repeat; the nearest is --repeats"),
         (["layer", "--candidates", "tim"], "got 'tim'; the nearest is timm"),
         (["layer", "--shapes", "28x28"], "--shapes must be HEIGHTxWIDTHxCHANNELS such as 28x28x128, got '28x28'"),

@@ -115,7 +115,7 @@ def test_two_ranks_score_all_validation_images(tmp_path):
     assert expected[1] == [[1, 2, 3]]
     first, second = run_on_two_ranks(lambda rank: validated(recipe, BatchSlice(rank, 2)), tmp_path)
     assert first == expected
-    assert second == (expected[0], [])  # broadcast from the first
+    assert second == (expected[0], [])  # broadcast from rank zero
 
 
 def resumed(rank: int, folder: Path) -> tuple[int, str]:

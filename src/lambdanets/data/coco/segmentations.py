@@ -31,10 +31,10 @@ _MAX_OUTLINE = 4 * 10**6  # pixels; tracing needs 200 bytes for each
 
 
 def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
-    """Turn polygons into arrays of float64, a quarter of the memory of lists; an object_hook of json."""
+    """An object_hook for json: convert polygons to float64 arrays, a quarter of the memory of lists."""
     polygons = entry.get("segmentation")
     if type(polygons) is list:
-        with suppress(TypeError, OverflowError):  # parse_segmentation rejects what stays a list
+        with suppress(TypeError, OverflowError):  # parse_segmentation rejects polygons that are still lists
             entry["segmentation"] = tuple([array("d", polygon) for polygon in polygons])
     return entry
 

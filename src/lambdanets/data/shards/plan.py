@@ -60,7 +60,7 @@ def hash_samples(classes: Sequence[str], parts: Mapping[str, tuple[Sequence[str]
 
 
 def read_identity(out: Path) -> dict[str, Any] | None:
-    """The identity of finished or unfinished shards in a folder; None if this package has written none."""
+    """The options with which the shards in a folder were written; None if it has no shards of this package."""
     plan, shard_list = out / WRITING / _PLAN, out / SHARD_LIST
     if shard_list.is_file():
         made = ShardList.from_json(shard_list.read_bytes(), str(shard_list)).made
@@ -70,7 +70,7 @@ def read_identity(out: Path) -> dict[str, Any] | None:
 
 
 def identity(made: dict[str, Any]) -> dict[str, Any]:
-    """The options in `made`, by their names in messages."""
+    """The options in `made`, renamed for error messages."""
     return {"images, names or classes" if name == "set" else name: value for name, value in made.items()}
 
 

@@ -91,14 +91,14 @@ def _case(options: Shapes, device: torch.device, shape: str, scope: int, phase: 
 
 
 def select_candidates(prepared: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:
-    """The named candidates, all for None, in the order of `prepared`."""
+    """The named candidates, or all if None, in the order of `prepared`."""
     return [Candidate(name, prepare) for name, prepare in prepared.items() if not names or name in names]
 
 
 def check_memory_limit(needed: float, limit: float) -> None:
     """Raise LeftOut if a candidate would need more bytes than the limit."""
     if needed > limit:
-        raise LeftOut(f"would need about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f}")
+        raise LeftOut(f"would need about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
 
 
 def _expected_attention(module: attention.AttentionLayer, x: Tensor, grad_output: Tensor | None) -> Expected:

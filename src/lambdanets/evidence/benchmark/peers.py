@@ -128,7 +128,7 @@ def _weights(layer: LambdaLayer2d) -> Tensor:
 
 
 def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
-    """Copy projections and norms to a layer with the parameter names of lambda-networks, which pylocron shares."""
+    """Copy projections and norms to a layer with the parameter names of lambda-networks and pylocron."""
     pairs = {
         "to_q": layer.query_projection,
         "to_k": layer.key_projection,
@@ -142,6 +142,6 @@ def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
 
 
 def _as(layer: LambdaLayer2d, theirs: Any) -> Any:
-    """A peer's layer in the dtype, device and mode of ours; weights are copied later."""
+    """Move a peer's layer to the dtype, device and training mode of our layer."""
     weight = layer.value_projection.weight
     return theirs.to(weight.device, weight.dtype).train(layer.training)

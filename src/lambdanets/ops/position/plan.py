@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 # By algorithm name; hashable, as a cache key.
 _Excluded = tuple[tuple[str, Exclusions], ...]
 
-# An algorithm whose workspace, beyond inputs and output, exceeds this is chosen only if all do.
+# Algorithms with a larger workspace (memory besides inputs and output) are chosen only if all exceed it.
 WORKSPACE_LIMIT_BYTES = 1 << 30
 
 

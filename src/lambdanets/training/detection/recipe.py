@@ -10,7 +10,7 @@ from lambdanets.training.recipe import TrainingRecipe
 
 @dataclasses.dataclass(frozen=True)
 class DetectionRecipe(TrainingRecipe):
-    """Hyperparameters of Mask R-CNN's training. data, images, validation_data and model are required."""
+    """Hyperparameters of Mask R-CNN's training."""
 
     task: ClassVar[str] = "detection"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
@@ -29,11 +29,11 @@ class DetectionRecipe(TrainingRecipe):
     data: str = ""
     """COCO-format JSON file of instances to train on; or 'digits', scanned digits scattered over images."""
     images: str | None = None
-    """Images of data: a folder or an uncompressed tar."""
+    """Images of --data: a folder or an uncompressed tar."""
     validation_data: str | None = None
     """COCO-format JSON file of instances to validate on; 'digits' has its own."""
     validation_images: str | None = None
-    """Images of validation_data; images if none."""
+    """Images of --validation-data; those of --images if none."""
     training_images: int | None = None
     """Train on a random subset of this size; on all images if none."""
     epochs: int = 12
@@ -41,7 +41,7 @@ class DetectionRecipe(TrainingRecipe):
     batch_size: int = 8
     """Global batch size, over all ranks."""
     learning_rate: float = 0.02
-    """Peak learning rate, after the warm-up."""
+    """Peak learning rate, after the warm-up; not scaled with the batch size."""
     warmup_epochs: float = 1.0
     """Epochs of linear warm-up from 0."""
     weight_decay: float = 4e-5
@@ -49,7 +49,8 @@ class DetectionRecipe(TrainingRecipe):
 
     image_size: int = 1024
     """Side of the square inputs, pixels. In evaluation the longer side of an image is resized to it, and the rest is
-    padded; in training the image is resized to a random scale of that, and cropped or padded."""
+    padded; in training the image is resized to a random scale of that size (jitter), and
+    cropped or padded."""
     jitter: tuple[float, float] = (0.8, 1.25)
     """Range of the random scale in training."""
     flip: float = 0.5

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs
-"""The gradients of queries and values in Triton, from the inputs only and without atomic additions.
+"""Triton kernels for the gradients of queries and values, recomputed from the inputs, without atomic additions.
 
-Each element of a result is written by one program, which sums in a fixed order. Tiles, steps, units, scales and the
+One program writes each output element and sums in a fixed order. Tiles, steps, units, scales and the
 table as in `forward_kernels`; g is the gradient of y, o the output of the kernel.
 """
 
