@@ -258,10 +258,10 @@ def test_unknown_option_error_suggests_the_nearest(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epochs", "many"], "--epochs must be a whole number, got 'many'"),
-        (["--epochs", "0"], "epochs must be a whole number, at least 1 and at most 1,000,000, got 0"),
-        (["--epochs", "9" * 20], "epochs must be a whole number, at least 1 and at most 1,000,000"),
-        (["--training-images", "x"], "--training-images must be a whole number, got 'x'"),
+        (["--epochs", "many"], "--epochs must be an integer, got 'many'"),
+        (["--epochs", "0"], "epochs must be an integer, at least 1 and at most 1,000,000, got 0"),
+        (["--epochs", "9" * 20], "epochs must be an integer, at least 1 and at most 1,000,000"),
+        (["--training-images", "x"], "--training-images must be an integer, got 'x'"),
         (["--optimizer", "lion"], "--optimizer must be one of sgd, rmsprop, adamw, got 'lion'"),
         (["--mean", "0.1", "0.2"], "mean must be one number or one for each of 1 channels"),
         (["--mean", "nan"], "mean must be finite numbers, got (nan,)"),
@@ -274,8 +274,8 @@ def test_unknown_option_error_suggests_the_nearest(capsys):
         (["--epochs"], "--epochs must have a value"),
         (["--scale", "0.5"], "--scale must have 2 values"),
         (["--model-options", "scope"], "--model-options must be pairs of a name and a value, got 'scope'"),
-        (["--image-size", "3"], "image_size must be a whole number, at least 8"),
-        (["--batch-size", "1000000000000"], "batch_size must be a whole number, at least 2 and at most 1,000,000"),
+        (["--image-size", "3"], "image_size must be an integer, at least 8"),
+        (["--batch-size", "1000000000000"], "batch_size must be an integer, at least 2 and at most 1,000,000"),
         (["--validation-share", "0.99999"], "validation_share must be a finite number, at least 0.001 and at most 0.9"),
         (["--validation-share", "1e-9"], "validation_share must be a finite number, at least 0.001 and at most 0.9"),
         (["--rand-augment", "rand-m999-n2"], "rand_augment must have a magnitude m of at most 10, got 'rand-m999-n2'"),
@@ -346,7 +346,7 @@ def test_tyro_without_our_hook_prints_its_own_error(monkeypatch, capsys):
     monkeypatch.delattr("tyro._errors.on_parse_error")
     with pytest.raises(SystemExit, match="2"):
         main(["train", "--epochs", "x"])
-    assert "whole number, got 'x'" in capsys.readouterr().err
+    assert "integer, got 'x'" in capsys.readouterr().err
 
 
 def test_unknown_recipe_and_command_are_named(capsys):
@@ -363,7 +363,7 @@ def test_evaluate_rejects_weights_of_another_architecture(trained, capsys):
 
 def test_evaluate_rejects_a_pickle_that_is_not_a_checkpoint(tmp_path, capsys):
     (tmp_path / "x.ckpt").write_bytes(pickle.dumps(print))
-    assert "is no checkpoint" in fails(capsys, "evaluate", tmp_path / "x.ckpt")
+    assert "is not a checkpoint" in fails(capsys, "evaluate", tmp_path / "x.ckpt")
 
 
 def test_evaluate_rejects_weights_without_a_model_card(trained, tmp_path, capsys):

@@ -38,8 +38,8 @@ WORKERS = Range(0, 1024)
 VALIDATION_SHARE = Range(0.001, 0.9)
 
 
-_ONE = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a string", type(None): "None"}
-_SEVERAL = {int: "whole numbers", float: "finite numbers", str: "strings"}
+_ONE = {int: "an integer", float: "a finite number", bool: "True or False", str: "a string", type(None): "None"}
+_SEVERAL = {int: "integers", float: "finite numbers", str: "strings"}
 
 
 @functools.cache

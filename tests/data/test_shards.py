@@ -232,10 +232,10 @@ def entry(**changed: object) -> dict[str, object]:
         ({"classes": 3}, "is not a valid shards.json: classes must be strings, got 3"),
         ({"parts": {}}, "parts must be 'train' and optionally 'validation', got no 'train'"),
         (entry(name="../a.tar"), "name of a shard must be a relative path without '..', got '../a.tar'"),
-        (entry(images=-1), r"parts\.train\[0\]\.images must be a whole number, at least 0 and below .*, got -1"),
-        (entry(images=10**30), r"parts\.train\[0\]\.images must be a whole number, at least 0 and below "),
+        (entry(images=-1), r"parts\.train\[0\]\.images must be an integer, at least 0 and below .*, got -1"),
+        (entry(images=10**30), r"parts\.train\[0\]\.images must be an integer, at least 0 and below "),
         (entry(sha256="00"), "sha256 must be 64 hexadecimal digits, got '00'"),
-        ({"parts": {"train": [{"name": "a.tar"}]}}, r"parts\.train\[0\]\.images must be a whole number, got nothing"),
+        ({"parts": {"train": [{"name": "a.tar"}]}}, r"parts\.train\[0\]\.images must be an integer, got nothing"),
         ({"parts": {"other": []}}, "parts must be 'train' and optionally 'validation', got 'other'"),
     ],
 )

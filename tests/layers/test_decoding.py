@@ -118,8 +118,8 @@ WRONG = {
     ),
     "a grid for a sequence": (LambdaLayer1d, {}, {"grid": (5,)}, "grid must be None for a layer on sequences"),
     "no grid": (LambdaLayer2d, {}, {}, "grid must be 2 sides for this layer, got None"),
-    "an empty grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be a whole number of at least 1, got 0"),
-    "no batch": (LambdaLayer1d, {}, {"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+    "an empty grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be an integer of at least 1, got 0"),
+    "no batch": (LambdaLayer1d, {}, {"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
 }
 
 

@@ -50,7 +50,7 @@ def test_layer_runs_and_trains_with_a_resized_table():
 @pytest.mark.parametrize(
     ("scope", "message"),
     [
-        ((7, 4), r"scope must be 1, 2 or 3 whole numbers, odd and positive, got \(7, 4\)"),
+        ((7, 4), r"scope must be 1, 2 or 3 integers, odd and positive, got \(7, 4\)"),
         (7, "scope must be .*got 7"),
         ((7,), r"scope must have as many sides as before, 2, got \(7,\)"),
         ((3, 3, 3), r"table must have 3 sides, as scope has"),
@@ -121,7 +121,7 @@ WRONG_EDGES = {
     "edges of floats": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must be.*got torch.float32"),
     "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one per edge"),
     "a number for a size": ((EDGES, TYPES, 5), r"size must be \(b, n, m\), got 5"),
-    "a negative size": ((EDGES, TYPES, (1, -2, 2)), r"size\[1\] must be a whole number of at least 1, got -2"),
+    "a negative size": ((EDGES, TYPES, (1, -2, 2)), r"size\[1\] must be an integer of at least 1, got -2"),
     "a list for edges": (([[0], [0], [0]], TYPES, (1, 2, 2)), "edges must be a tensor, got list"),
     "a size of two": ((EDGES, TYPES, (2, 2)), r"size must be \(b, n, m\), got \(2, 2\)"),
     "an edge outside": ((EDGES + 2, TYPES, (3, 2, 2)), r"edges must lie within size = \(3, 2, 2\)"),
@@ -141,18 +141,18 @@ def test_rejects_invalid_edges(arguments, message):
     [
         (lambda: RelativeEmbedding(5, 4), "scope must be a tuple of 1, 2 or 3 odd sides, got 5"),
         (lambda: RelativeEmbedding((5, 4), 4), r"scope must be odd and positive in every side, got \(5, 4\)"),
-        (lambda: RelativeEmbedding((5,), 0), "query_depth must be a whole number of at least 1, got 0"),
-        (lambda: RelativeEmbedding((5,), 4, heads=0), "heads must be a whole number of at least 1, got 0"),
+        (lambda: RelativeEmbedding((5,), 0), "query_depth must be an integer of at least 1, got 0"),
+        (lambda: RelativeEmbedding((5,), 4, heads=0), "heads must be an integer of at least 1, got 0"),
         (lambda: RelativeEmbedding((True,), 4), r"scope must be odd and positive in every side, got \(True,\)"),
         (lambda: RelativeEmbedding((3,), 4).of_pairs((5, 5)), r"grid must be a tuple of 1 sides, got \(5, 5\)"),
         (
             lambda: RelativeEmbedding((3,), 4).of_pairs((5,), dilation=0),
-            "dilation must be a whole number of at least 1",
+            "dilation must be an integer of at least 1",
         ),
-        (lambda: RelativeEmbedding((3,), 4).of_pairs((0,)), r"grid\[0\] must be a whole number of at least 1, got 0"),
-        (lambda: DenseEmbedding(5, 5, 4)(-1, 2), "positions must be a whole number of at least 1, got -1"),
-        (lambda: DenseEmbedding(0, 5, 4), "positions must be a whole number of at least 1, got 0"),
-        (lambda: EdgeEmbedding(0, 4), "edge_types must be a whole number of at least 1, got 0"),
+        (lambda: RelativeEmbedding((3,), 4).of_pairs((0,)), r"grid\[0\] must be an integer of at least 1, got 0"),
+        (lambda: DenseEmbedding(5, 5, 4)(-1, 2), "positions must be an integer of at least 1, got -1"),
+        (lambda: DenseEmbedding(0, 5, 4), "positions must be an integer of at least 1, got 0"),
+        (lambda: EdgeEmbedding(0, 4), "edge_types must be an integer of at least 1, got 0"),
     ],
     ids=lambda option: option if isinstance(option, str) else "",
 )

@@ -254,7 +254,7 @@ def test_rejects_invalid_forward_arguments(option, call, message):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"dim_context": 0}, "dim_context must be a whole number of at least 1, got 0"),
+        ({"dim_context": 0}, "dim_context must be an integer of at least 1, got 0"),
         ({"position": True, "embedding": "relative"}, "embedding must be a module, got str"),
         ({"embedding": relative(5)}, "embedding must be None when position is False"),
         (

@@ -32,7 +32,7 @@ def test_rejects_pickles_with_code_without_running_it(tmp_path):
             return (open, (str(marker), "w"))
 
     (tmp_path / "evil.ckpt").write_bytes(pickle.dumps({"state_dict": Evil()}))
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         read_weights(tmp_path / "evil.ckpt")
     assert not marker.exists()
 
@@ -49,7 +49,7 @@ def test_rejects_truncated_checkpoint(model, tmp_path):
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": model.state_dict()}, path)
     path.write_bytes(path.read_bytes()[:10_000])
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         read_weights(path)
 
 
@@ -61,7 +61,7 @@ def test_rejects_checkpoints_without_tensors(content, tmp_path):
 
 
 def test_rejects_missing_file(tmp_path):
-    with pytest.raises(ValueError, match=r"nothing\.ckpt is no file"):
+    with pytest.raises(ValueError, match=r"nothing\.ckpt is not a file"):
         read_weights(tmp_path / "nothing.ckpt")
 
 

@@ -168,13 +168,13 @@ def test_gradcheck_of_resizing(old, new):
 
 
 WRONG = {
-    "an even side": ({"sides": (5, 6)}, r"sides must be 1, 2 or 3 whole numbers, odd and positive, got \(5, 6\)"),
+    "an even side": ({"sides": (5, 6)}, r"sides must be 1, 2 or 3 integers, odd and positive, got \(5, 6\)"),
     "a negative side": ({"sides": (5, -1)}, "sides must be .* odd and positive"),
-    "a float side": ({"sides": (5, 7.0)}, r"sides must be 1, 2 or 3 whole numbers.*got \(5, 7.0\)"),
-    "a boolean side": ({"sides": (5, True)}, "sides must be 1, 2 or 3 whole numbers"),
-    "a number for sides": ({"sides": 5}, "sides must be 1, 2 or 3 whole numbers.*got 5"),
-    "no sides": ({"sides": ()}, "sides must be 1, 2 or 3 whole numbers"),
-    "four sides": ({"sides": (3, 3, 3, 3)}, "sides must be 1, 2 or 3 whole numbers"),
+    "a float side": ({"sides": (5, 7.0)}, r"sides must be 1, 2 or 3 integers.*got \(5, 7.0\)"),
+    "a boolean side": ({"sides": (5, True)}, "sides must be 1, 2 or 3 integers"),
+    "a number for sides": ({"sides": 5}, "sides must be 1, 2 or 3 integers.*got 5"),
+    "no sides": ({"sides": ()}, "sides must be 1, 2 or 3 integers"),
+    "four sides": ({"sides": (3, 3, 3, 3)}, "sides must be 1, 2 or 3 integers"),
     "more sides than the table": (
         {"sides": (3, 3, 3)},
         r"table must have 3 sides, as sides has, and then \(k,\) or \(k, u\), got shape \(5, 7, 4\)",

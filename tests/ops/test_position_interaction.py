@@ -240,15 +240,15 @@ WRONG = {
     "a grid that does not match n": ({"grid": (3, 5)}, r"grid must have the n = 12 positions.*\(3, 5\) = 15"),
     "a grid of four sides": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 sides"),
     "a number for a grid": ({"grid": 12}, "grid must be a sequence of 1, 2 or 3 sides, got 12"),
-    "a float in a grid": ({"grid": (3.0, 4)}, r"grid\[0\] must be a whole number of at least 1, got 3.0"),
+    "a float in a grid": ({"grid": (3.0, 4)}, r"grid\[0\] must be an integer of at least 1, got 3.0"),
     "a string for a grid": ({"grid": "34"}, "grid must be a sequence of 1, 2 or 3 sides, got '34'"),
     "a string for a flag": ({"causal": "no"}, "causal must be True or False, got 'no'"),
     "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of auto"),
-    "a pair for a dilation": ({"dilation": (1, 2)}, "dilation must be a whole number of at least 1"),
+    "a pair for a dilation": ({"dilation": (1, 2)}, "dilation must be an integer of at least 1"),
     "an even table": ({"table": (4, 3, 4)}, "table must have odd sides"),
     "a table of another depth": ({"table": (3, 3, 8)}, r"table must have 2 sides and then \(k,\) = \(4,\)"),
     "a table without u": ({"values": (2, 12, 5, 2)}, r"then \(k, u\) = \(4, 2\)"),
-    "a dilation of 0": ({"dilation": 0}, "dilation must be a whole number of at least 1, got 0"),
+    "a dilation of 0": ({"dilation": 0}, "dilation must be an integer of at least 1, got 0"),
     "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of auto, .*got 'fastest'"),
 }
 
@@ -358,10 +358,10 @@ def test_backward_inside_autocast_is_bit_identical_to_backward_outside(kind):
 def test_rejects_depths_of_zero(heads, depth, value_depth, intra_depth, named):
     shapes = (2, heads, 12, depth), (3, 5, depth, intra_depth), (2, 12, value_depth, intra_depth)
     for function in position_interaction, ln.plan:
-        with pytest.raises(ValueError, match=f"^{named} must be a whole number of at least 1, got 0$"):
+        with pytest.raises(ValueError, match=f"^{named} must be an integer of at least 1, got 0$"):
             function(*(torch.zeros(shape) for shape in shapes), (3, 4))
 
 
 def test_rejects_empty_grid():
-    with pytest.raises(ValueError, match=r"^grid\[1\] must be a whole number of at least 1, got 0$"):
+    with pytest.raises(ValueError, match=r"^grid\[1\] must be an integer of at least 1, got 0$"):
         position_interaction(torch.zeros(2, 4, 0, 3), torch.zeros(3, 5, 3), torch.zeros(2, 0, 5), (3, 0))

@@ -210,7 +210,7 @@ def test_damaged_teacher_is_rejected_without_creating_a_folder(shards, tmp_path)
     whole = weights.read_bytes()
     for content in (whole[:-1], whole[:100], b""):
         weights.write_bytes(content)
-        with pytest.raises(InputError, match=r"weights.safetensors is no safetensors file that can be read"):
+        with pytest.raises(InputError, match=r"weights.safetensors is not a readable safetensors file"):
             label_shards(tmp_path / "teacher", str(shards), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -264,7 +264,7 @@ def test_missing_shard_is_labeled_once_available(teacher, shards, tmp_path):
         ({"max_unreadable": -1}, "max_unreadable must be at least 0, got -1"),
         ({"batch_size": -2}, "batch_size must be at least 2, got -2"),
         ({"batch_size": 0}, "batch_size must be at least 2, got 0"),
-        ({"workers": -1}, "workers must be a whole number, at least 0 and at most 1,024, got -1"),
+        ({"workers": -1}, "workers must be an integer, at least 0 and at most 1,024, got -1"),
     ],
 )
 def test_invalid_options_are_rejected_without_creating_a_folder(teacher, shards, options, sentence, tmp_path):

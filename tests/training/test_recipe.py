@@ -30,7 +30,7 @@ def test_rejects_a_file_without_a_recipe(tmp_path):
     ("text", "message"),
     [
         ("Recipe(epoch=3)", "unexpected keyword argument 'epoch'; the nearest is epochs"),
-        ("Recipe(epochs='3')", "epochs must be a whole number, at least 1 and at most 1,000,000, got '3'"),
+        ("Recipe(epochs='3')", "epochs must be an integer, at least 1 and at most 1,000,000, got '3'"),
         ("Recipe(", "SyntaxError"),
         ("undefined", "NameError"),
     ],
@@ -61,7 +61,7 @@ def test_unknown_recipe_error_suggests_the_nearest():
         (b"\xff", "run is not a valid recipe: "),
         (b"[]", r"run is not a valid recipe: it must be an object, got \[\]"),
         (b"{}", "run must have the field 'data'"),
-        (b'{"data": "digits", "model": "x", "epochs": "many"}', "run: epochs must be a whole number, .* got 'many'"),
+        (b'{"data": "digits", "model": "x", "epochs": "many"}', "run: epochs must be an integer, .* got 'many'"),
         (b'{"epoch": 3}', "run has the unknown field 'epoch'; the nearest is epochs"),
     ],
 )

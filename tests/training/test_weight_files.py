@@ -136,7 +136,7 @@ def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_p
     path.write_bytes(pickle.dumps(Evil(), protocol=4))
     options = ["--data", two_classes, "--run", tmp_path / "run"] if command == "train --weights" else []
     options += ["--quicktest", "--run", tmp_path / "run"] if command == "detect train --weights" else []
-    assert f"{path} is no checkpoint" in error_of(capsys, *command.split(), path, *options)
+    assert f"{path} is not a checkpoint" in error_of(capsys, *command.split(), path, *options)
     assert not recwarn.list
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run").exists()
@@ -188,7 +188,7 @@ def test_detectors_saved_before_model_cards_load(tmp_path):
     ("change", "message"),
     [
         ({"preprocessing": 5}, "preprocessing must be an object, got 5"),
-        ({"preprocessing": {"image_size": 0}}, "image_size must be a whole number, at least 8"),
+        ({"preprocessing": {"image_size": 0}}, "image_size must be an integer, at least 8"),
         ({"preprocessing": {"std": [0.0]}}, "std must be finite numbers, above 0"),
         ({"preprocessing": {"crop_pct": -1}}, "crop_pct must be a finite number, above 0 and at most 1"),
         ({"preprocessing": {"mean": [0.1, 0.2]}}, "mean must be one number or one for each of 1 channels"),

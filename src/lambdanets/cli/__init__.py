@@ -93,7 +93,13 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _usage() -> list[str]:
     lines = [f"  {name:<14}{text}" for name, text in COMMANDS.items()]
-    return ["usage: lambdanets COMMAND ...", "", *lines, "", "lambdanets COMMAND --help lists its options."]
+    return [
+        "usage: lambdanets COMMAND ...",
+        "",
+        *lines,
+        "",
+        "lambdanets COMMAND --help lists its options; lambdanets --version prints the version.",
+    ]
 
 
 def _fail(message: str) -> int:

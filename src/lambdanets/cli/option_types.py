@@ -41,7 +41,7 @@ def _model_option(text: str) -> bool | int | float | str:
 
 # Type -> metavar and parser.
 _SIMPLE: dict[Any, tuple[str, Callable[[str], Any]]] = {
-    int: ("N", lambda text: _number(text, int, "a whole number")),
+    int: ("N", lambda text: _number(text, int, "an integer")),
     float: ("NUMBER", lambda text: _number(text, float, "a number")),
     str: ("TEXT", str),
     Path: ("PATH", _path),

@@ -54,19 +54,19 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path} is no file; expected weights (.safetensors) or a checkpoint (.ckpt)")
+        raise InputError(f"{path} is not a file; expected weights (.safetensors) or a checkpoint (.ckpt)")
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} is no safetensors file that can be read: {error}") from error
+            raise InputError(f"{path} is not a readable safetensors file: {error}") from error
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns about pickles that it cannot read
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a corrupt file may raise any exception
         raise InputError(
-            f"{path} is no checkpoint: it is damaged, of another kind, or holds code, which is never run"
+            f"{path} is not a checkpoint: it is damaged, of another kind, or holds code, which is never run"
         ) from error
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not any(isinstance(value, Tensor) for value in state.values()):

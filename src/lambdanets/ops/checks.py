@@ -25,7 +25,7 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_sizes(**sizes: Any) -> None:
-    """Raise ValueError unless each is a whole number of at least 1."""
+    """Raise ValueError unless each is an integer of at least 1."""
     for name, size in sizes.items():
         if not isinstance(size, int | torch.SymInt) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
+            raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")

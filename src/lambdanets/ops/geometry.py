@@ -151,7 +151,7 @@ def check_resize(table: Tensor, sides: Sequence[int], name: str = "sides") -> No
     """Raise ValueError, naming the argument, unless the table (r_1..r_D, k[, u]) can be resized to the sides."""
     ints = isinstance(sides, Sequence) and all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
     if not ints or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
-        raise ValueError(f"{name} must be 1, 2 or 3 whole numbers, odd and positive, got {sides!r}")
+        raise ValueError(f"{name} must be 1, 2 or 3 integers, odd and positive, got {sides!r}")
     if table.ndim - len(sides) not in (1, 2):
         expected = f"{len(sides)} sides, as {name} has, and then (k,) or (k, u)"
         raise ValueError(f"table must have {expected}, got shape {tuple(table.shape)}")

@@ -139,8 +139,8 @@ def test_rejects_inputs_with_other_channels(name):
     ("name", "options", "message"),
     [
         ("global_attention", {"heads": 5}, "heads must divide dim_out = 16, got 5"),
-        ("axial_attention", {"heads": 0}, "heads must be a whole number of at least 1, got 0"),
-        ("axial_attention", {"max_distance": 0}, "max_distance must be a whole number of at least 1, got 0"),
+        ("axial_attention", {"heads": 0}, "heads must be an integer of at least 1, got 0"),
+        ("axial_attention", {"max_distance": 0}, "max_distance must be an integer of at least 1, got 0"),
         ("local_attention", {"heads": 16}, "heads must give an even number of channels each"),
         ("local_attention", {"scope": 4}, "scope must be odd, got 4"),
         ("local_relation", {"share": 3}, "share must divide dim_out = 16, got 3"),
@@ -148,10 +148,10 @@ def test_rejects_inputs_with_other_channels(name):
         ("patchwise_attention", {"share": 32}, "share must divide dim_out"),
         ("augmented_attention", {"key_ratio": 0}, "key_ratio must be above 0 and at most 1, got 0"),
         ("augmented_attention", {"value_ratio": 1}, "value_ratio must leave channels to the convolution"),
-        ("double_attention", {"depth": 0}, "depth must be a whole number of at least 1, got 0"),
-        ("channel_attention", {"squeeze_ratio": 0}, "squeeze_ratio must be a whole number of at least 1, got 0"),
-        ("performer_relu", {"random_features": 0}, "random_features must be a whole number of at least 1, got 0"),
-        ("efficient_attention", {"stride": 0}, "stride must be a whole number of at least 1, got 0"),
+        ("double_attention", {"depth": 0}, "depth must be an integer of at least 1, got 0"),
+        ("channel_attention", {"squeeze_ratio": 0}, "squeeze_ratio must be an integer of at least 1, got 0"),
+        ("performer_relu", {"random_features": 0}, "random_features must be an integer of at least 1, got 0"),
+        ("efficient_attention", {"stride": 0}, "stride must be an integer of at least 1, got 0"),
     ],
 )
 def test_rejects_invalid_options(name, options, message):

@@ -62,7 +62,7 @@ def test_rejects_nan_scores_and_leaves_no_file(tmp_path):
         ("[{", "results.json must have COCO results: Expecting"),
         ("{}", "results.json must have COCO results: it must be a list, got {}"),
         ("[3]", "result 0 must be an object, got 3"),
-        ('[{"image_id": true}]', "result 0.image_id must be a whole number, got True"),
+        ('[{"image_id": true}]', "result 0.image_id must be an integer, got True"),
         ('[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}]', "score must be a finite number, got nothing"),
     ],
 )

@@ -180,7 +180,7 @@ def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
     [
         ({"bbox": {"AP": 0.3}}, "bbox.AP50 must be a finite number or None, got nothing"),
         ({"segm": {"AP": "high"}}, "segm.AP must be a finite number or None, got 'high'"),
-        ({"recipe": {"model": "resnet50", "model_options": {}}}, "recipe.seed must be a whole number, got nothing"),
+        ({"recipe": {"model": "resnet50", "model_options": {}}}, "recipe.seed must be an integer, got nothing"),
         ({"first_weights": {"name": "best.safetensors"}}, "first_weights must be an object or None, got {'name'"),
         ({"recipe": None}, "recipe must be an object, got None"),
     ],

@@ -216,7 +216,7 @@ def _parse_json(encoded: bytes, path: Path) -> dict[str, list[Any]]:
 
 
 def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _fail(path: Path, got: str) -> NoReturn:
@@ -274,7 +274,7 @@ def _check(path: Path, section: str, entries: list[Any], rules: Sequence[_Rule])
 
 def _fault(entry: Any, rules: Sequence[_Rule]) -> str | None:
     if not isinstance(entry, dict):
-        return "that are no JSON objects"
+        return "that are not JSON objects"
     for key, is_valid, expected in rules:
         if key not in entry:
             if key not in _OPTIONAL:

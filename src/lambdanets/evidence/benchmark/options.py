@@ -22,7 +22,7 @@ class Common:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of inputs and weights. TF32 is switched off."""
     threads: int | None = None
-    """CPU threads; PyTorch's default if not given."""
+    """CPU threads; PyTorch's default if none."""
     passes: tuple[Pass, ...] = ("inference", "training")
     """inference is the forward pass in evaluation mode; training is forward and backward in training mode."""
     seed: int = 0
