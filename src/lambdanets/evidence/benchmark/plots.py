@@ -58,7 +58,7 @@ def _draw_layers(report: Report) -> Figure | None:
                 text = f"{ratio:.2g}"
                 axis.annotate(text, (place, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
         axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
-        axis.set(yscale="log", ylim=limits, xlim=(-0.5, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
+        axis.set(yscale="log", ylim=limits, xlim=(-0.75, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
         axis.set(xlabel="map (height x width x channels)", ylabel=f"{quantity} / {_LABELS.get(base, base)}")
         axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
         axis.yaxis.set_minor_locator(NullLocator())
