@@ -71,22 +71,19 @@ class TrainingRecipe:
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
     """Keyword arguments of the model, such as: scope 7 content False."""
     weights: str | None = None
-    """Initial weights: a weight file or a run folder; random initialization if none. A head for other classes is
-    re-initialized."""
+    """Initial weights: a weight file or run folder; random if none. A head for other classes is re-initialized."""
     epochs: int = 100
     """Number of epochs."""
     batch_size: int = 64
     """Global batch size, over all ranks."""
     micro_batch: int | None = None
-    """Images per rank and forward pass; gradients are accumulated over a step. The most that fit into memory if
-    none."""
+    """Images per forward pass on a rank, with gradient accumulation; the most that fit into memory if none."""
     learning_rate: float = 0.1
     """Peak learning rate, after the warm-up; not scaled with the batch size."""
     warmup_epochs: float = 5.0
     """Epochs of linear warm-up from 0."""
     schedule: Schedule = "cosine"
-    """Learning rate schedule after the warm-up. cosine: to 0; staircase: multiplied by decay every decay_epochs;
-    late_steps: multiplied by 0.1 at 90, 95 and 97.5% of the steps."""
+    """cosine: to 0; staircase: times decay every decay_epochs; late_steps: times 0.1 at 90, 95, 97.5% of steps."""
     decay: float = 0.99
     """Decay factor of the staircase schedule."""
     decay_epochs: float = 3.0
@@ -100,12 +97,11 @@ class TrainingRecipe:
     clip_gradient: float | None = None
     """Maximum norm of the gradient; no clipping if none."""
     ema_decay: float | None = None
-    """Decay of the EMA of the weights, min(ema_decay, (1 + step) / (10 + step)). The EMA weights are validated and
-    saved. No EMA if none."""
+    """Decay of the EMA of the weights, min(ema_decay, (1 + step) / (10 + step)); the EMA is validated and saved."""
     batch_norm_momentum: float | None = None
     """Momentum of batch norm as in PyTorch (1 minus TensorFlow's decay); the model's own if none."""
     freeze_batch_norm: float = 0.0
-    """Fraction of the steps, at the end, in which batch norm uses its running statistics. For small batches."""
+    """Fraction of the steps, at the end, with batch norm in eval mode. For small batches."""
     sync_batch_norm: bool = False
     """Synchronize batch norm across GPUs."""
     precision: Precision = "auto"
@@ -200,19 +196,15 @@ class Recipe(TrainingRecipe):
     }
 
     data: str = ""
-    """'digits'; a folder with one sub-folder per class, or with train/ and val/ of that layout; torchvision's folder of
-    FashionMNIST, MNIST or KMNIST; a .tar of such a folder; shards (folder or URL); or a data set name of timm, such as
-    torch/cifar10."""
+    """'digits', an image folder (CLASS/ or train/CLASS/), MNIST's folder, a .tar, shards, or torch/NAME of timm."""
     data_root: str | None = None
     """Root folder of a timm data set, such as of --data torch/cifar10."""
     validation_share: float = 0.2
     """Fraction of each class used for validation if the data has no validation split."""
     hold_out: float = 0.0
-    """Fraction of the training images held out for model selection. The final result is measured on the validation
-    split, which selects nothing."""
+    """Fraction of the training images held out for model selection; the result is on the validation split."""
     patience: int | None = None
-    """Early stopping: epochs without a better top-1 accuracy; the best epoch's weights are used. No early stopping if
-    none."""
+    """Early stopping: epochs without better top-1, then the best epoch's weights; no early stopping if none."""
     training_images: int | None = None
     """Train on a random subset of this size, stratified by class; on all images if none."""
     pseudo_labels: str | None = None

@@ -48,9 +48,7 @@ class DetectionRecipe(TrainingRecipe):
     """Weight decay, except for norm layers, biases and embedding tables."""
 
     image_size: int = 1024
-    """Side of the square inputs, pixels. In evaluation the longer side of an image is resized to it, and the rest is
-    padded; in training the image is resized to a random scale of that size (jitter), and
-    cropped or padded."""
+    """Side of the square inputs, pixels, to which the longer side is resized, in training times the random jitter."""
     jitter: tuple[float, float] = (0.8, 1.25)
     """Range of the random scale in training."""
     flip: float = 0.5
@@ -83,8 +81,7 @@ class DetectionRecipe(TrainingRecipe):
     drop_path: float = 0.0
     """Maximum stochastic depth rate of the backbone, of its last block."""
     hide_padding: bool = True
-    """Mask the padding of images in all layers, so that it does not change the result. False for backbones that cannot
-    mask it, such as those with attention."""
+    """Mask padding in all layers, so that it has no effect. False for backbones that cannot, as with attention."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
