@@ -68,8 +68,7 @@ class Predict:
     images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
     """Image files, folders and globs."""
     out: Path = Path("detections")
-    """New folder for results.json (COCO results format), images.json (file names by image id) and one figure per image.
-    The same command resumes an interrupted one."""
+    """New folder for results.json (COCO format), images.json and one figure per image; resumes an interrupted one."""
     score: float = 0.5
     """Minimum score of drawn detections; results.json has all detections."""
     figures: bool = True

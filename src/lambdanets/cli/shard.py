@@ -21,8 +21,7 @@ class Shard:
     out: tyro.conf.Positional[Path | None] = None
     """New folder for the shards; the same command resumes an interrupted one."""
     verify: bool = False
-    """Verify the shards in OUT after writing, or those in DATA (folder or URL) if OUT is not given, against
-    shards.json."""
+    """Verify the shards in OUT after writing, or those in DATA (folder or URL) without OUT, against shards.json."""
     index: bool = False
     """Write shards.json for a folder of tar files from webdataset or img2dataset."""
     unlabeled: bool = False

@@ -31,8 +31,7 @@ class Tables:
     figures: Path | None = None
     """Folder for frontier.png (Figure 4) and scope.png (Table 10)."""
     measured: tuple[Path, ...] = ()
-    """Files of --measure, whose speeds are shown next to the paper's; for Table 4 also results.json of lambdanets
-    benchmark layer and memory."""
+    """Files of --measure, shown next to the paper's speeds; for Table 4 also results.json of layer benchmarks."""
     measure: bool = False
     """Measure speed and peak memory for tables 4, 5, 10, 12, 13 and 18, or the given ones; takes hours on a CPU."""
     batch_size: int = 4

@@ -22,8 +22,7 @@ class Train:
     run: Path | None = None
     """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
     devices: int | None = None
-    """Number of processes on this machine, one per GPU; use torchrun for several machines. With --plan, the number of
-    devices to plan for."""
+    """Processes on this machine, one per GPU; torchrun starts several machines. With --plan: devices to plan for."""
     plan: bool = False
     """Print steps, memory, hours, data size and read rate of the training, without training."""
     quicktest: bool = False
