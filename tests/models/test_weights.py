@@ -41,7 +41,7 @@ def test_rejects_pickles_with_code_without_running_it(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"hello", bytes(range(256)) * 8], ids=["empty", "text", "bytes"])
 def test_rejects_files_that_are_not_checkpoints(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=r"is no (checkpoint|safetensors)"):
+    with pytest.raises(ValueError, match=r"is not a (checkpoint|readable safetensors)"):
         read_weights(tmp_path / name)
 
 
