@@ -90,9 +90,9 @@ def test_a_recipe_is_a_file(package):
         "from dataclasses import replace\n\nfrom lambdanets.recipes.digits import recipe as digits\n\n"
         "recipe = replace(digits, batch_size=32)\n"
     )
-    said = run(package, "-m", "lambdanets", "train", "wide_digits", "--help")
-    assert "wide_digits: Scanned digits in larger batches" in said
-    assert "(default: 32)" in said
+    output = run(package, "-m", "lambdanets", "train", "wide_digits", "--help")
+    assert "wide_digits: Scanned digits in larger batches" in output
+    assert "(default: 32)" in output
 
 
 TASK = {

@@ -49,9 +49,9 @@ def test_the_core_works_without_extras_and_commands_name_theirs(quick_run, image
         ["pseudo-label", str(quick_run), "shards", "labels"],
         ["detect", "train", "digits", "--run", "detector"],
     ]
-    given = json.dumps([list(EXTRAS), str(quick_run), str(image), commands])
+    argument = json.dumps([list(EXTRAS), str(quick_run), str(image), commands])
     done = subprocess.run(
-        [sys.executable, "-c", CORE, given], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", CORE, argument], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert re.findall(r"exit code (\d+)", done.stdout) == ["2"] * len(commands)

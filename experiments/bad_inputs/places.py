@@ -56,9 +56,9 @@ class Places(Mapping[str, Any]):
             MADE[name](out)
         elif name in COMMANDS:
             needed = {other: self[other] for other in (*MADE, *COMMANDS) if f"{{{other}}}" in COMMANDS[name]}
-            code, said = run_command(shlex.split(COMMANDS[name].format(out=out, **needed)), self._folder)
+            code, output = run_command(shlex.split(COMMANDS[name].format(out=out, **needed)), self._folder)
             if code != 0:
-                raise RuntimeError(f"{name} could not be made:\n{said}")
+                raise RuntimeError(f"{name} could not be made:\n{output}")
         else:
             raise KeyError(name)
         return out

@@ -48,7 +48,7 @@ class Evaluate:
     out: Path | None = None
     """New folder for scores.json, results.json (COCO results format) and figures; no files if none."""
     batch_size: int = 1
-    """Images per forward pass, whose masks are in memory together."""
+    """Images per forward pass; their masks are all in memory."""
     workers: int = 0
     """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None
@@ -74,7 +74,7 @@ class Predict:
     figures: bool = True
     """Draw the detections of each image."""
     batch_size: int = 1
-    """Images per forward pass, whose masks are in memory together."""
+    """Images per forward pass; their masks are all in memory."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
