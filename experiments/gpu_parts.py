@@ -33,7 +33,14 @@ from lambdanets.ops.position.problem import NeedsGrad, Problem, problem_of
 
 # side, v, scope (None = global), batch: the stages of a LambdaResNet-50 at 224 pixels, and larger maps
 SHAPES = [(56, 16, 23, 128), (28, 32, 23, 128), (14, 64, 23, 128), (7, 128, 23, 128)]
-MORE_SHAPES = [(56, 32, 23, 128), (28, 64, 23, 128), (28, 64, None, 128), (64, 64, 23, 1), (64, 64, None, 16)]
+MORE_SHAPES = [
+    (56, 32, 23, 128),
+    (28, 64, 23, 128),
+    (28, 64, None, 128),
+    (64, 64, 23, 1),
+    (64, 64, None, 16),
+    (128, 64, None, 1),
+]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEADS, DEPTH = 4, 16
 _SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm

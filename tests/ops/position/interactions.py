@@ -22,17 +22,20 @@ def supporting(*grid: int) -> list[str]:
 
 
 class Spy(Algorithm):
-    """Wraps an algorithm with at most `max_batch` examples per call; counts `prepare` calls and records queries."""
+    """Wraps an algorithm with at most `max_batch` examples per call; counts `prepare` calls and records queries.
 
-    def __init__(self, name: str, max_batch: int = 1 << 30) -> None:
-        self.inner, self.max_batch = ALGORITHMS[name], max_batch
+    compute_dtype: replaces the one that the algorithm would choose.
+    """
+
+    def __init__(self, name: str, max_batch: int = 1 << 30, compute_dtype: torch.dtype | None = None) -> None:
+        self.inner, self.max_batch, self.forced_dtype = ALGORITHMS[name], max_batch, compute_dtype
         self.prepared, self.queries = 0, list[Tensor]()
 
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
         return self.inner.cost(problem, rates)
 
-    def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
-        return self.inner.compute_dtype(dtype, rates)
+    def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
+        return self.forced_dtype or self.inner.compute_dtype(problem, rates)
 
     def bind(self, problem: Problem, rates: Rates) -> Bound:
         return BoundSpy(self, self.inner.bind(problem.with_batch(self.max_batch), rates))

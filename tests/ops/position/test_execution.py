@@ -222,16 +222,31 @@ def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, at_once,
     grid, sides, batch = (3, 4), (5, 7), 128  # few pairs per offset and many examples, to test the sum over examples
     inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
     results = run(inputs, grid, algorithm=algorithm)
+    assert_as_exact_as_bfloat16_definition(results, inputs, grid)
     narrow = gain > 1 and spy.inner.keeps_bfloat16
     assert {queries.dtype for queries in spy.queries} == {torch.bfloat16 if narrow else torch.float32}
     assert max(len(queries) for queries in spy.queries) == min(at_once, batch)
+
+
+@pytest.mark.parametrize("at_once", [1, 100], ids=["one by one", "batched"])
+@pytest.mark.parametrize(("grid", "sides", "batch"), [((3, 4), (5, 7), 128), ((12, 11), (9, 21), 6), ((41,), (81,), 3)])
+def test_mixed_in_bfloat16_as_on_gpus_stays_within_the_budget(monkeypatch, at_once, grid, sides, batch):
+    spy = Spy("mixed", max_batch=at_once, compute_dtype=torch.bfloat16)
+    monkeypatch.setitem(ALGORITHMS, "mixed", spy)
+    inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
+    results = run(inputs, grid, algorithm="mixed")
+    assert {queries.dtype for queries in spy.queries} == {torch.bfloat16}
+    assert_as_exact_as_bfloat16_definition(results, inputs, grid)
+
+
+def assert_as_exact_as_bfloat16_definition(results, inputs, grid):
     plain, exact = (
         with_gradients(lambda *x: definition.position_interaction(*x, grid), [x.to(dtype) for x in inputs])
         for dtype in (torch.bfloat16, torch.float64)
     )
-    for fast, one, truth in zip(results, plain, exact, strict=True):
-        assert fast.dtype == torch.bfloat16
-        assert_as_exact_as_plain(fast, one, truth)
+    for result, reference, truth in zip(results, plain, exact, strict=True):
+        assert result.dtype == torch.bfloat16
+        assert_as_exact_as_plain(result, reference, truth)
 
 
 @algorithms

@@ -105,8 +105,9 @@ class Algorithm(ABC):
         is that of the whole problem, with the workspace of one call.
         """
 
-    def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
-        """The dtype that queries, values and table are cast to, from the dtype of the problem."""
+    def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
+        """The dtype that queries, values and table of the problem are cast to."""
+        dtype = problem.dtype
         if dtype.itemsize > 2 or (dtype == torch.bfloat16 and self.keeps_bfloat16 and rates.bfloat16_gain > 1):
             return dtype
         return torch.float32

@@ -109,7 +109,7 @@ def bind(problem: Problem, algorithm: str) -> tuple[Bound, torch.dtype]:
 
 @lru_cache(maxsize=1024)
 def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[Bound, torch.dtype]:
-    dtype = algorithm.compute_dtype(problem.dtype, rates)
+    dtype = algorithm.compute_dtype(problem, rates)
     return algorithm.bind(problem, rates.for_products_of(dtype)), dtype
 
 
@@ -117,7 +117,7 @@ def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = (
     """The cost of each algorithm predicted from rates, None if it does not support the problem."""
     costs: dict[str, Cost | None] = {}
     for name, algorithm in ALGORITHMS.items():
-        dtype = algorithm.compute_dtype(problem.dtype, rates)
+        dtype = algorithm.compute_dtype(problem, rates)
         costs[name] = algorithm.cost(replace(problem, dtype=dtype), rates.for_products_of(dtype))
     for name, dtype_name, forward, backward in corrections:
         cost = costs.get(name)

@@ -93,8 +93,8 @@ class Fused(Algorithm):
     def bind(self, problem: Problem, rates: Rates) -> "BoundFused":
         return BoundFused(problem)
 
-    def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
-        return dtype  # float16 is scaled by powers of two
+    def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
+        return problem.dtype  # float16 is scaled by powers of two
 
     def exclusions(self, problem: Problem) -> Exclusions:
         """Failures of the self-test, which runs on first use, and of launches in this process."""
