@@ -8,7 +8,7 @@ def rms(x: Tensor) -> Tensor:
     return x.double().square().mean().sqrt()
 
 
-def assert_as_exact_as_plain(fast: Tensor, plain: Tensor, exact: Tensor, factor: float = 2.0, what: str = "") -> None:
+def assert_error_within_budget(fast: Tensor, plain: Tensor, exact: Tensor, factor: float = 2.0, what: str = "") -> None:
     """The RMS error of `fast` is at most `factor` times that of `plain`, or a tenth of the rounding error."""
     floor = 0.1 * torch.finfo(fast.dtype).eps * rms(exact)
     error, allowed = rms(fast.double() - exact), factor * rms(plain.double() - exact) + floor

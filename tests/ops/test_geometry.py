@@ -6,7 +6,7 @@ import torch
 from torch.autograd import gradcheck
 
 from lambdanets.ops import position_interaction, resize_table
-from lambdanets.ops.geometry import embeddings_of_pairs
+from lambdanets.ops.geometry import pairwise_embeddings
 
 
 def random(*shape, dtype=torch.float64):
@@ -46,7 +46,7 @@ pairs = pytest.mark.parametrize(("grid", "context_grid", "sides"), PAIRS.values(
 @pairs
 def test_embeddings_of_pairs_equal_a_plain_loop(grid, context_grid, sides, dilation):
     table = random(*sides, 2, 3)
-    result = embeddings_of_pairs(table, grid, dilation, context_grid)
+    result = pairwise_embeddings(table, grid, dilation, context_grid)
     assert result.shape == (*grid, 2, 3, *context_grid)
     assert torch.equal(result, reference_embeddings(table, grid, dilation, context_grid))
 
@@ -54,7 +54,7 @@ def test_embeddings_of_pairs_equal_a_plain_loop(grid, context_grid, sides, dilat
 @pytest.mark.parametrize("dilation", [1, 2])
 def test_embeddings_of_pairs_accept_uncropped_tables(dilation):
     table = random(9, 5, 2, 1)
-    result = embeddings_of_pairs(table, (3, 4), dilation)
+    result = pairwise_embeddings(table, (3, 4), dilation)
     assert torch.equal(result, reference_embeddings(table, (3, 4), dilation, (3, 4)))
 
 
@@ -62,7 +62,7 @@ def test_embeddings_of_pairs_accept_uncropped_tables(dilation):
 @pairs
 def test_gradcheck_of_embeddings_of_pairs(grid, context_grid, sides, dilation):
     table = random(*sides, 1, 2).requires_grad_()
-    assert gradcheck(lambda t: embeddings_of_pairs(t, grid, dilation, context_grid), table, fast_mode=True)
+    assert gradcheck(lambda t: pairwise_embeddings(t, grid, dilation, context_grid), table, fast_mode=True)
 
 
 # sides before, sides after

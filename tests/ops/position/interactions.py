@@ -11,14 +11,16 @@ from lambdanets.ops import position_interaction
 from lambdanets.ops.position.algorithm import Algorithm, Bound, Gradients
 from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
-from lambdanets.ops.position.rates import Rates, built_in
+from lambdanets.ops.position.rates import Rates, built_in_rates
 
 
-def supporting(*grid: int) -> list[str]:
+def supported_algorithms(*grid: int) -> list[str]:
     """The algorithms that support a grid on CPU in float64; for fused kernels see test_fused_kernels."""
     ones = (1,) * len(grid)
     problem = Problem(1, 1, grid, 1, 1, 1, ones, ones, False, torch.float64, "cpu")
-    return [name for name, algorithm in ALGORITHMS.items() if algorithm.cost(problem, built_in("cpu", 1)) is not None]
+    return [
+        name for name, algorithm in ALGORITHMS.items() if algorithm.cost(problem, built_in_rates("cpu", 1)) is not None
+    ]
 
 
 class Spy(Algorithm):
@@ -35,7 +37,7 @@ class Spy(Algorithm):
         return self.inner.compute_dtype(dtype, rates)
 
     def bind(self, problem: Problem, rates: Rates) -> Bound:
-        return BoundSpy(self, self.inner.bind(problem.with_batch(self.max_batch), rates))
+        return BoundSpy(self, self.inner.bind(problem.limit_batch(self.max_batch), rates))
 
 
 class BoundSpy(Bound):

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets import LambdaLayer2d, position_interaction
 from lambdanets.ops.position.fused import launches, scaling
-from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far
+from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, offset64
 from lambdanets.ops.position.fused.self_test import CASES as SELF_TEST_CASES
 from lambdanets.ops.position.fused.self_test import Case, make_example, run_kernel
-from lambdanets.ops.position.fused.tiles import K, max_values
-from lambdanets.ops.position.fused.verification import kernels_of
+from lambdanets.ops.position.fused.tiles import K, max_value_channels
+from lambdanets.ops.position.fused.verification import kernels_for_dtype
 
 CASES = {
     "ragged tiles": (torch.float16, Case(5, 2, (7, 9), (5, 5), 16, 16)),
@@ -55,7 +55,7 @@ def errors(dtype: torch.dtype, case: Case, spread: bool = False) -> dict[str, fl
         inputs = (far_apart(queries), table, far_apart(values), far_apart(grad_output))
         example = replace(example, inputs=inputs, content=far_apart(example.content))
     found = {}
-    for kernel in kernels_of(dtype):
+    for kernel in kernels_for_dtype(dtype):
         result, exact, _ = run_kernel(kernel, example)
         assert result.dtype == (torch.float32 if kernel.startswith("forward") and dtype == torch.float16 else dtype)
         found[kernel] = ((result.double() - exact).norm() / exact.norm()).item()
@@ -106,8 +106,8 @@ def storages_of_outputs(dtype: torch.dtype) -> dict[str, int]:
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def offset_of_last(out_ptr, batch, heads, height, width, q_b_stride, q_h_stride, q_n_stride, UNIT: tl.constexpr):  # noqa: N803
     last = tl.full((1,), 1, tl.int32)
-    offset = far(last * (batch - 1), q_b_stride, UNIT) + far(last * (heads - 1), q_h_stride, UNIT)
-    offset += far(last * (height - 1) * width + (width - 1), q_n_stride, UNIT)
+    offset = offset64(last * (batch - 1), q_b_stride, UNIT) + offset64(last * (heads - 1), q_h_stride, UNIT)
+    offset += offset64(last * (height - 1) * width + (width - 1), q_n_stride, UNIT)
     tl.store(out_ptr + tl.arange(0, 1), offset)
 
 
@@ -119,7 +119,7 @@ def offsets() -> list[tuple[int, int]]:
             x = torch.empty(batch, side * side, heads, depth, dtype=torch.bfloat16, device="meta").transpose(1, 2)
             out = torch.zeros(1, dtype=torch.int64)
             unit = launches.UNIT_BYTES // x.dtype.itemsize
-            offset_of_last[(1,)](out, batch, heads, side, side, *launches.strides_of(x, unit), UNIT=unit)
+            offset_of_last[(1,)](out, batch, heads, side, side, *launches.strides_in_units(x, unit), UNIT=unit)
             found.append((out.item(), x.numel() - depth))
     return found
 
@@ -173,7 +173,10 @@ def scaling_errors() -> list[str]:
         values = random(2, 9, v, 1, magnitude=value_magnitude)
         content = random(2, K, v, dtype=torch.float32)
         scaled = scaling.backward_operands(grad_output, queries, table, values, content)
-        name, factor = f"backward {grad_magnitude} {value_magnitude}", min(v, max_values(2)) * values.abs().max().item()
+        name, factor = (
+            f"backward {grad_magnitude} {value_magnitude}",
+            min(v, max_value_channels(2)) * values.abs().max().item(),
+        )
         check(name, scaled.grad_output, scaled.grad_table_scale[0], grad_output, factor)
         check(f"{name}, table", scaled.table_for_logits, scaled.grad_values_scale[0] / scaled.grad_table_scale[0],
               table, K * queries.abs().max().item())  # fmt: skip

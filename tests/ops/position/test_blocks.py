@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from lambdanets.ops.position.tiling import Axis, adjoint_of_block, make_block
+from lambdanets.ops.position.tiling import Axis, make_block, make_block_backward
 
 # sides of the table, and (tile, window, first) along each axis
 BLOCKS = {
@@ -53,7 +53,7 @@ def test_adjoint_of_block_is_the_adjoint_of_make_block(sides, axes):
     axes, table = [Axis(*axis) for axis in axes], random(*sides, 2, 3)
     block = make_block(table, axes)
     gradient = random(*block.shape)
-    result = adjoint_of_block(gradient, axes, sides)
+    result = make_block_backward(gradient, axes, sides)
     assert result.shape == table.shape
     torch.testing.assert_close((result * table).sum(), (gradient * block).sum(), rtol=1e-12, atol=1e-12)
 
@@ -61,7 +61,7 @@ def test_adjoint_of_block_is_the_adjoint_of_make_block(sides, axes):
 @blocks
 def test_adjoint_of_a_block_of_ones_counts_pairs_per_offset(sides, axes):
     axes = [Axis(*axis) for axis in axes]
-    result = adjoint_of_block(torch.ones_like(make_block(random(*sides, 1, 1), axes)), axes, sides)
+    result = make_block_backward(torch.ones_like(make_block(random(*sides, 1, 1), axes)), axes, sides)
     for index in itertools.product(*map(range, sides)):
         pairs = [
             sum(0 <= i - axis.first + t < axis.window for t in range(axis.tile))

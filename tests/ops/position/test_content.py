@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from interactions import Spy, assert_all_close, make_inputs, supporting, with_gradients
+from interactions import Spy, assert_all_close, make_inputs, supported_algorithms, with_gradients
 from torch.autograd import gradcheck, gradgradcheck
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position.plan import ALGORITHMS
-from ops.exactness import assert_as_exact_as_plain
+from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (3, 4), (3, 5)
-algorithms = pytest.mark.parametrize("algorithm", supporting(*GRID))
+algorithms = pytest.mark.parametrize("algorithm", supported_algorithms(*GRID))
 
 
 def make_factors(dtype=torch.float64, **sizes):
@@ -90,7 +90,7 @@ def test_error_is_at_most_twice_that_of_the_plain_formula(algorithm, dtype):
     plain = definition.position_interaction(queries, table, values, GRID) + queries @ content.unsqueeze(1)
     fast = interaction(algorithm)(*low)
     assert fast.dtype == dtype
-    assert_as_exact_as_plain(fast, plain, exact)
+    assert_error_within_budget(fast, plain, exact)
 
 
 def test_split_batch_uses_the_content_lambda_of_each_example(monkeypatch):

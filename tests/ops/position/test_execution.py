@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interactions import Spy, assert_all_close, make_inputs, run, supporting, with_gradients
+from interactions import Spy, assert_all_close, make_inputs, run, supported_algorithms, with_gradients
 from torch import nn
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import execution
 from lambdanets.ops.position.execution import prepared_tables
 from lambdanets.ops.position.plan import ALGORITHMS
-from lambdanets.ops.position.rates import built_in
-from ops.exactness import assert_as_exact_as_plain
+from lambdanets.ops.position.rates import built_in_rates
+from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (6, 7), (5, 5)
-algorithms = pytest.mark.parametrize("algorithm", supporting(*GRID))
+algorithms = pytest.mark.parametrize("algorithm", supported_algorithms(*GRID))
 
 
 class Position(nn.Module):
@@ -98,7 +98,9 @@ def test_changing_the_number_of_threads_does_not_reuse_prepared_tables(algorithm
     inputs = make_inputs(grid, sides, batch=8, k=8, v=8, dtype=torch.float32)
     results = []
     for threads in 1, 16:
-        monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device, n=threads: built_in("cpu", n))
+        monkeypatch.setattr(
+            "lambdanets.ops.position.plan.device_rates", lambda device, n=threads: built_in_rates("cpu", n)
+        )
         results.append(run(inputs, grid, algorithm=algorithm))
     assert_all_close(*results, 1e-4)
 
@@ -215,8 +217,8 @@ def test_tables_prepared_in_inference_mode_work_in_training(algorithm):
 @pytest.mark.parametrize("at_once", [1, 100], ids=["one by one", "batched"])
 @algorithms
 def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, at_once, gain):
-    rates = replace(built_in("cpu", 1), bfloat16_gain=gain)
-    monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device: rates)
+    rates = replace(built_in_rates("cpu", 1), bfloat16_gain=gain)
+    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: rates)
     spy = Spy(algorithm, max_batch=at_once)
     monkeypatch.setitem(ALGORITHMS, algorithm, spy)
     grid, sides, batch = (3, 4), (5, 7), 128  # few pairs per offset and many examples, to test the sum over examples
@@ -231,7 +233,7 @@ def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, at_once,
     )
     for fast, one, truth in zip(results, plain, exact, strict=True):
         assert fast.dtype == torch.bfloat16
-        assert_as_exact_as_plain(fast, one, truth)
+        assert_error_within_budget(fast, one, truth)
 
 
 @algorithms

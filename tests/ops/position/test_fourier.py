@@ -5,7 +5,7 @@ from interactions import assert_all_close, make_inputs, run
 import lambdanets as ln
 from lambdanets.ops.position.fourier import BoundFourier, Fourier, fast_side, padded_grid
 from lambdanets.ops.position.plan import ALGORITHMS
-from lambdanets.ops.position.rates import built_in
+from lambdanets.ops.position.rates import built_in_rates
 
 # grid, sides of the table, u, causal
 CASES = {
@@ -64,6 +64,6 @@ def test_grad_table_is_the_adjoint_of_prepare(grid, sides, u, causal):
     generator = torch.Generator().manual_seed(0)
     shape = (*problem.scope, problem.query_depth, problem.intra_depth)
     table = torch.randn(shape, generator=generator, dtype=torch.float64)
-    bound = Fourier().bind(problem, built_in("cpu", 1))
+    bound = Fourier().bind(problem, built_in_rates("cpu", 1))
     (spectrum,) = bound.prepare(table)
     torch.testing.assert_close(bound.grad_table((spectrum.conj(),)), table)

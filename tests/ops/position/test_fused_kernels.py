@@ -12,9 +12,9 @@ from interpreted_fused import CASES
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused import Fused, device
 from lambdanets.ops.position.fused.device import KernelDevice
-from lambdanets.ops.position.fused.tiles import table_step, tile_and_step, tiles_of
+from lambdanets.ops.position.fused.tiles import choose_table_step, choose_tile_shape, choose_tiles
 from lambdanets.ops.position.problem import Problem
-from lambdanets.ops.position.rates import built_in
+from lambdanets.ops.position.rates import built_in_rates
 from scripts import load_script
 
 PROBLEM = Problem(
@@ -31,7 +31,7 @@ PROBLEM = Problem(
     device="cuda",
 )
 GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
-RATES = built_in("cuda", 1)
+RATES = built_in_rates("cuda", 1)
 KERNELS = load_script("experiments/kernels.py")
 # For each kernel: minimum and maximum heads, maximum value depth, a depth that is not a multiple of 16; batch 1.
 CONFIGURATIONS = [
@@ -160,18 +160,18 @@ def test_backward_workspace_includes_partial_table_gradients(monkeypatch):
     ],
 )
 def test_tiles_have_the_shape_with_the_fewest_steps(grid, reach, expected):
-    assert tile_and_step(grid, reach, 16, 32) == expected
+    assert choose_tile_shape(grid, reach, 16, 32) == expected
 
 
 def test_table_gradient_takes_more_rows_on_narrow_maps():
-    assert table_step((1, 50), (0, 49), 8, 64) == (1, 64)
-    assert table_step((7, 7), (6, 6), 8, 64)[1] == 8
-    assert table_step((56, 56), (11, 11), 8, 64) == (8, 8)
+    assert choose_table_step((1, 50), (0, 49), 8, 64) == (1, 64)
+    assert choose_table_step((7, 7), (6, 6), 8, 64)[1] == 8
+    assert choose_table_step((56, 56), (11, 11), 8, 64) == (8, 8)
 
 
 def test_small_batches_and_maps_use_fewer_examples_per_program():
     def examples(batch, positions, kernel="forward_query_order"):
-        return tiles_of(kernel, (9, 0), 2, batch, 4, positions, 16).examples
+        return choose_tiles(kernel, (9, 0), 2, batch, 4, positions, 16).examples
 
     assert examples(128, 56 * 56) == 8
     assert examples(2, 56 * 56) == 2

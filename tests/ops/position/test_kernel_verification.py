@@ -26,7 +26,7 @@ from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import fused, plan
 from lambdanets.ops.position.fused import device, launches, self_test_process, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
-from lambdanets.ops.position.problem import problem_of
+from lambdanets.ops.position.problem import make_problem
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -124,7 +124,7 @@ def test_kernels_wrong_in_one_dtype_are_used_in_others(with_fault):
     one_element = r"forward_query_order is wrong: its largest relative error is 0\.\d+, allowed is 0\.06"
     one_unwritten = "queries_gradient is wrong: its largest relative error is nan"
     with pytest.warns(KernelWarning, match=f"for bfloat16: .*{one_element}.*{one_unwritten}"):
-        verdicts = verification.verdicts_of(kernel_device("cpu"), torch.bfloat16)
+        verdicts = verification.get_verdicts(kernel_device("cpu"), torch.bfloat16)
     assert {name for name, verdict in verdicts.items() if verdict.reason} == {"forward_query_order", "queries_gradient"}
     assert plan_for(torch.float32).chosen == "fused"
 
@@ -155,7 +155,7 @@ def test_crash_of_the_self_test_disables_only_the_current_kernel(with_fault):
         found = plan_for()
     assert found.chosen == "fused"
     assert found.backward != "fused"
-    verdicts = verification.verdicts_of(kernel_device("cpu"), torch.float32)
+    verdicts = verification.get_verdicts(kernel_device("cpu"), torch.float32)
     assert [name for name, verdict in verdicts.items() if verdict.reason] == ["queries_gradient"]
 
 
@@ -251,7 +251,7 @@ def test_concurrent_processes_run_one_self_test(counted, monkeypatch):
         "from lambdanets.ops.position.fused import self_test_process, verification\n"
         "from lambdanets.ops.position.fused.device import kernel_device\n"
         "self_test_process.SELF_TEST = tuple(sys.argv[1:])\n"
-        "verdicts = verification.verdicts_of(kernel_device('cpu'), torch.float32)\n"
+        "verdicts = verification.get_verdicts(kernel_device('cpu'), torch.float32)\n"
         "assert not any(verdict.reason for verdict in verdicts.values())\n"
     )
     command = [sys.executable, "-c", script, *self_test_process.SELF_TEST]
@@ -357,7 +357,7 @@ def test_each_gpu_has_its_own_plan(monkeypatch):
     device._cuda_device.cache_clear()
     with FakeTensorMode():
         problems = [
-            problem_of(
+            make_problem(
                 *(torch.empty(shape, device=gpu) for shape in ((1, 1, 4, 2), (3, 3, 2, 1), (1, 4, 2, 1))), (2, 2), False
             )
             for gpu in ("cuda:0", "cuda:1")

@@ -30,7 +30,7 @@ class MixedWithRows(Mixed):
         self.rows = rows
 
     def bind(self, problem, rates):
-        return BoundMixed(problem, row_tiling(problem.as_plane(), self.rows))
+        return BoundMixed(problem, row_tiling(problem.at_least_2d(), self.rows))
 
 
 @cases

@@ -8,7 +8,7 @@ from interactions import make_inputs
 import lambdanets as ln
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.plan import ALGORITHMS, make_plan, predicted_costs
-from lambdanets.ops.position.rates import Rates, rates_of
+from lambdanets.ops.position.rates import Rates, device_rates
 
 
 def plan_for(grid, sides, b=8, h=4, k=16, v=16, **options):
@@ -113,13 +113,13 @@ def test_meta_tensors_have_the_plan_of_cpu_tensors(grid, sides):
 @problems
 def test_predicted_costs_equal_those_of_the_plan(grid, sides):
     plan = plan_for(grid, sides)
-    assert predicted_costs(plan.problem, rates_of("cpu")) == plan.costs
+    assert predicted_costs(plan.problem, device_rates("cpu")) == plan.costs
 
 
 def test_plan_depends_on_the_rates_of_the_device(monkeypatch):
     problem = plan_for((56, 56), (23, 23)).problem
     slow_products = Rates(1e6, 5, 8e9, 6e-6, 9e9, 0.6)
-    monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device: slow_products)
+    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: slow_products)
     assert make_plan(problem).chosen == "fourier"
 
 

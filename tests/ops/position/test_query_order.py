@@ -7,7 +7,7 @@ from interactions import Spy, assert_all_close, make_inputs, run
 import lambdanets as ln
 from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.query_order import BoundQueryOrder, QueryOrder, best_tiling
-from lambdanets.ops.position.rates import built_in
+from lambdanets.ops.position.rates import built_in_rates
 from lambdanets.ops.position.tiling import Tiling
 
 # grid, sides of the table, u, causal, tiles
@@ -32,7 +32,7 @@ class Tiled(QueryOrder):
         self.tile = tile
 
     def bind(self, problem, rates):
-        return BoundQueryOrder(problem, Tiling(problem.as_plane(), self.tile))
+        return BoundQueryOrder(problem, Tiling(problem.at_least_2d(), self.tile))
 
 
 @pytest.mark.parametrize(("grid", "sides", "u", "causal", "tile"), CASES)
@@ -64,7 +64,9 @@ def test_split_batch_equals_the_full_batch(monkeypatch):
 def test_gpu_batch_per_call_is_larger_than_cpu_batch(algorithm):
     problem = ln.plan(*make_inputs((28, 28), (23, 23), dtype=torch.float32), (28, 28)).problem
     on_core, on_gpu = (
-        ALGORITHMS[algorithm].bind(replace(problem, batch=1 << 20, device=device), built_in("cpu", 1)).problem.batch
+        ALGORITHMS[algorithm]
+        .bind(replace(problem, batch=1 << 20, device=device), built_in_rates("cpu", 1))
+        .problem.batch
         for device in ("cpu", "cuda:0")
     )
     assert 1 <= on_core < on_gpu
@@ -73,4 +75,4 @@ def test_gpu_batch_per_call_is_larger_than_cpu_batch(algorithm):
 def test_logits_of_the_chosen_tiling_fit_the_cache():
     inputs = make_inputs((28, 28), (23, 23), batch=1, dtype=torch.float32)
     problem = ln.plan(*inputs, (28, 28)).problem
-    assert best_tiling(problem, built_in("cpu", 1)).logits_bytes(1) <= 8 << 20
+    assert best_tiling(problem, built_in_rates("cpu", 1)).logits_bytes(1) <= 8 << 20

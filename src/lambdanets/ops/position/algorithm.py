@@ -101,7 +101,7 @@ class Algorithm(ABC):
     def bind(self, problem: Problem, rates: Rates) -> Bound:
         """Bind to a supported problem, with a batch per call whose intermediate results fit the caches.
 
-        `Problem.with_batch` sets that batch, `Problem.with_small_lambdas` for an algorithm that holds lambdas. The cost
+        `Problem.limit_batch` sets that batch, `Problem.limit_lambda_bytes` for an algorithm that holds lambdas. The cost
         is that of the whole problem, with the workspace of one call.
         """
 

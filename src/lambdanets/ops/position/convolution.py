@@ -32,7 +32,7 @@ class _Form(Algorithm):
         """Zero-padded maps (b, v, u, S..) and weights (k, u, r..) to (b, v, k, S..)."""
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundConvolution":
-        return BoundConvolution(problem.with_small_lambdas(), self.lambdas)
+        return BoundConvolution(problem.limit_lambda_bytes(), self.lambdas)
 
 
 class Convolution(_Form, Traceable):
@@ -142,25 +142,27 @@ class BoundConvolution(BoundPositionTerm):
 
 def _cost(problem: Problem, rates: Rates) -> Cost:
     """The cost with v in the batch, and of the backward pass of all forms."""
-    p = problem.with_small_lambdas()
+    p = problem.limit_lambda_bytes()
     passes = -(-problem.batch // p.batch)
     offsets, lambdas = math.prod(p.scope), p.lambda_elements
     # with few channels a direct convolution is slower than the equivalent matrix product
-    convolved = 1.5 * rates.product(1, p.batch * p.value_depth * p.positions, offsets * p.intra_depth, p.query_depth)
-    applied = rates.product(p.positions * p.batch, p.heads, p.query_depth, p.value_depth)
-    copied = rates.copy(8.0 * lambdas)
+    convolved = 1.5 * rates.matmul_seconds(
+        1, p.batch * p.value_depth * p.positions, offsets * p.intra_depth, p.query_depth
+    )
+    applied = rates.matmul_seconds(p.positions * p.batch, p.heads, p.query_depth, p.value_depth)
+    copied = rates.copy_seconds(8.0 * lambdas)
     rows = math.prod(p.scope[:-1])
-    gathered = rates.copy(4.0 * rows * p.batch * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
+    gathered = rates.copy_seconds(4.0 * rows * p.batch * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
     # the backward pass scatters each query depth separately, over the padded grid
     axes = zip(p.grid, p.before, p.after, strict=True)
     padded = math.prod(side + before + after for side, before, after in axes)
     scattered = 2 * p.batch * p.value_depth * p.query_depth * p.intra_depth * padded
-    backward = 5 * convolved + 2 * applied + 2 * copied + gathered + rates.copy(4.0 * lambdas)
+    backward = 5 * convolved + 2 * applied + 2 * copied + gathered + rates.copy_seconds(4.0 * lambdas)
     return Cost(
         operations=2 * problem.lambda_elements * p.intra_depth * offsets + problem.apply_operations,
         workspace_bytes=max(4, p.dtype.itemsize) * (2 * lambdas + scattered),
-        seconds=passes * (convolved + applied + copied + rates.calls(10)),
-        backward_seconds=passes * (backward + rates.calls(20 + 6 * rows)),
+        seconds=passes * (convolved + applied + copied + rates.call_overhead(10)),
+        backward_seconds=passes * (backward + rates.call_overhead(20 + 6 * rows)),
     )
 
 
@@ -172,7 +174,7 @@ def _direct_cost(problem: Problem, rates: Rates, factor: int, copied: int) -> Co
         base,
         # the copies are freed before the lambdas are applied
         workspace_bytes=max(base.workspace_bytes, 4 * (p.lambda_elements + copied)),
-        seconds=base.seconds + factor * direct + rates.copy(4.0 * copied),
+        seconds=base.seconds + factor * direct + rates.copy_seconds(4.0 * copied),
     )
 
 

@@ -86,10 +86,10 @@ class _Gradients(torch.autograd.Function):
         grad_output, *factors = ctx.saved_tensors
         terms: list[list[Tensor]] = [[], [], [], []]
         if tangents[0] is not None:
-            _append(terms, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.needs_grad))
+            _append_terms(terms, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.needs_grad))
         for index, tangent in enumerate(tangents[1:5]):
             if tangent is not None:
-                _append(terms, _gradients_along(grad_output, factors, index, tangent, ctx.plan, ctx.needs_grad))
+                _append_terms(terms, _gradients_along(grad_output, factors, index, tangent, ctx.plan, ctx.needs_grad))
         return tuple(
             (reduce(torch.add, summands) if summands else torch.zeros_like(factor)) if needed else None
             for summands, factor, needed in zip(terms, factors, ctx.needs_grad, strict=True)
@@ -111,7 +111,7 @@ class _Gradients(torch.autograd.Function):
 
 def _output_along(factors: Sequence[Tensor], index: int, direction: Tensor, plan: Plan) -> Tensor:
     """The directional derivative of the output with respect to one factor."""
-    queries, table, values, content = _replaced(factors, index, direction)
+    queries, table, values, content = _replace(factors, index, direction)
     if index == _CONTENT:
         return _product(queries, content)
     return _Interaction.apply(queries, table, values, content if index == _QUERIES else None, plan)
@@ -126,7 +126,7 @@ def _gradients_along(
     needs_grad: Sequence[bool],
 ) -> FactorGradients:
     """The directional derivative of the needed gradients with respect to one factor."""
-    queries, table, values, content = _replaced(factors, index, direction)
+    queries, table, values, content = _replace(factors, index, direction)
     if index == _CONTENT:
         grad_queries = _product(grad_output, content.mT) if needs_grad[_QUERIES] else None
         return grad_queries, None, None, None
@@ -153,7 +153,7 @@ def _double_backward(
             continue
         if needs_grad[0]:
             terms[0].append(_output_along(factors, index, direction, plan))
-        _append(terms[1:], _gradients_along(grad_output, factors, index, direction, plan, needs_grad[1:]))
+        _append_terms(terms[1:], _gradients_along(grad_output, factors, index, direction, plan, needs_grad[1:]))
     return [reduce(torch.add, summands) if summands else None for summands in terms]
 
 
@@ -164,13 +164,13 @@ def _product(rows: Tensor, matrices: Tensor) -> Tensor:
         return rows.to(dtype) @ matrices.to(dtype).unsqueeze(1)
 
 
-def _append(terms: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]) -> None:
+def _append_terms(terms: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]) -> None:
     for summands, gradient in zip(terms, gradients, strict=True):
         if gradient is not None:
             summands.append(gradient)
 
 
-def _replaced(tensors: Sequence[Tensor], index: int, replacement: Tensor) -> list[Tensor]:
+def _replace(tensors: Sequence[Tensor], index: int, replacement: Tensor) -> list[Tensor]:
     return [replacement if i == index else tensor for i, tensor in enumerate(tensors)]
 
 

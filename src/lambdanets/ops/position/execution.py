@@ -96,7 +96,7 @@ def run_backward(
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         grad_content = None
         if needs_grad.content and content is not None:
-            grad_content = _sum_of_products(queries.to(grad_output.dtype), grad_output).to(content.dtype)
+            grad_content = _sum_outer_products(queries.to(grad_output.dtype), grad_output).to(content.dtype)
         if not any(needs_grad[:3]):
             return None, None, None, grad_content
         bound, dtype = bind(problem, algorithm)
@@ -118,11 +118,11 @@ def run_backward(
                 grad_prepared = tuple(a.add_(b) for a, b in zip(grad_prepared, dp, strict=True))
         grad_table = None
         if grad_prepared is not None:
-            grad_table = _add_future(bound.grad_table(grad_prepared), problem).to(table.dtype)
+            grad_table = _restore_future_offsets(bound.grad_table(grad_prepared), problem).to(table.dtype)
         return (
-            _concatenated(grad_queries, queries.dtype) if needs_grad.queries else None,
+            _concatenate(grad_queries, queries.dtype) if needs_grad.queries else None,
             grad_table,
-            _concatenated(grad_values, values.dtype) if needs_grad.values else None,
+            _concatenate(grad_values, values.dtype) if needs_grad.values else None,
             grad_content,
         )
 
@@ -137,26 +137,26 @@ def _split(batch: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
     return zip(*parts, strict=False)
 
 
-def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
+def _sum_outer_products(first: Tensor, second: Tensor) -> Tensor:
     """Outer products of first (b, h, n, i) and second (b, h, n, j) summed over h and n: (b, i, j)."""
     first, second = (x.transpose(1, 2).flatten(1, 2) for x in (first, second))
     return torch.bmm(first.mT, second)
 
 
-def _concatenated(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:
+def _concatenate(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:
     tensors = [part for part in parts if part is not None]
     return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(dtype)
 
 
-def _drop_future(table: Tensor, problem: Problem) -> Tensor:
+def _drop_future_offsets(table: Tensor, problem: Problem) -> Tensor:
     """For causal problems, zeros at offsets after 0, and without the rows that hold only such offsets."""
     if not problem.causal:
         return table
     return mask_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
 
 
-def _add_future(grad_table: Tensor, problem: Problem) -> Tensor:
-    """The adjoint of `_drop_future`."""
+def _restore_future_offsets(grad_table: Tensor, problem: Problem) -> Tensor:
+    """The adjoint of `_drop_future_offsets`."""
     if not problem.causal:
         return grad_table
     future = grad_table.new_zeros(problem.before[0], *grad_table.shape[1:])
@@ -177,7 +177,7 @@ class PreparedTables:
 
     def get(self, table: Tensor, bound: Bound, dtype: torch.dtype) -> Prepared:
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
-            return bound.prepare(_drop_future(table, bound.problem).to(dtype))
+            return bound.prepare(_drop_future_offsets(table, bound.problem).to(dtype))
         key = (table.data_ptr(), bound, dtype)
         with self._lock:
             entry = self._entries.get(key)
@@ -187,7 +187,7 @@ class PreparedTables:
             return entry[1]
         # prepared from the copy: another thread may change the table meanwhile, and `prepare` may return a view
         copy = table.detach().clone()
-        prepared = bound.prepare(_drop_future(copy, bound.problem).to(dtype))
+        prepared = bound.prepare(_drop_future_offsets(copy, bound.problem).to(dtype))
         size = copy.nbytes + sum(part.nbytes for part in prepared)
         if size <= CACHE_BYTES // 4:
             with self._lock:

@@ -32,20 +32,20 @@ class Fourier(Algorithm):
         lambdas = p.batch * p.value_depth * p.query_depth
         channels, depths = _chunk(p)
         transforms = maps + lambdas
-        forward = rates.transforms(padded * transforms, padded)
-        backward = rates.transforms(padded * (2 * maps + 2 * lambdas), padded)
+        forward = rates.fft_seconds(padded * transforms, padded)
+        backward = rates.fft_seconds(padded * (2 * maps + 2 * lambdas), padded)
         # products of spectra, then the lambdas applied, head by head
         applied = 4.0 * p.heads * lambdas * p.positions
-        forward += rates.copy(4.0 * padded * lambdas * p.intra_depth + 2 * applied)
-        backward += rates.copy(12.0 * padded * lambdas * p.intra_depth + 6 * applied)
-        preparation = rates.transforms(padded * p.query_depth * p.intra_depth, padded)
+        forward += rates.copy_seconds(4.0 * padded * lambdas * p.intra_depth + 2 * applied)
+        backward += rates.copy_seconds(12.0 * padded * lambdas * p.intra_depth + 6 * applied)
+        preparation = rates.fft_seconds(padded * p.query_depth * p.intra_depth, padded)
         calls = p.batch * -(-p.value_depth // channels) * (8 + -(-p.query_depth // depths) * (6 + depths))
         spectra = 4 * padded * (p.query_depth * p.intra_depth + p.intra_depth * channels)
         return Cost(
             operations=round(2.5 * padded * math.log2(max(2, padded)) * transforms) + p.apply_operations,
             workspace_bytes=max(1, p.dtype.itemsize // 4) * (3 * spectra + 24 * padded * channels * depths),
-            seconds=forward + preparation / 4 + rates.calls(calls),
-            backward_seconds=backward + 1.75 * preparation + rates.calls(3 * calls),
+            seconds=forward + preparation / 4 + rates.call_overhead(calls),
+            backward_seconds=backward + 1.75 * preparation + rates.call_overhead(3 * calls),
         )
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundFourier":

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuSpec:
     """processors: SMs; clock: boost clock in Hz; float32, bfloat16: FLOP/s, two FLOPs per multiply-add; memory, cache:
     bytes/s of DRAM and of the L2 cache.
 
@@ -30,30 +30,30 @@ class Gpu:
 
 # By substring of the device name; the first match is used.
 SPECIFICATIONS = {
-    "B200": Gpu(148, 1.85e9, 75e12, 2250e12, 8.0e12, 10e12, 0.5),
-    "H200": Gpu(132, 1.755e9, 67e12, 989e12, 4.8e12, 5.5e12, 0.62),
-    "H100 PCIe": Gpu(114, 1.62e9, 48e12, 756e12, 2.0e12, 4.5e12, 0.62),
-    "H100": Gpu(132, 1.755e9, 67e12, 989e12, 3.35e12, 5.5e12, 0.62),
-    "A100": Gpu(108, 1.41e9, 19.5e12, 312e12, 1.55e12, 4.5e12),
-    "L40S": Gpu(142, 2.52e9, 91.6e12, 362e12, 0.864e12, 4.5e12),
-    "RTX 3090": Gpu(82, 1.70e9, 35.6e12, 71e12, 0.936e12, 2.5e12),
-    "RTX 4090": Gpu(128, 2.52e9, 82.6e12, 165e12, 1.008e12, 4.5e12),
-    "T4": Gpu(40, 1.59e9, 8.1e12, 8.1e12, 0.32e12, 1.3e12),
+    "B200": GpuSpec(148, 1.85e9, 75e12, 2250e12, 8.0e12, 10e12, 0.5),
+    "H200": GpuSpec(132, 1.755e9, 67e12, 989e12, 4.8e12, 5.5e12, 0.62),
+    "H100 PCIe": GpuSpec(114, 1.62e9, 48e12, 756e12, 2.0e12, 4.5e12, 0.62),
+    "H100": GpuSpec(132, 1.755e9, 67e12, 989e12, 3.35e12, 5.5e12, 0.62),
+    "A100": GpuSpec(108, 1.41e9, 19.5e12, 312e12, 1.55e12, 4.5e12),
+    "L40S": GpuSpec(142, 2.52e9, 91.6e12, 362e12, 0.864e12, 4.5e12),
+    "RTX 3090": GpuSpec(82, 1.70e9, 35.6e12, 71e12, 0.936e12, 2.5e12),
+    "RTX 4090": GpuSpec(128, 2.52e9, 82.6e12, 165e12, 1.008e12, 4.5e12),
+    "T4": GpuSpec(40, 1.59e9, 8.1e12, 8.1e12, 0.32e12, 1.3e12),
 }
 # By compute capability, for other names.
 _BY_CAPABILITY = {(7, 5): "T4", (8, 0): "A100", (8, 6): "RTX 3090", (8, 7): "RTX 3090", (8, 9): "RTX 4090"}
 _BY_CAPABILITY |= {(9, 0): "H100", (10, 0): "B200", (10, 3): "B200", (12, 0): "RTX 4090"}
 
 
-def gpu_named(name: str, capability: tuple[int, int] = (9, 0)) -> Gpu:
+def find_gpu_spec(name: str, capability: tuple[int, int] = (9, 0)) -> GpuSpec:
     """The specification by device name, else by compute capability, else the H100's."""
     found = next((gpu for part, gpu in SPECIFICATIONS.items() if part in name), None)
     return found or SPECIFICATIONS[_BY_CAPABILITY.get(capability, "H100")]
 
 
 @lru_cache
-def gpu_of(device: str) -> Gpu:
+def device_gpu_spec(device: str) -> GpuSpec:
     """The specification of a device such as "cuda:0"; the H100's if there is no GPU."""
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return SPECIFICATIONS["H100"]
-    return gpu_named(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    return find_gpu_spec(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))

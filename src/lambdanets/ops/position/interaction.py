@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import mask_future, shape_of
+from lambdanets.ops.geometry import mask_future, static_shape
 from lambdanets.ops.position.algorithm import Traceable
 from lambdanets.ops.position.convolution import Convolution
 from lambdanets.ops.position.derivatives import interact
@@ -137,8 +137,8 @@ def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, g
     if not 1 <= len(grid) <= 3:
         raise ValueError(f"grid must have 1, 2 or 3 sides, got {grid}")
     check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
-    batch, heads, positions, depth = shape_of(queries)
-    sizes = dict(zip(("v of values", "u of values"), shape_of(values)[2:], strict=False))
+    batch, heads, positions, depth = static_shape(queries)
+    sizes = dict(zip(("v of values", "u of values"), static_shape(values)[2:], strict=False))
     check_sizes(**{"h of queries": heads, "k of queries": depth}, **sizes)
     if math.prod(grid) != positions:
         raise ValueError(f"grid must have the n = {positions} positions of queries, got {grid} = {math.prod(grid)}")

@@ -24,7 +24,7 @@ from lambdanets.ops.position.mirrored import pack_outputs, pack_queries, unpack_
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import packed, scratch
-from lambdanets.ops.position.tiling import Tiling, adjoint_of_block, make_block
+from lambdanets.ops.position.tiling import Tiling, make_block, make_block_backward
 
 # Candidate numbers of rows of the first axis per tile, and the size that L^ should not exceed.
 _ROWS = (1, 2, 4, 7, 8, 14)
@@ -35,12 +35,12 @@ class Mixed(Algorithm):
     name = "mixed"
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
-        plane = problem.as_plane()
+        plane = problem.at_least_2d()
         return _cost(_best_tiling(plane, rates), plane, rates)
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundMixed":
-        problem = problem.with_batch(_batch_per_call(problem.as_plane()))
-        return BoundMixed(problem, _best_tiling(problem.as_plane(), rates))
+        problem = problem.limit_batch(_batch_per_call(problem.at_least_2d()))
+        return BoundMixed(problem, _best_tiling(problem.at_least_2d(), rates))
 
 
 class BoundMixed(BoundPositionTerm):
@@ -48,7 +48,7 @@ class BoundMixed(BoundPositionTerm):
 
     def __init__(self, problem: Problem, tiling: Tiling) -> None:
         super().__init__(problem)
-        self._plane = problem.as_plane()
+        self._plane = problem.at_least_2d()
         self._tiling = tiling
         self._frequencies = frequencies(problem)
 
@@ -57,7 +57,7 @@ class BoundMixed(BoundPositionTerm):
         leading = len(self._plane.grid) - 1
         if table.ndim - 2 == leading:
             table = table.unsqueeze(0)
-        real, imaginary = (torch.einsum("fd,...dku->...fku", waves, table) for waves in self._waves_of_offsets(table))
+        real, imaginary = (torch.einsum("fd,...dku->...fku", waves, table) for waves in self._offset_waves(table))
         # the complex product R^ V^ as a real 2 x 2 matrix acting on (Re V^, Im V^)
         matrix = [torch.stack(row, dim=-1) for row in ((real, -imaginary), (imaginary, real))]
         spectra = torch.stack(matrix, dim=-4)  # (r_1..r_{D-1}, F, 2, k, u, 2)
@@ -72,13 +72,13 @@ class BoundMixed(BoundPositionTerm):
         block = grad_prepared[0].view(f, 2, p.query_depth, *self._tiling.tile, *self._tiling.window, p.intra_depth, 2)
         block = block.permute(*range(3, 3 + leading), 0, 1, 2, *range(3 + leading, 5 + 2 * leading))
         block = block.flatten(2 * leading + 3).flatten(leading, leading + 2)
-        spectra = adjoint_of_block(block, self._tiling.axes, p.scope[:-1])
+        spectra = make_block_backward(block, self._tiling.axes, p.scope[:-1])
         spectra = spectra.unflatten(-1, (p.intra_depth, 2)).unflatten(leading, (f, 2, p.query_depth))
         # (r_1..r_{D-1}, F, rows of the matrix, k, u, columns of the matrix)
         first, second = spectra.unbind(-4)
         grad_real = first[..., 0] + second[..., 1]
         grad_imaginary = second[..., 0] - first[..., 1]
-        cosines, sines = self._waves_of_offsets(spectra)
+        cosines, sines = self._offset_waves(spectra)
         table = torch.einsum("fd,...fku->...dku", cosines, grad_real)
         table = table + torch.einsum("fd,...fku->...dku", sines, grad_imaginary)
         return table if len(self.problem.grid) > 1 else table.squeeze(0)
@@ -90,7 +90,7 @@ class BoundMixed(BoundPositionTerm):
         output = scratch("outputs", (*queries.shape[:3], 2 * p.heads, p.value_depth), queries)
         for start, stop, low, high, columns in self._tiling.rows():
             halves = self._lambda_halves(prepared, value_spectra[:, low:high], stop - start, columns)
-            outputs = _view_of_rows(output, start, stop)
+            outputs = _view_rows(output, start, stop)
             for query_tile, half, out in zip(queries[:, start:stop].flatten(1, 2), halves, outputs, strict=True):
                 torch.bmm(query_tile, half.transpose(0, 1), out=out)
         return unpack_outputs(output, p)
@@ -116,7 +116,7 @@ class BoundMixed(BoundPositionTerm):
             query_tile, grad_tile = queries[:, start:stop].flatten(1, 2), grad_output[:, start:stop].flatten(1, 2)
             if grad_queries is not None:
                 halves = self._lambda_halves(prepared, value_spectra[:, window], rows, columns)
-                outputs = _view_of_rows(grad_queries, start, stop)
+                outputs = _view_rows(grad_queries, start, stop)
                 for grad, half, out in zip(grad_tile, halves, outputs, strict=True):
                     torch.bmm(grad, half.permute(1, 2, 0), out=out)
             if grad_block is None and grad_spectra is None:
@@ -180,7 +180,7 @@ class BoundMixed(BoundPositionTerm):
         leading = len(p.grid) - 1
         return maps.permute(leading + 2, *range(1, leading + 1), 0, leading + 3, leading + 1).flatten(1, leading + 1)
 
-    def _waves_of_offsets(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _offset_waves(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin (F, r_D) of w f dx for the offsets of the last axis."""
         before, after = self._plane.before[-1], self._plane.after[-1]
         angles = self._angles(torch.arange(-before, after + 1, dtype=torch.float64, device=like.device))
@@ -206,7 +206,7 @@ class BoundMixed(BoundPositionTerm):
         return 2 * math.pi / (2 * self._frequencies - 1) * f[:, None] * x
 
 
-def _view_of_rows(x: Tensor, start: int, stop: int) -> Tensor:
+def _view_rows(x: Tensor, start: int, stop: int) -> Tensor:
     """A writable view of rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..).
 
     `flatten` might copy and lose what is written; `view` raises instead.
@@ -230,9 +230,9 @@ def row_tiling(plane: Problem, rows: int) -> Tiling:
 @lru_cache(maxsize=1024)
 def _best_tiling(plane: Problem, rates: Rates) -> Tiling:
     tilings = [row_tiling(plane, rows) for rows in sorted({min(rows, plane.grid[0]) for rows in _ROWS})]
-    limit = plane.cache_bytes(*_CHUNK_BYTES)
+    limit = plane.select_by_device(*_CHUNK_BYTES)
     fitting = [tiling for tiling in tilings if _chunk_bytes(tiling, plane, 1) <= limit] or tilings[:1]
-    return min(fitting, key=lambda tiling: _cost(tiling, plane, rates).both_seconds)
+    return min(fitting, key=lambda tiling: _cost(tiling, plane, rates).total_seconds)
 
 
 def _chunk_bytes(tiling: Tiling, problem: Problem, examples: int) -> int:
@@ -243,7 +243,7 @@ def _chunk_bytes(tiling: Tiling, problem: Problem, examples: int) -> int:
 
 def _batch_per_call(plane: Problem) -> int:
     """The largest batch for which L^ of a few rows fits the cache, but with enough columns for fast products."""
-    limit = plane.cache_bytes(*_CHUNK_BYTES)
+    limit = plane.select_by_device(*_CHUNK_BYTES)
     return max(1, limit // _chunk_bytes(row_tiling(plane, 4), plane, 1), 64 // plane.value_depth)
 
 
@@ -260,22 +260,22 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     for start, stop, low, high, _ in tiling.rows():
         rows = (stop - start) * tiling.positions
         window = (high - low) * tiling.columns
-        banded = rates.product(f, 2 * k * rows, window, maps)
-        inverse = 2 * rates.product(1, halves, f, k * rows * maps)
-        applied = rates.product(halves * rows * batch, 2 * heads, 2 * k, v)
+        banded = rates.matmul_seconds(f, 2 * k * rows, window, maps)
+        inverse = 2 * rates.matmul_seconds(1, halves, f, k * rows * maps)
+        applied = rates.matmul_seconds(halves * rows * batch, 2 * heads, 2 * k, v)
         operations += 2.0 * maps * rows * k * (2 * f * window + 2 * halves * f + 8 * halves * heads)
-        forward += banded + inverse + applied + rates.calls(10 + halves)
-        backward += banded + inverse + 2 * applied + rates.copy(8 * halves * k * rows * maps) + inverse
-        backward += 2 * banded + rates.calls(30 + halves)
-    transform = rates.product(1, 2 * f, p.grid[-1], lines * p.intra_depth * maps)
+        forward += banded + inverse + applied + rates.call_overhead(10 + halves)
+        backward += banded + inverse + 2 * applied + rates.copy_seconds(8 * halves * k * rows * maps) + inverse
+        backward += 2 * banded + rates.call_overhead(30 + halves)
+    transform = rates.matmul_seconds(1, 2 * f, p.grid[-1], lines * p.intra_depth * maps)
     operations += 4.0 * f * p.grid[-1] * lines * p.intra_depth * maps
     spectra = 2 * f * lines * p.intra_depth * maps
     packed = 2 * heads * batch * p.positions * (2 * k + v)
     block = 4 * f * k * p.intra_depth * tiling.tile[0] * tiling.positions * tiling.window[0] * tiling.columns
-    forward += transform + rates.copy(4 * (packed + spectra)) + rates.calls(25)
-    backward += 2 * transform + rates.copy(4 * (2 * packed + 2 * spectra)) + rates.calls(60)
+    forward += transform + rates.copy_seconds(4 * (packed + spectra)) + rates.call_overhead(25)
+    backward += 2 * transform + rates.copy_seconds(4 * (2 * packed + 2 * spectra)) + rates.call_overhead(60)
     # cached for the next call with the same table: a training step prepares the block once
-    preparation = rates.copy(12 * block)
+    preparation = rates.copy_seconds(12 * block)
     return Cost(
         operations=round(passes * operations),
         # the peak is in the backward pass: the block and its gradient, packed queries and outputs twice

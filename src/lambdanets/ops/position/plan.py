@@ -16,7 +16,7 @@ from lambdanets.ops.position.lambda_order import LambdaOrder
 from lambdanets.ops.position.mixed import Mixed
 from lambdanets.ops.position.problem import Cost, Problem
 from lambdanets.ops.position.query_order import QueryOrder
-from lambdanets.ops.position.rates import Corrections, Rates, corrections_of, rates_of
+from lambdanets.ops.position.rates import Corrections, Rates, device_corrections, device_rates
 
 # In order of preference at equal cost.
 ALGORITHMS: dict[str, Algorithm] = {
@@ -89,7 +89,7 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
     Raises ValueError for an unknown name, or an algorithm that does not support the problem.
     """
     check_algorithm(algorithm)
-    rates, corrections = rates_of(problem.device), corrections_of(problem.device)
+    rates, corrections = device_rates(problem.device), device_corrections(problem.device)
     excluded: _Excluded = ()
     while True:
         plan = _make_plan(problem, algorithm, rates, corrections, excluded, WORKSPACE_LIMIT_BYTES)
@@ -104,13 +104,13 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
 
 def bind(problem: Problem, algorithm: str) -> tuple[Bound, torch.dtype]:
     """An algorithm bound to a problem that it supports, and the dtype to compute in."""
-    return _bind(problem, ALGORITHMS[algorithm], rates_of(problem.device))
+    return _bind(problem, ALGORITHMS[algorithm], device_rates(problem.device))
 
 
 @lru_cache(maxsize=1024)
 def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[Bound, torch.dtype]:
     dtype = algorithm.compute_dtype(problem.dtype, rates)
-    return algorithm.bind(problem, rates.for_products_of(dtype)), dtype
+    return algorithm.bind(problem, rates.for_matmul_dtype(dtype)), dtype
 
 
 def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = ()) -> dict[str, Cost | None]:
@@ -118,7 +118,7 @@ def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = (
     costs: dict[str, Cost | None] = {}
     for name, algorithm in ALGORITHMS.items():
         dtype = algorithm.compute_dtype(problem.dtype, rates)
-        costs[name] = algorithm.cost(replace(problem, dtype=dtype), rates.for_products_of(dtype))
+        costs[name] = algorithm.cost(replace(problem, dtype=dtype), rates.for_matmul_dtype(dtype))
     for name, dtype_name, forward, backward in corrections:
         cost = costs.get(name)
         if cost is not None and dtype_name == str(problem.dtype).removeprefix("torch."):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import crop_to_grid, join_phases, reach, shape_of, split_phases
+from lambdanets.ops.geometry import crop_to_grid, join_phases, reach, split_phases, static_shape
 
 _LAMBDA_BYTES = 64 << 20, 256 << 20  # limit on the lambdas of one call, on a CPU core and on a GPU
 
@@ -55,19 +55,19 @@ class Problem:
         """Floating-point operations of applying the lambdas to the queries, two per multiply-add."""
         return 2 * self.heads * self.lambda_elements
 
-    def cache_bytes(self, core: int, gpu: int) -> int:
+    def select_by_device(self, core: int, gpu: int) -> int:
         """The first of two cache sizes for a CPU core, the second for a GPU."""
         return gpu if torch.device(self.device).type == "cuda" else core
 
-    def with_batch(self, maximum: int) -> "Problem":
+    def limit_batch(self, maximum: int) -> "Problem":
         """The same problem with at most `maximum` examples, and at least one."""
         return replace(self, batch=min(self.batch, max(1, maximum)))
 
-    def with_small_lambdas(self) -> "Problem":
+    def limit_lambda_bytes(self) -> "Problem":
         """The same problem with a batch whose lambdas in float32 stay below _LAMBDA_BYTES."""
-        return self.with_batch(self.cache_bytes(*_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
+        return self.limit_batch(self.select_by_device(*_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
 
-    def as_plane(self) -> "Problem":
+    def at_least_2d(self) -> "Problem":
         """The same problem with at least two axes: a sequence becomes a plane of one row."""
         if len(self.grid) > 1:
             return self
@@ -120,7 +120,7 @@ class Cost:
     backward_workspace_bytes: int | None = None
 
     @property
-    def both_seconds(self) -> float:
+    def total_seconds(self) -> float:
         return self.seconds + self.backward_seconds
 
     @property
@@ -130,11 +130,11 @@ class Cost:
         return self.workspace_bytes, self.workspace_bytes if backward is None else backward
 
 
-def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], causal: bool) -> Problem:
+def make_problem(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], causal: bool) -> Problem:
     """The problem of checked inputs: table (r_1..r_D, k, u) with odd sides, values (b, n, v, u)."""
-    batch, heads, _, query_depth = shape_of(queries)
-    *_, value_depth, intra_depth = shape_of(values)
-    reaches = tuple(reach(r, side) for r, side in zip(shape_of(table), grid, strict=False))
+    batch, heads, _, query_depth = static_shape(queries)
+    *_, value_depth, intra_depth = static_shape(values)
+    reaches = tuple(reach(r, side) for r, side in zip(static_shape(table), grid, strict=False))
     return Problem(
         batch=max(1, batch),  # an empty batch is planned as one example
         heads=heads,
@@ -162,7 +162,7 @@ def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool)
         queries = split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
         values = split_phases(values, grid, dilation)
         grid = [-(-side // dilation) for side in grid]
-    problem = problem_of(queries, table, values, grid, causal)
+    problem = make_problem(queries, table, values, grid, causal)
     return Factors(queries, crop_to_grid(table, grid), values, content), problem
 
 

@@ -22,8 +22,8 @@ from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import scratch
 from lambdanets.ops.position.tiling import (
     Tiling,
-    adjoint_of_block,
     make_block,
+    make_block_backward,
     pack_outputs,
     pack_queries,
     pack_values,
@@ -31,7 +31,7 @@ from lambdanets.ops.position.tiling import (
     unpack_queries,
     unpack_values,
 )
-from lambdanets.ops.precision import wide
+from lambdanets.ops.precision import accumulation_dtype
 
 # Limit on the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; a larger batch is split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
@@ -47,11 +47,11 @@ class QueryOrder(Algorithm):
     keeps_bfloat16 = True
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
-        return _cost(best_tiling(problem.as_plane(), rates), rates)
+        return _cost(best_tiling(problem.at_least_2d(), rates), rates)
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundQueryOrder":
-        problem = _with_small_logits(problem, best_tiling(problem.as_plane(), rates))
-        return BoundQueryOrder(problem, best_tiling(problem.as_plane(), rates))
+        problem = _limit_logits_bytes(problem, best_tiling(problem.at_least_2d(), rates))
+        return BoundQueryOrder(problem, best_tiling(problem.at_least_2d(), rates))
 
 
 class BoundQueryOrder(BoundPositionTerm):
@@ -68,7 +68,7 @@ class BoundQueryOrder(BoundPositionTerm):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         tiling, p = self._tiling, self._tiling.problem
         block = grad_prepared[0].view(*tiling.tile, p.query_depth, *tiling.window, p.intra_depth)
-        table = adjoint_of_block(block, tiling.axes, p.scope)
+        table = make_block_backward(block, tiling.axes, p.scope)
         return table if len(self.problem.grid) > 1 else table.squeeze(0)
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class _Sum:
             if part.shape == self._like.shape:
                 self._total = part
                 return
-            shape, like = tuple(self._like.shape), part.to(wide(part.dtype))
+            shape, like = tuple(self._like.shape), part.to(accumulation_dtype(part.dtype))
             self._total = (scratch("sum", shape, like) if self._temporary else like.new_empty(shape)).zero_()
         self._total[index] += part
 
@@ -175,20 +175,20 @@ def best_tiling(problem: Problem, rates: Rates) -> Tiling:
         can_tile = before + after < side  # otherwise a window is longer than the axis
         choices.append([*(tile for tile in _COLUMNS if can_tile and 2 * tile <= side), side])
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
-    limit = problem.cache_bytes(*_LOGITS_BYTES)
+    limit = problem.select_by_device(*_LOGITS_BYTES)
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
-    return min(fitting, key=lambda tiling: _cost(tiling, rates).both_seconds)
+    return min(fitting, key=lambda tiling: _cost(tiling, rates).total_seconds)
 
 
-def _with_small_logits(problem: Problem, tiling: Tiling) -> Problem:
+def _limit_logits_bytes(problem: Problem, tiling: Tiling) -> Problem:
     """The problem with the largest batch for which the logits of a row of tiles fit the cache."""
-    return problem.with_batch(problem.cache_bytes(*_LOGITS_BYTES) // tiling.logits_bytes(1))
+    return problem.limit_batch(problem.select_by_device(*_LOGITS_BYTES) // tiling.logits_bytes(1))
 
 
 def _cost(tiling: Tiling, rates: Rates) -> Cost:
     p = tiling.problem
     k, v, heads = p.query_depth, p.value_depth, p.heads
-    batch = _with_small_logits(p, tiling).batch
+    batch = _limit_logits_bytes(p, tiling).batch
     passes = -(-p.batch // batch)
     items = math.prod(tiling.counts) * batch
     logits = forward = backward = 0.0
@@ -197,23 +197,23 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
         positions = (stop - start) * tiling.positions
         window = (high - low) * tiling.columns
         logits += positions * heads * items * window
-        logits_product = rates.product(positions, heads * items, k, window)
-        output_product = rates.product(items, positions * heads, window, v)
+        logits_product = rates.matmul_seconds(positions, heads * items, k, window)
+        output_product = rates.matmul_seconds(items, positions * heads, window, v)
         forward += logits_product + output_product
         # recomputed logits, grad_values and grad_logits, then grad_queries and grad_block
-        backward += logits_product + 2 * output_product + rates.product(positions, heads * items, window, k)
-        backward += rates.product(positions, k, heads * items, window)
+        backward += logits_product + 2 * output_product + rates.matmul_seconds(positions, heads * items, window, k)
+        backward += rates.matmul_seconds(positions, k, heads * items, window)
         if positions * heads * window * v < _MIN_UNBATCHED:
-            backward += rates.copy(4 * positions * heads * items * window)
+            backward += rates.copy_seconds(4 * positions * heads * items * window)
     block = tiling.tile[0] * tiling.positions * k * tiling.window[0] * tiling.columns
     windows = items * p.grid[0] * tiling.columns * v
     packed = heads * batch * p.positions * (k + v) + windows
-    forward += rates.copy(4 * packed) + rates.calls(6 * len(blocks) + 12)
-    backward += rates.copy(4 * 3 * packed) + rates.calls(15 * len(blocks) + 30)
+    forward += rates.copy_seconds(4 * packed) + rates.call_overhead(6 * len(blocks) + 12)
+    backward += rates.copy_seconds(4 * 3 * packed) + rates.call_overhead(15 * len(blocks) + 30)
     if len(blocks) > 1:
-        backward += rates.copy(4 * block * len(blocks))
+        backward += rates.copy_seconds(4 * block * len(blocks))
     # cached for the next call with the same table: a training step prepares the block once
-    preparation = rates.copy(6 * block)
+    preparation = rates.copy_seconds(6 * block)
     return Cost(
         operations=round(2 * passes * logits * (k + v)),
         # the peak is in the backward pass: the block and its gradient, logits twice and a product

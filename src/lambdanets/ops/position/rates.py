@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lambdanets.ops.position.gpus import gpu_of
+from lambdanets.ops.position.gpus import device_gpu_spec
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rates:
         """Seconds of FFTs of the given length over `points` numbers in total."""
         return points * math.log2(max(2.0, length)) / self.points_per_second
 
-    def for_products_of(self, dtype: torch.dtype) -> "Rates":
+    def for_matmul_dtype(self, dtype: torch.dtype) -> "Rates":
         """The rates for matrix products in a dtype."""
         if dtype != torch.bfloat16:
             return self
@@ -65,34 +65,34 @@ _PRODUCT_EFFICIENCY, _COPY_EFFICIENCY, _FFT_EFFICIENCY = 0.7, 0.8, 0.6
 Corrections = tuple[tuple[str, str, float, float], ...]
 
 
-def rates_of(device: str) -> Rates:
+def device_rates(device: str) -> Rates:
     """The rates of a device: calibrated on this machine, else built in, for torch's number of threads.
 
     The meta device has the rates of the CPU. The first call reads the calibration; a later one takes effect in the
     next process, so that the choice of an algorithm does not change within a process.
     """
-    return _rates_of("cpu", torch.get_num_threads()) if device in ("cpu", "meta") else _rates_of(device, 1)
+    return _device_rates("cpu", torch.get_num_threads()) if device in ("cpu", "meta") else _device_rates(device, 1)
 
 
-def corrections_of(device: str) -> Corrections:
+def device_corrections(device: str) -> Corrections:
     """Factors by which `lambdanets calibrate` corrects the predictions for a GPU; none for other devices."""
-    return _corrections_of(device) if torch.device(device).type == "cuda" else ()
+    return _device_corrections(device) if torch.device(device).type == "cuda" else ()
 
 
 @lru_cache(maxsize=64)
-def _rates_of(device: str, threads: int) -> Rates:
-    return read_calibration(device, threads) or built_in(device, threads)
+def _device_rates(device: str, threads: int) -> Rates:
+    return read_calibration(device, threads) or built_in_rates(device, threads)
 
 
 @lru_cache(maxsize=64)
-def _corrections_of(device: str) -> Corrections:
+def _device_corrections(device: str) -> Corrections:
     return read_corrections(device)
 
 
-def built_in(device: str, threads: int) -> Rates:
+def built_in_rates(device: str, threads: int) -> Rates:
     """The rates without a calibration; any device but the CPU counts as a GPU, with the rates of its specification."""
     if device != "cpu":
-        gpu = gpu_of(device)
+        gpu = device_gpu_spec(device)
         gain = max(1.0, gpu.bfloat16 / gpu.float32)
         copies, transforms = _COPY_EFFICIENCY * gpu.memory, _FFT_EFFICIENCY * gpu.memory
         return Rates(_PRODUCT_EFFICIENCY * gpu.float32, 64, copies, 8e-6, transforms, gain)

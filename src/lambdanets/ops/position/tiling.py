@@ -218,7 +218,7 @@ def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
     return block
 
 
-def adjoint_of_block(grad_block: Tensor, axes: Sequence[Axis], sides: Sequence[int]) -> Tensor:
+def make_block_backward(grad_block: Tensor, axes: Sequence[Axis], sides: Sequence[int]) -> Tensor:
     """The adjoint of `make_block` for a table of these sides; sums the pairs of each offset in a fixed order."""
     dim = len(axes)  # of the window, once the first axis of the tile is removed
     for axis, side in zip(axes, sides, strict=True):

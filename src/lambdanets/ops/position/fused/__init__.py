@@ -22,8 +22,8 @@ from lambdanets.ops.position.algorithm import Algorithm, Bound, Exclusions, Grad
 from lambdanets.ops.position.fused import launches, prediction, scaling, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
-from lambdanets.ops.position.fused.tiles import K, max_values
-from lambdanets.ops.position.gpus import Gpu, gpu_named
+from lambdanets.ops.position.fused.tiles import K, max_value_channels
+from lambdanets.ops.position.gpus import GpuSpec, find_gpu_spec
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
@@ -62,7 +62,7 @@ class Fused(Algorithm):
         launch = _per_launch(problem)
         parts = launches.table_parts_bytes(launch, device)
         forward, *backward = (
-            calls * prediction.seconds_of_kernel(name, launch, device.capability, _specification(device))
+            calls * prediction.kernel_seconds(name, launch, device.capability, _specification(device))
             for name in (f"forward_{_best_order(problem, device)}_order", *_GRADIENT_KERNELS)
         )
         b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
@@ -79,10 +79,10 @@ class Fused(Algorithm):
         return Cost(
             operations,
             table * itemsize + padding + summed * h * v,
-            seconds=forward + rates.copy(copied / 2) + rates.calls(4 * calls + scaling_calls),
+            seconds=forward + rates.copy_seconds(copied / 2) + rates.call_overhead(4 * calls + scaling_calls),
             backward_seconds=sum(backward)
-            + rates.copy(copied_backward / 2)
-            + rates.calls(12 * calls + scaling_calls_backward),
+            + rates.copy_seconds(copied_backward / 2)
+            + rates.call_overhead(12 * calls + scaling_calls_backward),
             backward_workspace_bytes=table * itemsize
             + parts
             + 2 * padding
@@ -101,7 +101,7 @@ class Fused(Algorithm):
         device = kernel_device(problem.device)
         if device is None:
             return Exclusions()
-        verdicts = verification.verdicts_of(device, problem.dtype)
+        verdicts = verification.get_verdicts(device, problem.dtype)
         forward = _reason(verdicts, [f"forward_{_best_order(problem, device)}_order"], problem)
         backward = _reason(verdicts, verification.BACKWARD, problem)
         if _EXCLUDED:
@@ -166,19 +166,20 @@ def _best_order(problem: Problem, device: KernelDevice) -> str:
     orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
 
     def seconds(order: str) -> float:
-        return prediction.seconds_of_kernel(f"forward_{order}_order", launch, device.capability, gpu)
+        return prediction.kernel_seconds(f"forward_{order}_order", launch, device.capability, gpu)
 
     return min(orders, key=seconds)
 
 
-def _specification(device: KernelDevice) -> Gpu:
-    return gpu_named(device.name, device.capability)
+def _specification(device: KernelDevice) -> GpuSpec:
+    return find_gpu_spec(device.name, device.capability)
 
 
 def _per_launch(problem: Problem) -> Problem:
     """The problem of a single launch, which is limited in value channels."""
     return replace(
-        _symmetric(problem, problem.batch), value_depth=min(problem.value_depth, max_values(problem.dtype.itemsize))
+        _symmetric(problem, problem.batch),
+        value_depth=min(problem.value_depth, max_value_channels(problem.dtype.itemsize)),
     )
 
 
@@ -242,7 +243,7 @@ def gradients(
 def _launches(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
     """Slices of query depth and value channels, and the intra-depth index, of each launch; results add up."""
     depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
-    maximum = max_values(problem.dtype.itemsize)
+    maximum = max_value_channels(problem.dtype.itemsize)
     channels = [slice(first, first + maximum) for first in range(0, problem.value_depth, maximum)]
     return itertools.product(depths, channels, range(problem.intra_depth))
 

@@ -25,7 +25,7 @@ class KernelDevice:
         return self.name == _INTERPRETER
 
 
-def shared_memory_of(capability: tuple[int, int]) -> int:
+def max_shared_memory(capability: tuple[int, int]) -> int:
     """Maximum shared memory of a program in bytes, for compute capabilities from 8.0."""
     if capability[0] in (9, 10):
         return 227 << 10

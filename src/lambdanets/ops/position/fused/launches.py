@@ -17,13 +17,13 @@ from lambdanets.ops.position.fused.tiles import (
     ENOUGH_PROGRAMS,
     K,
     Tiles,
-    chunks_of,
-    max_values,
-    power_of_two,
-    rows_of_offsets,
-    table_step,
-    tile_and_step,
-    tiles_of,
+    choose_table_step,
+    choose_tile_shape,
+    choose_tiles,
+    count_chunks,
+    count_row_pairs,
+    max_value_channels,
+    next_power_of_2,
 )
 from lambdanets.ops.position.problem import Problem
 
@@ -44,26 +44,26 @@ def forward(
     from lambdanets.ops.position.fused import forward_kernels
 
     tiles = _tiles(f"forward_{order}_order", values, problem)
-    shape = tile_and_step(grid_of(problem), reach_of(problem), tiles.positions, tiles.step)
+    shape = choose_tile_shape(grid_2d(problem), reach_2d(problem), tiles.positions, tiles.step)
     output = _result(values, problem.batch, problem.positions, problem.heads, values.shape[2], dtype=dtype)
     output = output.transpose(1, 2)
     queries, values, unit = _rows(queries), _rows(values), _unit(values)
     has_content = content is not None
-    content = values[:, 0, None] if content is None else _content_rows(content)  # which no kernel then reads
+    content = values[:, 0, None] if content is None else _align_content(content)  # which no kernel then reads
     kernel = forward_kernels.forward_lambda_order if order == "lambda" else forward_kernels.forward_query_order
-    constants = constants_of(f"forward_{order}_order", tiles, problem.heads, values.dtype)
+    constants = kernel_constants(f"forward_{order}_order", tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_programs(problem, shape, tiles) * -(-values.shape[2] // tiles.values),)](
         queries,
-        _padded(table, shape),
+        _pad_table(table, shape),
         values,
         content,
         output,
         values if scales is None else scales,
-        *strides_of(queries, unit),
-        *strides_of(values, unit),
-        *strides_of(content, unit),
-        *strides_of(output, unit),
+        *strides_in_units(queries, unit),
+        *strides_in_units(values, unit),
+        *strides_in_units(content, unit),
+        *strides_in_units(output, unit),
         *_sizes(problem, values.shape[2], queries.shape[3], unit),
         *shape,
         **constants,
@@ -84,25 +84,25 @@ def queries_gradient(
     from lambdanets.ops.position.fused.gradient_kernels import queries_gradient as kernel
 
     tiles = _tiles("queries_gradient", values, problem)
-    shape = tile_and_step(grid_of(problem), reach_of(problem), tiles.positions, tiles.step)
+    shape = choose_tile_shape(grid_2d(problem), reach_2d(problem), tiles.positions, tiles.step)
     output = _result(values, problem.batch, problem.positions, problem.heads, table.shape[-1], dtype=dtype)
     output = output.transpose(1, 2)
     grad_output, values, unit = _rows(grad_output), _rows(values), _unit(values)
     has_content = content is not None
-    content = values[:, 0, None] if content is None else _content_rows(content)  # which no kernel then reads
-    constants = constants_of("queries_gradient", tiles, problem.heads, values.dtype)
+    content = values[:, 0, None] if content is None else _align_content(content)  # which no kernel then reads
+    constants = kernel_constants("queries_gradient", tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_programs(problem, shape, tiles),)](
         grad_output,
-        _padded(table, shape),
+        _pad_table(table, shape),
         values,
         content,
         output,
         values if scales is None else scales,
-        *strides_of(grad_output, unit),
-        *strides_of(values, unit),
-        *strides_of(content, unit),
-        *strides_of(output, unit),
+        *strides_in_units(grad_output, unit),
+        *strides_in_units(values, unit),
+        *strides_in_units(content, unit),
+        *strides_in_units(output, unit),
         *_sizes(problem, values.shape[2], table.shape[-1], unit),
         *shape,
         **constants,
@@ -117,21 +117,21 @@ def values_gradient(
     from lambdanets.ops.position.fused.gradient_kernels import values_gradient as kernel
 
     tiles = _tiles("values_gradient", grad_output, problem)
-    shape = tile_and_step(grid_of(problem), reach_of(problem), tiles.positions, tiles.step)
+    shape = choose_tile_shape(grid_2d(problem), reach_2d(problem), tiles.positions, tiles.step)
     channels = grad_output.shape[3]
     output = _result(grad_output, problem.batch, problem.positions, channels, dtype=dtype)
     grad_output, queries, unit = _rows(grad_output), _rows(queries), _unit(grad_output)
-    constants = constants_of("values_gradient", tiles, problem.heads, grad_output.dtype)
+    constants = kernel_constants("values_gradient", tiles, problem.heads, grad_output.dtype)
     constants |= {"SCALED": scales is not None}
     kernel[(_programs(problem, shape, tiles) * -(-channels // tiles.values),)](
         grad_output,
         queries,
-        _padded(table, shape),
+        _pad_table(table, shape),
         output,
         grad_output if scales is None else scales,
-        *strides_of(grad_output, unit),
-        *strides_of(queries, unit),
-        *strides_of(output, unit),
+        *strides_in_units(grad_output, unit),
+        *strides_in_units(queries, unit),
+        *strides_in_units(output, unit),
         *_sizes(problem, channels, queries.shape[3], unit),
         *shape,
         **constants,
@@ -155,15 +155,15 @@ def table_gradient(
         queries,
         values,
         parts,
-        *strides_of(grad_output, unit),
-        *strides_of(queries, unit),
-        *strides_of(values, unit),
+        *strides_in_units(grad_output, unit),
+        *strides_in_units(queries, unit),
+        *strides_in_units(values, unit),
         *_sizes(problem, values.shape[2], depth, unit),
         *division.step,
         division.row_groups,
         division.chunks,
         division.split_groups * tiles.examples,
-        **constants_of("table_parts", tiles, problem.heads, values.dtype),
+        **kernel_constants("table_parts", tiles, problem.heads, values.dtype),
     )
     output = values.new_empty(*problem.scope, depth, dtype=torch.float32)
     sum_table_parts[(output[..., 0].numel(),)](
@@ -171,8 +171,8 @@ def table_gradient(
         output,
         parts if scales is None else scales,
         depth,
-        grid_of(problem)[1],
-        *reach_of(problem),
+        grid_2d(problem)[1],
+        *reach_2d(problem),
         *division.step,
         division.row_groups,
         division.chunks,
@@ -180,7 +180,7 @@ def table_gradient(
         TILE=tiles.positions,
         STEP=tiles.step,
         K=K,
-        AT_ONCE=8,
+        PARTS_PER_LOAD=8,
         SCALED=scales is not None,
         num_warps=4,
         enable_fp_fusion=True,
@@ -207,32 +207,32 @@ class TableDivision(NamedTuple):
 
 def table_division(problem: Problem, tiles: Tiles) -> TableDivision:
     """The division of a problem; the batch is split as long as all programs run on the device at once."""
-    grid, reach = grid_of(problem), reach_of(problem)
-    step = table_step(grid, reach, tiles.positions, tiles.step)
+    grid, reach = grid_2d(problem), reach_2d(problem)
+    step = choose_table_step(grid, reach, tiles.positions, tiles.step)
     row_groups = -(-(2 * reach[0] + 1) // step[0])
-    chunks = chunks_of(grid, reach, tiles.positions, step[1])
+    chunks = count_chunks(grid, reach, tiles.positions, step[1])
     programs = row_groups * chunks * -(-grid[1] // tiles.positions)
     groups = max(1, -(-problem.batch // tiles.examples))
     split_groups = -(-groups // min(groups, max(1, ENOUGH_PROGRAMS // programs)))
     splits = -(-groups // split_groups)
-    rows = rows_of_offsets(grid[0], reach[0], step[0])
+    rows = count_row_pairs(grid[0], reach[0], step[0])
     return TableDivision(step, row_groups, chunks, split_groups, splits, splits * programs, rows)
 
 
 def table_parts_bytes(problem: Problem, device: KernelDevice) -> int:
     """Bytes of the partial sums of one launch of `table_gradient`."""
     itemsize = problem.dtype.itemsize
-    sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, max_values(itemsize))
-    tiles = tiles_of("table_parts", device.capability, itemsize, *sizes)
+    sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, max_value_channels(itemsize))
+    tiles = choose_tiles("table_parts", device.capability, itemsize, *sizes)
     return 4 * table_division(problem, tiles).programs * tiles.positions * tiles.step * K
 
 
-def grid_of(problem: Problem) -> tuple[int, int]:
+def grid_2d(problem: Problem) -> tuple[int, int]:
     """Rows and columns; a sequence is one row."""
     return (1, problem.grid[0]) if len(problem.grid) == 1 else (problem.grid[0], problem.grid[1])
 
 
-def reach_of(problem: Problem) -> tuple[int, int]:
+def reach_2d(problem: Problem) -> tuple[int, int]:
     """Reach of the table to either side, in rows and columns."""
     return (0, problem.scope[0] // 2) if len(problem.scope) == 1 else (problem.scope[0] // 2, problem.scope[1] // 2)
 
@@ -242,15 +242,15 @@ def _tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
     device = kernel_device(str(rows.device))
     assert device is not None
     sizes = problem.batch, problem.heads, problem.positions, rows.shape[-1]
-    return tiles_of(kernel, device.capability, rows.dtype.itemsize, *sizes)
+    return choose_tiles(kernel, device.capability, rows.dtype.itemsize, *sizes)
 
 
-def constants_of(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> dict[str, int]:
+def kernel_constants(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> dict[str, int]:
     """Compile-time constants of a kernel. FMA is explicit, so that a changed default cannot change results."""
     return {
         "TILE": tiles.positions,
         "EXAMPLES": tiles.examples,
-        "HEADS": heads if kernel == "forward_lambda_order" else power_of_two(heads),
+        "HEADS": heads if kernel == "forward_lambda_order" else next_power_of_2(heads),
         "STEP": tiles.step,
         "K": K,
         "V": tiles.values,
@@ -263,7 +263,7 @@ def constants_of(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> d
 
 def _programs(problem: Problem, shape: tuple[int, int, int, int], tiles: Tiles) -> int:
     """Number of programs: tiles times groups of examples."""
-    rows, columns = grid_of(problem)
+    rows, columns = grid_2d(problem)
     return -(-rows // shape[0]) * -(-columns // shape[1]) * -(-problem.batch // tiles.examples)
 
 
@@ -272,7 +272,7 @@ def _unit(x: Tensor) -> int:
     return UNIT_BYTES // x.dtype.itemsize
 
 
-def strides_of(x: Tensor, unit: int) -> list[int]:
+def strides_in_units(x: Tensor, unit: int) -> list[int]:
     """Strides of all axes but the last, in units."""
     return [stride // unit for stride in x.stride()[:-1]]
 
@@ -288,7 +288,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _content_rows(content: Tensor) -> Tensor:
+def _align_content(content: Tensor) -> Tensor:
     """The content lambda (b, k, v) as `_rows`, with k padded to units too, because kernels load queries in units."""
     missing = -content.shape[1] % _unit(content)
     return _rows(F.pad(content, (0, 0, 0, missing)) if missing else content)
@@ -297,7 +297,7 @@ def _content_rows(content: Tensor) -> Tensor:
 def _sizes(problem: Problem, value_depth: int, query_depth: int, unit: int) -> list[int]:
     """The sizes that all kernels take, depths in units."""
     depths = [-(-value_depth // unit), -(-query_depth // unit)]
-    return [*depths, problem.batch, problem.heads, *grid_of(problem), *reach_of(problem)]
+    return [*depths, problem.batch, problem.heads, *grid_2d(problem), *reach_2d(problem)]
 
 
 def _result(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -306,7 +306,7 @@ def _result(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
     return like.new_empty(*shape[:-1], depth + -depth % _unit(like), dtype=dtype)[..., :depth]
 
 
-def _padded(table: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+def _pad_table(table: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     """The table (r_y, r_x, K), zero-padded by the size of a tile minus 1 on each side, and from k to K."""
     table = table.unsqueeze(0) if table.ndim == 2 else table
     rows, columns = shape[0] - 1, shape[1] - 1

@@ -12,17 +12,17 @@ measures correction factors.
 import math
 from dataclasses import dataclass
 
-from lambdanets.ops.position.fused.launches import grid_of, reach_of, table_division
+from lambdanets.ops.position.fused.launches import grid_2d, reach_2d, table_division
 from lambdanets.ops.position.fused.tiles import (
     LAMBDA_ORDER,
     K,
     Tiles,
-    power_of_two,
-    steps_of_grid,
-    tile_and_step,
-    tiles_of,
+    choose_tile_shape,
+    choose_tiles,
+    count_steps,
+    next_power_of_2,
 )
-from lambdanets.ops.position.gpus import Gpu
+from lambdanets.ops.position.gpus import GpuSpec
 from lambdanets.ops.position.problem import Problem
 
 _EFFICIENCY = 0.75  # relative to the slowest part: the rest is barriers and loop epilogues
@@ -47,7 +47,7 @@ class Step:
     multiply_adds: float
 
 
-def step_of(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step:
+def step_work(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step:
     """The work of one step of a kernel; step_rows: rows of values per step of `table_parts`."""
     n, b, m, v, h, warps = tiles.positions, tiles.examples, tiles.step, tiles.values, heads, tiles.warps
     embeddings = n * m * K / 4
@@ -73,13 +73,13 @@ def _products(batch: int, rows: int, columns: int, terms: int, warps: int) -> fl
     return products / warps if batch == 1 else products * math.ceil(batch / warps)
 
 
-def seconds_of_kernel(kernel: str, problem: Problem, capability: tuple[int, int], gpu: Gpu) -> float:
+def kernel_seconds(kernel: str, problem: Problem, capability: tuple[int, int], gpu: GpuSpec) -> float:
     """Predicted seconds of one launch; the problem must fit a single launch."""
-    itemsize, h = problem.dtype.itemsize, power_of_two(problem.heads)
+    itemsize, h = problem.dtype.itemsize, next_power_of_2(problem.heads)
     sizes = problem.batch, problem.heads, problem.positions, problem.value_depth
-    tiles = tiles_of(kernel, capability, itemsize, *sizes)
+    tiles = choose_tiles(kernel, capability, itemsize, *sizes)
     groups, blocks = -(-problem.batch // tiles.examples), -(-problem.value_depth // tiles.values)
-    grid, reach = grid_of(problem), reach_of(problem)
+    grid, reach = grid_2d(problem), reach_2d(problem)
     written = 0.0
     if kernel == "table_parts":
         division = table_division(problem, tiles)
@@ -87,12 +87,12 @@ def seconds_of_kernel(kernel: str, problem: Problem, capability: tuple[int, int]
         steps = division.rows * groups * blocks * division.chunks * -(-grid[1] // tiles.positions)
         written = 2 * 4 * programs * tiles.positions * tiles.step * K  # the parts are written, and read to be summed
     else:
-        shape, step_rows = tile_and_step(grid, reach, tiles.positions, tiles.step), 1
+        shape, step_rows = choose_tile_shape(grid, reach, tiles.positions, tiles.step), 1
         column_programs = 1 if kernel == "queries_gradient" else blocks
         programs = -(-grid[0] // shape[0]) * -(-grid[1] // shape[1]) * groups * column_programs
-        steps = steps_of_grid(grid, reach, shape) * groups * column_programs
-    step = step_of(kernel, tiles, problem.heads if kernel == LAMBDA_ORDER else h, step_rows)
-    cycles = _cycles_of_step(kernel, step, tiles, itemsize, gpu)
+        steps = count_steps(grid, reach, shape) * groups * column_programs
+    step = step_work(kernel, tiles, problem.heads if kernel == LAMBDA_ORDER else h, step_rows)
+    cycles = _step_cycles(kernel, step, tiles, itemsize, gpu)
     resident = max(1, _RESIDENT_WARPS // tiles.warps)
     slots = gpu.processors * resident
     # with few programs, a step takes the latency of its instructions
@@ -107,7 +107,7 @@ def seconds_of_kernel(kernel: str, problem: Problem, capability: tuple[int, int]
     return max(seconds, traffic / (0.8 * gpu.memory))
 
 
-def _cycles_of_step(kernel: str, step: Step, tiles: Tiles, itemsize: int, gpu: Gpu) -> float:
+def _step_cycles(kernel: str, step: Step, tiles: Tiles, itemsize: int, gpu: GpuSpec) -> float:
     """Cycles of an SM for one step of a program, if other programs hide its latency."""
     loading = itemsize * step.loaded / (gpu.cache / gpu.clock / gpu.processors)
     issuing = _instructions(kernel, step, tiles, itemsize) * tiles.warps / 4

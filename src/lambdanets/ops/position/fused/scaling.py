@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.fused.tiles import K, max_values
+from lambdanets.ops.position.fused.tiles import K, max_value_channels
 
 # Indices of the kernel's results; those that other kernels read are aligned to 16 bytes.
 SLOT = 4
@@ -81,15 +81,15 @@ def _scales(
     table: Tensor, queries: Tensor, content: Tensor | None, grad_output: Tensor | None, values: Tensor | None
 ) -> Tensor:
     """All scales, from the maximum magnitude of each operand that is not None."""
-    from lambdanets.ops.position.fused.scaling_kernel import scales_of
+    from lambdanets.ops.position.fused.scaling_kernel import compute_scales
 
     largest = torch.empty(5, device=table.device)
     for i, x in enumerate((table, queries, content, grad_output, values)):
         if x is not None:
             torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32, out=largest[i])
     scales = torch.empty(5 * SLOT, device=table.device)
-    value_terms = 0 if values is None else min(values.shape[2], max_values(values.dtype.itemsize))
-    scales_of[(1,)](largest, scales, min(queries.shape[3], K), value_terms)
+    value_terms = 0 if values is None else min(values.shape[2], max_value_channels(values.dtype.itemsize))
+    compute_scales[(1,)](largest, scales, min(queries.shape[3], K), value_terms)
     return scales
 
 

@@ -28,7 +28,7 @@ def power(exponent):
 
 
 @triton.jit(do_not_specialize=["query_terms", "value_terms"])
-def scales_of(
+def compute_scales(
     largest_ptr,  # of table, queries, content, grad_output, values; results for missing ones are not read
     scales_ptr,
     query_terms,

@@ -29,7 +29,7 @@ from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.fused.self_test_process import time_limit
-from lambdanets.ops.position.problem import NeedsGrad, Problem, problem_of
+from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ CASES = (
     Case(2, 4, (11,), (7,), 24, 33, content=True),  # a sequence; two launches, for 16 query depths and the rest
 )
 # Enough programs for full tiles, which smaller problems do not use; too slow for the interpreter.
-CASE_OF_FULL_TILES = Case(2112, 4, (3, 5), (3, 3), 16, 16, inside_nan=False)
+FULL_TILE_CASE = Case(2112, 4, (3, 5), (3, 3), 16, 16, inside_nan=False)
 
 # Index among the gradients of queries, table and values.
 _GRADIENTS = {"queries_gradient": 0, "table_gradient": 1, "values_gradient": 2}
@@ -74,7 +74,7 @@ class Example:
     content: Tensor | None = None
 
 
-def surrounded_by_nan(x: Tensor) -> Tensor:
+def surround_with_nan(x: Tensor) -> Tensor:
     """x as a slice of a larger tensor of NaN, with the same alignment of rows.
 
     Axes of size 1 are not extended, so that kernels take values of one intra-depth without a copy.
@@ -101,14 +101,14 @@ def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
     inputs = [x.to(device) for x in rounded]
     content = None if content is None else content.to(device)
     if case.inside_nan:
-        inputs = [surrounded_by_nan(x) for x in inputs]
-        content = None if content is None else surrounded_by_nan(content)
+        inputs = [surround_with_nan(x) for x in inputs]
+        content = None if content is None else surround_with_nan(content)
     queries, table, values, grad_output = inputs
     table = crop_to_grid(table, case.grid)
     pairs = min(n, math.prod(case.sides))
     return Example(
         (queries, table, values, grad_output),
-        problem_of(queries, table, values, case.grid, False),
+        make_problem(queries, table, values, case.grid, False),
         (output.detach(), dq, crop_to_grid(dr, case.grid), dv),
         (pairs * k * u, pairs * v * u, b * h * n * v, pairs * h * k),
         content,
@@ -130,13 +130,13 @@ def run_kernel(kernel: str, example: Example) -> tuple[Tensor, Tensor, int]:
     return output, example.exact[0], example.terms[0]
 
 
-def largest_error(result: Tensor, exact: Tensor) -> float:
+def max_relative_error(result: Tensor, exact: Tensor) -> float:
     """max |result - exact| / RMS(exact); NaN if any element is NaN."""
     return ((result.cpu().double() - exact).abs().max() / exact.square().mean().sqrt()).item()
 
 
-def allowed_error(dtype: torch.dtype, terms: int) -> float:
-    """The tolerance for `largest_error`: 8 (eps + eps32 sqrt(terms)).
+def error_tolerance(dtype: torch.dtype, terms: int) -> float:
+    """The tolerance for `max_relative_error`: 8 (eps + eps32 sqrt(terms)).
 
     The intermediate of two products and the result are rounded to the dtype, by half an eps each, and float32 sums of
     `terms` products lose about eps32 sqrt(terms); the maximum over thousands of elements is a few times the typical
@@ -152,7 +152,7 @@ def check_kernel(kernel: str, examples: Sequence[Example]) -> dict[str, Any]:
     for example in examples:
         try:
             result, exact, terms = run_kernel(kernel, example)
-            error, allowed = largest_error(result, exact), allowed_error(example.problem.dtype, terms)
+            error, allowed = max_relative_error(result, exact), error_tolerance(example.problem.dtype, terms)
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN
     dtype = getattr(torch, dtype_name)
-    cases = CASES if actual.is_interpreter else (*CASES, CASE_OF_FULL_TILES)
+    cases = CASES if actual.is_interpreter else (*CASES, FULL_TILE_CASE)
     examples = [make_example(case, dtype, device) for case in cases]
     _print_event("ready")
     for kernel in kernels:

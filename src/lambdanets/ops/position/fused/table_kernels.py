@@ -4,8 +4,8 @@
 import triton
 import triton.language as tl
 
-from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far, window
-from lambdanets.ops.position.fused.gradient_kernels import product
+from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, offset64, window_bounds
+from lambdanets.ops.position.fused.gradient_kernels import batched_dot
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES, "row_groups", "chunks", "split_examples"])
@@ -60,7 +60,7 @@ def table_parts(
     row_group = program // tiles_x // chunks % row_groups
     split = program // tiles_x // chunks // row_groups
     x0 = tile * TILE
-    x_first, x_last = window(x0, TILE, column_reach, width)
+    x_first, x_last = window_bounds(x0, TILE, column_reach, width)
     first_offset = row_group * step_rows - row_reach
     # Rows of queries with a row of the context at one of the offsets.
     y_first = tl.maximum(0, 1 - first_offset - step_rows)
@@ -80,14 +80,14 @@ def table_parts(
     x_n = x0 + tl.arange(0, TILE)
     rows = tl.arange(0, ROWS)
     head = rows % HEADS
-    q_offset = far(x_n, q_n_stride, UNIT)[:, None, None] + far(head, q_h_stride, UNIT)[None, :, None]
+    q_offset = offset64(x_n, q_n_stride, UNIT)[:, None, None] + offset64(head, q_h_stride, UNIT)[None, :, None]
     q_mask = (x_n < width)[:, None, None] & (head < heads)[None, :, None] & (k < query_depth)[None, None, :]
     g_rows = tl.arange(0, TILE * HEADS)
     g_x = x0 + g_rows // HEADS
     g_head = g_rows % HEADS
-    g_offset = (far(g_x, g_n_stride, UNIT) + far(g_head, g_h_stride, UNIT))[None, :, None]
+    g_offset = (offset64(g_x, g_n_stride, UNIT) + offset64(g_head, g_h_stride, UNIT))[None, :, None]
     g_mask = ((g_x < width) & (g_head < heads))[None, :, None]
-    v_offset = far(y_offset * width + x_m, v_n_stride, UNIT)[None, :, None]
+    v_offset = offset64(y_offset * width + x_m, v_n_stride, UNIT)[None, :, None]
 
     total = tl.zeros((TILE, STEP, K), tl.float32)
     for i in range(groups * blocks):
@@ -97,12 +97,16 @@ def table_parts(
         in_both = in_split[:, None, None] & (first_value + v < value_depth)[None, None, :]
         example = first_example + rows // HEADS
         g_group_ptr = g_ptr + (
-            far(first_example + examples, g_b_stride, UNIT)[:, None, None] + g_offset + (first_value + v)[None, None, :]
+            offset64(first_example + examples, g_b_stride, UNIT)[:, None, None]
+            + g_offset
+            + (first_value + v)[None, None, :]
         )
         v_group_ptr = v_ptr + (
-            far(first_example + examples, v_b_stride, UNIT)[:, None, None] + v_offset + (first_value + v)[None, None, :]
+            offset64(first_example + examples, v_b_stride, UNIT)[:, None, None]
+            + v_offset
+            + (first_value + v)[None, None, :]
         )
-        q_group_ptr = q_ptr + (far(example, q_b_stride, UNIT)[None, :, None] + q_offset + k[None, None, :])
+        q_group_ptr = q_ptr + (offset64(example, q_b_stride, UNIT)[None, :, None] + q_offset + k[None, None, :])
         q_group_mask = q_mask & (example < split_end)[None, :, None]
         for y in range(y_first, y_last + 1):
             start = (y * width).to(tl.int64) * UNIT
@@ -116,7 +120,7 @@ def table_parts(
             )
             q = tl.load(q_group_ptr + start * q_n_stride, mask=q_group_mask, other=0.0)
             products = tl.zeros((EXAMPLES, TILE * HEADS, STEP), tl.float32)
-            products = product(g, tl.permute(values, (0, 2, 1)), products).to(q.dtype)
+            products = batched_dot(g, tl.permute(values, (0, 2, 1)), products).to(q.dtype)
             products = tl.permute(tl.reshape(products, (EXAMPLES, TILE, HEADS, STEP)), (1, 3, 0, 2))
             total = tl.dot(tl.reshape(products, (TILE, STEP, ROWS)), q, total, input_precision="ieee")
 
@@ -142,7 +146,7 @@ def sum_table_parts(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     K: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # parts loaded at once, to hide latency
+    PARTS_PER_LOAD: tl.constexpr,  # parts loaded at once, to hide latency
     SCALED: tl.constexpr,
 ):
     """dR[dy,dx,k] = sum of parts over splits, column tiles and pairs of columns at offset dx."""
@@ -150,15 +154,15 @@ def sum_table_parts(
     row = tl.program_id(0) // columns
     column_offset = tl.program_id(0) % columns - column_reach
     tiles_x = tl.cdiv(width, TILE)
-    j = tl.arange(0, AT_ONCE * TILE) % TILE
-    ahead = tl.arange(0, AT_ONCE * TILE) // TILE
+    j = tl.arange(0, PARTS_PER_LOAD * TILE) % TILE
+    ahead = tl.arange(0, PARTS_PER_LOAD * TILE) // TILE
     k = tl.arange(0, K)
-    total = tl.zeros((AT_ONCE * TILE, K), tl.float32)
-    for first in range(0, splits * tiles_x, AT_ONCE):
+    total = tl.zeros((PARTS_PER_LOAD * TILE, K), tl.float32)
+    for first in range(0, splits * tiles_x, PARTS_PER_LOAD):
         i = first + ahead
         tile = i % tiles_x
         group = i // tiles_x * row_groups + row // step_rows
-        x_first, x_last = window(tile * TILE, TILE, column_reach, width)
+        x_first, x_last = window_bounds(tile * TILE, TILE, column_reach, width)
         column = tile * TILE + j + column_offset - x_first
         # Queries beyond the map need no mask: their gradient was loaded as zero.
         mask = (i < splits * tiles_x) & (column >= 0) & (column <= x_last - x_first)

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from lambdanets.ops.position.fused.device import shared_memory_of
+from lambdanets.ops.position.fused.device import max_shared_memory
 
 K = 16  # query depth of a kernel; larger depths take several launches
 LAMBDA_ORDER = "forward_lambda_order"
@@ -38,12 +38,12 @@ class Tiles:
     stages: int
 
 
-def max_values(itemsize: int) -> int:
+def max_value_channels(itemsize: int) -> int:
     """Maximum value channels of a launch, limited by the registers of the gradient kernels."""
     return 64 if itemsize > 2 else 128
 
 
-def tiles_of(
+def choose_tiles(
     kernel: str,
     capability: tuple[int, int],
     itemsize: int,
@@ -53,22 +53,22 @@ def tiles_of(
     value_depth: int,
 ) -> Tiles:
     """The sizes for a kernel, with fewer examples for small batches or too few programs."""
-    tiles = whole_tiles(kernel, capability, itemsize, heads, value_depth)
-    examples = min(tiles.examples, power_of_two(batch))
-    minimum = _min_examples(kernel, power_of_two(heads), tiles.values)
+    tiles = large_batch_tiles(kernel, capability, itemsize, heads, value_depth)
+    examples = min(tiles.examples, next_power_of_2(batch))
+    minimum = _min_examples(kernel, next_power_of_2(heads), tiles.values)
     programs = -(-positions // tiles.positions) * -(-batch // tiles.examples) * -(-value_depth // tiles.values)
     if programs < ENOUGH_PROGRAMS:
         examples = min(examples, tiles.examples // 2)
     return replace(tiles, examples=max(examples, minimum))
 
 
-def whole_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
+def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
     """The sizes for a kernel with a large batch and map."""
-    h = power_of_two(heads)
-    v = max(16, power_of_two(min(value_depth, max_values(itemsize))))
+    h = next_power_of_2(heads)
+    v = max(16, next_power_of_2(min(value_depth, max_value_channels(itemsize))))
     if itemsize > 2:
         return _for_float32(kernel, h, v)
-    large = shared_memory_of(capability) > _LARGE_MEMORY
+    large = max_shared_memory(capability) > _LARGE_MEMORY
     if kernel == LAMBDA_ORDER:
         # one 2-d product, (examples v) x m times m x (positions k); 128 rows
         return Tiles(16 if capability[0] == 9 else 8, 128 // v, 32, v, 8, 3)
@@ -130,13 +130,13 @@ def _divided(rows: int, divisor: int) -> int:
     return max(1, rows // divisor)
 
 
-def power_of_two(minimum: int) -> int:
+def next_power_of_2(minimum: int) -> int:
     """The smallest power of two >= `minimum`."""
     return 1 << (minimum - 1).bit_length()
 
 
 @lru_cache(maxsize=1024)
-def tile_and_step(
+def choose_tile_shape(
     grid: tuple[int, int], reach: tuple[int, int], positions: int, step: int
 ) -> tuple[int, int, int, int]:
     """Rows and columns of a tile of `positions`, and of a step of `step` positions, with the fewest steps in total.
@@ -144,53 +144,55 @@ def tile_and_step(
     All four are powers of two. Ties go to the widest shape, because long rows load fastest.
     """
     best, fewest = (1, positions, 1, step), None
-    for tile_rows in _powers(positions, grid[0]):
-        for step_rows in _powers(step, grid[0]):
+    for tile_rows in _powers_of_two(positions, grid[0]):
+        for step_rows in _powers_of_two(step, grid[0]):
             tile_columns, step_columns = positions // tile_rows, step // step_rows
-            steps = steps_of_grid(grid, reach, (tile_rows, tile_columns, step_rows, step_columns))
+            steps = count_steps(grid, reach, (tile_rows, tile_columns, step_rows, step_columns))
             if fewest is None or steps < fewest:
                 best, fewest = (tile_rows, tile_columns, step_rows, step_columns), steps
     return best
 
 
 @lru_cache(maxsize=1024)
-def table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
+def choose_table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
     """Row offsets and context columns per program of `table_parts` with the fewest steps.
 
     Up to 5% more steps are accepted for more rows, because consecutive steps then share more loaded values.
     """
     best, fewest = (1, step), None
-    for step_rows in _powers(step, 2 * reach[0] + 1):
-        steps = chunks_of(grid, reach, columns, step // step_rows)
-        pairs = rows_of_offsets(grid[0], reach[0], step_rows)
+    for step_rows in _powers_of_two(step, 2 * reach[0] + 1):
+        steps = count_chunks(grid, reach, columns, step // step_rows)
+        pairs = count_row_pairs(grid[0], reach[0], step_rows)
         if fewest is None or steps * pairs <= 1.05 * fewest:
             best, fewest = (step_rows, step // step_rows), min(steps * pairs, fewest or math.inf)
     return best
 
 
-def chunks_of(grid: tuple[int, int], reach: tuple[int, int], columns: int, step_columns: int) -> int:
+def count_chunks(grid: tuple[int, int], reach: tuple[int, int], columns: int, step_columns: int) -> int:
     """Number of chunks of step_columns that cover the columns within reach of a tile of `columns` queries."""
     return -(-min(grid[1], columns + 2 * reach[1]) // step_columns)
 
 
-def rows_of_offsets(rows: int, reach: int, step_rows: int) -> int:
+def count_row_pairs(rows: int, reach: int, step_rows: int) -> int:
     """Number of query rows with a context row at one of step_rows offsets, summed over all groups of offsets."""
     firsts = range(-reach, reach + 1, step_rows)
     return sum(min(rows - 1, rows - 1 - first) - max(0, 1 - first - step_rows) + 1 for first in firsts)
 
 
-def steps_of_grid(grid: tuple[int, int], reach: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
+def count_steps(grid: tuple[int, int], reach: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
     """Total number of steps over all tiles; shape: rows and columns of a tile and of a step."""
     rows, columns, step_rows, step_columns = shape
-    return _steps(grid[0], reach[0], rows, step_rows) * _steps(grid[1], reach[1], columns, step_columns)
+    return _count_axis_steps(grid[0], reach[0], rows, step_rows) * _count_axis_steps(
+        grid[1], reach[1], columns, step_columns
+    )
 
 
-def _powers(maximum: int, side: int) -> list[int]:
+def _powers_of_two(maximum: int, side: int) -> list[int]:
     """Powers of two up to `maximum`, ending with the first that is not below the side."""
     return [1 << i for i in range(maximum.bit_length()) if i == 0 or 1 << (i - 1) < side]
 
 
-def _steps(side: int, reach: int, tile: int, step: int) -> int:
+def _count_axis_steps(side: int, reach: int, tile: int, step: int) -> int:
     """Number of steps along one axis, over all tiles."""
     total = 0
     for start in range(0, side, tile):

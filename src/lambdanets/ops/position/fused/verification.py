@@ -47,12 +47,12 @@ _KNOWN: dict[tuple[KernelDevice, torch.dtype], Verdicts] = {}
 _LOCK = threading.RLock()
 
 
-def kernels_of(dtype: torch.dtype) -> tuple[str, ...]:
+def kernels_for_dtype(dtype: torch.dtype) -> tuple[str, ...]:
     """The kernels for a dtype; the lambda order supports 16-bit dtypes only."""
     return tuple(name for name in (*FORWARD, *BACKWARD) if dtype.itemsize == 2 or name != "forward_lambda_order")
 
 
-def verdicts_of(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
+def get_verdicts(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
     """The verdicts on all kernels of a dtype; runs the self-test if they are not cached. Other threads wait for it.
 
     Issues one KernelWarning if kernels fail, with what to report. Raises ValueError for an invalid time limit.
@@ -73,7 +73,7 @@ def verdicts_of(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
 def retest(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
     """Run the self-test of all kernels of a dtype, ignoring cached verdicts, and cache the new ones. No warnings."""
     with _LOCK, _one_process_at_a_time():
-        tested, untested = run_self_test(device, dtype, kernels_of(dtype))
+        tested, untested = run_self_test(device, dtype, kernels_for_dtype(dtype))
         _store(device, dtype, tested)
         _KNOWN[device, dtype] = known = {**tested, **untested}
     return known
@@ -154,7 +154,7 @@ def _store(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None
 
 def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[Verdicts, Verdicts, Verdicts]:
     """Cached verdicts, new ones, which are cached too, and those on untested kernels."""
-    names = kernels_of(dtype)
+    names = kernels_for_dtype(dtype)
     cached = read_verdicts(device, dtype)
     if cached.keys() >= set(names):
         return cached, {}, {}
@@ -183,9 +183,9 @@ def _warn(device: KernelDevice, dtype: torch.dtype, failed: Verdicts, untested: 
     """One warning about all kernels that cannot be used."""
     sentences = []
     if failed:
-        sentences += [f"in the self-test {_listed(failed)}", f"Please report this, with: {describe(device)}"]
+        sentences += [f"in the self-test {_format_verdicts(failed)}", f"Please report this, with: {describe(device)}"]
     if untested:
-        sentences.append(f"{_listed(untested)}; the next process tries again")
+        sentences.append(f"{_format_verdicts(untested)}; the next process tries again")
     if sentences:
         warnings.warn(
             f"Slower exact algorithms replace fused kernels for {dtype_name(dtype)}: "
@@ -195,7 +195,7 @@ def _warn(device: KernelDevice, dtype: torch.dtype, failed: Verdicts, untested: 
         )
 
 
-def _listed(verdicts: Verdicts) -> str:
+def _format_verdicts(verdicts: Verdicts) -> str:
     return "; ".join(f"{name} {verdict.reason}" for name, verdict in verdicts.items())
 
 
