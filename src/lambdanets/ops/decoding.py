@@ -33,7 +33,8 @@ def content_step(
 ) -> tuple[Tensor, ContentState]:
     """Return the content term at the next position, equal to `causal_content` within rounding, and the new state.
 
-    queries: (b, h, k). keys: (b, k, u). values: (b, v, u). The content term is (b, h, v). Cost: b (u + h) k v multiply-adds.
+    queries: (b, h, k). keys: (b, k, u). values: (b, v, u). The content term is (b, h, v).
+    Cost: b (u + h) k v multiply-adds.
     """
     dtype = queries.dtype
     queries, keys, values = (x.to(state.sums.dtype) for x in (queries, keys, values))

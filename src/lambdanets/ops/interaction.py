@@ -165,6 +165,6 @@ def check_mask(mask: Tensor | None, batch: int, positions: int, context: int) ->
     rows = ((positions, context), (1, context))
     if mask.dtype != torch.bool or tuple(mask.shape) not in (*rows, *((batch, *row) for row in rows)):
         raise ValueError(
-            f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, with n or "
-            f"1 rows; got {mask.dtype} of shape {tuple(mask.shape)}"
+            f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, "
+            f"with n or 1 rows; got {mask.dtype} of shape {tuple(mask.shape)}"
         )

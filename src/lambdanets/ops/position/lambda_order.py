@@ -1,7 +1,7 @@
-"""Lambda order: the embeddings of all pairs times the values as one matrix product, then the queries.
+"""Lambda order: multiply the embeddings of all pairs by the values in one matrix product, then apply the queries.
 
-lambda[n,k,(b v)] = sum_{m,u} E[(n k),(m u)] V[(m u),(b v)]: one product whose left factor is shared by the batch.
-Cost: n m k u b v multiply-adds for any scope; E has n m k u elements. For small grids.
+lambda[(n k),(b v)] = sum_{m,u} E[(n k),(m u)] V[(m u),(b v)], where E is shared by all examples.
+Cost: n m k u b v multiply-adds for any scope; E has n m k u elements. Suitable for small grids.
 """
 
 import torch
@@ -51,7 +51,7 @@ class BoundLambdaOrder(BoundPositionTerm):
         self._axes = [Axis(side, side, before) for side, before in zip(problem.grid, problem.before, strict=True)]
 
     def prepare(self, table: Tensor) -> Prepared:
-        """E ((n, k), (m, u))."""
+        """Return E ((n, k), (m, u))."""
         return (make_block(table, self._axes).view(self.problem.positions * self.problem.query_depth, -1),)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
@@ -82,11 +82,11 @@ class BoundLambdaOrder(BoundPositionTerm):
         return grad_queries, grad_embeddings, grad_values
 
     def _lambdas(self, embeddings: Tensor, context: Tensor) -> Tensor:
-        """(n, k, b, v)."""
+        """Return lambdas (n, k, b, v)."""
         p = self.problem
         return (embeddings @ context).view(p.positions, p.query_depth, -1, p.value_depth)
 
 
 def _context(values: Tensor) -> Tensor:
-    """(b, n, v, u) to ((m, u), (b, v))."""
+    """Reshape values (b, n, v, u) to ((m, u), (b, v))."""
     return values.permute(1, 3, 0, 2).reshape(values.shape[1] * values.shape[3], -1)

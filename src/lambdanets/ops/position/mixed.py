@@ -1,15 +1,16 @@
-"""Mixed: a real Fourier transform along the last axis, by matrix products, and pairwise embeddings along the others.
+"""Mixed: a Fourier transform along the last axis, by matrix products, and embeddings of pairs along the others.
 
-Along the last axis, of side W, the interaction is a convolution: one product for each of F = (N + 1) / 2 frequencies,
-N >= W + reach odd, so that nothing wraps around. With w = 2 pi / N and x centered at c = (W - 1) / 2:
+Along the last axis, of side W, the interaction is a convolution: one product for each of F = (N + 1) / 2 frequencies.
+N is odd and at least W + reach, which avoids wrap-around. With w = 2 pi / N and c = (W - 1) / 2, the center of a row:
     V^[f,y,u] = sum_x V[y,x,u] exp(-i w f (x - c)),     R^[f,dy,k,u] = sum_dx R[dy,dx,k,u] exp(i w f dx)
     L^[f,k,y] = sum_{y',u} R^[f, y' - y, k, u] V^[f,y',u]
     lambda[k,y,c +- t] = sum_f cosines[t,f] Re L^[f] +- sum_f sines[t,f] Im L^[f] = C +- D,     y = sum_k q lambda.
-Both halves of a row share C and D; queries packed as [q+, q+] and [q-, -q-] apply C + D and C - D, so lambdas are never
-formed. Transforms are matrix products, so no length is slow. README.md beside this file derives the gradients and N.
+Both halves of a row use the same C and D. Queries packed as [q+, q+] and [q-, -q-] apply C + D and C - D directly, so
+lambdas are never stored. Transforms are matrix products, so every length is equally fast. README.md in this folder
+derives N and the gradients.
 
-Cost: about 4 F / W window + F + 2 h multiply-adds per lambda element (b n k v), where the convolution takes prod(r).
-For maps of 28x28 and scopes of 15 or larger. Memory: L^ and its inverse transform for a few rows at a time.
+Cost: about 4 F / W window + F + 2 h multiply-adds per lambda element (b n k v), compared with prod(r) for the
+convolution. Suitable for maps from 28x28 and scopes from 15. Memory: L^ and its inverse transform for a few rows.
 """
 
 import math
@@ -23,12 +24,12 @@ from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Grad
 from lambdanets.ops.position.mirrored import pack_outputs, pack_queries, unpack_outputs, unpack_queries
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
-from lambdanets.ops.position.scratch import packed, scratch
+from lambdanets.ops.position.scratch import contiguous, scratch
 from lambdanets.ops.position.tiling import Tiling, make_block, make_block_backward
 
-# Candidate numbers of rows of the first axis per tile, and the size that L^ should not exceed.
+# Candidates for the rows of the first axis per tile, and the maximum size of L^.
 _ROWS = (1, 2, 4, 7, 8, 14)
-_CHUNK_BYTES = 6 << 20, 32 << 20  # in the cache of a core, of a GPU
+_CHUNK_BYTES = 6 << 20, 32 << 20  # to fit the cache of a CPU core and of a GPU
 
 
 class Mixed(Algorithm):
@@ -44,7 +45,7 @@ class Mixed(Algorithm):
 
 
 class BoundMixed(BoundPositionTerm):
-    """tiling: of all axes but the last, from `row_tiling`."""
+    """tiling: tiles of all axes except the last, from `row_tiling`."""
 
     def __init__(self, problem: Problem, tiling: Tiling) -> None:
         super().__init__(problem)
@@ -53,12 +54,12 @@ class BoundMixed(BoundPositionTerm):
         self._frequencies = frequencies(problem)
 
     def prepare(self, table: Tensor) -> Prepared:
-        """Block (F, (2, k, T), (window, u, 2)), the transform of values ((F, 2), W), cosines and sines (t, F)."""
+        """Return block (F, (2, k, T), (window, u, 2)), transform of values ((F, 2), W), cosines and sines (t, F)."""
         leading = len(self._plane.grid) - 1
         if table.ndim - 2 == leading:
             table = table.unsqueeze(0)
         real, imaginary = (torch.einsum("fd,...dku->...fku", waves, table) for waves in self._offset_waves(table))
-        # the complex product R^ V^ as a real 2 x 2 matrix acting on (Re V^, Im V^)
+        # Write the complex product R^ V^ as a real 2 x 2 matrix times (Re V^, Im V^).
         matrix = [torch.stack(row, dim=-1) for row in ((real, -imaginary), (imaginary, real))]
         spectra = torch.stack(matrix, dim=-4)  # (r_1..r_{D-1}, F, 2, k, u, 2)
         block = make_block(spectra.flatten(leading + 3).flatten(leading, leading + 2), self._tiling.axes)
@@ -98,7 +99,7 @@ class BoundMixed(BoundPositionTerm):
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """The lambdas are recomputed. README.md beside this file derives each step."""
+        """Recomputes the lambdas. README.md in this folder derives each step."""
         p, f, tiling = self._plane, self._frequencies, self._tiling
         k, v = p.query_depth, p.value_depth
         block, transform, cosines, sines = prepared
@@ -121,7 +122,7 @@ class BoundMixed(BoundPositionTerm):
                     torch.bmm(grad, half.permute(1, 2, 0), out=out)
             if grad_block is None and grad_spectra is None:
                 continue
-            # gradients of C and D: (t, (T, b), (2, k), v), laid out as `_lambda_halves` computes them
+            # Gradients of C and D (t, (T, b), (2, k), v), copied to the layout of `_lambda_halves`.
             side, items = grad_tile.shape[:2]
             product = scratch("product", (side * items, 2 * k, v), query_tile)
             torch.bmm(query_tile.flatten(0, 1).transpose(1, 2), grad_tile.flatten(0, 1), out=product)
@@ -146,7 +147,7 @@ class BoundMixed(BoundPositionTerm):
         )
 
     def _lambda_halves(self, prepared: Prepared, value_spectra: Tensor, rows: int, columns: slice) -> Tensor:
-        """C and D, (t, (2, k), (T, b), v), from the value spectra in the window of a tile with `rows` rows."""
+        """Compute C and D (t, (2, k), (T, b), v) from the value spectra in the window of a tile with `rows` rows."""
         block, _, cosines, sines = prepared
         block_tile = self._block_tile(block, rows, columns)
         sums = scratch("sums", (*block_tile.shape[:2], value_spectra.shape[-1]), block)  # L^
@@ -158,19 +159,19 @@ class BoundMixed(BoundPositionTerm):
         return halves.view(cosines.shape[0], 2 * self._plane.query_depth, -1, self._plane.value_depth)
 
     def _block_tile(self, block: Tensor, rows: int, columns: slice) -> Tensor:
-        """The part of the block for a tile with `rows` rows (the last tile may be smaller) and its window."""
+        """Return the block for a tile with `rows` rows, because the last tile may be smaller, and its window."""
         by_row = block.unflatten(1, (2 * self._plane.query_depth, self._tiling.tile[0], -1))
         return by_row[:, :, :rows].flatten(1, 3)[:, :, columns]
 
     def _transform_values(self, values: Tensor, transform: Tensor) -> Tensor:
-        """(b, n, v, u) to V^ (F, S_1, (S_2..S_{D-1}, u, 2), (b, v))."""
+        """Transform values (b, n, v, u) to V^ (F, S_1, (S_2..S_{D-1}, u, 2), (b, v))."""
         grid = self._plane.grid
         leading = len(grid) - 1
         # (W, S_1..S_{D-1}, u, b, v)
         maps = values.unflatten(1, grid).permute(leading + 1, *range(1, leading + 1), leading + 3, 0, leading + 2)
-        spectra = transform @ packed("values", maps).view(grid[-1], -1)
+        spectra = transform @ contiguous("values", maps).view(grid[-1], -1)
         spectra = spectra.view(self._frequencies, 2, grid[0], -1, values.shape[0] * values.shape[2])
-        return packed("spectra", spectra.permute(0, 2, 3, 1, 4)).flatten(2, 3)
+        return contiguous("spectra", spectra.permute(0, 2, 3, 1, 4)).flatten(2, 3)
 
     def _transform_back(self, spectra: Tensor, transform: Tensor) -> Tensor:
         """The adjoint of `_transform_values`."""
@@ -181,13 +182,13 @@ class BoundMixed(BoundPositionTerm):
         return maps.permute(leading + 2, *range(1, leading + 1), 0, leading + 3, leading + 1).flatten(1, leading + 1)
 
     def _offset_waves(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (F, r_D) of w f dx for the offsets of the last axis."""
+        """Return cos and sin (F, r_D) of w f dx for the offsets dx of the last axis."""
         before, after = self._plane.before[-1], self._plane.after[-1]
         angles = self._angles(torch.arange(-before, after + 1, dtype=torch.float64, device=like.device))
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
     def _transforms(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The transform of values ((F, 2), W), and cosines and sines (t, F) of the inverse."""
+        """Return the transform of values ((F, 2), W), and cosines and sines (t, F) of the inverse transform."""
         side = self._plane.grid[-1]
         angles = self._angles(torch.arange(side, dtype=torch.float64, device=like.device) - (side - 1) / 2)
         transform = torch.stack([angles.cos(), -angles.sin()], dim=1).flatten(0, 1)
@@ -201,27 +202,27 @@ class BoundMixed(BoundPositionTerm):
         )
 
     def _angles(self, x: Tensor) -> Tensor:
-        """w f x, (F, positions)."""
+        """Return w f x (F, positions)."""
         f = torch.arange(self._frequencies, dtype=torch.float64, device=x.device)
         return 2 * math.pi / (2 * self._frequencies - 1) * f[:, None] * x
 
 
 def _view_rows(x: Tensor, start: int, stop: int) -> Tensor:
-    """A writable view of rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..).
+    """Return a writable view of rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..).
 
-    `flatten` might copy and lose what is written; `view` raises instead.
+    `flatten` could return a copy; `view` raises instead.
     """
     side, _, items, *rest = x.shape
     return x[:, start:stop].view(side, (stop - start) * items, *rest)
 
 
 def frequencies(problem: Problem) -> int:
-    """F, with N = 2 F - 1 at least the last side plus the longer reach along it."""
+    """Return the smallest F for which N = 2 F - 1 is at least the last side plus the longer reach along it."""
     return (problem.grid[-1] + max(problem.before[-1], problem.after[-1])) // 2 + 1
 
 
 def row_tiling(plane: Problem, rows: int) -> Tiling:
-    """Tiles of `rows` rows of the first axis; over all axes but the last, with (u, 2) as intra-depth."""
+    """Return tiles of `rows` rows of the first axis, for all axes except the last, with (u, 2) as intra-depth."""
     grid, before, after = (sides[:-1] for sides in (plane.grid, plane.before, plane.after))
     leading = replace(plane, grid=grid, before=before, after=after, intra_depth=2 * plane.intra_depth)
     return Tiling(leading, (min(rows, grid[0]), *grid[1:]))
@@ -236,13 +237,13 @@ def _best_tiling(plane: Problem, rates: Rates) -> Tiling:
 
 
 def _chunk_bytes(tiling: Tiling, problem: Problem, examples: int) -> int:
-    """Size of L^ for one tile."""
+    """Return the size of L^ for one tile."""
     rows = tiling.tile[0] * tiling.positions
     return 8 * frequencies(problem) * problem.query_depth * rows * examples * problem.value_depth
 
 
 def _batch_per_call(plane: Problem) -> int:
-    """The largest batch for which L^ of a few rows fits the cache, but with enough columns for fast products."""
+    """Return the largest batch for which L^ of a few rows fits the cache, but at least 64 columns for fast products."""
     limit = plane.select_by_device(*_CHUNK_BYTES)
     return max(1, limit // _chunk_bytes(row_tiling(plane, 4), plane, 1), 64 // plane.value_depth)
 
@@ -274,11 +275,11 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     block = 4 * f * k * p.intra_depth * tiling.tile[0] * tiling.positions * tiling.window[0] * tiling.columns
     forward += transform + rates.copy_seconds(4 * (packed + spectra)) + rates.call_overhead(25)
     backward += 2 * transform + rates.copy_seconds(4 * (2 * packed + 2 * spectra)) + rates.call_overhead(60)
-    # cached for the next call with the same table: a training step prepares the block once
+    # The block is cached, so a training step prepares it once.
     preparation = rates.copy_seconds(12 * block)
     return Cost(
         operations=round(passes * operations),
-        # the peak is in the backward pass: the block and its gradient, packed queries and outputs twice
+        # Peak memory is in the backward pass: block and its gradient, packed queries and outputs twice.
         workspace_bytes=max(4, p.dtype.itemsize) * (6 * block + 4 * spectra + 3 * packed)
         + 4 * _chunk_bytes(tiling, p, batch),
         seconds=passes * forward + preparation / 4,

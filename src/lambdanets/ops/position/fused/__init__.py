@@ -1,8 +1,9 @@
-"""Fused kernels: neither pairwise embeddings nor lambdas are stored in global memory, forward or backward.
+"""Fused kernels, which store neither embeddings of pairs nor lambdas in global memory, forward or backward.
 
-Two orders of contraction, chosen by device and value depth: the query order, logits S = q E and then y = S V, with
-h (k + v) multiply-adds per pair (n, m), and the lambda order, lambda = E V in registers, then y = q lambda, with k v.
-The gradients use the query order. Sums are float32; the intermediate of two products is rounded to the input dtype.
+The forward pass has two orders of contraction, chosen by device and value depth. The query order computes logits
+S = q E and then y = S V, with h (k + v) multiply-adds per pair (n, m). The lambda order computes lambda = E V in
+registers and then y = q lambda, with k v multiply-adds per pair. Gradients use the query order. Sums are in float32;
+the intermediate result between two products is rounded to the input dtype.
 """
 
 import itertools
@@ -31,9 +32,9 @@ from lambdanets.ops.precision import output_dtype
 MAX_HEADS = 16
 _GRADIENT_KERNELS = ("queries_gradient", "values_gradient", "table_parts")
 MAX_TILE = 64
-_MAX_INDEX = 2**31  # positions and table elements have 32-bit indices
+_MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 
-# Why kernels that passed the self-test are not used in this process, by problem and "forward" or "backward".
+# Reasons why "auto" no longer uses the kernels in this process, by problem and "forward" or "backward".
 _EXCLUDED: dict[tuple[Problem, str], str] = {}
 
 
@@ -67,13 +68,13 @@ class Fused(Algorithm):
         )
         b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
         itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
-        # depths that are not multiples of a unit are zero-padded, and several launches are accumulated in float32
+        # Depths that are not multiples of a unit are zero-padded. Several launches are accumulated in float32.
         padding = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
         summed = 8 * b * n if calls > 1 else 0
         copied, copied_backward = padding, 2 * padding
         scaling_calls, scaling_calls_backward = 0, 0
         if problem.dtype == torch.float16:
-            # maxima of all operands, the scales, scaled copies of all operands but queries and values
+            # maxima of all operands, scales, and scaled copies of all operands except queries and values
             scaling_calls, scaling_calls_backward = 6, 10
             copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
         return Cost(
@@ -94,10 +95,10 @@ class Fused(Algorithm):
         return BoundFused(problem)
 
     def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
-        return dtype  # float16 is scaled by powers of two
+        return dtype  # float16 operands are scaled by powers of two
 
     def exclusions(self, problem: Problem) -> Exclusions:
-        """Failures of the self-test, which runs on first use, and of launches in this process."""
+        """Return failures of the self-test, which runs on first use, and of launches in this process."""
         device = kernel_device(problem.device)
         if device is None:
             return Exclusions()
@@ -110,14 +111,14 @@ class Fused(Algorithm):
         return Exclusions(forward, backward)
 
     def exclude_after_error(self, problem: Problem, direction: str, error: Exception) -> bool:
-        """Exclude the kernels from the pass of the problem in which they raised, and warn once."""
+        """Exclude the kernels from the pass in which they raised, for this problem only, and warn once."""
         if (problem, direction) not in _EXCLUDED:
             reason = f"the {direction} pass raised {' '.join(f'{type(error).__name__}: {error}'.split())[:500]}"
             _EXCLUDED[problem, direction] = reason
             device = kernel_device(problem.device)
             warnings.warn(
                 f"A slower exact algorithm replaces the fused kernels for {problem}: {reason}. "
-                f"Please report this, with: {verification.describe(device) if device else problem.device}",
+                f"Please report this with: {verification.describe(device) if device else problem.device}",
                 KernelWarning,
                 stacklevel=2,
             )
@@ -126,7 +127,7 @@ class Fused(Algorithm):
 
 class BoundFused(Bound):
     def prepare(self, table: Tensor) -> Prepared:
-        """The table; if causal, zero-padded to reach as far after offset 0 as before."""
+        """Return the table; if causal, zero-padded along the first axis to be symmetric about offset 0."""
         missing = self.problem.before[0] - self.problem.after[0]
         return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, missing]) if missing else table,)
 
@@ -134,7 +135,7 @@ class BoundFused(Bound):
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
 
     def forward(self, operands: Operands) -> Tensor:
-        """The output is contiguous as (b, n, h, v). For float16, output, table and content lambda are float32."""
+        """Compute the output, contiguous as (b, n, h, v). For float16, output, table and content lambda are float32."""
         queries, (table,), values, content = operands
         device = kernel_device(str(values.device))
         assert device is not None
@@ -152,7 +153,7 @@ class BoundFused(Bound):
 
 def _reason(verdicts: verification.Verdicts, kernels: Sequence[str], problem: Problem) -> str:
     failed = [f"{name} {verdicts[name].reason}" for name in kernels if verdicts[name].reason]
-    return f"in the self-test for {dtype_name(problem.dtype)} {'; '.join(failed)}" if failed else ""
+    return f"{dtype_name(problem.dtype)} self-test: {'; '.join(failed)}" if failed else ""
 
 
 def _symmetric(problem: Problem, batch: int) -> Problem:
@@ -161,7 +162,7 @@ def _symmetric(problem: Problem, batch: int) -> Problem:
 
 @lru_cache(maxsize=1024)
 def _best_order(problem: Problem, device: KernelDevice) -> str:
-    """The forward order with the lower predicted time; in float32, without tensor cores, only the query order."""
+    """Return the forward order with the lower predicted time; float32 supports only the query order."""
     launch, gpu = _per_launch(problem), _specification(device)
     orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
 
@@ -176,7 +177,7 @@ def _specification(device: KernelDevice) -> GpuSpec:
 
 
 def _per_launch(problem: Problem) -> Problem:
-    """The problem of a single launch, which is limited in value channels."""
+    """Return the problem of a single launch, which has a limited number of value channels."""
     return replace(
         _symmetric(problem, problem.batch),
         value_depth=min(problem.value_depth, max_value_channels(problem.dtype.itemsize)),
@@ -186,19 +187,19 @@ def _per_launch(problem: Problem) -> Problem:
 def forward_in_order(
     order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, content: Tensor | None = None
 ) -> Tensor:
-    """The output, computed in order "lambda", not for float32, or "query"."""
+    """Compute the output; order: "query", or "lambda", which does not support float32."""
     calls = list(_launches(problem))
     scales = None
     dtype = queries.dtype if len(calls) == 1 else torch.float32
-    output = _Sum((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(calls))
+    output = _Accumulator((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(calls))
     with torch.cuda.device_of(values):  # Triton launches on the current device
         if queries.dtype == torch.float16:
             dtype = torch.float32
             table, content, scales = scaling.forward_operands(queries, table, content)
         for depths, channels, u in calls:
-            factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
+            operands = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
             c = content[:, depths, channels] if content is not None and u == 0 else None
-            output.add((..., channels), launches.forward(order, *factors, c, problem, dtype, scales))
+            output.add((..., channels), launches.forward(order, *operands, c, problem, dtype, scales))
     return output.total()
 
 
@@ -211,12 +212,14 @@ def gradients(
     needs_grad: NeedsGrad,
     content: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of queries, table and values, in their dtypes; None if not needed."""
+    """Compute the gradients of queries, table and values in their dtypes; None if not needed."""
     calls = list(_launches(problem))
     dtype = queries.dtype if len(calls) == 1 else torch.float32
-    grad_queries, grad_table, grad_values = (_Sum(x.shape, x.dtype, len(calls)) for x in (queries, table, values))
+    grad_queries, grad_table, grad_values = (
+        _Accumulator(x.shape, x.dtype, len(calls)) for x in (queries, table, values)
+    )
     with torch.cuda.device_of(values):
-        scaled = scaling.unscaled(grad_output, table, content)
+        scaled = scaling.unscaled_backward_operands(grad_output, table, content)
         if queries.dtype == torch.float16:
             scaled = scaling.backward_operands(grad_output, queries, table, values, content)
         for depths, channels, u in calls:
@@ -241,27 +244,27 @@ def gradients(
 
 
 def _launches(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
-    """Slices of query depth and value channels, and the intra-depth index, of each launch; results add up."""
+    """Yield slices of query depth and value channels, and the intra-depth index, for each launch."""
     depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
     maximum = max_value_channels(problem.dtype.itemsize)
     channels = [slice(first, first + maximum) for first in range(0, problem.value_depth, maximum)]
     return itertools.product(depths, channels, range(problem.intra_depth))
 
 
-class _Sum:
+class _Accumulator:
     """Accumulates slices of a tensor over launches, in float32 if there are several."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, launches: int) -> None:
         self._shape, self._dtype, self._launches = shape, dtype, launches
         self._sum: Tensor | None = None
 
-    def add(self, index: tuple[EllipsisType | slice | int, ...], part: Tensor) -> None:
+    def add(self, index: tuple[EllipsisType | slice | int, ...], addend: Tensor) -> None:
         if self._launches == 1:
-            self._sum = part.reshape(self._shape)
+            self._sum = addend.reshape(self._shape)
             return
         if self._sum is None:
-            self._sum = part.new_zeros(self._shape, dtype=torch.float32)
-        self._sum[index] += part
+            self._sum = addend.new_zeros(self._shape, dtype=torch.float32)
+        self._sum[index] += addend
 
     def total(self) -> Tensor:
         assert self._sum is not None

@@ -1,20 +1,21 @@
 # mypy: allow-untyped-defs
-"""The fused forward kernels in Triton: embeddings of pairs are loaded from the table, lambdas stay in registers.
+"""The fused forward kernels in Triton, which load embeddings of pairs from the table and keep lambdas in registers.
 
-A program computes a tile of tile_rows x tile_columns query positions for some examples, and loops over the context
-positions in the tile's scope, step_rows x step_columns at a time. The table is zero-padded by the size of a tile
-(`launches`), so pairs beyond a query's scope need no mask. Positions beyond the map and examples beyond the batch are
-masked, and the indices of their embeddings are clamped to the table, because 0 * NaN is NaN.
+A program computes a tile of tile_rows x tile_columns query positions for several examples. It loops over the context
+positions in the scope of the tile, step_rows x step_columns per step. The table is zero-padded by the size of a tile
+(`launches`), so pairs outside the scope of a query need no mask. Positions outside the map and examples outside the
+batch are masked, and the indices of their embeddings are clamped to the table, because 0 * NaN is NaN.
 
-Strides and depths are in units of UNIT elements, 16 bytes, so that the compiler knows that loads are aligned; offsets
-into tensors have 64 bits. SCALED: for float16, whose operands are multiplied by powers of two (`scaling`); `scale_ptr`
-holds the factors of the sum and of the content term. ops/position/README.md has the letters and the index of a pair.
+Strides and depths are in units of UNIT elements (16 bytes), so that the compiler knows that loads are aligned. Offsets
+into tensors have 64 bits. SCALED: whether float16 operands were multiplied by powers of two (`scaling`); `scale_ptr`
+then points to the factors for the sum and for the content term. ops/position/README.md defines the letters and derives
+the index of a pair.
 """
 
 import triton
 import triton.language as tl
 
-# Not specialized: a new value of these does not compile a new kernel.
+# Triton does not specialize on these, so new values do not trigger a compilation.
 SIZES = [
     "value_depth",
     "query_depth",
@@ -34,13 +35,13 @@ STRIDES = [f"{tensor}_{axis}_stride" for tensor in "qvcygo" for axis in "bhnk"]
 
 @triton.jit
 def offset64(index, stride, UNIT: tl.constexpr):
-    """index * stride in elements, as int64; the stride is in units."""
+    """Return index * stride in elements as int64; the stride is in units."""
     return index.to(tl.int64) * stride * UNIT
 
 
 @triton.jit
 def program_tile(program, blocks, height, width, tile_rows, tile_columns):
-    """The block of value channels, first row and column of the tile, and group of examples of a program."""
+    """Return the block of value channels, the first row and column of the tile, and the group of examples."""
     tiles_x = tl.cdiv(width, tile_columns)
     tiles = tl.cdiv(height, tile_rows) * tiles_x
     tile = program // blocks % tiles
@@ -49,13 +50,13 @@ def program_tile(program, blocks, height, width, tile_rows, tile_columns):
 
 @triton.jit
 def window_bounds(start, tile, reach, side):
-    """First and last position along an axis within reach of a tile that starts at `start`."""
+    """Return the first and last position along an axis within reach of a tile that starts at `start`."""
     return tl.maximum(start - reach, 0), tl.minimum(start + tile - 1 + reach, side - 1)
 
 
 @triton.jit
 def step_positions(i, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns):
-    """Rows and columns of the positions i of a step, clamped to the window, and whether they lie in it."""
+    """Return rows and columns of the positions i of a step, clamped to the window, and whether they are inside it."""
     y = y_first + (step // steps_x) * step_rows + i // step_columns
     x = x_first + (step % steps_x) * step_columns + i % step_columns
     return tl.minimum(y, y_last), tl.minimum(x, x_last), (y <= y_last) & (x <= x_last)
@@ -63,11 +64,11 @@ def step_positions(i, step, steps_x, y_first, y_last, x_first, x_last, step_rows
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def forward_query_order(
-    q_ptr,  # (b, h, n, k), rows
+    q_ptr,  # (b, h, n, k), aligned rows
     table_ptr,  # padded table, (.., .., K)
-    v_ptr,  # (b, n, v), rows
-    c_ptr,  # (b, k, v), rows
-    y_ptr,  # (b, h, n, v), rows
+    v_ptr,  # (b, n, v), aligned rows
+    c_ptr,  # (b, k, v), aligned rows
+    y_ptr,  # (b, h, n, v), aligned rows
     scale_ptr,
     q_b_stride,
     q_h_stride,
@@ -101,7 +102,7 @@ def forward_query_order(
     CONTENT: tl.constexpr,  # whether there is a content lambda
     SCALED: tl.constexpr,
 ):
-    """y[b,(n h),v] = q c + sum_m S[b,(n h),m] V[b,m,v] with logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]."""
+    """Compute y[b,(n h),v] = q c + sum_m S[b,(n h),m] V[b,m,v] with logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
     value_depth *= UNIT
     query_depth *= UNIT
@@ -137,7 +138,7 @@ def forward_query_order(
     x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
-    # Index of a pair's embedding: the query part, and k; the key part is added in each step.
+    # Query part of the index of each pair's embedding; each step adds the key part.
     table_width = 2 * (column_reach + tile_columns) - 1
     query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
     e_offset = query_index[:, None, None] * K + k[None, :, None]
@@ -178,11 +179,11 @@ def forward_query_order(
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def forward_lambda_order(
-    q_ptr,  # (b, h, n, k), rows
+    q_ptr,  # (b, h, n, k), aligned rows
     table_ptr,  # padded table, (.., .., K)
-    v_ptr,  # (b, n, v), rows
-    c_ptr,  # (b, k, v), rows
-    y_ptr,  # (b, h, n, v), rows
+    v_ptr,  # (b, n, v), aligned rows
+    c_ptr,  # (b, k, v), aligned rows
+    y_ptr,  # (b, h, n, v), aligned rows
     scale_ptr,
     q_b_stride,
     q_h_stride,
@@ -216,10 +217,10 @@ def forward_lambda_order(
     CONTENT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """lambda[(b v),(n k)] = c + sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q[b,h,n,k] lambda.
+    """Compute lambda[(b v),(n k)] = c + sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q lambda.
 
-    (n k) are the columns of the product, so that a thread holds several k of a position and the final sum over k needs
-    few exchanges between threads.
+    (n k) are the columns of the product: a thread then has several k of a position, and the final sum over k needs
+    little communication between threads.
     """
     value_depth *= UNIT
     query_depth *= UNIT

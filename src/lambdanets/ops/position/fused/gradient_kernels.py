@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""Triton kernels for the gradients of queries and values, recomputed from the inputs, without atomic additions.
+"""Triton kernels for the gradients of queries and values, which recompute logits and need no atomic additions.
 
-One program writes each output element and sums in a fixed order. Tiles, steps, units, scales and the
-table as in `forward_kernels`; g is the gradient of y, o the output of the kernel.
+Each output element is computed by one program, which sums in a fixed order. Tiles, steps, units, scales and the table
+are as in `forward_kernels`. g is the gradient of y; o is the output of the kernel.
 """
 
 import triton
@@ -20,7 +20,7 @@ from lambdanets.ops.position.fused.forward_kernels import (
 
 @triton.jit
 def batched_dot(a, b, total):
-    """total + a @ b, batched; a batch of one is computed as a 2-d product, whose rows are divided among the warps."""
+    """Return total + a @ b, batched; a batch of one uses a 2-d product, whose rows are divided among the warps."""
     if a.shape[0] == 1:
         a_2d = tl.reshape(a, (a.shape[1], a.shape[2]))
         b_2d = tl.reshape(b, (b.shape[1], b.shape[2]))
@@ -33,11 +33,11 @@ def batched_dot(a, b, total):
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def queries_gradient(
-    g_ptr,  # (b, h, n, v), rows
+    g_ptr,  # (b, h, n, v), aligned rows
     table_ptr,
-    v_ptr,  # (b, n, v), rows
-    c_ptr,  # (b, k, v), rows
-    o_ptr,  # (b, h, n, k), rows
+    v_ptr,  # (b, n, v), aligned rows
+    c_ptr,  # (b, k, v), aligned rows
+    o_ptr,  # (b, h, n, k), aligned rows
     scale_ptr,
     g_b_stride,
     g_h_stride,
@@ -71,7 +71,7 @@ def queries_gradient(
     CONTENT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """dq[n,(b h),k] = g c + sum_m T[n,(b h),m] E[n,m,k] with T[b,(n h),m] = g[b,(n h),v] V[b,v,m]."""
+    """Compute dq[n,(b h),k] = g c + sum_m T[n,(b h),m] E[n,m,k] with T[b,(n h),m] = g[b,(n h),v] V[b,v,m]."""
     value_depth *= UNIT
     query_depth *= UNIT
     _, y0, x0, group = program_tile(tl.program_id(0), 1, height, width, tile_rows, tile_columns)
@@ -147,10 +147,10 @@ def queries_gradient(
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def values_gradient(
-    g_ptr,  # (b, h, n, v), rows
-    q_ptr,  # (b, h, n, k), rows
+    g_ptr,  # (b, h, n, v), aligned rows
+    q_ptr,  # (b, h, n, k), aligned rows
     table_ptr,
-    o_ptr,  # (b, n, v), rows
+    o_ptr,  # (b, n, v), aligned rows
     scale_ptr,
     g_b_stride,
     g_h_stride,
@@ -181,7 +181,7 @@ def values_gradient(
     UNIT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """dV[b,m,v] = sum_(n h) S[b,m,(n h)] g[b,(n h),v] with logits S[n,m,(b h)] = E[n,m,k] q[n,k,(b h)]."""
+    """Compute dV[b,m,v] = sum_(n h) S[b,m,(n h)] g[b,(n h),v] with logits S[n,m,(b h)] = E[n,m,k] q[n,k,(b h)]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
     value_depth *= UNIT
     query_depth *= UNIT
@@ -225,7 +225,7 @@ def values_gradient(
             mask=q_mask & inside[:, None, None],
             other=0.0,
         )
-        # The same positions, repeated for each head.
+        # the same positions, repeated for each head
         y_n, x_n, inside = step_positions(
             rows // HEADS, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns
         )

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""The gradient of the table in Triton, in two kernels: partial sums, then their sum. No atomic additions."""
+"""Triton kernels for the gradient of the table: one computes partial sums, one adds them. No atomic additions."""
 
 import triton
 import triton.language as tl
@@ -10,9 +10,9 @@ from lambdanets.ops.position.fused.gradient_kernels import batched_dot
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES, "row_groups", "chunks", "split_examples"])
 def table_parts(
-    g_ptr,  # (b, h, n, v), rows
-    q_ptr,  # (b, h, n, k), rows
-    v_ptr,  # (b, n, v), rows
+    g_ptr,  # (b, h, n, v), aligned rows
+    q_ptr,  # (b, h, n, k), aligned rows
+    v_ptr,  # (b, n, v), aligned rows
     o_ptr,  # (splits, row groups, chunks, column tiles, TILE, STEP, K), contiguous
     g_b_stride,
     g_h_stride,
@@ -38,17 +38,17 @@ def table_parts(
     TILE: tl.constexpr,  # query positions of a row
     EXAMPLES: tl.constexpr,
     HEADS: tl.constexpr,
-    STEP: tl.constexpr,  # pairs (offset of rows, column of the context) of a program
+    STEP: tl.constexpr,  # pairs (row offset, context column) of a program
     K: tl.constexpr,
     V: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
+    """Compute part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
 
-    T[b,(x h),(dy m)] = sum_v g[b,(x h),v] V[b,(y + dy, m),v], x and m columns.
-    A program covers TILE columns of queries, step_rows row offsets, step_columns columns of the context and
-    split_examples examples. It loops over groups of EXAMPLES and blocks of V value channels, and for each of them over
-    the rows y of queries. Each row of values is loaded step_rows times, by consecutive y: a cache hint keeps it in L1.
+    T[b,(x h),(dy m)] = sum_v g[b,(x h),v] V[b,(y + dy, m),v], where x and m are columns.
+    A program covers TILE query columns, step_rows row offsets, step_columns context columns and split_examples examples.
+    It loops over groups of EXAMPLES examples, blocks of V value channels and query rows y. Each row of values is loaded
+    step_rows times, for consecutive y; a cache hint keeps it in L1.
     """
     ROWS: tl.constexpr = EXAMPLES * HEADS
     value_depth *= UNIT
@@ -62,7 +62,7 @@ def table_parts(
     x0 = tile * TILE
     x_first, x_last = window_bounds(x0, TILE, column_reach, width)
     first_offset = row_group * step_rows - row_reach
-    # Rows of queries with a row of the context at one of the offsets.
+    # Query rows with a context row at one of the offsets.
     y_first = tl.maximum(0, 1 - first_offset - step_rows)
     y_last = tl.minimum(height - 1, height - 1 - first_offset)
     blocks = tl.cdiv(value_depth, V)
@@ -131,7 +131,7 @@ def table_parts(
 
 @triton.jit(do_not_specialize=[*SIZES, "row_groups", "chunks", "splits"])
 def sum_table_parts(
-    part_ptr,  # as `table_parts` writes them
+    part_ptr,  # output of `table_parts`
     o_ptr,  # (2 row_reach + 1, 2 column_reach + 1, k), contiguous
     scale_ptr,
     query_depth,
@@ -146,30 +146,30 @@ def sum_table_parts(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     K: tl.constexpr,
-    PARTS_PER_LOAD: tl.constexpr,  # parts loaded at once, to hide latency
+    PARTS_PER_LOAD: tl.constexpr,  # several, to hide latency
     SCALED: tl.constexpr,
 ):
-    """dR[dy,dx,k] = sum of parts over splits, column tiles and pairs of columns at offset dx."""
+    """Compute dR[dy,dx,k] as the sum of parts over splits, column tiles and pairs of columns at offset dx."""
     columns = 2 * column_reach + 1
     row = tl.program_id(0) // columns
     column_offset = tl.program_id(0) % columns - column_reach
     tiles_x = tl.cdiv(width, TILE)
     j = tl.arange(0, PARTS_PER_LOAD * TILE) % TILE
-    ahead = tl.arange(0, PARTS_PER_LOAD * TILE) // TILE
+    part_index = tl.arange(0, PARTS_PER_LOAD * TILE) // TILE
     k = tl.arange(0, K)
     total = tl.zeros((PARTS_PER_LOAD * TILE, K), tl.float32)
     for first in range(0, splits * tiles_x, PARTS_PER_LOAD):
-        i = first + ahead
+        i = first + part_index
         tile = i % tiles_x
         group = i // tiles_x * row_groups + row // step_rows
         x_first, x_last = window_bounds(tile * TILE, TILE, column_reach, width)
         column = tile * TILE + j + column_offset - x_first
-        # Queries beyond the map need no mask: their gradient was loaded as zero.
+        # Queries outside the map need no mask, because their gradients were loaded as zero.
         mask = (i < splits * tiles_x) & (column >= 0) & (column <= x_last - x_first)
         column = tl.minimum(tl.maximum(column, 0), x_last - x_first)
         part = (group * chunks + column // step_columns) * tiles_x + tile
-        cell = (part.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns
-        total += tl.load(part_ptr + (cell[:, None] * K + k[None, :]), mask=mask[:, None], other=0.0)
+        entry = (part.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns
+        total += tl.load(part_ptr + (entry[:, None] * K + k[None, :]), mask=mask[:, None], other=0.0)
     result = tl.sum(total, axis=0)
     if SCALED:
         result *= tl.load(scale_ptr)
