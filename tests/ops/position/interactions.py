@@ -1,4 +1,4 @@
-"""Inputs, outputs and gradients of position interactions; the algorithms that run on CPU."""
+"""Helpers for tests: inputs, outputs and gradients of position interactions, and the algorithms for CPU."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from lambdanets.ops.position.rates import Rates, built_in_rates
 
 
 def supported_algorithms(*grid: int) -> list[str]:
-    """The algorithms that support a grid on CPU in float64; for fused kernels see test_fused_kernels."""
+    """Return the algorithms that support a grid on CPU in float64, which excludes the fused kernels."""
     ones = (1,) * len(grid)
     problem = Problem(1, 1, grid, 1, 1, 1, ones, ones, False, torch.float64, "cpu")
     return [
@@ -24,7 +24,7 @@ def supported_algorithms(*grid: int) -> list[str]:
 
 
 class Spy(Algorithm):
-    """Wraps an algorithm with at most `max_batch` examples per call; counts `prepare` calls and records queries."""
+    """Wraps an algorithm: limits the examples per call, counts calls of `prepare` and records queries."""
 
     def __init__(self, name: str, max_batch: int = 1 << 30) -> None:
         self.inner, self.max_batch = ALGORITHMS[name], max_batch
@@ -70,7 +70,7 @@ def make_inputs(
     v: int = 5,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
-    """Queries, table and values; u = 0 for no axis u."""
+    """Make queries, table and values; u = 0 omits the axis u."""
     generator = torch.Generator().manual_seed(math.prod(grid) + sum(sides) + u)
     extra = (u,) if u else ()
     shapes = (batch, heads, math.prod(grid), k), (*sides, k, *extra), (batch, math.prod(grid), v, *extra)
@@ -78,7 +78,7 @@ def make_inputs(
 
 
 def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """function(*inputs) and its gradients for a fixed random grad_output."""
+    """Return function(*inputs) and its gradients for a fixed random grad_output."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     output = function(*inputs)
     grad_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -86,11 +86,11 @@ def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) ->
 
 
 def run(inputs: Sequence[Tensor], grid: Sequence[int], **options: Any) -> list[Tensor]:
-    """The output and the three gradients of the position interaction."""
+    """Return the output of the position interaction and the gradients of queries, table and values."""
     return with_gradients(lambda *x: position_interaction(*x, grid, **options), inputs)
 
 
 def assert_all_close(results: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-11) -> None:
-    """Equal up to a tolerance relative to the largest number of each."""
-    for result, other in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, other, rtol=tolerance, atol=tolerance * other.abs().max().item())
+    """Compare tensors with a tolerance relative to the largest magnitude of each expected tensor."""
+    for actual, target in zip(results, expected, strict=True):
+        torch.testing.assert_close(actual, target, rtol=tolerance, atol=tolerance * target.abs().max().item())

@@ -29,7 +29,7 @@ class ChunkedFourier(Fourier):
 
 @cases
 @pytest.mark.parametrize("chunk", [(1, 1), (3, 1), (5, 1), (5, 3)], ids="{0[0]} channels, {0[1]} depths".format)
-def test_any_chunk_size_equals_lambda_order(monkeypatch, chunk, grid, sides, u, causal):
+def test_fourier_equals_lambda_order_for_any_chunk_size(monkeypatch, chunk, grid, sides, u, causal):
     monkeypatch.setitem(ALGORITHMS, "fourier", ChunkedFourier(*chunk))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
@@ -42,7 +42,6 @@ def test_padded_grid_avoids_wrap_around(side):
         problem = ln.plan(*make_inputs((side,), (scope,), k=1, v=1, heads=1, batch=1), (side,)).problem
         (length,) = padded_grid(problem)
         reach = min(scope // 2, side - 1)
-        # then different offsets never alias
         assert length > (side - 1) + reach
 
 

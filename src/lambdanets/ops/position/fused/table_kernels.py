@@ -46,7 +46,7 @@ def table_parts(
     """Compute part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
 
     T[b,(x h),(dy m)] = sum_v g[b,(x h),v] V[b,(y + dy, m),v], where x and m are columns.
-    A program covers TILE query columns, step_rows row offsets, step_columns context columns and split_examples examples.
+    A program covers TILE query columns, step_rows row offsets, step_columns context columns, split_examples examples.
     It loops over groups of EXAMPLES examples, blocks of V value channels and query rows y. Each row of values is loaded
     step_rows times, for consecutive y; a cache hint keeps it in L1.
     """

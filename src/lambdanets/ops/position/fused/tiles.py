@@ -3,8 +3,8 @@
 There is no autotuning, so the same problem on the same device is always summed in the same order.
 
 The rules keep programs within resource limits for all numbers of heads. A thread has at most 64 float32 accumulators
-and 64 elements of an intermediate result. The buffers of two programs, or of one program with 8 warps, fit into the shared
-memory of an SM; three stages need two buffers. Tensor core products have 16 rows, 8 columns and 16 terms. Triton
+and 64 elements of an intermediate result. The buffers of two programs, or of one program with 8 warps, fit into the
+shared memory of an SM; three stages need two buffers. Tensor core products have 16 rows, 8 columns and 16 terms. Triton
 divides batched products among warps by matrix, so a batch smaller than the number of warps is computed redundantly.
 `experiments/kernels.py` compiles and checks all configurations.
 """
