@@ -164,8 +164,8 @@ def test_all_algorithms_agree(grid, half, u, dilation, causal):
         position_interaction(*inputs, grid, **options, algorithm=name) for name in supported_algorithms(*grid)
     )
     assert len(others) >= 2
-    for other in others:
-        torch.testing.assert_close(first, other, rtol=1e-11, atol=1e-11)
+    for result in others:
+        torch.testing.assert_close(result, first, rtol=1e-11, atol=1e-11)
 
 
 @algorithms

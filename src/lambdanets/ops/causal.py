@@ -108,9 +108,9 @@ _Scaling = type[_Exponential] | type[_Ratio]
 
 
 def _scan(keys: Tensor, references: Tensor, values: Tensor, scaling: _Scaling) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (weights, decay, states) of the lambdas decay[c,t] states[c] + sum_s weights[c,t,s] v[c,s]^T.
+    """Return weights, decay and states, which define the lambda of each query t in each chunk c.
 
-    This is the lambda of query t in chunk c.
+    lambda[c,t] = decay[c,t] states[c] + sum_{s<=t} weights[c,t,s] v[c,s]^T
 
     keys and references: (b, u, c, t, k). values: (b, u, c, t, w).
     weights (b, u, c, t, s, k): keys of the chunk scaled to the reference of query t, 0 for s > t.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.algorithm import Algorithm, Bound, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Gradients
 from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates, built_in_rates
@@ -36,12 +36,12 @@ class Spy(Algorithm):
     def compute_dtype(self, dtype: torch.dtype, rates: Rates) -> torch.dtype:
         return self.inner.compute_dtype(dtype, rates)
 
-    def bind(self, problem: Problem, rates: Rates) -> Bound:
+    def bind(self, problem: Problem, rates: Rates) -> BoundAlgorithm:
         return BoundSpy(self, self.inner.bind(problem.limit_batch(self.max_batch), rates))
 
 
-class BoundSpy(Bound):
-    def __init__(self, spy: Spy, inner: Bound) -> None:
+class BoundSpy(BoundAlgorithm):
+    def __init__(self, spy: Spy, inner: BoundAlgorithm) -> None:
         super().__init__(inner.problem)
         self.spy, self.inner = spy, inner
 

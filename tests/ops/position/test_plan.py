@@ -55,7 +55,7 @@ def test_plan_never_chooses_the_other_convolutions():
 
 
 def test_fused_raises_without_a_gpu():
-    with pytest.raises(ValueError, match=r"'fused', which supports grids of 1 or 2 sides.*on CUDA devices"):
+    with pytest.raises(ValueError, match=r"'fused', which supports grids with 1 or 2 dimensions.*on CUDA devices"):
         position_interaction(*make_inputs((4, 4), (3, 3), 0), (4, 4), algorithm="fused")
 
 

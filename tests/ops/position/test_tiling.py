@@ -112,14 +112,14 @@ def test_rows_of_tiles_cover_each_row_once_and_windows_its_reach(case):
     tiling = make_tiling(*case)
     (side, *_), (before, *_), (after, *_), (tile, *_) = case
     covered = []
-    for start, stop, low, high, columns in tiling.rows():
+    for start, stop, window_start, window_stop, columns in tiling.rows():
         covered += range(start, stop)
         if tile < side:
-            assert (low, high) == (max(0, start - before), min(side, stop + after))
-            assert columns.start == (low - start + before) * tiling.columns
+            assert (window_start, window_stop) == (max(0, start - before), min(side, stop + after))
+            assert columns.start == (window_start - start + before) * tiling.columns
         else:
-            assert (low, high, columns.start) == (0, side, 0)
-        assert columns.stop - columns.start == (high - low) * tiling.columns
+            assert (window_start, window_stop, columns.start) == (0, side, 0)
+        assert columns.stop - columns.start == (window_stop - window_start) * tiling.columns
     assert covered == list(range(side))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
-# Gradients of queries, of the tensors from `Bound.prepare`, and of values; None if not needed.
+# Gradients of queries, of the tensors from `BoundAlgorithm.prepare`, and of values; None if not needed.
 Gradients = tuple[Tensor | None, Prepared | None, Tensor | None]
 
 
@@ -20,7 +20,7 @@ class Exclusions(NamedTuple):
     backward: str = ""
 
 
-class Bound(ABC):
+class BoundAlgorithm(ABC):
     """An algorithm with all parameters, such as tile sizes, chosen for a problem.
 
     Each call processes at most problem.batch examples. Must be thread-safe.
@@ -55,8 +55,8 @@ class Bound(ABC):
         """Compute the gradient of the table from that of the prepared tensors: the adjoint of `prepare`."""
 
 
-class BoundPositionTerm(Bound):
-    """A `Bound` whose subclass computes only the position term; the content term is added to the result in place."""
+class BoundPositionAlgorithm(BoundAlgorithm):
+    """A `BoundAlgorithm` that computes only the position term; the content term is added to the result in place."""
 
     @abstractmethod
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def bind(self, problem: Problem, rates: Rates) -> Bound:
+    def bind(self, problem: Problem, rates: Rates) -> BoundAlgorithm:
         """Bind to a supported problem; choose a batch size per call for which intermediate results fit the caches.
 
         Use `Problem.limit_batch`, or `Problem.limit_lambda_bytes` if the algorithm stores lambdas. `cost` is for the

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients, Traceable
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients, Traceable
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
@@ -93,7 +93,7 @@ class ValueAxisConvolution(_ConvolutionAlgorithm):
         return lambdas.transpose(1, 2)
 
 
-class BoundConvolution(BoundPositionTerm):
+class BoundConvolution(BoundPositionAlgorithm):
     def __init__(self, problem: Problem, lambdas: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__(problem)
         self._lambdas = lambdas

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import mask_future
-from lambdanets.ops.position.algorithm import Bound
+from lambdanets.ops.position.algorithm import BoundAlgorithm
 from lambdanets.ops.position.plan import ALGORITHMS, Plan, bind, make_plan
 from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.precision import output_dtype, without_autocast, without_tf32_convolutions
@@ -106,17 +106,17 @@ def run_backward(
         grad_prepared: Prepared | None = None
         prepared = prepared_tables.get(table, bound, result_dtype)
         for g, q, v, c in _split_batch(max_batch, grad_output, queries, values, content):
-            dq, dp, dv = bound.backward(g.to(result_dtype), _operands(dtype, q, prepared, v, c), needs_grad)
-            grad_queries.append(dq)
-            grad_values.append(dv)
-            if dp is None:
+            grad_q, grad_p, grad_v = bound.backward(g.to(result_dtype), _operands(dtype, q, prepared, v, c), needs_grad)
+            grad_queries.append(grad_q)
+            grad_values.append(grad_v)
+            if grad_p is None:
                 continue
             if grad_prepared is None:
                 # Accumulating several calls in bfloat16 would lose precision.
                 use_float32 = dtype == torch.bfloat16 and max_batch < problem.batch
-                grad_prepared = tuple(x.float() for x in dp) if use_float32 else dp
+                grad_prepared = tuple(x.float() for x in grad_p) if use_float32 else grad_p
             else:
-                grad_prepared = tuple(a.add_(b) for a, b in zip(grad_prepared, dp, strict=True))
+                grad_prepared = tuple(a.add_(b) for a, b in zip(grad_prepared, grad_p, strict=True))
         grad_table = None
         if grad_prepared is not None:
             grad_table = _restore_future_offsets(bound.grad_table(grad_prepared), problem).to(table.dtype)
@@ -165,18 +165,20 @@ def _restore_future_offsets(grad_table: Tensor, problem: Problem) -> Tensor:
 
 
 class PreparedTables:
-    """LRU cache of the results of `Bound.prepare` for tables on CPU, for inference and for backward passes.
+    """LRU cache of the results of `BoundAlgorithm.prepare` for tables on CPU, for inference and for backward passes.
 
     An entry contains a copy of its table and is used only for equal tables, so it cannot become stale when a parameter
     changes. The comparison takes about 1% of the time of `prepare`. Entries are immutable and shared by threads.
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[int, Bound, torch.dtype], tuple[Tensor, Prepared, int]] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, BoundAlgorithm, torch.dtype], tuple[Tensor, Prepared, int]] = (
+            OrderedDict()
+        )
         self._lock = threading.Lock()
         self.nbytes = 0
 
-    def get(self, table: Tensor, bound: Bound, dtype: torch.dtype) -> Prepared:
+    def get(self, table: Tensor, bound: BoundAlgorithm, dtype: torch.dtype) -> Prepared:
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
             return bound.prepare(_drop_future_offsets(table, bound.problem).to(dtype))
         key = (table.data_ptr(), bound, dtype)

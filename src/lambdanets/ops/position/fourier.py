@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
@@ -52,7 +52,7 @@ class Fourier(Algorithm):
         return BoundFourier(problem, *_chunk(problem))
 
 
-class BoundFourier(BoundPositionTerm):
+class BoundFourier(BoundPositionAlgorithm):
     """channels, depths: value channels and query depths per chunk. Examples are processed one at a time."""
 
     def __init__(self, problem: Problem, channels: int, depths: int) -> None:

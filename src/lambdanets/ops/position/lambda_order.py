@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import pairwise_embeddings
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients, Traceable
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients, Traceable
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.tiling import Axis, make_block, make_block_backward
@@ -45,7 +45,7 @@ class LambdaOrder(Algorithm, Traceable):
         return torch.einsum("bhnk,nkbv->bhnv", queries, lambdas.view(n, k, values.shape[0], values.shape[2]))
 
 
-class BoundLambdaOrder(BoundPositionTerm):
+class BoundLambdaOrder(BoundPositionAlgorithm):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._axes = [Axis(side, side, before) for side, before in zip(problem.grid, problem.before, strict=True)]

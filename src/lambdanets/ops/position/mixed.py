@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
 from lambdanets.ops.position.mirrored import pack_outputs, pack_queries, unpack_outputs, unpack_queries
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
@@ -44,7 +44,7 @@ class Mixed(Algorithm):
         return BoundMixed(problem, _best_tiling(problem.at_least_2d(), rates))
 
 
-class BoundMixed(BoundPositionTerm):
+class BoundMixed(BoundPositionAlgorithm):
     """tiling: tiles of all axes except the last, from `row_tiling`."""
 
     def __init__(self, problem: Problem, tiling: Tiling) -> None:
@@ -89,8 +89,8 @@ class BoundMixed(BoundPositionTerm):
         value_spectra = self._transform_values(values, prepared[1])
         queries = pack_queries(queries, p)
         output = scratch("outputs", (*queries.shape[:3], 2 * p.heads, p.value_depth), queries)
-        for start, stop, low, high, columns in self._tiling.rows():
-            halves = self._lambda_halves(prepared, value_spectra[:, low:high], stop - start, columns)
+        for start, stop, window_start, window_stop, columns in self._tiling.rows():
+            halves = self._lambda_halves(prepared, value_spectra[:, window_start:window_stop], stop - start, columns)
             outputs = _view_rows(output, start, stop)
             for query_tile, half, out in zip(queries[:, start:stop].flatten(1, 2), halves, outputs, strict=True):
                 torch.bmm(query_tile, half.transpose(0, 1), out=out)
@@ -112,8 +112,8 @@ class BoundMixed(BoundPositionTerm):
             grad_block = torch.zeros_like(block)
         if needs_grad.values:
             grad_spectra = torch.zeros_like(value_spectra)
-        for start, stop, low, high, columns in tiling.rows():
-            rows, window = stop - start, slice(low, high)
+        for start, stop, window_start, window_stop, columns in tiling.rows():
+            rows, window = stop - start, slice(window_start, window_stop)
             query_tile, grad_tile = queries[:, start:stop].flatten(1, 2), grad_output[:, start:stop].flatten(1, 2)
             if grad_queries is not None:
                 halves = self._lambda_halves(prepared, value_spectra[:, window], rows, columns)
@@ -258,9 +258,9 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     lines = math.prod(p.grid[:-1])
     operations = 0.0
     forward = backward = 0.0
-    for start, stop, low, high, _ in tiling.rows():
+    for start, stop, window_start, window_stop, _ in tiling.rows():
         rows = (stop - start) * tiling.positions
-        window = (high - low) * tiling.columns
+        window = (window_stop - window_start) * tiling.columns
         banded = rates.matmul_seconds(f, 2 * k * rows, window, maps)
         inverse = 2 * rates.matmul_seconds(1, halves, f, k * rows * maps)
         applied = rates.matmul_seconds(halves * rows * batch, 2 * heads, 2 * k, v)

@@ -1,6 +1,6 @@
 """Chooses the algorithm for a position interaction and explains the choice.
 
-To add an algorithm, subclass `Algorithm` and `Bound` in a new file in this folder, and add it to ALGORITHMS.
+To add an algorithm, subclass `Algorithm` and `BoundAlgorithm` in a new file in this folder, and add it to ALGORITHMS.
 """
 
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from lambdanets.ops.position.algorithm import Algorithm, Bound, Exclusions
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusions
 from lambdanets.ops.position.convolution import Convolution, DepthwiseConvolution, ValueAxisConvolution
 from lambdanets.ops.position.fourier import Fourier
 from lambdanets.ops.position.fused import Fused
@@ -104,13 +104,13 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
         excluded += new
 
 
-def bind(problem: Problem, algorithm: str) -> tuple[Bound, torch.dtype]:
+def bind(problem: Problem, algorithm: str) -> tuple[BoundAlgorithm, torch.dtype]:
     """Bind the named algorithm to a problem that it supports; also return the dtype in which it computes."""
     return _bind(problem, ALGORITHMS[algorithm], device_rates(problem.device))
 
 
 @lru_cache(maxsize=1024)
-def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[Bound, torch.dtype]:
+def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[BoundAlgorithm, torch.dtype]:
     dtype = algorithm.compute_dtype(problem.dtype, rates)
     return algorithm.bind(problem, rates.for_matmul_dtype(dtype)), dtype
 

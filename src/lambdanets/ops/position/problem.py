@@ -90,7 +90,7 @@ class Factors(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Inputs of a `Bound`: as `Factors`, with the prepared table, for at most problem.batch examples."""
+    """Inputs of a `BoundAlgorithm`: as `Factors`, with the prepared table, for at most problem.batch examples."""
 
     queries: Tensor
     prepared: Prepared
@@ -124,7 +124,7 @@ class Cost:
 
     @property
     def total_seconds(self) -> float:
-        """Seconds of the forward and the backward pass together."""
+        """Seconds of the forward pass plus the backward pass."""
         return self.seconds + self.backward_seconds
 
     @property

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import scratch
@@ -54,7 +54,7 @@ class QueryOrder(Algorithm):
         return BoundQueryOrder(problem, best_tiling(problem.at_least_2d(), rates))
 
 
-class BoundQueryOrder(BoundPositionTerm):
+class BoundQueryOrder(BoundPositionAlgorithm):
     def __init__(self, problem: Problem, tiling: Tiling) -> None:
         super().__init__(problem)
         self._tiling = tiling
@@ -76,11 +76,11 @@ class BoundQueryOrder(BoundPositionTerm):
         (block,) = prepared
         queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         outputs = []
-        for start, stop, low, high, columns in tiling.rows():
+        for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions
             logits = _logits(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
             logits = logits.view(rows * self.problem.heads, values.shape[0], -1).transpose(0, 1)
-            output = torch.bmm(logits, values[:, low:high].flatten(1, 2))
+            output = torch.bmm(logits, values[:, window_start:window_stop].flatten(1, 2))
             outputs.append(output.unflatten(1, (stop - start, -1)))
         return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
 
@@ -97,7 +97,7 @@ class BoundQueryOrder(BoundPositionTerm):
         # With several tiles, `unpack_values` adds the windows in a new tensor.
         grad_values = _Accumulator(values, in_scratch=math.prod(tiling.counts) > 1) if needs_grad.values else None
         items = values.shape[0]
-        for start, stop, low, high, columns in tiling.rows():
+        for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions
             block_tile = block[:rows, :, columns]
             query_tile = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
@@ -105,10 +105,13 @@ class BoundQueryOrder(BoundPositionTerm):
             if grad_values is not None:
                 logits = _logits(query_tile, block_tile).view(rows * heads, items, -1)
                 product = torch.bmm(logits.permute(1, 2, 0), grad_tile)
-                grad_values.add((slice(None), slice(low, high)), product.unflatten(1, (high - low, -1)))
+                grad_values.add(
+                    (slice(None), slice(window_start, window_stop)),
+                    product.unflatten(1, (window_stop - window_start, -1)),
+                )
             if grad_queries is None and grad_block is None:
                 continue
-            grad_logits = _grad_logits(grad_tile, values[:, low:high].flatten(1, 2), rows)
+            grad_logits = _grad_logits(grad_tile, values[:, window_start:window_stop].flatten(1, 2), rows)
             if grad_queries is not None:
                 out = grad_queries[start:stop].view(
                     rows, *grad_queries.shape[2:]
@@ -198,9 +201,9 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
     items = math.prod(tiling.counts) * batch
     logits = forward = backward = 0.0
     blocks = list(tiling.rows())
-    for start, stop, low, high, _ in blocks:
+    for start, stop, window_start, window_stop, _ in blocks:
         positions = (stop - start) * tiling.positions
-        window = (high - low) * tiling.columns
+        window = (window_stop - window_start) * tiling.columns
         logits += positions * heads * items * window
         logits_product = rates.matmul_seconds(positions, heads * items, k, window)
         output_product = rates.matmul_seconds(items, positions * heads, window, v)

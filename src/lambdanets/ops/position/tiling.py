@@ -97,11 +97,17 @@ class Tiling:
         for start in range(0, side, self.tile[0]):
             stop = min(side, start + self.tile[0])
             if self.covers_axis[0]:
-                low, high, skipped = 0, side, 0
+                window_start, window_stop, skipped = 0, side, 0
             else:
-                low, high = max(0, start - before), min(side, stop + after)
-                skipped = low - (start - before)
-            yield start, stop, low, high, slice(skipped * self.columns, (skipped + high - low) * self.columns)
+                window_start, window_stop = max(0, start - before), min(side, stop + after)
+                skipped = window_start - (start - before)
+            yield (
+                start,
+                stop,
+                window_start,
+                window_stop,
+                slice(skipped * self.columns, (skipped + window_stop - window_start) * self.columns),
+            )
 
     def logits_bytes(self, examples: int) -> int:
         """Return the size of the logits of one row of tiles."""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning
-from lambdanets.ops.position.algorithm import Algorithm, Bound, Exclusions, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusions, Gradients
 from lambdanets.ops.position.fused import launches, prediction, scaling, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
@@ -41,15 +41,15 @@ _EXCLUDED: dict[tuple[Problem, str], str] = {}
 class Fused(Algorithm):
     name = "fused"
     limits = (
-        "supports grids of 1 or 2 sides, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at most 32 "
-        "bits, on CUDA devices of compute capability 8.0 or newer with Triton installed"
+        "supports grids with 1 or 2 dimensions, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at "
+        "most 32 bits, on CUDA devices of compute capability 8.0 or newer with Triton installed"
     )
 
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        too_large = len(problem.grid) > 2 or problem.heads > MAX_HEADS or problem.dtype.itemsize > 4
+        unsupported = len(problem.grid) > 2 or problem.heads > MAX_HEADS or problem.dtype.itemsize > 4
         table_elements = K * math.prod(side + 2 * MAX_TILE for side in problem.scope)
-        too_large = too_large or max(problem.positions, table_elements) >= _MAX_INDEX
-        device = None if too_large else kernel_device(problem.device)
+        unsupported = unsupported or max(problem.positions, table_elements) >= _MAX_INDEX
+        device = None if unsupported else kernel_device(problem.device)
         if device is None:
             return None
         pairs = math.prod(
@@ -59,18 +59,17 @@ class Fused(Algorithm):
         multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
         operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
         table = 4 * math.prod(problem.scope) * K * problem.intra_depth
-        calls = len(list(_launches(problem)))
-        launch = _per_launch(problem)
-        parts = launches.table_parts_bytes(launch, device)
+        num_launches = len(list(_launch_slices(problem)))
+        launch_problem = _problem_per_launch(problem)
         forward, *backward = (
-            calls * prediction.kernel_seconds(name, launch, device.capability, _specification(device))
+            num_launches * prediction.kernel_seconds(name, launch_problem, device.capability, _gpu_spec(device))
             for name in (f"forward_{_best_order(problem, device)}_order", *_GRADIENT_KERNELS)
         )
         b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
         itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
         # Depths that are not multiples of a unit are zero-padded. Several launches are accumulated in float32.
         padding = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
-        summed = 8 * b * n if calls > 1 else 0
+        accumulated = 8 * b * n if num_launches > 1 else 0
         copied, copied_backward = padding, 2 * padding
         scaling_calls, scaling_calls_backward = 0, 0
         if problem.dtype == torch.float16:
@@ -79,15 +78,15 @@ class Fused(Algorithm):
             copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
         return Cost(
             operations,
-            table * itemsize + padding + summed * h * v,
-            seconds=forward + rates.copy_seconds(copied / 2) + rates.call_overhead(4 * calls + scaling_calls),
+            table * itemsize + padding + accumulated * h * v,
+            seconds=forward + rates.copy_seconds(copied / 2) + rates.call_overhead(4 * num_launches + scaling_calls),
             backward_seconds=sum(backward)
             + rates.copy_seconds(copied_backward / 2)
-            + rates.call_overhead(12 * calls + scaling_calls_backward),
+            + rates.call_overhead(12 * num_launches + scaling_calls_backward),
             backward_workspace_bytes=table * itemsize
-            + parts
+            + launches.table_parts_bytes(launch_problem, device)
             + 2 * padding
-            + summed * (h * k + v)
+            + accumulated * (h * k + v)
             + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
         )
 
@@ -103,8 +102,8 @@ class Fused(Algorithm):
         if device is None:
             return Exclusions()
         verdicts = verification.get_verdicts(device, problem.dtype)
-        forward = _reason(verdicts, [f"forward_{_best_order(problem, device)}_order"], problem)
-        backward = _reason(verdicts, verification.BACKWARD, problem)
+        forward = _failure_reason(verdicts, [f"forward_{_best_order(problem, device)}_order"], problem)
+        backward = _failure_reason(verdicts, verification.BACKWARD, problem)
         if _EXCLUDED:
             forward = _EXCLUDED.get((problem, "forward"), forward)
             backward = _EXCLUDED.get((problem, "backward"), backward)
@@ -125,7 +124,7 @@ class Fused(Algorithm):
         return True
 
 
-class BoundFused(Bound):
+class BoundFused(BoundAlgorithm):
     def prepare(self, table: Tensor) -> Prepared:
         """Return the table; if causal, zero-padded along the first axis to be symmetric about offset 0."""
         missing = self.problem.before[0] - self.problem.after[0]
@@ -151,32 +150,33 @@ class BoundFused(Bound):
         return grad_queries, None if grad_table is None else (grad_table,), grad_values
 
 
-def _reason(verdicts: verification.Verdicts, kernels: Sequence[str], problem: Problem) -> str:
+def _failure_reason(verdicts: verification.Verdicts, kernels: Sequence[str], problem: Problem) -> str:
     failed = [f"{name} {verdicts[name].reason}" for name in kernels if verdicts[name].reason]
     return f"{dtype_name(problem.dtype)} self-test: {'; '.join(failed)}" if failed else ""
 
 
 def _symmetric(problem: Problem, batch: int) -> Problem:
+    """Return the problem with a symmetric, non-causal table, as `BoundFused.prepare` returns, and another batch."""
     return replace(problem, batch=batch, after=problem.before, causal=False)
 
 
 @lru_cache(maxsize=1024)
 def _best_order(problem: Problem, device: KernelDevice) -> str:
     """Return the forward order with the lower predicted time; float32 supports only the query order."""
-    launch, gpu = _per_launch(problem), _specification(device)
+    launch_problem, gpu = _problem_per_launch(problem), _gpu_spec(device)
     orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
 
     def seconds(order: str) -> float:
-        return prediction.kernel_seconds(f"forward_{order}_order", launch, device.capability, gpu)
+        return prediction.kernel_seconds(f"forward_{order}_order", launch_problem, device.capability, gpu)
 
     return min(orders, key=seconds)
 
 
-def _specification(device: KernelDevice) -> GpuSpec:
+def _gpu_spec(device: KernelDevice) -> GpuSpec:
     return find_gpu_spec(device.name, device.capability)
 
 
-def _per_launch(problem: Problem) -> Problem:
+def _problem_per_launch(problem: Problem) -> Problem:
     """Return the problem of a single launch, which has a limited number of value channels."""
     return replace(
         _symmetric(problem, problem.batch),
@@ -188,15 +188,15 @@ def forward_in_order(
     order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, content: Tensor | None = None
 ) -> Tensor:
     """Compute the output; order: "query", or "lambda", which does not support float32."""
-    calls = list(_launches(problem))
+    slices = list(_launch_slices(problem))
     scales = None
-    dtype = queries.dtype if len(calls) == 1 else torch.float32
-    output = _Accumulator((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(calls))
+    dtype = queries.dtype if len(slices) == 1 else torch.float32
+    output = _Accumulator((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(slices))
     with torch.cuda.device_of(values):  # Triton launches on the current device
         if queries.dtype == torch.float16:
             dtype = torch.float32
             table, content, scales = scaling.forward_operands(queries, table, content)
-        for depths, channels, u in calls:
+        for depths, channels, u in slices:
             operands = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
             c = content[:, depths, channels] if content is not None and u == 0 else None
             output.add((..., channels), launches.forward(order, *operands, c, problem, dtype, scales))
@@ -213,16 +213,16 @@ def gradients(
     content: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of queries, table and values in their dtypes; None if not needed."""
-    calls = list(_launches(problem))
-    dtype = queries.dtype if len(calls) == 1 else torch.float32
+    slices = list(_launch_slices(problem))
+    dtype = queries.dtype if len(slices) == 1 else torch.float32
     grad_queries, grad_table, grad_values = (
-        _Accumulator(x.shape, x.dtype, len(calls)) for x in (queries, table, values)
+        _Accumulator(x.shape, x.dtype, len(slices)) for x in (queries, table, values)
     )
     with torch.cuda.device_of(values):
         scaled = scaling.unscaled_backward_operands(grad_output, table, content)
         if queries.dtype == torch.float16:
             scaled = scaling.backward_operands(grad_output, queries, table, values, content)
-        for depths, channels, u in calls:
+        for depths, channels, u in slices:
             g, q, v = scaled.grad_output[..., channels], queries[..., depths], values[:, :, channels, u]
             if needs_grad.queries:
                 r = scaled.table_for_grad_queries[..., depths, u]
@@ -243,7 +243,7 @@ def gradients(
     )
 
 
-def _launches(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
+def _launch_slices(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
     """Yield slices of query depth and value channels, and the intra-depth index, for each launch."""
     depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
     maximum = max_value_channels(problem.dtype.itemsize)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.tiles import (
-    ENOUGH_PROGRAMS,
+    PROGRAMS_TO_FILL_GPU,
     K,
     Tiles,
     choose_table_step,
@@ -217,7 +217,7 @@ def divide_table(problem: Problem, tiles: Tiles) -> TableDivision:
     chunks = count_chunks(grid, reach, tiles.positions, step[1])
     programs = row_groups * chunks * -(-grid[1] // tiles.positions)
     groups = max(1, -(-problem.batch // tiles.examples))
-    split_groups = -(-groups // min(groups, max(1, ENOUGH_PROGRAMS // programs)))
+    split_groups = -(-groups // min(groups, max(1, PROGRAMS_TO_FILL_GPU // programs)))
     splits = -(-groups // split_groups)
     rows = count_row_pairs(grid[0], reach[0], step[0])
     return TableDivision(step, row_groups, chunks, split_groups, splits, splits * programs, rows)

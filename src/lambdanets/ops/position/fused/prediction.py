@@ -99,11 +99,11 @@ def kernel_seconds(kernel: str, problem: Problem, capability: tuple[int, int], g
     slots = gpu.processors * resident
     # With few programs, the time of a step is the latency of its instructions.
     latency = 2.5 * _instructions(kernel, work, tiles, itemsize) + _BARRIERS
-    busy = steps / programs * -(-programs // slots) * max(resident * cycles, latency)
-    seconds = busy / gpu.clock / _EFFICIENCY
+    total_cycles = steps / programs * -(-programs // slots) * max(resident * cycles, latency)
+    seconds = total_cycles / gpu.clock / _EFFICIENCY
     if kernel == LAMBDA_ORDER:
-        applied = problem.batch * problem.heads * problem.positions * K * problem.value_depth
-        seconds += 2 * applied / gpu.float32 / _EFFICIENCY
+        multiply_adds = problem.batch * problem.heads * problem.positions * K * problem.value_depth
+        seconds += 2 * multiply_adds / gpu.float32 / _EFFICIENCY
     b, n, k, v = problem.batch, problem.positions, problem.query_depth, problem.value_depth
     traffic = itemsize * b * n * (problem.heads * (k + v) + v) + written
     return max(seconds, traffic / (0.8 * gpu.memory))

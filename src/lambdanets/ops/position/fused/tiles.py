@@ -18,7 +18,7 @@ from lambdanets.ops.position.fused.device import max_shared_memory
 K = 16  # query depth of a launch; larger depths need several launches
 LAMBDA_ORDER = "forward_lambda_order"
 QUERY_ORDER_KERNELS = ("forward_query_order", "queries_gradient", "values_gradient", "table_parts")
-ENOUGH_PROGRAMS = 264  # to occupy a large GPU: two programs on each of 132 SMs
+PROGRAMS_TO_FILL_GPU = 264  # to occupy a large GPU: two programs on each of 132 SMs
 _LARGE_MEMORY = 160 << 10  # bytes of shared memory; GPUs with more use larger tiles
 
 
@@ -57,7 +57,7 @@ def choose_tiles(
     examples = min(tiles.examples, next_power_of_2(batch))
     minimum = _min_examples(kernel, next_power_of_2(heads), tiles.values)
     programs = -(-positions // tiles.positions) * -(-batch // tiles.examples) * -(-value_depth // tiles.values)
-    if programs < ENOUGH_PROGRAMS:
+    if programs < PROGRAMS_TO_FILL_GPU:
         examples = min(examples, tiles.examples // 2)
     return replace(tiles, examples=max(examples, minimum))
 
