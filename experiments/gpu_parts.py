@@ -27,9 +27,9 @@ from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused import prediction
 from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.fused.self_test import Case, check_kernel, make_example
-from lambdanets.ops.position.fused.verification import kernels_of, retest
-from lambdanets.ops.position.gpus import gpu_named
-from lambdanets.ops.position.problem import NeedsGrad, Problem, problem_of
+from lambdanets.ops.position.fused.verification import kernels_for_dtype, retest
+from lambdanets.ops.position.gpus import find_gpu_spec
+from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
 
 # side, v, scope (None = global), batch: the stages of a LambdaResNet-50 at 224 pixels, and larger maps
 SHAPES = [(56, 16, 23, 128), (28, 32, 23, 128), (14, 64, 23, 128), (7, 128, 23, 128)]
@@ -203,7 +203,7 @@ def check(part: Part) -> None:
             if (part.dry_run and dtype == torch.bfloat16) or part.over(f"{case} {dtype}"):
                 continue  # Triton's interpreter does not support bfloat16 products
             example = make_example(case, dtype, part.device)
-            for kernel in kernels_of(dtype):
+            for kernel in kernels_for_dtype(dtype):
                 what = f"{kernel} {dtype} {case}"
                 with part.recording(what):
                     verdict = check_kernel(kernel, [example])
@@ -234,14 +234,14 @@ def inputs_of(
     sets = [make()]
     size = sum(x.nbytes for x in sets[0])
     sets += [make() for _ in range(1 if part.dry_run else min(8, math.ceil(ROTATED_BYTES / size)))]
-    return sets, problem_of(*sets[0][:3], grid, False)
+    return sets, make_problem(*sets[0][:3], grid, False)
 
 
 def kernels_times(part: Part) -> None:
     """Measured and predicted time of each kernel: all shapes in bfloat16, the first ones in other dtypes."""
     device = kernel_device(part.device)
     assert device is not None
-    sheet = gpu_named(device.name, device.capability)
+    sheet = find_gpu_spec(device.name, device.capability)
     todo = [(shape, torch.bfloat16) for shape in (*SHAPES, *MORE_SHAPES)]
     todo += [(shape, dtype) for dtype in (torch.float16, torch.float32) for shape in SHAPES[:2]]
     for shape, dtype in todo[-1:] if part.dry_run else todo:
@@ -251,7 +251,7 @@ def kernels_times(part: Part) -> None:
             if part.over(what):
                 continue
             with part.recording(what):
-                predicted = prediction.seconds_of_kernel(kernel, problem, device.capability, sheet)
+                predicted = prediction.kernel_seconds(kernel, problem, device.capability, sheet)
                 times = time_of([partial(call, *tensors) for tensors in sets])
                 part.add(what, predicted_us=1e6 * predicted, **times)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from lambdanets.ops.position.fused.prediction import seconds_of_kernel, step_of
-from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, table_step, tiles_of
-from lambdanets.ops.position.gpus import SPECIFICATIONS, Gpu
+from lambdanets.ops.position.fused.prediction import kernel_seconds, step_work
+from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, choose_table_step, choose_tiles
+from lambdanets.ops.position.gpus import SPECIFICATIONS, GpuSpec
 from lambdanets.ops.position.problem import Problem
 from lambdanets.text_tables import markdown_table
 
@@ -30,7 +30,7 @@ def problem_of_layer(side: int, v: int, dtype: torch.dtype = torch.bfloat16) -> 
     return Problem(BATCH, HEADS, (side, side), 16, v, 1, (reach,) * 2, (reach,) * 2, False, dtype, "cuda")
 
 
-def convolution_seconds(side: int, v: int, gpu: Gpu) -> float:
+def convolution_seconds(side: int, v: int, gpu: GpuSpec) -> float:
     """Predicted time of the forward pass of a 3x3 convolution with the same channels."""
     channels, positions = HEADS * v, BATCH * side * side
     return max(
@@ -45,7 +45,7 @@ def predicted_layers(device: str) -> list[dict[str, Any]]:
     for side, v in LAYERS:
         problem = problem_of_layer(side, v)
         times = {
-            kernel: 1e6 * seconds_of_kernel(kernel, problem, CAPABILITIES[device], SPECIFICATIONS[device])
+            kernel: 1e6 * kernel_seconds(kernel, problem, CAPABILITIES[device], SPECIFICATIONS[device])
             for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS)
         }
         forward = min(times[LAMBDA_ORDER], times["forward_query_order"])
@@ -63,10 +63,10 @@ def traffic(device: str) -> list[dict[str, Any]]:
     rows = []
     for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS):
         for side, v in LAYERS:
-            tiles = tiles_of(kernel, CAPABILITIES[device], 2, BATCH, HEADS, side * side, v)
+            tiles = choose_tiles(kernel, CAPABILITIES[device], 2, BATCH, HEADS, side * side, v)
             reach = problem_of_layer(side, v).before
-            rows_of_step = table_step((side, side), reach, tiles.positions, tiles.step)[0]
-            step = step_of(kernel, tiles, HEADS, rows_of_step if kernel == "table_parts" else 1)
+            rows_of_step = choose_table_step((side, side), reach, tiles.positions, tiles.step)[0]
+            step = step_work(kernel, tiles, HEADS, rows_of_step if kernel == "table_parts" else 1)
             # each block of value channels recomputes the other factor, which is not useful work
             blocks = -(-v // tiles.values)
             useful = 2 * step.multiply_adds

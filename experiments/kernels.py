@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from lambdanets.ops.position.fused.device import shared_memory_of
-from lambdanets.ops.position.fused.launches import constants_of
-from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, Tiles, tiles_of
+from lambdanets.ops.position.fused.device import max_shared_memory
+from lambdanets.ops.position.fused.launches import kernel_constants
+from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, Tiles, choose_tiles
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
@@ -65,7 +65,7 @@ def configurations(
                     for depth in depths:
                         for batch in batches:
                             for n in positions:
-                                tiles = tiles_of(kernel, capability, itemsize, batch, h, n, depth)
+                                tiles = choose_tiles(kernel, capability, itemsize, batch, h, n, depth)
                                 found[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(found)
 
@@ -82,7 +82,7 @@ def compile_kernel(configuration: Configuration) -> Any:
     function = next(
         getattr(module, configuration.kernel) for module in modules if hasattr(module, configuration.kernel)
     )
-    constants = constants_of(
+    constants = kernel_constants(
         configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
     )
     constants |= {"CONTENT": True, "SCALED": configuration.dtype == "float16"}
@@ -120,7 +120,7 @@ def examine(configuration: Configuration) -> dict[str, Any]:
     loads = [opcode for opcode in loop if opcode.startswith("LDGSTS")]
     tiles, ptx = configuration.tiles, code.asm["ptx"]
     shared = code.metadata.shared
-    limit = shared_memory_of(divmod(configuration.architecture, 10))
+    limit = max_shared_memory(divmod(configuration.architecture, 10))
     residency = min((limit + 1024) // (shared + 1024), REGISTERS // (registers * 32 * tiles.warps))
     return row | {
         "shared": shared,

@@ -19,8 +19,8 @@ from torch import Tensor
 import lambdanets
 from lambdanets.ops.position.execution import run_backward, run_forward
 from lambdanets.ops.position.plan import make_plan
-from lambdanets.ops.position.problem import NeedsGrad, problem_of
-from lambdanets.ops.position.rates import rates_of
+from lambdanets.ops.position.problem import NeedsGrad, make_problem
+from lambdanets.ops.position.rates import device_rates
 
 WITHIN = 4  # times the best prediction
 MEMORY = 2 << 30
@@ -70,7 +70,7 @@ def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> li
     queries, values = rows[..., :64].unflatten(2, (4, 16)).transpose(1, 2), rows[..., 64:].unsqueeze(-1)
     table = torch.randn(*(min(r, 2 * s - 1) for r, s in zip(sides, grid, strict=True)), 16, 1)
     gradient = torch.randn(b, n, 4, v).transpose(1, 2)
-    plan = make_plan(problem_of(queries, table, values, grid, False))
+    plan = make_plan(make_problem(queries, table, values, grid, False))
 
     def forward(name: str) -> Tensor:
         return run_forward(queries, table, values, None, plan.problem, name)
@@ -137,7 +137,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
         }
         options.out.write_text(
-            json.dumps({"versions": versions, "rates": vars(rates_of("cpu")), "rows": rows}, indent=1)
+            json.dumps({"versions": versions, "rates": vars(device_rates("cpu")), "rows": rows}, indent=1)
         )
 
 

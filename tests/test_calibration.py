@@ -55,11 +55,11 @@ def test_the_plan_uses_calibrated_rates(cache):
     cache.mkdir()
     kept = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
     (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", torch.get_num_threads()): vars(kept)}))
-    rates._rates_of.cache_clear()
+    rates._device_rates.cache_clear()
     try:
-        assert rates.rates_of("cpu") == kept
+        assert rates.device_rates("cpu") == kept
     finally:
-        rates._rates_of.cache_clear()
+        rates._device_rates.cache_clear()
 
 
 def test_calibration_rejects_an_unsupported_device():

@@ -16,9 +16,9 @@ from lambdanets.ops.position.fused import self_test_process, verification
 from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.plan import make_plan, predicted_costs
 from lambdanets.ops.position.problem import Problem
-from lambdanets.ops.position.rates import Rates, built_in, read_corrections
+from lambdanets.ops.position.rates import Rates, built_in_rates, read_corrections
 
-RATES = built_in("cpu", 1)
+RATES = built_in_rates("cpu", 1)
 PROBLEM = Problem(2, 4, (7, 7), 16, 16, 1, (6, 6), (6, 6), False, torch.float32, "cpu")
 
 
@@ -59,7 +59,7 @@ def test_calibration_verifies_and_times_all_kernels(gpu):
     for dtype in verification.DTYPES:
         name = str(dtype).removeprefix("torch.")
         passed = {line.split()[0] for line in lines if f" {name} " in line and line.endswith("passed")}
-        assert passed == set(verification.kernels_of(dtype)) == verification.read_verdicts(gpu, dtype).keys()
+        assert passed == set(verification.kernels_for_dtype(dtype)) == verification.read_verdicts(gpu, dtype).keys()
         rows = [line.split() for line in lines if line.startswith("7x7") and f" {name} " in line]
         assert [row[5] for row in rows] == ["forward", "backward"]
         assert all(float(row[6]) > 0 and float(row[7]) > 0 and row[8] != "fused" for row in rows)

@@ -14,7 +14,7 @@ from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test import Example, check_kernel
 from lambdanets.ops.position.fused.self_test_process import Verdict, dtype_name
 from lambdanets.ops.position.plan import WORKSPACE_LIMIT_BYTES, predicted_costs
-from lambdanets.ops.position.problem import Factors, NeedsGrad, Problem, problem_of
+from lambdanets.ops.position.problem import Factors, NeedsGrad, Problem, make_problem
 from lambdanets.ops.position.rates import Corrections, Rates
 
 # Batch, heads, side of the map, scope, query depth, value depth of the stages of a LambdaResNet-50 at 224 pixels.
@@ -89,12 +89,12 @@ def _example(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, dev
     queries, table, values, grad_output = (torch.randn(size, generator=generator).to(device, dtype) for size in sizes)
     inputs = queries.transpose(1, 2), table, values, grad_output.transpose(1, 2)
     q, r, value, g = (x.float() for x in inputs)
-    problem = problem_of(q, r, value, (side, side), False)
+    problem = make_problem(q, r, value, (side, side), False)
     results = run_forward(q, r, value, None, problem, "query_order"), *_gradients(g, (q, r, value), problem)
     exact = tuple(x.cpu().double() for x in results if x is not None)
     pairs = min(n, math.prod(sides))
     terms = pairs * k, pairs * v, b * h * n * v, pairs * h * k
-    return Example(inputs, problem_of(*inputs[:3], (side, side), False), exact, terms)
+    return Example(inputs, make_problem(*inputs[:3], (side, side), False), exact, terms)
 
 
 def _gradients(
@@ -107,7 +107,7 @@ def _gradients(
 def _verify(device: KernelDevice, direction: str, example: Example, report: Callable[[str], None]) -> bool:
     """Whether the kernels of a pass passed their self-test and are correct for this example; stores failures."""
     dtype = example.problem.dtype
-    verdicts = verification.verdicts_of(device, dtype)
+    verdicts = verification.get_verdicts(device, dtype)
     names = [name for name in _KERNELS[direction] if name in verdicts]
     passed = not any(verdicts[name].reason for name in names)
     for name in names if passed else ():

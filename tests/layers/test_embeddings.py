@@ -53,7 +53,7 @@ def test_layer_runs_and_trains_with_a_resized_table():
         ((7, 4), r"scope must be 1, 2 or 3 integers, odd and positive, got \(7, 4\)"),
         (7, "scope must be .*got 7"),
         ((7,), r"scope must have as many sides as before, 2, got \(7,\)"),
-        ((3, 3, 3), r"table must have 3 sides, as scope has"),
+        ((3, 3, 3), r"table must be .*, because scope has 3 elements"),
     ],
     ids=str,
 )

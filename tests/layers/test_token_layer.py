@@ -232,7 +232,7 @@ WRONG = {
         {"dim_context": CONTEXT}, {"context": tokens(B, M, CONTEXT).float()}, "context must have the dtype"
     ),
     "causal over another context": (
-        {"dim_context": CONTEXT, "causal": True}, {"context": tokens(B, M, CONTEXT)}, "causal must have as many context"
+        {"dim_context": CONTEXT, "causal": True}, {"context": tokens(B, M, CONTEXT)}, "context must have 6 positions"
     ),
     "a mask of another size": (
         {}, {"mask": torch.ones(N, M, dtype=torch.bool)}, r"mask must be bool, \(n, m\) = \(6, 6\)"

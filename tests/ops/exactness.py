@@ -1,4 +1,4 @@
-"""Error budgets against float64, relative to the error of the plain formula in the same dtype."""
+"""Error budgets: the error of a result compared with that of the reference implementation in the same dtype."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,13 @@ def rms(x: Tensor) -> Tensor:
     return x.double().square().mean().sqrt()
 
 
-def assert_as_exact_as_plain(fast: Tensor, plain: Tensor, exact: Tensor, factor: float = 2.0, what: str = "") -> None:
-    """The RMS error of `fast` is at most `factor` times that of `plain`, or a tenth of the rounding error."""
-    floor = 0.1 * torch.finfo(fast.dtype).eps * rms(exact)
-    error, allowed = rms(fast.double() - exact), factor * rms(plain.double() - exact) + floor
-    assert error <= allowed, f"{what or 'the result'} has an error of {error:.3g}, allowed are {allowed:.3g}"
+def assert_error_within_budget(
+    result: Tensor, reference: Tensor, exact: Tensor, factor: float = 2.0, name: str = "the result"
+) -> None:
+    """Assert that the RMS error is at most `factor` times that of `reference`, or a tenth of the rounding error.
+
+    reference: result of the reference implementation in the same dtype. exact: result in float64.
+    """
+    floor = 0.1 * torch.finfo(result.dtype).eps * rms(exact)
+    error, budget = rms(result.double() - exact), factor * rms(reference.double() - exact) + floor
+    assert error <= budget, f"error of {name} must be at most {budget:.3g}, got {error:.3g}"

@@ -14,7 +14,7 @@ def feature_map(dtype=torch.float64):
     return torch.randn(B, K, H, W, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
-def as_queries(x):
+def to_queries(x):
     return x.flatten(2).transpose(1, 2).unsqueeze(1)  # (b, 1, n, k)
 
 
@@ -27,15 +27,15 @@ def test_squeeze_and_excitation_is_a_diagonal_lambda():
     module, x = SEModule(K, rd_channels=3).double(), feature_map()
     weights = module.gate(module.fc2(module.act(module.fc1(x.mean((2, 3), keepdim=True)))))[:, :, 0, 0]
     lambdas = attention_forms.channel_attention_lambda(weights)
-    torch.testing.assert_close(attention_forms.apply_lambdas(as_queries(x), lambdas), as_queries(module(x)))
+    torch.testing.assert_close(attention_forms.apply_lambdas(to_queries(x), lambdas), to_queries(module(x)))
 
 
-def test_spatial_attention_is_a_scalar_lambda_for_each_position():
+def test_spatial_attention_is_a_scalar_lambda_per_position():
     torch.manual_seed(0)
     module, x = SpatialAttn(3).double().eval(), feature_map()
     pooled = torch.cat([x.mean(dim=1, keepdim=True), x.amax(dim=1, keepdim=True)], dim=1)
     lambdas = attention_forms.spatial_attention_lambdas(module.conv(pooled).sigmoid().flatten(1), K)
-    torch.testing.assert_close(attention_forms.apply_lambdas(as_queries(x), lambdas), as_queries(module(x)))
+    torch.testing.assert_close(attention_forms.apply_lambdas(to_queries(x), lambdas), to_queries(module(x)))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -44,7 +44,7 @@ def test_linear_attention_equals_attention_with_a_product_kernel(multi_head, cau
     heads, n, k, v = 3, 7, 4, 5
     lead = (B, heads) if multi_head else (B,)
     queries, keys, values = random(B, heads, n, k), random(*lead, n, k), random(*lead, n, v)
-    # standard form: an attention map phi(q) phi(k)^T with rows normalized to sum 1
+    # standard form: attention weights phi(q) phi(k)^T with normalized rows
     attention = (F.elu(queries) + 1) @ (F.elu(keys if multi_head else keys[:, None]) + 1).mT
     attention = attention.tril() if causal else attention
     attention = attention / attention.sum(dim=-1, keepdim=True)
@@ -53,7 +53,7 @@ def test_linear_attention_equals_attention_with_a_product_kernel(multi_head, cau
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_efficient_attention_is_a_content_layer_with_softmax_queries():
+def test_efficient_attention_is_a_content_only_layer_with_softmax_queries():
     torch.manual_seed(0)
     layer = LambdaLayer(8, heads=2, position=False, batch_norm=False, normalize_queries="softmax", dtype=torch.float64)
     x = random(B, 9, 8)
@@ -74,7 +74,7 @@ def test_apply_lambdas_accepts_one_lambda_per_position():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("function", "message"),
     [
         (lambda: attention_forms.channel_attention_lambda(random(B)), r"weights must be \(b, k\), got shape \(2,\)"),
         (lambda: attention_forms.spatial_attention_lambdas(random(B), 3), r"weights must be \(b, n\), got shape"),
@@ -86,6 +86,6 @@ def test_apply_lambdas_accepts_one_lambda_per_position():
     ],
     ids=["channel", "spatial", "lambdas", "queries"],
 )
-def test_rejects_invalid_arguments(call, message):
+def test_rejects_invalid_arguments(function, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        function()

@@ -1,4 +1,4 @@
-"""torch.compile of the public operations, fullgraph and with dynamic sizes."""
+"""The public operations in torch.compile with fullgraph=True and dynamic sizes."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from compilation import Counter
 from lambdanets.ops import lambda_interaction, position_interaction
 
 
-def grid_inputs(batch, *grid, seed=0):
+def make_inputs(batch, *grid, seed=0):
     generator = torch.Generator().manual_seed(seed)
     n = int(torch.tensor(grid).prod())
     shapes = (batch, 2, n, 4), (batch, n, 4), (batch, n, 3)
@@ -16,11 +16,11 @@ def grid_inputs(batch, *grid, seed=0):
 
 def assert_equal_with_gradients(compiled, function, inputs):
     inputs = [x.requires_grad_() for x in inputs]
-    one, other = compiled(*inputs), function(*inputs)
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    gradients = (torch.autograd.grad(output.square().sum(), inputs, allow_unused=True) for output in (one, other))
-    for first, second in zip(*gradients, strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-3)
+    actual, expected = compiled(*inputs), function(*inputs)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    gradients = (torch.autograd.grad(output.square().sum(), inputs, allow_unused=True) for output in (actual, expected))
+    for actual_grad, expected_grad in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual_grad, expected_grad, rtol=1e-3, atol=1e-3)
 
 
 OPTIONS = {
@@ -32,7 +32,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
-def test_content_and_dense_position_compile_once_for_all_sizes(option):
+def test_lambda_interaction_compiles_once_for_all_sizes(option):
     torch.compiler.reset()
     counter = Counter()
 
@@ -49,7 +49,7 @@ def test_content_and_dense_position_compile_once_for_all_sizes(option):
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, n in ((2, 40), (3, 33), (4, 100), (5, 7), (2, 257)):
-        assert_equal_with_gradients(compiled, function, grid_inputs(batch, n))
+        assert_equal_with_gradients(compiled, function, make_inputs(batch, n))
     assert counter.compilations <= 2
 
 
@@ -69,11 +69,11 @@ def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm,
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, grid in enumerate(GRIDS[dimensions], 16):
-        queries, _, values = grid_inputs(batch, *grid)
+        queries, _, values = make_inputs(batch, *grid)
         results = []
         for run in (compiled, function):
             output = run(queries.requires_grad_(), values.requires_grad_(), *grid)
             results.append((output, *torch.autograd.grad(output.square().mean(), (queries, values, table))))
-        for one, other in zip(*results, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert counter.compilations <= 2

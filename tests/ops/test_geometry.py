@@ -6,7 +6,7 @@ import torch
 from torch.autograd import gradcheck
 
 from lambdanets.ops import position_interaction, resize_table
-from lambdanets.ops.geometry import embeddings_of_pairs
+from lambdanets.ops.geometry import pairwise_embeddings
 
 
 def random(*shape, dtype=torch.float64):
@@ -14,7 +14,7 @@ def random(*shape, dtype=torch.float64):
 
 
 def reference_embeddings(table, grid, dilation, context_grid):
-    """E (S_1..S_D, k, u, C_1..C_D) by a loop over pairs."""
+    """Compute E (S_1..S_D, k, u, C_1..C_D) by a loop over pairs."""
     dimensions = len(grid)
     result = torch.zeros(*grid, *context_grid, *table.shape[dimensions:], dtype=table.dtype)
     for n in itertools.product(*map(range, grid)):
@@ -22,20 +22,20 @@ def reference_embeddings(table, grid, dilation, context_grid):
             steps = [divmod(context - query, dilation) for query, context in zip(n, m, strict=True)]
             index = [step + side // 2 for (step, _), side in zip(steps, table.shape, strict=False)]
             inside = all(0 <= i < side for i, side in zip(index, table.shape, strict=False))
-            if inside and all(rest == 0 for _, rest in steps):
+            if inside and all(remainder == 0 for _, remainder in steps):
                 result[(*n, *m)] = table[tuple(index)]
     return result.movedim((-2, -1), (dimensions, dimensions + 1))
 
 
-# grid of the queries, grid of the context, sides of the table
+# query grid, context grid, sides of the table
 PAIRS = {
     "1d, larger context": ((4,), (7,), (5,)),
     "1d, smaller context": ((6,), (2,), (7,)),
-    "1d, table beyond both": ((3,), (2,), (15,)),
+    "1d, table larger than both": ((3,), (2,), (15,)),
     "1d, one query": ((1,), (6,), (5,)),
     "1d, one context position": ((5,), (1,), (3,)),
     "2d, larger and smaller": ((3, 5), (6, 2), (5, 3)),
-    "2d, table beyond both": ((2, 3), (3, 1), (11, 9)),
+    "2d, table larger than both": ((2, 3), (3, 1), (11, 9)),
     "2d, same grid": ((3, 4), (3, 4), (3, 5)),
     "3d, larger and smaller": ((2, 3, 2), (3, 1, 4), (3, 5, 3)),
 }
@@ -44,34 +44,34 @@ pairs = pytest.mark.parametrize(("grid", "context_grid", "sides"), PAIRS.values(
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pairs
-def test_embeddings_of_pairs_equal_a_plain_loop(grid, context_grid, sides, dilation):
+def test_pairwise_embeddings_equal_a_loop_over_pairs(grid, context_grid, sides, dilation):
     table = random(*sides, 2, 3)
-    result = embeddings_of_pairs(table, grid, dilation, context_grid)
+    result = pairwise_embeddings(table, grid, dilation, context_grid)
     assert result.shape == (*grid, 2, 3, *context_grid)
     assert torch.equal(result, reference_embeddings(table, grid, dilation, context_grid))
 
 
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_embeddings_of_pairs_accept_uncropped_tables(dilation):
+def test_pairwise_embeddings_accept_uncropped_tables(dilation):
     table = random(9, 5, 2, 1)
-    result = embeddings_of_pairs(table, (3, 4), dilation)
+    result = pairwise_embeddings(table, (3, 4), dilation)
     assert torch.equal(result, reference_embeddings(table, (3, 4), dilation, (3, 4)))
 
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pairs
-def test_gradcheck_of_embeddings_of_pairs(grid, context_grid, sides, dilation):
+def test_gradcheck_of_pairwise_embeddings(grid, context_grid, sides, dilation):
     table = random(*sides, 1, 2).requires_grad_()
-    assert gradcheck(lambda t: embeddings_of_pairs(t, grid, dilation, context_grid), table, fast_mode=True)
+    assert gradcheck(lambda t: pairwise_embeddings(t, grid, dilation, context_grid), table, fast_mode=True)
 
 
-# sides before, sides after
+# old sides, new sides
 RESIZES = {
     "1d up": ((5,), (9,)),
     "1d down": ((9,), (5,)),
     "2d up": ((3, 5), (7, 7)),
     "2d up and down": ((7, 5), (5, 9)),
-    "2d only one axis": ((7, 5), (7, 9)),
+    "2d, one axis only": ((7, 5), (7, 9)),
     "3d up and down": ((3, 5, 7), (5, 3, 9)),
 }
 resizes = pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.keys())
@@ -98,8 +98,8 @@ def test_resizing_preserves_linear_tables(old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), [((5,), (9,)), ((3, 5), (7, 9)), ((3, 5, 3), (5, 5, 7))], ids=str)
-def test_keep_sum_preserves_the_trapezoidal_sum(old, new):
-    def total(table):
+def test_keep_sum_preserves_the_trapezoidal_integral(old, new):
+    def trapezoidal_sum(table):
         for side in table.shape[:-1]:
             weights = torch.ones(side, dtype=table.dtype)
             weights[[0, -1]] = 0.5
@@ -107,7 +107,7 @@ def test_keep_sum_preserves_the_trapezoidal_sum(old, new):
         return table
 
     table = random(*old, 4)
-    torch.testing.assert_close(total(resize_table(table, new)), total(table))
+    torch.testing.assert_close(trapezoidal_sum(resize_table(table, new)), trapezoidal_sum(table))
 
 
 def test_keep_sum_scales_by_the_density_of_offsets():
@@ -116,7 +116,7 @@ def test_keep_sum_scales_by_the_density_of_offsets():
     torch.testing.assert_close(resize_table(table, (9, 3)), factor * resize_table(table, (9, 3), keep_sum=False))
 
 
-def test_outputs_keep_their_scale_at_twice_the_resolution():
+def test_resized_table_keeps_the_scale_of_outputs_at_twice_the_resolution():
     smooth = torch.ones(9, 9, 1, dtype=torch.float64)
     tables = {16: smooth, 32: resize_table(smooth, (17, 17))}
     outputs = []
@@ -140,14 +140,14 @@ def test_resizing_from_or_to_one_entry_keeps_the_center(keep_sum):
     assert not both[:, [0, 2]].any()
 
 
-def test_resizing_from_one_entry_changes_no_output():
+def test_resizing_from_one_entry_does_not_change_outputs():
     queries, values, table = random(2, 2, 12, 3), random(2, 12, 4), random(1, 3, 3)
     expected = position_interaction(queries, table, values, (3, 4))
     torch.testing.assert_close(position_interaction(queries, resize_table(table, (5, 3)), values, (3, 4)), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_resizing_to_the_same_sides_copies(dtype):
+def test_resizing_to_the_same_sides_returns_a_copy(dtype):
     table = random(5, 7, 3).to(dtype)
     resized = resize_table(table, [5, 7])
     assert torch.equal(resized, table)
@@ -172,14 +172,17 @@ WRONG = {
     "a negative side": ({"sides": (5, -1)}, "sides must be .* odd and positive"),
     "a float side": ({"sides": (5, 7.0)}, r"sides must be 1, 2 or 3 integers.*got \(5, 7.0\)"),
     "a boolean side": ({"sides": (5, True)}, "sides must be 1, 2 or 3 integers"),
-    "a number for sides": ({"sides": 5}, "sides must be 1, 2 or 3 integers.*got 5"),
-    "no sides": ({"sides": ()}, "sides must be 1, 2 or 3 integers"),
+    "sides that are a number": ({"sides": 5}, "sides must be 1, 2 or 3 integers.*got 5"),
+    "empty sides": ({"sides": ()}, "sides must be 1, 2 or 3 integers"),
     "four sides": ({"sides": (3, 3, 3, 3)}, "sides must be 1, 2 or 3 integers"),
     "more sides than the table": (
         {"sides": (3, 3, 3)},
-        r"table must have 3 sides, as sides has, and then \(k,\) or \(k, u\), got shape \(5, 7, 4\)",
+        r"table must be \(r_1, r_2, r_3, k\) or .*, because sides has 3 elements, got shape \(5, 7, 4\)",
     ),
-    "fewer sides than the table": ({"sides": (3,), "shape": (5, 7, 4, 2)}, "table must have 1 sides, as sides has"),
+    "fewer sides than the table": (
+        {"sides": (3,), "shape": (5, 7, 4, 2)},
+        r"table must be \(r_1, k\) or",
+    ),
     "an even table": ({"shape": (5, 8, 4)}, r"table must have odd sides.*got \(5, 8, 4\)"),
     "an integer table": ({"dtype": torch.int64}, "table must be float16, .*got torch.int64"),
 }

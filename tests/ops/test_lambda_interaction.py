@@ -1,7 +1,7 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from exactness import assert_as_exact_as_plain
+from exactness import assert_error_within_budget
 from hypothesis import given, settings
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,8 +50,8 @@ VARIANTS = {
 variants = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def problem(variant, batch=2, n=N, m=M, dtype=torch.float64):
-    """The tensors of a variant, and its keyword arguments."""
+def make_problem(variant, batch=2, n=N, m=M, dtype=torch.float64):
+    """Make the tensors and keyword arguments of a variant."""
     variant = {"keys": True, "embeddings": "shared", "u": 0, "mask": None} | variant
     generator = torch.Generator().manual_seed(variant["u"])
     multi_head, causal = variant.get("multi_head", False), variant.get("causal", False)
@@ -70,7 +70,7 @@ def problem(variant, batch=2, n=N, m=M, dtype=torch.float64):
     if variant["mask"] is not None:
         shape = [{"b": batch, "n": n, "m": m, "1": 1}[letter] for letter in variant["mask"].split()]
         options["mask"] = torch.rand(shape, generator=generator) > 0.4
-        options["mask"][..., 0, :] = shape[-2] == 1  # the first query has no context at all
+        options["mask"][..., 0, :] = shape[-2] == 1  # the first query has an empty context
         options["mask"][..., :2] = False
     return (
         (queries, keys if variant["keys"] else None, values, embeddings if variant["embeddings"] else None),
@@ -78,7 +78,7 @@ def problem(variant, batch=2, n=N, m=M, dtype=torch.float64):
     )
 
 
-def by_definition(inputs, options):
+def reference_interaction(inputs, options):
     options = dict(options)
     if options.pop("causal", False):
         n = inputs[0].shape[2]
@@ -86,8 +86,8 @@ def by_definition(inputs, options):
     return definition.lambda_interaction(*inputs, **options)
 
 
-def as_function(inputs, options):
-    """The operation as a function of the inputs that are not None, and these inputs."""
+def make_function(inputs, options):
+    """Return the operation as a function of the inputs that are not None, and these inputs."""
     indices = [i for i, x in enumerate(inputs) if x is not None]
 
     def function(*tensors):
@@ -115,30 +115,30 @@ class LargestTensor(TorchDispatchMode):
 @variants
 @pytest.mark.parametrize("n", [N, 37])
 def test_equals_the_definition_in_float64(variant, n):
-    inputs, options = problem(variant, n=n)
-    expected = by_definition(inputs, options)
+    inputs, options = make_problem(variant, n=n)
+    expected = reference_interaction(inputs, options)
     result = lambda_interaction(*inputs, **options)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @variants
-def test_error_is_at_most_twice_that_of_the_plain_formula(variant, dtype):
-    low, options = problem(variant, n=40, m=43, dtype=dtype)
-    exact = by_definition([None if x is None else x.double() for x in low], options)
-    result = lambda_interaction(*low, **options)
+def test_error_is_at_most_twice_the_reference_error(variant, dtype):
+    inputs, options = make_problem(variant, n=40, m=43, dtype=dtype)
+    exact = reference_interaction([None if x is None else x.double() for x in inputs], options)
+    result = lambda_interaction(*inputs, **options)
     assert result.dtype == dtype
-    assert_as_exact_as_plain(result, by_definition(low, options), exact)
+    assert_error_within_budget(result, reference_interaction(inputs, options), exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @variants
-def test_gradient_error_is_at_most_twice_that_of_the_plain_formula(variant, dtype):
-    low, options = problem(variant, n=40, m=43, dtype=dtype)
+def test_gradient_error_is_at_most_twice_the_reference_error(variant, dtype):
+    inputs, options = make_problem(variant, n=40, m=43, dtype=dtype)
     if options.get("causal") and options.get("normalize_keys") == "l2":
-        # For a context of one small key the gradient of k / |k| is a difference of two terms of size 1 / |k|. The
-        # plain formula subtracts them per pair, prefix sums after accumulation, so use no small keys here.
-        low[1].copy_(torch.where(low[1] < 0, low[1] - 1, low[1] + 1))
+        # If the context is one small key, the gradient of k / |k| is the difference of two terms of size 1 / |k|. The
+        # reference subtracts them for each pair, prefix sums only after summation; so do not use small keys here.
+        inputs[1].copy_(torch.where(inputs[1] < 0, inputs[1] - 1, inputs[1] + 1))
     weights = torch.randn(2, HEADS, 40, V, generator=torch.Generator().manual_seed(0))
 
     def gradients(function, inputs):
@@ -146,17 +146,17 @@ def test_gradient_error_is_at_most_twice_that_of_the_plain_formula(variant, dtyp
         output = function(inputs, options)
         return torch.autograd.grad(output, [x for x in inputs if x is not None], weights.to(output.dtype))
 
-    exact = gradients(by_definition, [None if x is None else x.double() for x in low])
-    plain = gradients(by_definition, low)
-    fast = gradients(lambda inputs, options: lambda_interaction(*inputs, **options), low)
-    for one, other, truth in zip(fast, plain, exact, strict=True):
-        assert_as_exact_as_plain(one, other, truth)
+    exact_results = gradients(reference_interaction, [None if x is None else x.double() for x in inputs])
+    references = gradients(reference_interaction, inputs)
+    results = gradients(lambda inputs, options: lambda_interaction(*inputs, **options), inputs)
+    for result, reference, exact in zip(results, references, exact_results, strict=True):
+        assert_error_within_budget(result, reference, exact)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 @variants
 def test_gradcheck(variant, batch):
-    function, tensors = as_function(*problem(variant, batch=batch))
+    function, tensors = make_function(*make_problem(variant, batch=batch))
     for tensor in tensors:
         tensor.requires_grad_()
     assert gradcheck(function, tensors, fast_mode=True)
@@ -165,15 +165,15 @@ def test_gradcheck(variant, batch):
 
 @pytest.mark.parametrize("variant", [{"causal": True}, {"causal": True, "normalize_keys": "l2"}], ids=str)
 def test_gradcheck_over_several_chunks_and_groups(variant):
-    function, tensors = as_function(*problem(variant | {"embeddings": None}, batch=1, n=1100))
+    function, tensors = make_function(*make_problem(variant | {"embeddings": None}, batch=1, n=1100))
     for tensor in tensors:
         tensor.requires_grad_()
     assert gradcheck(function, tensors, fast_mode=True)
 
 
 def test_equals_a_loop_over_positions():
-    # Eqs. 1 and 2 without einsum
-    (queries, keys, values, embeddings), _ = problem({})
+    # Eqs. 1 and 2 as loops
+    (queries, keys, values, embeddings), _ = make_problem({})
     result = lambda_interaction(queries, keys, values, embeddings)
     for b in range(2):
         normalized = keys[b].exp() / keys[b].exp().sum(dim=0)
@@ -184,7 +184,7 @@ def test_equals_a_loop_over_positions():
 
 
 def test_masked_context_equals_a_loop_over_positions():
-    (queries, keys, values, embeddings), options = problem({"mask": "b n m"})
+    (queries, keys, values, embeddings), options = make_problem({"mask": "b n m"})
     result = lambda_interaction(queries, keys, values, embeddings, **options)
     for b in range(2):
         for n in range(N):
@@ -202,7 +202,7 @@ seeds = st.integers(0, 10_000)
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds, normalize_keys=st.sampled_from(["softmax", "l2", None]))
 def test_content_does_not_depend_on_the_order_of_the_context(seed, normalize_keys):
-    (queries, keys, values, _), _ = problem({})
+    (queries, keys, values, _), _ = make_problem({})
     order = torch.randperm(M, generator=torch.Generator().manual_seed(seed))
     shuffled = lambda_interaction(queries, keys[:, order], values[:, order], None, normalize_keys=normalize_keys)
     expected = lambda_interaction(queries, keys, values, None, normalize_keys=normalize_keys)
@@ -217,65 +217,65 @@ def test_content_does_not_depend_on_the_order_of_the_context(seed, normalize_key
     normalize_keys=st.sampled_from(["softmax", "l2", None]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.float16]),
 )
-def test_causal_outputs_are_bit_identical_for_any_future(seed, n, scale, normalize_keys, dtype):
-    inputs, _ = problem({"causal": True}, n=n, dtype=dtype)
+def test_causal_outputs_do_not_depend_on_the_future_bit_for_bit(seed, n, scale, normalize_keys, dtype):
+    inputs, _ = make_problem({"causal": True}, n=n, dtype=dtype)
     last = seed % (n - 1)
-    other = [x.clone() for x in inputs]
+    changed = [x.clone() for x in inputs]
     noise = torch.Generator().manual_seed(seed)
-    for tensor, axis in ((other[0], 2), (other[1], 1), (other[2], 1)):
+    for tensor, axis in ((changed[0], 2), (changed[1], 1), (changed[2], 1)):
         future = tensor.narrow(axis, last + 1, n - last - 1)
         future.copy_(scale * torch.randn(future.shape, generator=noise).clamp(-0.06, 0.06))
-    one, two = (
-        lambda_interaction(*x, causal=True, normalize_keys=normalize_keys)[:, :, : last + 1] for x in (inputs, other)
+    expected, actual = (
+        lambda_interaction(*x, causal=True, normalize_keys=normalize_keys)[:, :, : last + 1] for x in (inputs, changed)
     )
-    assert torch.equal(one, two)
+    assert torch.equal(actual, expected)
 
 
-def test_causal_content_is_exact_for_keys_of_very_different_scale():
-    # exp(k - max over all m) would be 0 / 0 for the first half
-    (queries, keys, values, _), _ = problem({"causal": True}, n=64, dtype=torch.float32)
+def test_causal_content_is_accurate_for_keys_of_very_different_scale():
+    # Normalizing with the maximum over all m would give 0 / 0 in the first half.
+    (queries, keys, values, _), _ = make_problem({"causal": True}, n=64, dtype=torch.float32)
     keys = keys + torch.linspace(-2000, 2000, 64)[None, :, None]
     result = lambda_interaction(queries, keys, values, None, causal=True)
-    exact = by_definition([queries.double(), keys.double(), values.double(), None], {"causal": True})
+    exact = reference_interaction([queries.double(), keys.double(), values.double(), None], {"causal": True})
     torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_causal_content_over_2000_positions_equals_the_definition():
-    inputs, options = problem({"causal": True, "embeddings": None}, batch=1, n=2000)
+    inputs, options = make_problem({"causal": True, "embeddings": None}, batch=1, n=2000)
     torch.testing.assert_close(
-        lambda_interaction(*inputs, **options), by_definition(inputs, options), rtol=1e-12, atol=1e-12
+        lambda_interaction(*inputs, **options), reference_interaction(inputs, options), rtol=1e-12, atol=1e-12
     )
 
 
-def test_causal_content_stores_no_tensor_of_all_pairs():
+def test_causal_content_allocates_no_tensor_of_all_pairs():
     n = 1 << 14
     queries, keys, values = torch.randn(1, 1, n, 2), torch.randn(1, n, 2), torch.randn(1, n, 2)
     with LargestTensor() as largest:
         result = lambda_interaction(queries, keys, values, None, causal=True)
-    assert largest.elements < n * 100  # all pairs would be n * 16384
+    assert largest.elements < n * 100  # a tensor of all pairs has n * 16384
     last = lambda_interaction(queries[:, :, -1:], keys, values, None)
     torch.testing.assert_close(result[:, :, -1:], last, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("embeddings", ["shared", "per example", None])
 @pytest.mark.parametrize("causal", [False, True])
-def test_outputs_are_independent_of_padding(embeddings, causal):
-    (queries, keys, values, e), _ = problem({"embeddings": embeddings, "causal": causal})
+def test_outputs_do_not_depend_on_padding(embeddings, causal):
+    (queries, keys, values, e), _ = make_problem({"embeddings": embeddings, "causal": causal})
     padding = torch.zeros(2, 1, keys.shape[1], dtype=torch.bool)
     padding[:, :, -2:] = True
-    one = lambda_interaction(queries, keys, values, e, mask=~padding, causal=causal)
+    expected = lambda_interaction(queries, keys, values, e, mask=~padding, causal=causal)
     corrupted = [x.masked_fill(padding.squeeze(1)[..., None], torch.nan) for x in (keys, values)]
-    assert torch.equal(lambda_interaction(queries, *corrupted, e, mask=~padding, causal=causal), one)
+    assert torch.equal(lambda_interaction(queries, *corrupted, e, mask=~padding, causal=causal), expected)
     if not causal:
-        short = None if e is None else e[..., :-2, :]
-        torch.testing.assert_close(lambda_interaction(queries, keys[:, :-2], values[:, :-2], short), one)
+        unpadded = None if e is None else e[..., :-2, :]
+        torch.testing.assert_close(lambda_interaction(queries, keys[:, :-2], values[:, :-2], unpadded), expected)
 
 
 @pytest.mark.parametrize("normalize_keys", ["softmax", "l2", None])
 @pytest.mark.parametrize("embeddings", ["shared", "per example"])
 @pytest.mark.parametrize("shape", [(N, M), (2, N, M)], ids=str)
 def test_positions_masked_for_all_queries_have_no_effect(shape, embeddings, normalize_keys):
-    inputs, _ = problem({"embeddings": embeddings})
+    inputs, _ = make_problem({"embeddings": embeddings})
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) > 0.3
     mask[..., 2] = False
     results = []
@@ -285,13 +285,13 @@ def test_positions_masked_for_all_queries_have_no_effect(shape, embeddings, norm
         tensors = [x.requires_grad_() for x in (queries, keys, values, e)]
         output = lambda_interaction(*tensors, mask=mask, normalize_keys=normalize_keys)
         results.append((output, *torch.autograd.grad(output.sum(), tensors)))
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert all(torch.equal(finite, nan) for finite, nan in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("normalize_keys", ["softmax", "l2", None])
 @pytest.mark.parametrize("shape", [(N, M), (2, 1, M)], ids=str)
 def test_empty_context_gives_zero_and_finite_gradients(normalize_keys, shape):
-    inputs, _ = problem({})
+    inputs, _ = make_problem({})
     inputs = [x.requires_grad_() for x in inputs]
     output = lambda_interaction(*inputs, mask=torch.zeros(shape, dtype=torch.bool), normalize_keys=normalize_keys)
     assert torch.equal(output, torch.zeros_like(output))
@@ -302,15 +302,16 @@ def test_empty_context_gives_zero_and_finite_gradients(normalize_keys, shape):
 @given(name=st.sampled_from(sorted(VARIANTS)), n=st.integers(1, 40), batch=st.integers(1, 4))
 def test_batch_equals_single_examples(name, n, batch):
     variant = VARIANTS[name]
-    inputs, options = problem(variant, n=n, batch=batch)
+    inputs, options = make_problem(variant, n=n, batch=batch)
     per_example = variant.get("embeddings") == "per example"
     batched = lambda_interaction(*inputs, **options)
     for i in range(batch):
-        own = [x if x is None or (place == 3 and not per_example) else x[i : i + 1] for place, x in enumerate(inputs)]
+        is_shared = (False, False, False, not per_example)
+        example = [x if x is None or shared else x[i : i + 1] for x, shared in zip(inputs, is_shared, strict=True)]
         mask = options.get("mask")
         example_mask = {"mask": mask[i : i + 1]} if mask is not None and mask.ndim == 3 else {}
-        alone = lambda_interaction(*own, **(options | example_mask))
-        torch.testing.assert_close(alone, batched[i : i + 1], rtol=1e-12, atol=1e-12)
+        output = lambda_interaction(*example, **(options | example_mask))
+        torch.testing.assert_close(output, batched[i : i + 1], rtol=1e-12, atol=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -320,7 +321,7 @@ def test_batch_equals_single_examples(name, n, batch):
     rows=st.sampled_from(["1 m", "n m", "b 1 m", "b n m"]),
 )
 def test_all_true_mask_equals_no_mask(name, n, rows):
-    inputs, options = problem(VARIANTS[name], n=n)
+    inputs, options = make_problem(VARIANTS[name], n=n)
     m = n if options.get("causal") else M
     mask = torch.ones([{"b": 2, "n": n, "m": m, "1": 1}[letter] for letter in rows.split()], dtype=torch.bool)
     expected = lambda_interaction(*inputs, **options)
@@ -330,17 +331,17 @@ def test_all_true_mask_equals_no_mask(name, n, rows):
 @variants
 def test_forward_and_backward_are_deterministic(variant):
     def run():
-        function, tensors = as_function(*problem(variant, n=40, dtype=torch.float32))
+        function, tensors = make_function(*make_problem(variant, n=40, dtype=torch.float32))
         tensors = [x.requires_grad_() for x in tensors]
         output = function(*tensors)
         return [output, *torch.autograd.grad(output.square().sum(), tensors)]
 
-    for one, other in zip(run(), run(), strict=True):
-        assert torch.equal(one, other)
+    for first, second in zip(run(), run(), strict=True):
+        assert torch.equal(first, second)
 
 
-def test_multi_head_of_equal_heads_is_multi_query():
-    (queries, keys, values, embeddings), _ = problem({})
+def test_multi_head_with_equal_heads_equals_multi_query():
+    (queries, keys, values, embeddings), _ = make_problem({})
     repeated = (x.unsqueeze(1).expand(2, HEADS, *x.shape[1:]) for x in (keys, values))
     result = lambda_interaction(queries, *repeated, embeddings.expand(HEADS, *embeddings.shape), multi_head=True)
     torch.testing.assert_close(result, lambda_interaction(queries, keys, values, embeddings), rtol=1e-12, atol=1e-12)
@@ -350,8 +351,8 @@ def test_multi_head_of_equal_heads_is_multi_query():
 def test_vmap_gives_per_sample_gradients(variant):
     if variant.get("mask") in ("b n m", "b 1 m"):
         variant = variant | {"mask": variant["mask"][2:]}
-    inputs, options = problem(variant)
-    function, tensors = as_function(inputs, options)
+    inputs, options = make_problem(variant)
+    function, tensors = make_function(inputs, options)
     shared_embeddings = inputs[3] is not None and variant.get("embeddings", "shared") == "shared"
     axes = [0] * len(tensors)
     if shared_embeddings:
@@ -363,13 +364,13 @@ def test_vmap_gives_per_sample_gradients(variant):
 
     batched = torch.func.vmap(torch.func.grad(loss), tuple(axes))(*tensors)
     for i in range(2):
-        own = [x if axis is None else x[i] for x, axis in zip(tensors, axes, strict=True)]
-        torch.testing.assert_close(batched[i], torch.func.grad(loss)(*own), rtol=1e-11, atol=1e-11)
+        example = [x if axis is None else x[i] for x, axis in zip(tensors, axes, strict=True)]
+        torch.testing.assert_close(batched[i], torch.func.grad(loss)(*example), rtol=1e-11, atol=1e-11)
 
 
 @variants
-def test_forward_mode_agrees_with_backward_mode(variant):
-    function, tensors = as_function(*problem(variant))
+def test_forward_mode_agrees_with_reverse_mode(variant):
+    function, tensors = make_function(*make_problem(variant))
     tangents = [torch.randn_like(x) for x in tensors]
     _, forward = torch.func.jvp(function, tuple(tensors), tuple(tangents))
     _, vjp = torch.func.vjp(function, *tensors)
@@ -387,7 +388,7 @@ def test_content_lambda_is_the_weighted_sum_of_values():
 
 
 def test_content_lambda_ignores_masked_positions():
-    (_, keys, values, _), _ = problem({})
+    (_, keys, values, _), _ = make_problem({})
     mask = torch.tensor([True] * 4 + [False] * 3)
     expected = content_lambda(keys[:, :4], values[:, :4])
     torch.testing.assert_close(content_lambda(keys, values, mask=mask), expected)
@@ -409,23 +410,31 @@ WRONG = {
     "queries": ({"queries": (2, N, K)}, {}, r"queries must be \(b, h, n, k\)"),
     "keys": ({"keys": (2, M, 9)}, {}, rf"keys must be \(b, m, k\) = \(2, {M}, {K}\)"),
     "values": ({"values": (2, M)}, {}, r"values must be \(b, m, v\)"),
-    "batch": ({"values": (1, M, V)}, {}, "values must have the batch of queries, 2"),
+    "batch": ({"values": (1, M, V)}, {}, "values must have batch size 2, like queries"),
     "embeddings": ({"embeddings": (M, N, K)}, {}, rf"embeddings must be \(n, m, k\) = \({N}, {M}, {K}\)"),
-    "heads": ({"values": (2, 3, M, V)}, {"multi_head": True}, "values must have the heads of queries, 2"),
-    "keys of heads": ({"values": (2, 2, M, V)}, {"multi_head": True}, r"keys must be \(b, h, m, k\) = \(2, 2, 7, 4\)"),
-    "values without heads": ({}, {"multi_head": True, "values": 1}, "values must have the heads of queries, 2, got"),
-    "a mask of numbers": ({}, {"mask": torch.ones(N, M)}, "mask must be bool.*got torch.float32"),
+    "heads": ({"values": (2, 3, M, V)}, {"multi_head": True}, "values must have 2 heads, like queries"),
+    "shared keys": (
+        {"values": (2, 2, M, V)},
+        {"multi_head": True},
+        r"keys must be \(b, h, m, k\) = \(2, 2, 7, 4\)",
+    ),
+    "values without heads": ({}, {"multi_head": True, "values": 1}, "values must have 2 heads, like queries, got"),
+    "a mask of dtype float32": ({}, {"mask": torch.ones(N, M)}, "mask must be bool.*got torch.float32"),
     "a mask of another size": ({}, {"mask": torch.ones(M, N, dtype=BOOL)}, r"mask must be bool, \(n, m\) = \(5, 7\)"),
     "a mask of one row per example": ({}, {"mask": torch.ones(2, M, dtype=BOOL)}, r"mask must be.*got .*\(2, 7\)"),
-    "causal over a context": (
+    "causal with a context of another length": (
         {},
         {"causal": True},
-        "causal must have as many context positions as queries, n = 5, got m = 7",
+        "context must have 5 positions, like queries, if causal is True; got 7",
     ),
-    "a string for a flag": ({}, {"causal": "False"}, "causal must be True or False, got 'False'"),
-    "a number for a flag": ({}, {"multi_head": 0}, "multi_head must be True or False, got 0"),
-    "a list for a mask": ({}, {"mask": [[True]]}, "mask must be a tensor, got list"),
-    "a normalization": ({}, {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
+    "a flag that is a string": ({}, {"causal": "False"}, "causal must be True or False, got 'False'"),
+    "a flag that is a number": ({}, {"multi_head": 0}, "multi_head must be True or False, got 0"),
+    "a mask that is a list": ({}, {"mask": [[True]]}, "mask must be a tensor, got list"),
+    "normalization": (
+        {},
+        {"normalize_keys": "l1"},
+        "normalize_keys must be 'softmax', 'l2' or None, got 'l1'",
+    ),
 }
 
 
@@ -439,7 +448,7 @@ def test_rejects_invalid_arguments(shapes, options, message):
         lambda_interaction(**tensors, **options)
 
 
-def test_rejects_neither_keys_nor_embeddings():
+def test_rejects_missing_keys_and_embeddings():
     with pytest.raises(ValueError, match="keys and embeddings must not both be None"):
         lambda_interaction(torch.zeros(1, 1, N, K), None, torch.zeros(1, M, V), None)
 
@@ -450,7 +459,7 @@ def test_rejects_neither_keys_nor_embeddings():
         ((2, M), (2, M, V), {}, "keys and values must be"),
         ((2, M, K), (2, M, V, 1), {}, "keys and values must be"),
         ((2, M, K), (2, M + 1, V), {}, "keys and values must be"),
-        ((2, M, K, 2), (2, M, V, 3), {}, "values must have the u of keys, 2"),
+        ((2, M, K, 2), (2, M, V, 3), {}, "values must have u = 2, like keys"),
         ((2, M, K), (2, M, V), {"normalize_keys": "max"}, "normalize_keys must be.*got 'max'"),
         ((2, M, K), (2, M, V), {"mask": torch.ones(M)}, r"mask must be bool, \(m,\) = \(7,\)"),
     ],

@@ -4,15 +4,15 @@ import math
 import hypothesis.strategies as st
 import pytest
 import torch
-from exactness import assert_as_exact_as_plain
+from exactness import assert_error_within_budget
 from hypothesis import given, settings
 from torch.autograd import gradcheck, gradgradcheck
 
 import lambdanets as ln
 from lambdanets.ops import definition, position_interaction
-from ops.position.interactions import supporting
+from ops.position.interactions import supported_algorithms
 
-algorithms = pytest.mark.parametrize("algorithm", supporting(4, 4))
+algorithms = pytest.mark.parametrize("algorithm", supported_algorithms(4, 4))
 
 # grid, sides of the table, u, dilation, causal
 CASES = {
@@ -20,11 +20,11 @@ CASES = {
     "1d causal dilated": ((9,), (5,), 0, 2, True),
     "2d odd": ((5, 7), (3, 5), 0, 1, False),
     "2d even": ((4, 6), (5, 3), 0, 1, False),
-    "2d scope over the map": ((3, 5), (23, 23), 0, 1, False),
+    "2d scope larger than the map": ((3, 5), (23, 23), 0, 1, False),
     "2d intra-depth": ((4, 5), (3, 5), 2, 1, False),
     "2d dilated": ((7, 6), (5, 5), 0, 2, False),
     "2d causal": ((4, 5), (5, 7), 0, 1, True),
-    "2d intra-depth dilated causal over the map": ((4, 3), (9, 9), 3, 3, True),
+    "2d intra-depth dilated causal, scope larger than the map": ((4, 3), (9, 9), 3, 3, True),
     "3d": ((2, 4, 3), (3, 3, 5), 0, 1, False),
     "one position": ((1, 1), (3, 3), 0, 1, False),
     "scope of one": ((4, 4), (1, 1), 0, 1, False),
@@ -33,7 +33,11 @@ CASES = {
 
 algorithms_and_cases = pytest.mark.parametrize(
     ("algorithm", "grid", "sides", "u", "dilation", "causal"),
-    [pytest.param(name, *case, id=f"{id}-{name}") for id, case in CASES.items() for name in supporting(*case[0])],
+    [
+        pytest.param(name, *case, id=f"{id}-{name}")
+        for id, case in CASES.items()
+        for name in supported_algorithms(*case[0])
+    ],
 )
 
 
@@ -53,9 +57,9 @@ def test_every_algorithm_equals_the_definition_in_float64(grid, sides, u, dilati
 
 
 @algorithms
-def test_local_form_equals_the_masked_global_einsum(algorithm):
+def test_local_scope_equals_the_masked_global_einsum(algorithm):
     grid, sides = (5, 6), (3, 5)
-    queries, table, values = make_inputs(grid, (9, 11), 0)  # every offset of the grid
+    queries, table, values = make_inputs(grid, (9, 11), 0)  # contains every offset of the grid
     rows, columns = (axis.flatten() for axis in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
     mask = [(axis[None] - axis[:, None]).abs() <= side // 2 for axis, side in zip((rows, columns), sides, strict=True)]
     embeddings = definition.relative_embeddings(table, grid) * (mask[0] & mask[1]).unsqueeze(-1)
@@ -67,23 +71,23 @@ def test_local_form_equals_the_masked_global_einsum(algorithm):
 @algorithms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("grid", "sides", "u"), [((6, 9), (5, 7), 0), ((5, 5), (23, 23), 0), ((6, 5), (3, 5), 2)])
-def test_error_is_at_most_twice_that_of_the_plain_formula(grid, sides, u, dtype, algorithm):
-    low = make_inputs(grid, sides, u, k=16, v=8, dtype=dtype)
-    exact = definition.position_interaction(*(x.double() for x in low), grid)
-    plain = definition.position_interaction(*low, grid)
-    fast = position_interaction(*low, grid, algorithm=algorithm)
-    assert fast.dtype == dtype
-    assert_as_exact_as_plain(fast, plain, exact)
+def test_error_is_at_most_twice_the_reference_error(grid, sides, u, dtype, algorithm):
+    inputs = make_inputs(grid, sides, u, k=16, v=8, dtype=dtype)
+    exact = definition.position_interaction(*(x.double() for x in inputs), grid)
+    reference = definition.position_interaction(*inputs, grid)
+    result = position_interaction(*inputs, grid, algorithm=algorithm)
+    assert result.dtype == dtype
+    assert_error_within_budget(result, reference, exact)
 
 
 @algorithms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("grid", "sides"), [((5, 6), (5, 7)), ((14, 13), (7, 7)), ((14, 14), (23, 23))], ids=str)
-def test_gradient_error_is_at_most_twice_that_of_the_plain_formula(grid, sides, dtype, algorithm):
-    low, plain, exact = plain_and_exact_gradients(grid, sides, dtype)
-    fast = gradients(lambda *x: position_interaction(*x, algorithm=algorithm), low, grid)
-    for one, other, truth in zip(fast, plain, exact, strict=True):
-        assert_as_exact_as_plain(one, other, truth)
+def test_gradient_error_is_at_most_twice_the_reference_error(grid, sides, dtype, algorithm):
+    inputs, references, exact_results = reference_and_exact_gradients(grid, sides, dtype)
+    results = gradients(lambda *x: position_interaction(*x, algorithm=algorithm), inputs, grid)
+    for result, reference, exact in zip(results, references, exact_results, strict=True):
+        assert_error_within_budget(result, reference, exact)
 
 
 def gradients(function, inputs, grid):
@@ -93,11 +97,11 @@ def gradients(function, inputs, grid):
     return torch.autograd.grad(output, inputs, weights.to(output.dtype))
 
 
-@functools.cache  # shared by all algorithms, because it is slow
-def plain_and_exact_gradients(grid, sides, dtype):
-    low = make_inputs(grid, sides, 0, k=8, v=8, dtype=dtype)
-    exact = gradients(definition.position_interaction, [x.double() for x in low], grid)
-    return low, gradients(definition.position_interaction, low, grid), exact
+@functools.cache  # slow, and the same for all algorithms
+def reference_and_exact_gradients(grid, sides, dtype):
+    inputs = make_inputs(grid, sides, 0, k=8, v=8, dtype=dtype)
+    exact = gradients(definition.position_interaction, [x.double() for x in inputs], grid)
+    return inputs, gradients(definition.position_interaction, inputs, grid), exact
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -123,7 +127,7 @@ def test_matches_a_2x2_example_computed_by_hand(algorithm):
     # top left: itself 100*1, right 1000*2, below 10000*3; and so on
     by_hand = [32100.0, 40210.0, 2 * (300 + 4000 + 1), -(400 + 30 + 2)]
     result = position_interaction(queries, table, values, (2, 2), algorithm=algorithm)
-    # algorithms with Fourier transforms round relative to the largest number
+    # rounding errors of Fourier transforms are relative to the largest number
     assert result.flatten().tolist() == pytest.approx(by_hand, abs=1e-3)
 
 
@@ -132,7 +136,7 @@ def test_matches_a_2x2_example_computed_by_hand(algorithm):
 def test_position_interaction_is_translation_equivariant(shift, algorithm):
     grid, sides = (9, 10), (5, 3)
     queries, table, values = make_inputs(grid, sides, 0)
-    # Only the interior is nonzero, so that nothing wraps around.
+    # Only the interior is nonzero, so that values do not wrap around.
     inside = torch.zeros(grid, dtype=torch.float64)
     inside[2:5, 2:6] = 1
     values = values * inside.flatten()[None, :, None]
@@ -153,13 +157,15 @@ def test_position_interaction_is_translation_equivariant(shift, algorithm):
     dilation=st.integers(1, 3),
     causal=st.booleans(),
 )
-def test_the_algorithms_agree(grid, half, u, dilation, causal):
+def test_all_algorithms_agree(grid, half, u, dilation, causal):
     inputs = make_inputs(grid, (2 * half + 1,) * len(grid), u, k=3, v=2)
     options = {"dilation": dilation, "causal": causal}
-    first, *others = (position_interaction(*inputs, grid, **options, algorithm=name) for name in supporting(*grid))
+    first, *others = (
+        position_interaction(*inputs, grid, **options, algorithm=name) for name in supported_algorithms(*grid)
+    )
     assert len(others) >= 2
-    for other in others:
-        torch.testing.assert_close(first, other, rtol=1e-11, atol=1e-11)
+    for result in others:
+        torch.testing.assert_close(result, first, rtol=1e-11, atol=1e-11)
 
 
 @algorithms
@@ -168,24 +174,24 @@ def test_causal_outputs_do_not_depend_on_later_positions(algorithm):
     queries, table, values = make_inputs(grid, (7, 5), 0)
     changed = values.clone()
     changed[:, 11:] = 1e6
-    one, other = (
+    before, after = (
         position_interaction(queries, table, v, grid, causal=True, algorithm=algorithm) for v in (values, changed)
     )
-    # Fourier transforms depend on whole rows: future values cancel up to rounding
-    leak = 1e-14 * 1e6 if algorithm in ("mixed", "fourier") else 0
-    torch.testing.assert_close(one[:, :, :11], other[:, :, :11], rtol=0, atol=100 * leak)
-    assert (one[:, :, 11:] - other[:, :, 11:]).abs().max() > 1e5
+    # Fourier transforms are over whole rows, so future values cancel only up to rounding.
+    rounding = 1e-14 * 1e6 if algorithm in ("mixed", "fourier") else 0
+    torch.testing.assert_close(before[:, :, :11], after[:, :, :11], rtol=0, atol=100 * rounding)
+    assert (before[:, :, 11:] - after[:, :, 11:]).abs().max() > 1e5
 
 
 @algorithms
 def test_batch_equals_single_examples(algorithm):
     queries, table, values = make_inputs((5, 4), (3, 3), 0)
     batched = position_interaction(queries, table, values, (5, 4), algorithm=algorithm)
-    alone = [
+    separate = [
         position_interaction(q[None], table, v[None], (5, 4), algorithm=algorithm)
         for q, v in zip(queries, values, strict=True)
     ]
-    torch.testing.assert_close(batched, torch.cat(alone), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(batched, torch.cat(separate), rtol=1e-12, atol=1e-12)
 
 
 @algorithms
@@ -195,8 +201,8 @@ def test_forward_and_backward_are_deterministic(algorithm):
         output = position_interaction(*inputs, (8, 9), algorithm=algorithm)
         return [output, *torch.autograd.grad(output.square().sum(), inputs)]
 
-    for one, other in zip(run(), run(), strict=True):
-        assert torch.equal(one, other)
+    for first, second in zip(run(), run(), strict=True):
+        assert torch.equal(first, second)
 
 
 @algorithms
@@ -211,8 +217,8 @@ def test_accepts_any_strides(algorithm):
     torch.testing.assert_close(position_interaction(*strided, (4, 6), algorithm=algorithm), expected)
 
 
-def test_intermediate_sums_may_exceed_float16():
-    # a sum of 529 products of 16 * 16 * 16 exceeds float16; the output, scaled down by the queries, does not
+def test_intermediate_sums_may_exceed_the_range_of_float16():
+    # The sum of 529 products exceeds the range of float16; the output, scaled down by the queries, does not.
     queries = torch.full((1, 1, 529, 1), 2.0**-10, dtype=torch.float16)
     table = torch.full((45, 45, 1), 16.0, dtype=torch.float16)
     values = torch.full((1, 529, 1), 256.0, dtype=torch.float16)
@@ -236,17 +242,20 @@ def test_bfloat16_autocast_returns_bfloat16():
 WRONG = {
     "queries of rank 3": ({"queries": (2, 12, 4)}, r"queries must be \(b, h, n, k\)"),
     "values of rank 2": ({"values": (2, 12)}, r"values must be \(b, n, v\)"),
-    "values of another batch": ({"values": (3, 12, 5)}, r"values must start with \(b, n\) = \(2, 12\)"),
-    "a grid that does not match n": ({"grid": (3, 5)}, r"grid must have the n = 12 positions.*\(3, 5\) = 15"),
-    "a grid of four sides": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 sides"),
-    "a number for a grid": ({"grid": 12}, "grid must be a sequence of 1, 2 or 3 sides, got 12"),
+    "values of another batch": ({"values": (3, 12, 5)}, r"values must have \(b, n\) = \(2, 12\) like queries"),
+    "a grid of another size": (
+        {"grid": (3, 5)},
+        r"grid must have 12 positions.* got \(3, 5\) with 15",
+    ),
+    "a grid with four dimensions": ({"grid": (1, 1, 3, 4)}, "grid must have 1, 2 or 3 dimensions"),
+    "a grid that is a number": ({"grid": 12}, "grid must be a sequence of 1, 2 or 3 integers, got 12"),
     "a float in a grid": ({"grid": (3.0, 4)}, r"grid\[0\] must be an integer of at least 1, got 3.0"),
-    "a string for a grid": ({"grid": "34"}, "grid must be a sequence of 1, 2 or 3 sides, got '34'"),
-    "a string for a flag": ({"causal": "no"}, "causal must be True or False, got 'no'"),
-    "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of auto"),
-    "a pair for a dilation": ({"dilation": (1, 2)}, "dilation must be an integer of at least 1"),
+    "a grid that is a string": ({"grid": "34"}, "grid must be a sequence of 1, 2 or 3 integers, got '34'"),
+    "a flag that is a string": ({"causal": "no"}, "causal must be True or False, got 'no'"),
+    "an algorithm that is a list": ({"algorithm": ["auto"]}, "algorithm must be one of auto"),
+    "a dilation that is a pair": ({"dilation": (1, 2)}, "dilation must be an integer of at least 1"),
     "an even table": ({"table": (4, 3, 4)}, "table must have odd sides"),
-    "a table of another depth": ({"table": (3, 3, 8)}, r"table must have 2 sides and then \(k,\) = \(4,\)"),
+    "a table of another depth": ({"table": (3, 3, 8)}, r"table must have 2 offset axes and then \(k,\) = \(4,\)"),
     "a table without u": ({"values": (2, 12, 5, 2)}, r"then \(k, u\) = \(4, 2\)"),
     "a dilation of 0": ({"dilation": 0}, "dilation must be an integer of at least 1, got 0"),
     "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of auto, .*got 'fastest'"),
@@ -281,12 +290,12 @@ def test_vmap_gives_per_sample_gradients(algorithm):
         return position_interaction(q[None], table, v[None], (3, 4), algorithm=algorithm).square().sum()
 
     batched = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(table, queries, values)
-    alone = [torch.func.grad(loss)(table, q, v) for q, v in zip(queries, values, strict=True)]
-    torch.testing.assert_close(batched, torch.stack(alone), rtol=1e-12, atol=1e-12)
+    separate = [torch.func.grad(loss)(table, q, v) for q, v in zip(queries, values, strict=True)]
+    torch.testing.assert_close(batched, torch.stack(separate), rtol=1e-12, atol=1e-12)
 
 
 @algorithms
-def test_forward_mode_agrees_with_backward_mode(algorithm):
+def test_forward_mode_agrees_with_reverse_mode(algorithm):
     inputs = make_inputs((3, 4), (3, 5), 0)
     tangents = [torch.randn_like(x) for x in inputs]
 
@@ -300,15 +309,15 @@ def test_forward_mode_agrees_with_backward_mode(algorithm):
 
 
 @algorithms
-def test_hessian_by_forward_over_backward_equals_backward_twice(algorithm):
+def test_hessian_by_forward_over_reverse_equals_reverse_over_reverse(algorithm):
     inputs = make_inputs((2, 3), (3, 3), 0, batch=1, heads=2, k=2, v=2)
 
     def loss(*x):
         return position_interaction(*x, (2, 3), algorithm=algorithm).pow(3).sum()
 
-    every = (0, 1, 2)
-    forward = torch.func.hessian(loss, argnums=every)(*inputs)
-    backward = torch.func.jacrev(torch.func.jacrev(loss, argnums=every), argnums=every)(*inputs)
+    argnums = (0, 1, 2)
+    forward = torch.func.hessian(loss, argnums=argnums)(*inputs)
+    backward = torch.func.jacrev(torch.func.jacrev(loss, argnums=argnums), argnums=argnums)(*inputs)
     torch.testing.assert_close(forward, backward, rtol=1e-10, atol=1e-10)
 
 
@@ -321,33 +330,33 @@ def test_compiles_fullgraph_with_the_same_gradients(algorithm):
         return position_interaction(*x, (3, 4), dilation=2, algorithm=algorithm)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    one, other = (torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, function))
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    gradients = (torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, function))
+    for actual, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_backward_inside_autocast_is_bit_identical_to_backward_outside(kind):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_backward_inside_autocast_is_bit_identical_to_backward_outside(dtype):
     generator = torch.Generator().manual_seed(0)
     shapes = (2, 4, 12, 3), (3, 5, 3), (2, 12, 5), (2, 3, 5)
-    drawn = [100 * torch.randn(shape, generator=generator) for shape in shapes]
+    original = [100 * torch.randn(shape, generator=generator) for shape in shapes]
     results = []
     for inside in False, True:
-        inputs = [x.clone().requires_grad_() for x in drawn]
-        with torch.autocast("cpu", kind):
+        inputs = [x.clone().requires_grad_() for x in original]
+        with torch.autocast("cpu", dtype):
             output = position_interaction(*inputs[:3], (3, 4), content=inputs[3])
-        with torch.autocast("cpu", kind, enabled=inside):
+        with torch.autocast("cpu", dtype, enabled=inside):
             grad_output = (output.detach() / 3).requires_grad_()
             gradients = torch.autograd.grad(output, inputs, grad_output, create_graph=True)
             directions = [x.detach() / 7 for x in gradients]
             second = torch.autograd.grad(gradients, [grad_output, *inputs], directions)
         results.append([output, *gradients, *second])
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+    for outside_result, inside_result in zip(*results, strict=True):
+        assert torch.equal(outside_result, inside_result)
 
 
 @pytest.mark.parametrize(
-    ("heads", "depth", "value_depth", "intra_depth", "named"),
+    ("heads", "depth", "value_depth", "intra_depth", "argument"),
     [
         (0, 3, 5, 2, "h of queries"),
         (4, 0, 5, 2, "k of queries"),
@@ -355,10 +364,10 @@ def test_backward_inside_autocast_is_bit_identical_to_backward_outside(kind):
         (4, 3, 5, 0, "u of values"),
     ],
 )
-def test_rejects_depths_of_zero(heads, depth, value_depth, intra_depth, named):
+def test_rejects_depths_of_zero(heads, depth, value_depth, intra_depth, argument):
     shapes = (2, heads, 12, depth), (3, 5, depth, intra_depth), (2, 12, value_depth, intra_depth)
     for function in position_interaction, ln.plan:
-        with pytest.raises(ValueError, match=f"^{named} must be an integer of at least 1, got 0$"):
+        with pytest.raises(ValueError, match=f"^{argument} must be an integer of at least 1, got 0$"):
             function(*(torch.zeros(shape) for shape in shapes), (3, 4))
 
 

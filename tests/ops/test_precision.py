@@ -14,7 +14,7 @@ def test_gpu_convolutions_do_not_use_tf32():
         assert CUDNN.fp32_precision == before
 
 
-def test_last_of_overlapping_contexts_restores_the_setting():
+def test_last_overlapping_context_restores_the_precision_setting():
     before = CUDNN.fp32_precision
     first, second = (without_tf32_convolutions(torch.device("cuda")) for _ in range(2))
     first.__enter__()

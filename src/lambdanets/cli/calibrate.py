@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     import torch
 
     from lambdanets import calibration
-    from lambdanets.ops.position.rates import built_in, calibration_file
+    from lambdanets.ops.position.rates import built_in_rates, calibration_file
     from lambdanets.text_tables import text_table
 
     if options.device != "cpu" and not torch.cuda.is_available():
@@ -42,13 +42,13 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"threads must be none for a GPU, got {options.threads}")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    built_in_rates = dataclasses.asdict(built_in(options.device, torch.get_num_threads()))
+    built_in = dataclasses.asdict(built_in_rates(options.device, torch.get_num_threads()))
     report = {} if options.device == "cpu" else {"report": lambda text: echo(*text.split("\n"))}
     with interruptible():
         rates = dataclasses.asdict(calibration.calibrate(options.device, **report))
     if report:
         echo("")
-    rows = [[name.replace("_", " "), f"{value:.3g}", f"{built_in_rates[name]:.3g}"] for name, value in rates.items()]
+    rows = [[name.replace("_", " "), f"{value:.3g}", f"{built_in[name]:.3g}"] for name, value in rates.items()]
     echo(*text_table([["", "measured", "built-in"], *rows]).split("\n"))
     echo(f"written to {calibration_file()}")
     return 0

@@ -12,7 +12,7 @@ from lambdanets.layers.projection import Projection, project
 from lambdanets.ops import content_lambda, lambda_interaction, position_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization
-from lambdanets.ops.precision import autocast_dtype, wide
+from lambdanets.ops.precision import accumulation_dtype, autocast_dtype
 
 
 class LambdaBase(Layer):
@@ -121,7 +121,7 @@ class LambdaBase(Layer):
         """Projected and normalized (b, n, h k) to (b, h, n, k)."""
         queries = rows.unflatten(2, (self.heads, self.query_depth)).transpose(1, 2)
         if self.normalize_queries == "softmax":
-            queries = queries.softmax(dim=-1, dtype=wide(queries.dtype)).to(queries.dtype)
+            queries = queries.softmax(dim=-1, dtype=accumulation_dtype(queries.dtype)).to(queries.dtype)
         return queries
 
     def _as_context(self, rows: Tensor, depth: int) -> Tensor:

@@ -10,8 +10,8 @@ from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 from lambdanets.layers.token_layer import LambdaLayer
 from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.decoding import ContentState, causal_reach, content_step, embeddings_of_position
-from lambdanets.ops.precision import compute_and_result_dtype, wide, without_autocast
+from lambdanets.ops.decoding import ContentState, causal_reach, content_step, embeddings_for_query
+from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def start_decoding(
         check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
     lambdas = layer.heads if layer.multi_head else 1
     weight = layer.value_projection.weight
-    like = torch.empty(0, dtype=wide(weight.dtype), device=weight.device)
+    like = torch.empty(0, dtype=accumulation_dtype(weight.dtype), device=weight.device)
     content = None
     if layer.key_projection is not None:
         shape = (batch_size * lambdas, layer.query_depth, layer.intra_depth)
@@ -162,7 +162,7 @@ def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, coun
         tables = embedding.table if layer.multi_head else embedding.table.unsqueeze(0)
         tables = tables.unsqueeze(-1) if layer.intra_depth == 1 else tables
         grid, dilation = _current_grid(state), _dilation(layer)
-        rows = [embeddings_of_position(table, grid, dilation, state.position, count) for table in tables]
+        rows = [embeddings_for_query(table, grid, dilation, state.position, count) for table in tables]
         return torch.stack(rows)
     pairs = layer._embeddings_of(state.position + 1, state.position + 1)
     pairs = pairs if layer.multi_head else pairs.unsqueeze(0)

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lambdanets.layers.module import Layer
 from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.geometry import check_resize, embeddings_of_pairs, resize_table
+from lambdanets.ops.geometry import check_resize, pairwise_embeddings, resize_table
 
 
 class EmbeddingTable(Layer):
@@ -106,7 +106,7 @@ class RelativeEmbedding(EmbeddingTable):
         if self.intra_depth == 1:
             table = table.unsqueeze(-1)
         context_grid = grid if context_grid is None else context_grid
-        pairs = embeddings_of_pairs(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
+        pairs = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
         pairs = pairs.flatten(len(grid) + 2).flatten(0, len(grid) - 1).movedim(-1, 1)
         return pairs.squeeze(-1) if self.intra_depth == 1 else pairs
 

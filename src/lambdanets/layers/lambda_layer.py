@@ -10,7 +10,7 @@ from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.maps import average_pool, memory_format
 from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.geometry import shape_of
+from lambdanets.ops.geometry import static_shape
 from lambdanets.ops.position.plan import check_algorithm
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -99,7 +99,7 @@ class GridLambdaLayer(LambdaBase):
             sides = ("length", "height, width", "depth, height, width")[self.dimensions - 1]
             raise ValueError(f"x must be (b, dim = {self.dim}, {sides}), got shape {tuple(x.shape)}")
         self._check_dtype("x", x)
-        grid = shape_of(x)[2:]
+        grid = static_shape(x)[2:]
         if torch.jit.is_tracing():
             x = x.expand(-1, -1, *grid)  # the trace is for this grid only, and raises for others
         if mask is not None:

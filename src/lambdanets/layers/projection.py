@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
-from lambdanets.ops.precision import autocast_dtype, wide, without_autocast
+from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, without_autocast
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -94,7 +94,7 @@ def _weight(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
     weight = projection.weight.flatten(1)
     if not fold:
         return weight, weight.new_zeros(weight.shape[0])
-    dtype = wide(weight.dtype)
+    dtype = accumulation_dtype(weight.dtype)
     scale = norm.weight.to(dtype) * (norm.running_var.to(dtype) + norm.eps).rsqrt()
     bias = norm.bias.to(dtype) - norm.running_mean.to(dtype) * scale
     return (weight.to(dtype) * scale.unsqueeze(1)).to(weight.dtype), bias.to(weight.dtype)

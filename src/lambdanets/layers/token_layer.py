@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
-from lambdanets.ops.geometry import shape_of
+from lambdanets.ops.geometry import static_shape
 from lambdanets.ops.interaction import check_mask
 
 
@@ -113,10 +113,10 @@ class LambdaLayer(LambdaBase):
                 source = source.masked_fill(~valid.unsqueeze(-1), 0)
                 x = source if context is None else x
         queries, keys, values = self._project(x, None if context is None else source, valid)
-        positions, table = shape_of(x)[1], None
+        positions, table = static_shape(x)[1], None
         if self.position and embeddings is None:
             is_self = context is None and (mask is None or valid is not None)
-            table, embeddings = self._embeddings(positions, shape_of(source)[1], is_self)
+            table, embeddings = self._embeddings(positions, static_shape(source)[1], is_self)
         output = self._interact(
             queries,
             keys,

@@ -1,4 +1,4 @@
-"""Functional operations on tensors, without parameters. Depends only on torch, `errors` and `files`."""
+"""Functional operations without parameters. Depends only on torch, `lambdanets.errors` and `lambdanets.files`."""
 
 from lambdanets.ops.content import content_lambda
 from lambdanets.ops.geometry import resize_table

@@ -1,6 +1,7 @@
 """Other attention mechanisms written as lambdas (Appendix D.3, D.4).
 
-For study and for tests: diagonal lambdas are materialized as matrices, at k times the cost of an elementwise product.
+For study and for tests. Diagonal lambdas are stored as full matrices, which costs k times as much as an elementwise
+product.
 """
 
 from collections.abc import Callable
@@ -27,9 +28,9 @@ def apply_lambdas(queries: Tensor, lambdas: Tensor) -> Tensor:
 
 
 def channel_attention_lambda(weights: Tensor) -> Tensor:
-    """lambda = diag(w_1 .. w_k), shared by all positions: y[n,k] = w_k q[n,k], as squeeze-and-excitation (D.4).
+    """lambda = diag(w_1 .. w_k), shared by all positions: y[n,k] = w_k q[n,k], as in squeeze-and-excitation (D.4).
 
-    weights (b, k): one per channel. Returns (b, k, k). Raises ValueError unless weights has two dimensions.
+    weights (b, k): one weight per channel. Returns (b, k, k). Raises ValueError unless weights has two dimensions.
     """
     if weights.ndim != 2:
         raise ValueError(f"weights must be (b, k), got shape {tuple(weights.shape)}")
@@ -39,7 +40,7 @@ def channel_attention_lambda(weights: Tensor) -> Tensor:
 def spatial_attention_lambdas(weights: Tensor, query_depth: int) -> Tensor:
     """lambda_n = w_n I: y[n,k] = w_n q[n,k], spatial attention (D.4).
 
-    weights (b, n): one per position. Returns (b, n, k, k). Raises ValueError unless weights has two dimensions.
+    weights (b, n): one weight per position. Returns (b, n, k, k). Raises ValueError unless weights has two dimensions.
     """
     if weights.ndim != 2:
         raise ValueError(f"weights must be (b, n), got shape {tuple(weights.shape)}")
@@ -63,13 +64,15 @@ def linear_attention(
 ) -> Tensor:
     """y_n = (sum_m phi(k_m) v_m^T)^T phi(q_n) / (sum_m phi(k_m))^T phi(q_n): a content-only lambda (D.3, Eqs. 3, 4).
 
-    The denominator is the same lambda applied to a value of ones. If phi is a softmax (over m for keys, over k for
-    queries) no denominator is needed: that is a lambda layer with normalize_queries="softmax", position=False.
+    The denominator is the same lambda with ones as values. If phi is a softmax (over m for keys, over k for queries),
+    no denominator is needed: this is a lambda layer with normalize_queries="softmax" and position=False.
 
-    queries (b, h, n, k); keys (b, m, k), values (b, m, v), or with heads before m if multi_head, as usual for
-    attention. feature: phi, must be positive: where every phi(q_n) phi(k_m) is 0 the result is NaN. causal: m <= n.
-    Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds.
-    Raises ValueError as `lambda_interaction`.
+    queries: (b, h, n, k). keys: (b, m, k). values: (b, m, v). If multi_head, keys and values have a head axis before m,
+    as in standard attention.
+    feature: phi, which must be positive: the result is NaN where every phi(q_n) phi(k_m) is 0.
+    causal: use only context positions m <= n.
+    Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds. Raises ValueError in the same cases as
+    `lambda_interaction`.
     """
     values_and_ones = F.pad(values, (0, 1), value=1.0)
     output = lambda_interaction(

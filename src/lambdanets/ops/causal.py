@@ -1,16 +1,16 @@
 """Causal content term (Sec. C.2): one content lambda per query from prefix sums, nearly linear in n.
 
-With softmax keys the content lambda of query n is S_n / Z_n, where S_n = sum_{m<=n} exp(k_m - M_n) v_m^T, Z_n the same
-sum with 1 for v, and M_n = max_{m<=n} k_m, so that no exponential overflows and none depends on the future. As in
-chunked linear attention, sums within a chunk are direct, and all earlier chunks enter as one (k, v) state.
-position/README.md has the recurrence.
+With softmax keys, the content lambda of query n is S_n / Z_n, where S_n = sum_{m<=n} exp(k_m - M_n) v_m^T and Z_n is
+the same sum with v = 1. Subtracting M_n = max_{m<=n} k_m prevents overflow without using future positions. As in
+chunked linear attention, each chunk is summed directly, and all earlier chunks are represented by one (k, v) state.
+position/README.md derives the recurrence.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.precision import root_or_one, wide
+from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
 
 CHUNK = 16  # positions
 GROUP = 32  # chunks
@@ -21,29 +21,32 @@ def causal_content(
 ) -> Tensor:
     """y[b,h,n,:] = (sum_{m<=n} kbar[b,n,m] v[b,m]^T)^T q[b,h,n], keys normalized over m <= n.
 
-    queries (b, h, n, k), keys (b, n, k, u), values (b, n, v, u) of one dtype; mask (b, n) or None, True for valid
-    context positions. Computed in float32 or wider; returns (b, h, n, v) in the dtype of queries.
-    Cost: about b n u (k v (h + 3) + h (k + v) c) multiply-adds with chunks of c = 16 positions. The largest tensor, for
-    normalized keys, has b n c k u elements; the only quadratic term is over groups of 512 positions, (n / 512)^2.
+    queries (b, h, n, k), keys (b, n, k, u) and values (b, n, v, u) have the same dtype. mask: (b, n) or None, True for
+    valid context positions. Computes in float32 or wider and returns (b, h, n, v) in the dtype of queries.
+    Cost: about b n u (k v (h + 3) + h (k + v) c) multiply-adds with chunks of c = 16 positions. For normalized keys the
+    largest tensor has b n c k u elements. The only quadratic cost is (n / 512)^2, over groups of 512 positions.
     """
     positions, intra = queries.shape[2], keys.shape[3]
     dtype = queries.dtype
     if mask is not None:
         values = values.masked_fill(~mask[..., None, None], 0)
         keys = keys.masked_fill(~mask[..., None, None], -torch.inf if normalize_keys == "softmax" else 0)
-    queries, keys, values = (x.to(wide(dtype)) for x in (queries, keys, values))
+    queries, keys, values = (x.to(accumulation_dtype(dtype)) for x in (queries, keys, values))
     # u is a batch axis, since keys are normalized for each (k, u)
     queries = queries.unsqueeze(1).expand(-1, intra, -1, -1, -1)  # (b, u, h, n, k)
     keys, values = keys.permute(0, 3, 1, 2), values.permute(0, 3, 1, 2)  # (b, u, n, ..)
-    queries, values = _chunked(queries, 3, CHUNK), _chunked(values, 2, CHUNK)  # (b, u, h, c, t, k), (b, u, c, t, v)
-    keys = _chunked(keys, 2, CHUNK, -torch.inf if normalize_keys == "softmax" else 0)  # (b, u, c, t, k)
+    queries, values = (
+        _split_into_chunks(queries, 3, CHUNK),
+        _split_into_chunks(values, 2, CHUNK),
+    )  # (b, u, h, c, t, k), (b, u, c, t, v)
+    keys = _split_into_chunks(keys, 2, CHUNK, -torch.inf if normalize_keys == "softmax" else 0)  # (b, u, c, t, k)
     output = {"softmax": _softmax, "l2": _l2, None: _unnormalized}[normalize_keys](queries, keys, values)
     output = output.sum(dim=1).flatten(2, 3)  # (b, h, n, v)
     return output.narrow(2, 0, positions).to(dtype)
 
 
 def _unnormalized(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Unnormalized keys: the prefix sum of k v^T before a chunk, and the causal part of q k^T within it."""
+    """Sum of k v^T over all earlier chunks, plus the causal part of q k^T within the chunk."""
     chunk_sums = keys.transpose(-1, -2) @ values  # (b, u, c, k, v)
     states = F.pad(chunk_sums.cumsum(dim=2), (0, 0, 0, 0, 1, 0)).narrow(2, 0, chunk_sums.shape[2])
     logits = (queries @ keys.transpose(-1, -2).unsqueeze(2)).tril()  # (b, u, h, c, t, s)
@@ -52,7 +55,7 @@ def _unnormalized(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])
-    values_and_ones = F.pad(values, (0, 1), value=1.0)  # the lambda of a value of ones is Z
+    values_and_ones = F.pad(values, (0, 1), value=1.0)  # the last channel, with ones as values, gives Z
     weights, decay, states = _scan(keys, maxima, values_and_ones, _Exponential)
     normalizer = decay * states[..., -1].unsqueeze(3) + weights.sum(dim=4)  # Z
     queries = queries / torch.where(normalizer > 0, normalizer, 1).unsqueeze(2)
@@ -60,8 +63,8 @@ def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _l2(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    # Normalizing the queries instead would lose precision in the gradient of a context with one small key.
-    roots = root_or_one(keys.flatten(2, 3).square().cumsum(dim=2)).unflatten(2, keys.shape[2:4])
+    # Do not normalize the queries instead: gradients lose precision if the context is a single small key.
+    roots = sqrt_or_one(keys.flatten(2, 3).square().cumsum(dim=2)).unflatten(2, keys.shape[2:4])
     return _apply(queries, values, *_scan(keys, roots, values, _Ratio))
 
 
@@ -71,13 +74,13 @@ class _Exponential:
     masked_key = -torch.inf  # scaled to 0
 
     @staticmethod
-    def first(dtype: torch.dtype) -> float:
+    def initial_reference(dtype: torch.dtype) -> float:
         """The reference before the first position."""
         return torch.finfo(dtype).min
 
     @staticmethod
-    def padding(dtype: torch.dtype) -> float:
-        """The reference of padded chunks: sums are scaled to it by exp(-inf) = 0, never inf - inf."""
+    def padding_reference(dtype: torch.dtype) -> float:
+        """The reference of padded chunks, finite so that scaling to it gives exp(-inf) = 0 and never inf - inf."""
         return torch.finfo(dtype).max
 
     @staticmethod
@@ -91,10 +94,10 @@ class _Ratio:
     masked_key = 0.0
 
     @staticmethod
-    def first(dtype: torch.dtype) -> float:
+    def initial_reference(dtype: torch.dtype) -> float:
         return 1.0
 
-    padding = first
+    padding_reference = initial_reference
 
     @staticmethod
     def scale(x: Tensor, reference: Tensor) -> Tensor:
@@ -105,16 +108,19 @@ _Scaling = type[_Exponential] | type[_Ratio]
 
 
 def _scan(keys: Tensor, references: Tensor, values: Tensor, scaling: _Scaling) -> tuple[Tensor, Tensor, Tensor]:
-    """The lambda of query t of chunk c as decay[c,t] states[c] + sum_{s<=t} weights[c,t,s] v[c,s]^T.
+    """Return weights, decay and states, which define the lambda of each query t in each chunk c.
 
-    keys and references (b, u, c, t, k), values (b, u, c, t, w). weights (b, u, c, t, s, k): keys of the chunk scaled
-    to the reference of query t, 0 for s > t. states (b, u, c, k, w): sums over all earlier chunks, scaled to the last
-    reference of the previous chunk. decay (b, u, c, t, k): the factor from that reference to the one of query t.
+    lambda[c,t] = decay[c,t] states[c] + sum_{s<=t} weights[c,t,s] v[c,s]^T
+
+    keys and references: (b, u, c, t, k). values: (b, u, c, t, w).
+    weights (b, u, c, t, s, k): keys of the chunk scaled to the reference of query t, 0 for s > t.
+    decay (b, u, c, t, k): factor from the last reference of the previous chunk to the reference of query t.
+    states (b, u, c, k, w): sums over all earlier chunks, scaled to the last reference of the previous chunk.
     """
     ends = references[:, :, :, -1]  # (b, u, c, k)
-    starts = F.pad(ends, (0, 0, 1, 0), value=scaling.first(ends.dtype)).narrow(2, 0, ends.shape[2])
+    starts = F.pad(ends, (0, 0, 1, 0), value=scaling.initial_reference(ends.dtype)).narrow(2, 0, ends.shape[2])
     chunk_sums = scaling.scale(keys, ends.unsqueeze(3)).transpose(-1, -2) @ values
-    states = _states(chunk_sums, ends, starts, scaling)
+    states = _chunk_states(chunk_sums, ends, starts, scaling)
     decay = scaling.scale(starts.unsqueeze(3), references)
     future = _future_mask(CHUNK, keys.device, 1).unsqueeze(-1)
     weights = scaling.scale(keys.unsqueeze(3).masked_fill(future, scaling.masked_key), references.unsqueeze(4))
@@ -122,44 +128,48 @@ def _scan(keys: Tensor, references: Tensor, values: Tensor, scaling: _Scaling) -
 
 
 def _apply(queries: Tensor, values: Tensor, weights: Tensor, decay: Tensor, states: Tensor) -> Tensor:
-    """Apply the lambdas of `_scan` to queries (b, u, h, c, t, k): (b, u, h, c, t, v)."""
+    """Apply the lambdas of `_scan` to queries (b, u, h, c, t, k) and return (b, u, h, c, t, v)."""
     logits = (weights @ queries.movedim(2, -1)).movedim(-1, 2)  # (b, u, h, c, t, s)
     return (queries * decay.unsqueeze(2)) @ states.unsqueeze(2) + logits @ values.unsqueeze(2)
 
 
 def running_maximum(keys: Tensor, dim: int) -> Tensor:
-    """max_{m<=n} k_m along an axis, finite even where all k are -inf. Detached: S_n / Z_n does not depend on it."""
+    """Return max_{m<=n} k_m along an axis, finite even where all k are -inf.
+
+    Detached, because S_n / Z_n does not depend on it.
+    """
     return keys.detach().cummax(dim=dim).values.clamp(min=torch.finfo(keys.dtype).min)
 
 
-def _states(chunk_sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Scaling) -> Tensor:
-    """states[c] = sum_{c'<c} of chunk_sums[c'] (b, u, c, k, w), scaled from ends[c'] to starts[c] = ends[c-1].
+def _chunk_states(chunk_sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Scaling) -> Tensor:
+    """Return states[c] = sum_{c'<c} chunk_sums[c'] (b, u, c, k, w), scaled from ends[c'] to starts[c] = ends[c-1].
 
-    A two-level scan, so that direct sums stay short: a million positions make 2048 groups of 32 chunks. The state of
+    The scan has two levels to keep direct sums short: a million positions give 2048 groups of 32 chunks. The state of
     chunk c in group g is the sum over earlier chunks of g, plus the state of g scaled from starts[g] to starts[c].
     """
     chunks = ends.shape[2]
-    ends, starts = (_chunked(x, 2, GROUP, scaling.padding(x.dtype)) for x in (ends, starts))
-    chunk_sums = _chunked(chunk_sums, 2, GROUP)  # (b, u, g, c, k, w)
-    within_group = _direct_states(chunk_sums, ends, starts, scaling)
+    ends, starts = (_split_into_chunks(x, 2, GROUP, scaling.padding_reference(x.dtype)) for x in (ends, starts))
+    chunk_sums = _split_into_chunks(chunk_sums, 2, GROUP)  # (b, u, g, c, k, w)
+    within_group = _sum_earlier(chunk_sums, ends, starts, scaling)
     group_ends, group_starts = ends[:, :, :, -1], starts[:, :, :, 0]
     group_sums = (scaling.scale(ends, group_ends.unsqueeze(3)).unsqueeze(-1) * chunk_sums).sum(dim=3)  # (b, u, g, k, w)
-    group_states = _direct_states(group_sums, group_ends, group_starts, scaling).unsqueeze(3)
+    group_states = _sum_earlier(group_sums, group_ends, group_starts, scaling).unsqueeze(3)
     from_earlier_groups = scaling.scale(group_starts.unsqueeze(3), starts).unsqueeze(-1) * group_states
     return (within_group + from_earlier_groups).flatten(2, 3).narrow(2, 0, chunks)
 
 
-def _direct_states(sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Scaling) -> Tensor:
-    """sum_{s<t} of sums[s] (.., s, k, w), scaled from ends[s] (.., s, k) to starts[t] (.., t, k)."""
+def _sum_earlier(sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Scaling) -> Tensor:
+    """Return sum_{s<t} sums[s] (.., t, k, w), each scaled from ends[s] (.., s, k) to starts[t] (.., t, k)."""
     not_earlier = _future_mask(ends.shape[-2], ends.device, 0).unsqueeze(-1)
     earlier = ends.unsqueeze(-3).masked_fill(not_earlier, scaling.masked_key)  # (.., t, s, k)
     return torch.einsum("...tsk,...skw->...tkw", scaling.scale(earlier, starts.unsqueeze(-2)), sums)
 
 
-def _chunked(x: Tensor, axis: int, length: int, fill: float = 0.0) -> Tensor:
-    """Pad an axis and split it into chunks: (.., chunks, length, ..).
+def _split_into_chunks(x: Tensor, axis: int, length: int, fill: float = 0.0) -> Tensor:
+    """Pad an axis and split it into (chunks, length).
 
-    At least two chunks, the last one always partly padding, because torch.compile specializes on sizes 0 and 1.
+    There are always at least two chunks, and the last one always contains padding, because torch.compile specializes on
+    sizes 0 and 1.
     """
     size = x.shape[axis]
     chunks = size // length + 2
@@ -168,5 +178,5 @@ def _chunked(x: Tensor, axis: int, length: int, fill: float = 0.0) -> Tensor:
 
 
 def _future_mask(length: int, device: torch.device, diagonal: int) -> Tensor:
-    """(t, s), True where s >= t + diagonal."""
+    """Boolean mask (t, s), True where s >= t + diagonal."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(diagonal)

@@ -1,4 +1,4 @@
-"""Argument checks; errors name the argument, the expected value and the actual one."""
+"""Argument checks, whose errors name the argument, the expected value and the actual value."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 def check_tensors(**tensors: Any) -> None:
-    """Raise ValueError unless all are tensors on one device; None is skipped."""
+    """Raise ValueError unless all arguments are tensors on the same device; None is allowed."""
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for name, tensor in present.items():
         if not isinstance(tensor, torch.Tensor):
@@ -18,14 +18,14 @@ def check_tensors(**tensors: Any) -> None:
 
 
 def check_flags(**flags: Any) -> None:
-    """Raise ValueError unless each is True or False."""
+    """Raise ValueError unless every argument is True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise ValueError(f"{name} must be True or False, got {flag!r}")
 
 
 def check_sizes(**sizes: Any) -> None:
-    """Raise ValueError unless each is an integer of at least 1."""
+    """Raise ValueError unless every argument is an integer of at least 1."""
     for name, size in sizes.items():
         if not isinstance(size, int | torch.SymInt) or isinstance(size, bool) or size < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")

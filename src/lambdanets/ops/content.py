@@ -1,11 +1,11 @@
-"""Content term: keys normalized over the context, times values."""
+"""The content term: keys normalized over the context and multiplied by values."""
 
 import torch
 from torch import Tensor
 
 from lambdanets.ops.causal import causal_content
 from lambdanets.ops.checks import check_tensors
-from lambdanets.ops.precision import compute_and_result_dtype, root_or_one, wide, without_autocast
+from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, sqrt_or_one, without_autocast
 
 NORMALIZATIONS = ("softmax", "l2", None)
 
@@ -15,7 +15,7 @@ def content_lambda(
 ) -> Tensor:
     """lambda_c = sum_m kbar[m] v[m]^T, summed over u if present (Eq. 1, first term).
 
-    keys: (b, m, k[, u]) as projected. values: (b, m, v[, u]).
+    keys: (b, m, k[, u]), not yet normalized. values: (b, m, v[, u]).
     normalize_keys: over the context positions m (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, unnormalized.
     mask: (m,) or (b, m) bool, True for valid positions, False for padding; an empty context gives 0.
 
@@ -29,7 +29,7 @@ def content_lambda(
             f"got shapes {tuple(keys.shape)} and {tuple(values.shape)}"
         )
     if keys.shape[3:] != values.shape[3:]:
-        raise ValueError(f"values must have the u of keys, {keys.shape[3]}, got shape {tuple(values.shape)}")
+        raise ValueError(f"values must have u = {keys.shape[3]}, like keys, got shape {tuple(values.shape)}")
     check_normalization(normalize_keys)
     if mask is not None:
         batch, context = keys.shape[:2]
@@ -58,13 +58,13 @@ def content_interaction(
 ) -> Tensor:
     """y[b,h,n,:] = (sum_m kbar[b,n,m] v[b,m]^T)^T q[b,h,n], keys normalized over each query's own context (C.2).
 
-    queries (b, h, n, k), keys (b, m, k, u), values (b, m, v, u) of one dtype; mask (n, m), (b, n, m)
-    or, shared by all queries, (1, m) or (b, 1, m). Returns (b, h, n, v).
+    queries (b, h, n, k), keys (b, m, k, u) and values (b, m, v, u) have the same dtype. mask: (n, m) or (b, n, m), or
+    (1, m) or (b, 1, m) if all queries share one context. Returns (b, h, n, v).
     """
     if mask is not None and mask.shape[-2] != 1:
         if causal:
             mask = mask.tril()
-        return _interact_masked(queries, keys, values, normalize_keys, mask if mask.ndim == 3 else mask.unsqueeze(0))
+        return _interact_with_mask(queries, keys, values, normalize_keys, mask if mask.ndim == 3 else mask.unsqueeze(0))
     shared = None if mask is None else mask.squeeze(-2).expand(keys.shape[0], -1)
     if causal:
         return causal_content(queries, keys, values, normalize_keys, shared)
@@ -73,44 +73,46 @@ def content_interaction(
 
 
 def check_normalization(normalize_keys: str | None) -> None:
-    """Raise ValueError unless it is one of NORMALIZATIONS."""
+    """Raise ValueError unless normalize_keys is in NORMALIZATIONS."""
     if normalize_keys not in NORMALIZATIONS:
         raise ValueError(f"normalize_keys must be 'softmax', 'l2' or None, got {normalize_keys!r}")
 
 
 def _shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor | None) -> Tensor:
-    """(b, k, v) from keys (b, m, k, u), values (b, m, v, u), mask (b, m): one context for all queries."""
+    """Return the content lambda (b, k, v) of a context shared by all queries; mask: (b, m)."""
     allowed = None
     if mask is not None:
         allowed = mask[..., None, None]
         values = values.masked_fill(~allowed, 0)
-    normalized = _normalized(keys, allowed, normalize_keys)
+    normalized = _normalize(keys, allowed, normalize_keys)
     return torch.einsum("bmku,bmvu->bkv", normalized.to(values.dtype), values)
 
 
-def _normalized(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) -> Tensor:
-    """kbar: keys (.., m, k, u) normalized in float32 or wider over the allowed m; 0 at the others."""
+def _normalize(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) -> Tensor:
+    """Normalize keys (.., m, k, u) over the allowed m in float32 or wider; the result is 0 elsewhere."""
     if normalize_keys is None:
         return keys if allowed is None else keys.masked_fill(~allowed, 0)
-    keys = keys.to(wide(keys.dtype))
+    keys = keys.to(accumulation_dtype(keys.dtype))
     if normalize_keys == "softmax":
         if allowed is None:
             return keys.softmax(dim=-3)
-        # The lowest finite number, not -inf: an empty context must not become 0 / 0.
+        # Fill with the lowest finite number instead of -inf: an empty context must not give 0 / 0.
         return keys.masked_fill(~allowed, torch.finfo(keys.dtype).min).softmax(dim=-3).masked_fill(~allowed, 0)
     keys = keys if allowed is None else keys.masked_fill(~allowed, 0)
-    return keys / root_or_one(keys.square().sum(dim=-3, keepdim=True))
+    return keys / sqrt_or_one(keys.square().sum(dim=-3, keepdim=True))
 
 
-def _interact_masked(queries: Tensor, keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor) -> Tensor:
-    """A context per query, by a mask (b or 1, n, m).
+def _interact_with_mask(
+    queries: Tensor, keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor
+) -> Tensor:
+    """The content term with a separate context for each query; mask: (b or 1, n, m).
 
-    Contracts queries with keys first, so that no lambda is formed: b n m h (k + v) u multiply-adds. Normalized keys
-    take b n m k u elements, because each query normalizes them over its own context.
+    Multiplies queries with keys first, so no lambda is computed: b n m h (k + v) u multiply-adds. Normalized keys have
+    b n m k u elements, because they are normalized over each query's own context.
     """
     if normalize_keys is None:
         logits = torch.einsum("bhnk,bmku->bhnmu", queries, keys).masked_fill(~mask[:, None, ..., None], 0)
     else:
-        weights = _normalized(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
+        weights = _normalize(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
         logits = torch.einsum("bhnk,bnmku->bhnmu", queries, weights.to(queries.dtype))
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)

@@ -1,19 +1,19 @@
-"""Decoding steps of the causal operation: its state, and the output at the next position."""
+"""Step-by-step decoding of the causal operation: the recurrent state and the output at the next position."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.precision import root_or_one, wide
+from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
 
 
 @dataclass(frozen=True)
 class ContentState:
-    """Running sums over the context so far, in float32 or wider; b k u v elements for any context length.
+    """Running sums over the context so far, in float32 or wider; the size does not depend on the context length.
 
-    maxima (b, k, u): of the softmax keys. norms (b, k, u): normalizers of the keys. sums (b, k, u, v): keys times
-    values. See `lambdanets.ops.causal`.
+    maxima: maxima of the softmax keys, (b, k, u). norms: normalizers of the keys, (b, k, u).
+    sums: sums of keys times values, (b, k, u, v). See `lambdanets.ops.causal`.
     """
 
     maxima: Tensor
@@ -22,8 +22,8 @@ class ContentState:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], value_depth: int, like: Tensor) -> "ContentState":
-        """The state of an empty context; shape (b, k, u), device of `like`, dtype at least float32."""
-        dtype = wide(like.dtype)
+        """Create the state of an empty context; shape: (b, k, u). Device and precision follow `like`."""
+        dtype = accumulation_dtype(like.dtype)
         maxima = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=like.device)
         return cls(maxima, torch.zeros_like(maxima), maxima.new_zeros(*shape, value_depth))
 
@@ -31,9 +31,10 @@ class ContentState:
 def content_step(
     queries: Tensor, keys: Tensor, values: Tensor, state: ContentState, normalize_keys: str | None
 ) -> tuple[Tensor, ContentState]:
-    """The content term at the next position, equal to `causal_content` up to rounding, and the state after it.
+    """Return the content term at the next position, equal to `causal_content` within rounding, and the new state.
 
-    queries (b, h, k), keys (b, k, u), values (b, v, u). Returns (b, h, v). Cost: b (u + h) k v multiply-adds.
+    queries: (b, h, k). keys: (b, k, u). values: (b, v, u). The content term is (b, h, v).
+    Cost: b (u + h) k v multiply-adds.
     """
     dtype = queries.dtype
     queries, keys, values = (x.to(state.sums.dtype) for x in (queries, keys, values))
@@ -46,15 +47,15 @@ def content_step(
     elif normalize_keys == "l2":
         norms = norms + keys.square()
     sums = sums + weights.unsqueeze(-1) * values.transpose(1, 2).unsqueeze(1)
-    divisor = {"softmax": norms, "l2": root_or_one(norms), None: torch.ones_like(norms)}[normalize_keys]
+    divisor = {"softmax": norms, "l2": sqrt_or_one(norms), None: torch.ones_like(norms)}[normalize_keys]
     content = (sums / divisor.unsqueeze(-1)).sum(dim=2)  # (b, k, v)
     return (queries @ content).to(dtype), ContentState(maxima, norms, sums)
 
 
-def embeddings_of_position(table: Tensor, grid: tuple[int, ...], dilation: int, position: int, count: int) -> Tensor:
-    """e[n, m] (count, k, u) of query n = position and the last `count` context positions, n included, row major.
+def embeddings_for_query(table: Tensor, grid: tuple[int, ...], dilation: int, position: int, count: int) -> Tensor:
+    """Return e[n, m] (count, k, u) for query n = position and the last `count` context positions, including n.
 
-    table (r_1..r_D, k, u), grid (S_1..S_D).
+    table: (r_1..r_D, k, u). grid: (S_1..S_D). Positions are in row-major order.
     """
     dimensions = len(grid)
     context = torch.arange(position - count + 1, position + 1, device=table.device)
@@ -72,7 +73,7 @@ def embeddings_of_position(table: Tensor, grid: tuple[int, ...], dilation: int, 
 
 
 def causal_reach(scope: tuple[int, ...], grid: tuple[int, ...], dilation: int) -> int:
-    """The number of positions, the current one included, that a causal table reaches back to in row-major order."""
+    """Number of positions within reach of a causal table, in row-major order, including the current one."""
     total, stride = 1, 1
     for r, side in zip(reversed(scope), reversed(grid), strict=True):
         total += min(r // 2 * dilation, side - 1) * stride

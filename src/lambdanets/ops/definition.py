@@ -1,10 +1,10 @@
-"""Reference implementation of the lambda layer's operation from the paper, which every fast path is tested against.
+"""Reference implementation of the lambda layer's operation, against which all fast implementations are tested.
 
-Slow, for any floating dtype. Letters as in the paper (Bello, ICLR 2021):
+It is slow and supports all floating dtypes. Letters are as in the paper (Bello, ICLR 2021):
 b batch, h heads, n query positions, m context positions, k query depth, v value depth, u intra-depth,
-r scope, E embeddings of pairs (n, m), R relative embedding table.
+r scope, E position embeddings of all pairs (n, m), R table of relative position embeddings.
 
-The pseudo-code of Figs. 3 and 8 has typos in its einsum strings; the ones below follow Eqs. 1 and 2.
+The einsum strings in the pseudo-code of Figs. 3 and 8 have typos; the code below follows Eqs. 1 and 2.
 """
 
 import itertools
@@ -26,12 +26,12 @@ def lambda_interaction(
 ) -> Tensor:
     """y[b,h,n,:] = lambda[b,n]^T q[b,h,n] with lambda[b,n] = sum_m (kbar[b,n,m] + e[n,m]) v[b,m]^T  (Eqs. 1, 2).
 
-    queries (b, h, n, k); keys (b, m, k[, u]) as projected, or None for position only; values (b, m, v[, u]);
-    embeddings (n, m, k[, u]), (b, n, m, k[, u]) per example, or None for content only. The trailing u is present if
-    values have it, and is summed over (Sec. C.4).
-    mask (n, m) or (b, n, m), True where n and m interact: the sums, and the normalization of the keys to kbar, go over
-    each query's own context (Sec. C.2). An empty context gives 0.
-    multi_head: one lambda per head (Sec. C.3), keys (b, h, m, k[, u]), values (b, h, m, v[, u]), embeddings
+    queries: (b, h, n, k). keys: (b, m, k[, u]), not yet normalized, or None to omit the content term.
+    values: (b, m, v[, u]). embeddings: (n, m, k[, u]), (b, n, m, k[, u]) for different embeddings per example, or None
+    to omit the position term. If values have the axis u, keys and embeddings have it too; it is summed over (Sec. C.4).
+    mask: (n, m) or (b, n, m), True where n and m interact. Sums and the normalization of the keys to kbar are over the
+    context of each query (Sec. C.2). An empty context gives 0.
+    multi_head: one lambda per head (Sec. C.3), with keys (b, h, m, k[, u]), values (b, h, m, v[, u]) and embeddings
     (h, n, m, k[, u]) or (b, h, n, m, k[, u]). Returns (b, h, n, v).
     """
     if multi_head:
@@ -57,7 +57,7 @@ def lambda_interaction(
     allowed = allowed[..., None, None]
     output = queries.new_zeros(*queries.shape[:3], values.shape[2])
     if keys is not None:
-        normalized = _normalize_over_own_context(keys[:, None], allowed, normalize_keys)
+        normalized = _normalize_per_query(keys[:, None], allowed, normalize_keys)
         content_lambdas = torch.einsum("bnmku,bmvu->bnkv", normalized, values)
         output = output + torch.einsum("bhnk,bnkv->bhnv", queries, content_lambdas)
     if embeddings is not None:
@@ -66,8 +66,8 @@ def lambda_interaction(
     return output
 
 
-def _normalize_over_own_context(keys: Tensor, allowed: Tensor, normalize_keys: str | None) -> Tensor:
-    """kbar (b, n, m, k, u): keys (b, 1, m, k, u) normalized over the m allowed for n (Table 11)."""
+def _normalize_per_query(keys: Tensor, allowed: Tensor, normalize_keys: str | None) -> Tensor:
+    """Return kbar (b, n, m, k, u): keys (b, 1, m, k, u) normalized over the context of each query n (Table 11)."""
     if normalize_keys == "softmax":
         return keys.masked_fill(~allowed, -torch.inf).softmax(dim=2).nan_to_num()
     keys = keys * allowed
@@ -86,19 +86,19 @@ def position_interaction(
     dilation: int = 1,
     causal: bool = False,
 ) -> Tensor:
-    """The position term of Eq. 2 with translation-equivariant embeddings e[n,m] = R[m - n] (Sec. 3.3).
+    """Return the position term of Eq. 2 (b, h, n, v) with relative embeddings e[n,m] = R[m - n] (Sec. 3.3).
 
-    queries (b, h, n, k); table (r_1..r_D, k[, u]); values (b, n, v[, u]); n = prod(grid). Returns (b, h, n, v).
+    queries: (b, h, n, k) with n = prod(grid). table: (r_1..r_D, k[, u]). values: (b, n, v[, u]).
     """
     embeddings = relative_embeddings(table, grid, dilation=dilation, causal=causal)
     return lambda_interaction(queries, None, values, embeddings)
 
 
 def relative_embeddings(table: Tensor, grid: Sequence[int], *, dilation: int = 1, causal: bool = False) -> Tensor:
-    """E (n, m, k[, u]) from the table R (r_1..r_D, k[, u]): e[n,m] = R[center + (m - n) / dilation] per axis.
+    """Return e[n,m] = R[center + (m - n) / dilation] (n, m, k[, u]) from the table R (r_1..r_D, k[, u]).
 
-    Zero where the offset is outside the table or not a multiple of the dilation, and, if causal, where m comes after n
-    in row-major order.
+    It is zero where the offset is outside the table or not a multiple of the dilation and, if causal, where m comes
+    after n in row-major order.
     """
     dimensions = len(grid)
     positions = list(itertools.product(*(range(side) for side in grid)))

@@ -1,7 +1,7 @@
-"""Relative embedding tables on grids: crop, dilate, expand to pairs of positions, resize.
+"""Crop, dilate and resize tables of relative position embeddings, and expand them to all pairs of positions.
 
-A table R (r_1..r_D, k, u) has one entry per relative offset m - n, offset 0 at its center. It serves every grid:
-offsets beyond the grid are cropped, offsets beyond the table are zero.
+A table R (r_1..r_D, k, u) has one entry per relative offset m - n; offset 0 is at the center. A table can be used with
+any grid: offsets beyond the grid are cropped, and embeddings of offsets beyond the table are zero.
 """
 
 import math
@@ -17,30 +17,30 @@ from lambdanets.ops.precision import FLOATING
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-def shape_of(x: Tensor) -> tuple[int, ...]:
-    """The shape of a tensor as Python ints: torch.jit.trace turns sizes into tensors, here they become constants."""
+def static_shape(x: Tensor) -> tuple[int, ...]:
+    """Return the shape as Python integers, also in torch.jit.trace, where the elements of x.shape are tensors."""
     return tuple(map(int, x.shape)) if torch.jit.is_tracing() else tuple(x.shape)
 
 
 def reach(scope: int, side: int) -> int:
-    """How many positions a scope reaches to either side, limited by the side of the grid."""
+    """Number of positions that a scope reaches in each direction, limited by the side of the grid."""
     return min(scope // 2, side - 1)
 
 
 def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
-    """The part of the table (r_1..r_D, k, u) whose offsets exist on the grid: odd sides of at most 2 S - 1."""
+    """Crop a table (r_1..r_D, k, u) to the offsets that exist on the grid, which gives odd sides of at most 2 S - 1."""
     for axis, side in enumerate(grid):
-        scope = shape_of(table)[axis]
+        scope = static_shape(table)[axis]
         steps = reach(scope, side)
         table = table.narrow(axis, scope // 2 - steps, 2 * steps + 1)
     return table
 
 
 def split_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
-    """(b, n, ...) to (b d^D, n', ...): one grid of sides ceil(S / d) for each phase, the position modulo d.
+    """Reshape (b, n, ...) to (b d^D, n', ...), one grid of sides ceil(S / d) for each phase (the position modulo d).
 
-    Under dilation d only positions of equal phase interact, as undilated neighbors. The grid is zero-padded to
-    multiples of d.
+    With dilation d only positions of the same phase interact; within a phase they are neighbors. The grid is
+    zero-padded to multiples of d.
     """
     x = x.unflatten(1, tuple(grid))
     trailing = x.ndim - 1 - len(grid)
@@ -67,41 +67,42 @@ def join_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
 
 
 def mask_future(table: Tensor, dimensions: int) -> Tensor:
-    """The table with zeros at offsets after 0 in row-major order."""
+    """Set the embeddings of offsets after 0 in row-major order to zero."""
     sides = table.shape[:dimensions]
     order = torch.arange(math.prod(sides), device=table.device).reshape(sides)
     return table.masked_fill((order > math.prod(sides) // 2)[..., None, None], 0)
 
 
-def embeddings_of_pairs(
+def pairwise_embeddings(
     table: Tensor, grid: Sequence[int], dilation: int, context_grid: Sequence[int] | None = None
 ) -> Tensor:
-    """E (S_1..S_D, k, u, C_1..C_D), query position first, from a table R (r_1..r_D, k, u).
+    """Return E (S_1..S_D, k, u, C_1..C_D), with query positions first, from a table R (r_1..r_D, k, u).
 
-    e[n,m] = R[center + (m - n) / dilation], zero beyond the table and where the offset is not a multiple of the
-    dilation. context_grid: the sides C of the context grid, which has the same origin as the queries' grid; None for
-    the same grid. Cost: the memory of E; no arithmetic.
+    e[n,m] = R[center + (m - n) / dilation], or zero if the offset is outside the table or not a multiple of the
+    dilation. context_grid: sides C of the context grid, which has the same origin as the queries' grid; None if both
+    grids are equal. Cost: memory for E, no arithmetic.
 
-    Built from windows of the padded or cropped table: unlike an indexed gather, their gradient sums the pairs of an
-    offset in a fixed order.
+    Uses windows of the padded or cropped table because their gradient, unlike that of an indexed gather, is summed in
+    a fixed order.
     """
     dimensions = len(grid)
     for axis, (side, context) in enumerate(zip(grid, grid if context_grid is None else context_grid, strict=True)):
         farthest = table.shape[axis] // 2 * dilation
         if dilation > 1:
             table = _insert_zeros(table, axis, dilation)
-        # Offsets from -(S - 1) to C - 1; a negative padding crops.
+        # Offsets range from -(S - 1) to C - 1. Negative padding crops.
         table = F.pad(table, _padding(table.ndim, axis, side - 1 - farthest, context - 1 - farthest))
-        # Window i of length C starts at offset i - (S - 1): it belongs to query position S - 1 - i.
+        # Window i of length C starts at offset i - (S - 1), so it belongs to query position S - 1 - i.
         table = windows(table, axis, side, context)
     return table.flip(tuple(range(dimensions)))
 
 
 def windows(x: Tensor, axis: int, count: int, length: int, step: int = 1) -> Tensor:
-    """`count` windows of a length along an axis, at starts 0, step, 2 step, .., as a new last axis.
+    """Return `count` windows of the given length along an axis, starting at 0, step, 2 step, .., as a new last axis.
 
-    x must have exactly (count - 1) step + length entries along the axis. A view, by unfold. torch.compile would
-    recompile for every length of unfold; there x is repeated, and rows longer than x by step shift each window.
+    x must have exactly (count - 1) step + length elements along the axis. In eager mode this is `Tensor.unfold`.
+    torch.compile would recompile unfold for every length, so a compiled graph repeats x instead and reads it in rows
+    that are longer than x by `step`, so that each row starts `step` elements later.
     """
     if not torch.compiler.is_compiling():
         return x.unfold(axis, length, step)
@@ -113,16 +114,17 @@ def windows(x: Tensor, axis: int, count: int, length: int, step: int = 1) -> Ten
 
 
 def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) -> Tensor:
-    """Interpolate a table (r_1..r_D, k[, u]) linearly to other odd sides, D = len(sides), for another resolution.
+    """Resize a table of relative embeddings to another resolution by linear interpolation.
 
-    The ends and the center, offset 0, keep their places. An axis that shrinks to one entry keeps its center; an axis
-    that grows from one entry is zero-padded, because offsets beyond a table are zero.
-    keep_sum: scale the entries by prod((r - 1) / (r' - 1)) over the axes where both exceed 1, the inverse of how much
-        denser the offsets are, so that lambdas, which are sums over positions, keep their scale. If False, the entries
-        keep theirs.
+    table: (r_1..r_D, k[, u]) with odd r.
+    sides: new odd sides r'_1..r'_D. The ends and the center (offset 0) of each axis are kept. An axis that shrinks to
+        one entry keeps its center; an axis that grows from one entry is zero-padded, because embeddings of offsets
+        beyond a table are zero.
+    keep_sum: multiply the entries by prod((r - 1) / (r' - 1)) over all axes where r and r' exceed 1. Lambdas are sums
+        over positions, so this keeps their scale when the resolution changes. If False, the entries are not scaled.
 
-    Returns a new tensor (r'_1..r'_D, k[, u]) in the table's dtype, computed in float32 or wider; at the same sides a
-    copy. Differentiable. Cost: 2^D k u prod(r') multiply-adds. Raises ValueError naming the invalid argument.
+    Returns a new tensor (r'_1..r'_D, k[, u]) in the table's dtype, computed in float32 or wider. Differentiable.
+    Cost: 2^D k u prod(r') multiply-adds. Raises ValueError naming the invalid argument.
     """
     check_tensors(table=table)
     check_flags(keep_sum=keep_sum)
@@ -148,13 +150,14 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
 
 
 def check_resize(table: Tensor, sides: Sequence[int], name: str = "sides") -> None:
-    """Raise ValueError, naming the argument, unless the table (r_1..r_D, k[, u]) can be resized to the sides."""
+    """Raise ValueError unless the table (r_1..r_D, k[, u]) can be resized to `sides`, which the error calls `name`."""
     ints = isinstance(sides, Sequence) and all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
     if not ints or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
         raise ValueError(f"{name} must be 1, 2 or 3 integers, odd and positive, got {sides!r}")
     if table.ndim - len(sides) not in (1, 2):
-        expected = f"{len(sides)} sides, as {name} has, and then (k,) or (k, u)"
-        raise ValueError(f"table must have {expected}, got shape {tuple(table.shape)}")
+        axes = ", ".join(f"r_{axis}" for axis in range(1, len(sides) + 1))
+        expected = f"({axes}, k) or ({axes}, k, u), because {name} has {len(sides)} elements"
+        raise ValueError(f"table must be {expected}, got shape {tuple(table.shape)}")
     if any(side % 2 == 0 for side in table.shape[: len(sides)]):
         raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")
     if table.dtype not in FLOATING:
@@ -162,12 +165,12 @@ def check_resize(table: Tensor, sides: Sequence[int], name: str = "sides") -> No
 
 
 def _insert_zeros(table: Tensor, axis: int, dilation: int) -> Tensor:
-    """Insert zeros between the entries along an axis, at offsets that are not multiples of the dilation."""
+    """Insert dilation - 1 zeros between neighboring entries along an axis."""
     table = table.unsqueeze(axis + 1)
     table = F.pad(table, _padding(table.ndim, axis + 1, 0, dilation - 1)).flatten(axis, axis + 1)
     return table.narrow(axis, 0, table.shape[axis] - dilation + 1)
 
 
 def _padding(rank: int, axis: int, before: int, after: int) -> list[int]:
-    """The argument of F.pad, whose axes are counted from the last, to pad one axis."""
+    """Return the `pad` argument of F.pad for padding a single axis; F.pad lists axes from the last to the first."""
     return [0, 0] * (rank - 1 - axis) + [before, after]

@@ -1,4 +1,4 @@
-"""Content and position terms for arbitrary embeddings and masks."""
+"""The sum of content and position terms for arbitrary embeddings and masks."""
 
 import torch
 from torch import Tensor
@@ -21,24 +21,25 @@ def lambda_interaction(
 ) -> Tensor:
     """y[b,h,n,:] = sum_k q[b,h,n,k] (sum_m kbar[b,n,m,k] v[b,m,:] + sum_m e[n,m,k] v[b,m,:])  (Eqs. 1 and 2, C.2).
 
-    queries: (b, h, n, k). keys: (b, m, k[, u]) as projected, not yet normalized over the context; None for position
-    only. values: (b, m, v[, u]). embeddings: (n, m, k[, u]) shared by the batch, (b, n, m, k[, u]) per example, or
-    None for content only. The trailing u is present if values have it, and is summed over (C.4).
-    mask: bool, True where query and context position interact: (n, m) shared or (b, n, m) per example; (1, m) or
-        (b, 1, m) if all queries share one context, as in a padded batch. Sums and normalization are over each query's
-        own context (Fig. 6, with the keys normalized as its comment says); an empty context gives 0.
-    causal: only context positions m <= n; needs as many context positions as queries.
-    multi_head: one lambda per head (C.3): keys (b, h, m, k[, u]), values (b, h, m, v[, u]), embeddings
+    queries: (b, h, n, k).
+    keys: (b, m, k[, u]), not yet normalized, or None to omit the content term.
+    values: (b, m, v[, u]). If values have the axis u, keys and embeddings have it too; it is summed over (C.4).
+    embeddings: (n, m, k[, u]), (b, n, m, k[, u]) for different embeddings per example, or None to omit the position
+        term.
+    mask: bool, True where query n and context position m interact: (n, m), or (b, n, m) for different masks per
+        example; (1, m) or (b, 1, m) if all queries share one context, as in a padded batch. Sums and normalization are
+        over the context of each query (Fig. 6, with the keys normalized as in its comment). An empty context gives 0.
+    causal: use only context positions m <= n; requires m = n.
+    multi_head: one lambda per head (C.3), with keys (b, h, m, k[, u]), values (b, h, m, v[, u]) and embeddings
         (h, n, m, k[, u]) or (b, h, n, m, k[, u]).
     normalize_keys: over the context (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, unnormalized.
 
-    Returns (b, h, n, v) in the dtype of the inputs. Keys are normalized in float32 or wider; float16 is computed in
-    float32, and under float16 autocast the result is float32. Differentiable twice.
-    Cost in multiply-adds. Content: b (m + h n) k v u if queries share their context; if causal, see
-    `lambdanets.ops.causal`, without tensors of size n m; with a mask of several rows b n m h (k + v) u, and a tensor
-    of b n m k u elements for normalized keys, b n m h u for unnormalized ones. Position: b n m k u v for shared
-    embeddings; b n m h (k + v) u for embeddings or masks per example, whose lambdas are never formed. multi_head: h
-    times the cost of one head.
+    Returns (b, h, n, v) in the dtype of the inputs. Keys are normalized in float32 or wider. float16 inputs are
+    computed in float32, and under float16 autocast the result is float32. Twice differentiable.
+    Cost of the content term in multiply-adds: b (m + h n) k v u if all queries share one context; see
+    `lambdanets.ops.causal` if causal; b n m h (k + v) u with a mask of several rows, and memory for b n m k u elements
+    with normalized keys or b n m h u with unnormalized keys. Cost of the position term: b n m k u v if embeddings and
+    mask are shared by the batch, otherwise b n m h (k + v) u. With multi_head, h times the cost of one head.
     Raises ValueError naming the invalid argument.
     """
     check_tensors(queries=queries, keys=keys, values=values, embeddings=embeddings, mask=mask)
@@ -80,9 +81,10 @@ def _interaction(
     normalize_keys: str | None,
     causal: bool,
 ) -> Tensor:
-    """One lambda for all heads: keys (b, m, k, u), values (b, m, v, u), embeddings ([b, ]n, m, k, u)."""
+    """`lambda_interaction` with one lambda for all heads and the axis u; embeddings: ([b, ]n, m, k, u)."""
     if mask is not None and mask.shape[-2] != 1:
-        # NaN at positions masked for all queries must not enter as 0 * NaN; masks of one row are applied below.
+        # Replace values at positions that are masked for all queries, because 0 * NaN is NaN.
+        # Masks with one row are applied below.
         unused = ~mask.any(dim=-2)[..., None, None]
         values = values.masked_fill(unused, 0)
         keys = None if keys is None else keys.masked_fill(unused, 0)
@@ -124,7 +126,7 @@ def check_lambda_interaction(
     multi_head: bool = False,
     causal: bool = False,
 ) -> None:
-    """Raise ValueError naming the argument, the expected and the actual shape, unless the shapes are consistent."""
+    """Raise ValueError, with the expected and the actual shape, unless the shapes are consistent."""
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
     batch, heads, positions, depth = queries.shape
@@ -132,11 +134,11 @@ def check_lambda_interaction(
     if values.ndim not in (len(lead) + 2, len(lead) + 3):
         raise ValueError(f"values must be ({letters}, m, v) or ({letters}, m, v, u), got shape {tuple(values.shape)}")
     if keys is None and embeddings is None:
-        raise ValueError("keys and embeddings must not both be None; pass keys for content, embeddings for position")
+        raise ValueError("keys and embeddings must not both be None; pass keys, embeddings or both")
     if values.shape[0] != batch:
-        raise ValueError(f"values must have the batch of queries, {batch}, got shape {tuple(values.shape)}")
+        raise ValueError(f"values must have batch size {batch}, like queries, got shape {tuple(values.shape)}")
     if multi_head and values.shape[1] != heads:
-        raise ValueError(f"values must have the heads of queries, {heads}, got shape {tuple(values.shape)}")
+        raise ValueError(f"values must have {heads} heads, like queries, got shape {tuple(values.shape)}")
     context, intra = values.shape[len(lead)], tuple(values.shape[len(lead) + 2 :])
     u = ", u" if intra else ""
     if keys is not None and tuple(keys.shape) != (*lead, context, depth, *intra):
@@ -152,17 +154,17 @@ def check_lambda_interaction(
                 f"got shape {tuple(embeddings.shape)}"
             )
     if causal and context != positions:
-        raise ValueError(f"causal must have as many context positions as queries, n = {positions}, got m = {context}")
+        raise ValueError(f"context must have {positions} positions, like queries, if causal is True; got {context}")
     check_mask(mask, batch, positions, context)
 
 
 def check_mask(mask: Tensor | None, batch: int, positions: int, context: int) -> None:
-    """Raise ValueError unless the mask is None, or bool and (n, m), (b, n, m), (1, m) or (b, 1, m)."""
+    """Raise ValueError unless the mask is None or a bool tensor (n, m), (b, n, m), (1, m) or (b, 1, m)."""
     if mask is None:
         return
     rows = ((positions, context), (1, context))
     if mask.dtype != torch.bool or tuple(mask.shape) not in (*rows, *((batch, *row) for row in rows)):
         raise ValueError(
-            f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, where n "
-            f"may be 1; got {mask.dtype} of shape {tuple(mask.shape)}"
+            f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, "
+            f"with n or 1 rows; got {mask.dtype} of shape {tuple(mask.shape)}"
         )

@@ -1,4 +1,4 @@
-"""Compute and result dtypes of operations."""
+"""The dtypes in which operations compute and return results."""
 
 import threading
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast on the device, or None where it is off."""
+    """Return the autocast dtype for the device, or None if autocast is disabled."""
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A context manager that disables autocast on the device; the meta device has no autocast."""
+    """Return a context manager that disables autocast on the device."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def without_tf32_convolutions(device: torch.device) -> AbstractContextManager[Any]:
-    """A context manager that disables TF32 in cuDNN's float32 convolutions, PyTorch's default on GPUs."""
+    """Return a context manager that disables TF32, PyTorch's default, in cuDNN's float32 convolutions."""
     return _ieee_convolutions() if device.type == "cuda" else nullcontext()
 
 
 _ieee_lock = threading.Lock()
-_ieee_threads: list[str] = []  # the initial setting, once per thread inside; the last one restores it
+_ieee_threads: list[str] = []  # the original setting, once per active context; the last context to exit restores it
 
 
 @contextmanager
@@ -48,12 +48,12 @@ def _ieee_convolutions() -> Iterator[None]:
 
 
 def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype to compute in and the dtype to return, for an operation's named inputs; None is skipped.
+    """Return the dtype in which an operation on these named inputs computes, and the dtype of its result.
 
-    Outside autocast all must share one floating dtype, the result dtype; float16 is computed in float32, because
-    sums over hundreds of positions exceed its range. Under bfloat16 autocast everything is bfloat16; under float16
-    autocast the operation computes in and returns float32, as softmax and the losses do.
-    Raises ValueError, naming the argument, where dtypes differ or are not floating.
+    Outside autocast all inputs must have the same floating dtype, which is the result dtype. float16 inputs are
+    computed in float32, because sums over hundreds of positions exceed the range of float16. Under bfloat16 autocast
+    both dtypes are bfloat16; under float16 autocast both are float32, as for softmax and loss functions.
+    Inputs that are None are ignored. Raises ValueError, naming the argument, if dtypes differ or are not floating.
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first_name, first = next(iter(present.items()))
@@ -73,15 +73,15 @@ def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, tor
 
 
 def output_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The output dtype of the position interaction by input dtype: float32 for float16, whose range sums exceed."""
+    """Return the output dtype of the position interaction: float32 for float16, because sums exceed its range."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums and exponentials: float64 for float64, float32 for all others."""
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype for sums and exponentials: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def root_or_one(squares: Tensor) -> Tensor:
-    """The square root of a sum of squares, 1 where that is 0: then division keeps zeros, and gradients are finite."""
+def sqrt_or_one(squares: Tensor) -> Tensor:
+    """Return the square root, or 1 where `squares` is 0, so that dividing by it is safe and has finite gradients."""
     return torch.where(squares > 0, squares, 1).sqrt()

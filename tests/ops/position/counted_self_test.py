@@ -1,4 +1,4 @@
-"""A fake self-test that appends the dtype of each run to a file, and passes all kernels."""
+"""A fake self-test that appends the dtype of each run to a file and reports that all kernels passed."""
 
 import json
 import sys
@@ -11,5 +11,5 @@ if __name__ == "__main__":
     print(json.dumps({"event": "ready"}))
     for kernel in kernels:
         print(json.dumps({"event": "start", "kernel": kernel}))
-        found = {"reason": "", "error": 1e-7, "allowed": 1e-5, "seconds": 0.1}
-        print(json.dumps({"event": "verdict", "kernel": kernel, **found}), flush=True)
+        verdict = {"reason": "", "error": 1e-7, "allowed": 1e-5, "seconds": 0.1}
+        print(json.dumps({"event": "verdict", "kernel": kernel, **verdict}), flush=True)

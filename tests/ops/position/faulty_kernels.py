@@ -1,7 +1,7 @@
-"""The self-test of the fused kernels on one tiny problem in Triton's interpreter, with a fault injected into a kernel.
+"""Runs the self-test on one tiny problem in Triton's interpreter, with a fault injected into a kernel.
 
-Arguments: FAULT, then those of the self-test. Run in a subprocess, because TRITON_INTERPRET=1 must be set before Triton
-is imported, and because some faults kill the process.
+Arguments: FAULT, then the arguments of the self-test. This script runs in a subprocess, because TRITON_INTERPRET=1 must
+be set before Triton is imported, and because some faults kill the process.
 """
 
 import os
@@ -18,8 +18,8 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, self_test
 
 
-def multiply_bfloat16():
-    """Patch tl.dot of the interpreter, which stores bfloat16 as integers, to multiply bfloat16 values."""
+def patch_bfloat16_dot():
+    """Patch tl.dot of the interpreter to support bfloat16, which the interpreter stores as integers."""
     create_dot = InterpreterBuilder.create_dot
 
     def to_float32(x):
@@ -27,11 +27,11 @@ def multiply_bfloat16():
             return x
         return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    InterpreterBuilder.create_dot = lambda self, a, b, *more: create_dot(self, to_float32(a), to_float32(b), *more)
+    InterpreterBuilder.create_dot = lambda self, a, b, *rest: create_dot(self, to_float32(a), to_float32(b), *rest)
 
 
-class Faulty:
-    """A kernel whose launches are passed to a fault function."""
+class FaultyKernel:
+    """Wraps a kernel; launches call a fault function with the launcher and its arguments."""
 
     def __init__(self, kernel, fault):
         self.kernel, self.fault = kernel, fault
@@ -40,18 +40,18 @@ class Faulty:
         return lambda *arguments, **constants: self.fault(self.kernel[grid], *arguments, **constants)
 
 
-def raises(launch, *arguments, **constants):
+def raise_error(launch, *arguments, **constants):
     raise RuntimeError("out of resource: shared memory,\n Required: 303104, Hardware limit: 232448")
 
 
-def is_wrong(launch, *arguments, **constants):
+def change_one_element(launch, *arguments, **constants):
     launch(*arguments, **constants)
     output = arguments[4]
     if output.dtype == torch.bfloat16:
         output[0, 0, 0, 7] += 4
 
 
-def leaves_an_element_unwritten(launch, *arguments, **constants):
+def leave_one_element_unwritten(launch, *arguments, **constants):
     output = arguments[4]
     before = output[0, 0, 0, 7].clone()
     launch(*arguments, **constants)
@@ -59,29 +59,29 @@ def leaves_an_element_unwritten(launch, *arguments, **constants):
         output[0, 0, 0, 7] = before
 
 
-def hangs(launch, *arguments, **constants):
+def hang(launch, *arguments, **constants):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(os.environ["LAMBDANETS_CACHE"], "pid").write_text(str(os.getpid()))
     time.sleep(600)
 
 
-def crashes(launch, *arguments, **constants):
+def crash(launch, *arguments, **constants):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
 if __name__ == "__main__":
     fault, *arguments = sys.argv[1:]
-    multiply_bfloat16()
+    patch_bfloat16_dot()
     self_test.CASES = (self_test.Case(1, 2, (2, 3), (3, 3), 16, 16),)
     forward, backward = {
         "none": (None, None),
-        "raises": (raises, None),
-        "wrong_in_bfloat16": (is_wrong, leaves_an_element_unwritten),
-        "hangs": (hangs, None),
-        "crashes": (None, crashes),
+        "raises": (raise_error, None),
+        "wrong_in_bfloat16": (change_one_element, leave_one_element_unwritten),
+        "hangs": (hang, None),
+        "crashes": (None, crash),
     }[fault]
     if forward:
-        forward_kernels.forward_query_order = Faulty(forward_kernels.forward_query_order, forward)
+        forward_kernels.forward_query_order = FaultyKernel(forward_kernels.forward_query_order, forward)
     if backward:
-        gradient_kernels.queries_gradient = Faulty(gradient_kernels.queries_gradient, backward)
+        gradient_kernels.queries_gradient = FaultyKernel(gradient_kernels.queries_gradient, backward)
     sys.exit(self_test.main(arguments))

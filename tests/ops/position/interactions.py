@@ -1,4 +1,4 @@
-"""Inputs, outputs and gradients of position interactions; the algorithms that run on CPU."""
+"""Helpers for tests: inputs, outputs and gradients of position interactions, and the algorithms for CPU."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,21 +8,23 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.algorithm import Algorithm, Bound, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Gradients
 from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
-from lambdanets.ops.position.rates import Rates, built_in
+from lambdanets.ops.position.rates import Rates, built_in_rates
 
 
-def supporting(*grid: int) -> list[str]:
-    """The algorithms that support a grid on CPU in float64; for fused kernels see test_fused_kernels."""
+def supported_algorithms(*grid: int) -> list[str]:
+    """Return the algorithms that support a grid on CPU in float64, which excludes the fused kernels."""
     ones = (1,) * len(grid)
     problem = Problem(1, 1, grid, 1, 1, 1, ones, ones, False, torch.float64, "cpu")
-    return [name for name, algorithm in ALGORITHMS.items() if algorithm.cost(problem, built_in("cpu", 1)) is not None]
+    return [
+        name for name, algorithm in ALGORITHMS.items() if algorithm.cost(problem, built_in_rates("cpu", 1)) is not None
+    ]
 
 
 class Spy(Algorithm):
-    """Wraps an algorithm with at most `max_batch` examples per call; counts `prepare` calls and records queries.
+    """Wraps an algorithm: limits the examples per call, counts calls of `prepare` and records queries.
 
     compute_dtype: replaces the one that the algorithm would choose.
     """
@@ -37,12 +39,12 @@ class Spy(Algorithm):
     def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
         return self.forced_dtype or self.inner.compute_dtype(problem, rates)
 
-    def bind(self, problem: Problem, rates: Rates) -> Bound:
-        return BoundSpy(self, self.inner.bind(problem.with_batch(self.max_batch), rates))
+    def bind(self, problem: Problem, rates: Rates) -> BoundAlgorithm:
+        return BoundSpy(self, self.inner.bind(problem.limit_batch(self.max_batch), rates))
 
 
-class BoundSpy(Bound):
-    def __init__(self, spy: Spy, inner: Bound) -> None:
+class BoundSpy(BoundAlgorithm):
+    def __init__(self, spy: Spy, inner: BoundAlgorithm) -> None:
         super().__init__(inner.problem)
         self.spy, self.inner = spy, inner
 
@@ -71,7 +73,7 @@ def make_inputs(
     v: int = 5,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
-    """Queries, table and values; u = 0 for no axis u."""
+    """Make queries, table and values; u = 0 omits the axis u."""
     generator = torch.Generator().manual_seed(math.prod(grid) + sum(sides) + u)
     extra = (u,) if u else ()
     shapes = (batch, heads, math.prod(grid), k), (*sides, k, *extra), (batch, math.prod(grid), v, *extra)
@@ -79,7 +81,7 @@ def make_inputs(
 
 
 def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """function(*inputs) and its gradients for a fixed random grad_output."""
+    """Return function(*inputs) and its gradients for a fixed random grad_output."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     output = function(*inputs)
     grad_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -87,11 +89,11 @@ def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) ->
 
 
 def run(inputs: Sequence[Tensor], grid: Sequence[int], **options: Any) -> list[Tensor]:
-    """The output and the three gradients of the position interaction."""
+    """Return the output of the position interaction and the gradients of queries, table and values."""
     return with_gradients(lambda *x: position_interaction(*x, grid, **options), inputs)
 
 
 def assert_all_close(results: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-11) -> None:
-    """Equal up to a tolerance relative to the largest number of each."""
-    for result, other in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, other, rtol=tolerance, atol=tolerance * other.abs().max().item())
+    """Compare tensors with a tolerance relative to the largest magnitude of each expected tensor."""
+    for actual, target in zip(results, expected, strict=True):
+        torch.testing.assert_close(actual, target, rtol=tolerance, atol=tolerance * target.abs().max().item())

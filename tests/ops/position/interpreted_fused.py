@@ -1,7 +1,7 @@
 """Runs the fused kernels in Triton's interpreter and prints results for the tests as JSON.
 
-Run in a subprocess, because TRITON_INTERPRET=1 must be set before Triton is imported. Inputs are slices of larger
-tensors of NaN, and new tensors are filled with NaN.
+This script runs in a subprocess, because TRITON_INTERPRET=1 must be set before Triton is imported. Inputs are slices of
+larger tensors of NaN, and new tensors are filled with NaN.
 """
 
 import itertools
@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets import LambdaLayer2d, position_interaction
 from lambdanets.ops.position.fused import launches, scaling
-from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far
+from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, offset64
 from lambdanets.ops.position.fused.self_test import CASES as SELF_TEST_CASES
 from lambdanets.ops.position.fused.self_test import Case, make_example, run_kernel
-from lambdanets.ops.position.fused.tiles import K, max_values
-from lambdanets.ops.position.fused.verification import kernels_of
+from lambdanets.ops.position.fused.tiles import K, max_value_channels
+from lambdanets.ops.position.fused.verification import kernels_for_dtype
 
 CASES = {
     "ragged tiles": (torch.float16, Case(5, 2, (7, 9), (5, 5), 16, 16)),
@@ -36,8 +36,8 @@ CASES = {
 }
 
 
-def far_apart(x: torch.Tensor) -> torch.Tensor:
-    """x with its examples 2^31 elements apart, in a sparse file."""
+def with_large_strides(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of x, in a sparse file, whose batch stride is 2^31 elements."""
     stride = 2**31
     size = (x.shape[0] - 1) * stride + x[0].numel()
     strides = stride, *torch.empty(x.shape[1:], device="meta").stride()
@@ -47,85 +47,84 @@ def far_apart(x: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(x.shape, strides).copy_(x)
 
 
-def errors(dtype: torch.dtype, case: Case, spread: bool = False) -> dict[str, float]:
-    """||result - exact|| / ||exact|| for both orders of the forward pass and the gradients."""
+def errors(dtype: torch.dtype, case: Case, large_strides: bool = False) -> dict[str, float]:
+    """Return ||result - exact|| / ||exact|| by kernel."""
     example = make_example(case, dtype, "cpu")
-    if spread:
+    if large_strides:
         queries, table, values, grad_output = example.inputs
-        inputs = (far_apart(queries), table, far_apart(values), far_apart(grad_output))
-        example = replace(example, inputs=inputs, content=far_apart(example.content))
-    found = {}
-    for kernel in kernels_of(dtype):
+        inputs = (with_large_strides(queries), table, with_large_strides(values), with_large_strides(grad_output))
+        example = replace(example, inputs=inputs, content=with_large_strides(example.content))
+    error_by_kernel = {}
+    for kernel in kernels_for_dtype(dtype):
         result, exact, _ = run_kernel(kernel, example)
         assert result.dtype == (torch.float32 if kernel.startswith("forward") and dtype == torch.float16 else dtype)
-        found[kernel] = ((result.double() - exact).norm() / exact.norm()).item()
-    return found
+        error_by_kernel[kernel] = ((result.double() - exact).norm() / exact.norm()).item()
+    return error_by_kernel
 
 
-class Storages(TorchDispatchMode):
-    """Records the storages of tensors of a size and dtype that operators return, and counts in-place writes to them."""
+class StorageRecorder(TorchDispatchMode):
+    """Records storages of the returned tensors with this size and dtype, and counts in-place writes to them."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.size, self.dtype, self.found, self.writes = size, dtype, set(), 0
+        self.size, self.dtype, self.storages, self.writes = size, dtype, set(), 0
 
-    def counts(self, x) -> bool:
+    def matches(self, x) -> bool:
         return isinstance(x, torch.Tensor) and x.numel() == self.size and x.dtype == self.dtype
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         result = operator(*arguments, **(options or {}))
         for x in result if isinstance(result, (tuple, list)) else (result,):
-            if self.counts(x):
-                self.found.add(x.untyped_storage().data_ptr())
+            if self.matches(x):
+                self.storages.add(x.untyped_storage().data_ptr())
         schema = operator._schema.arguments
         self.writes += sum(
-            self.counts(x) and argument.is_write and operator.__name__ != "set_.source_Storage_storage_offset"
+            self.matches(x) and argument.is_write and operator.__name__ != "set_.source_Storage_storage_offset"
             for argument, x in zip(schema, arguments, strict=False)
         )
         return result
 
 
-def storages_of_outputs(dtype: torch.dtype) -> dict[str, int]:
-    """The number of tensors of the size of y in the forward pass of a layer and, with grad_output, in the backward
-    pass, and the number of in-place writes to them."""
+def count_output_storages(dtype: torch.dtype) -> dict[str, int]:
+    """Count the tensors with the size of the output in forward and backward pass, and in-place writes to them."""
     torch.manual_seed(0)
     layer = LambdaLayer2d(48, 96, scope=5, heads=4, query_depth=8, algorithm="fused").to(dtype)
     x = torch.randn(3, 48, 4, 5, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
-    with Storages(3 * 96 * 4 * 5, dtype) as forward:
+    with StorageRecorder(3 * 96 * 4 * 5, dtype) as forward:
         y = layer(x)
     grad_output = torch.randn_like(y)
-    with Storages(y.numel(), dtype) as backward:
+    with StorageRecorder(y.numel(), dtype) as backward:
         torch.autograd.grad(y, [x, *layer.parameters()], grad_output)
     return {
-        "forward": len(forward.found),
-        "backward": len(backward.found),
+        "forward": len(forward.storages),
+        "backward": len(backward.storages),
         "writes": forward.writes + backward.writes,
     }
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
-def offset_of_last(out_ptr, batch, heads, height, width, q_b_stride, q_h_stride, q_n_stride, UNIT: tl.constexpr):  # noqa: N803
+def last_row_offset(out_ptr, batch, heads, height, width, q_b_stride, q_h_stride, q_n_stride, UNIT: tl.constexpr):  # noqa: N803
     last = tl.full((1,), 1, tl.int32)
-    offset = far(last * (batch - 1), q_b_stride, UNIT) + far(last * (heads - 1), q_h_stride, UNIT)
-    offset += far(last * (height - 1) * width + (width - 1), q_n_stride, UNIT)
+    offset = offset64(last * (batch - 1), q_b_stride, UNIT) + offset64(last * (heads - 1), q_h_stride, UNIT)
+    offset += offset64(last * (height - 1) * width + (width - 1), q_n_stride, UNIT)
     tl.store(out_ptr + tl.arange(0, 1), offset)
 
 
-def offsets() -> list[tuple[int, int]]:
-    """Offsets of the last row of large outputs, computed by kernels from the launchers' strides, and expected ones."""
-    found = []
+def last_row_offsets() -> list[tuple[int, int]]:
+    """Return actual offsets of the last row of large outputs, computed by kernels, and expected offsets."""
+    offsets = []
     for side in (1024, 1056, 2048, 4096):
         for batch, heads, depth in ((1, 4, 64), (8, 4, 64), (256, 4, 128), (256, 16, 16)):
             x = torch.empty(batch, side * side, heads, depth, dtype=torch.bfloat16, device="meta").transpose(1, 2)
             out = torch.zeros(1, dtype=torch.int64)
             unit = launches.UNIT_BYTES // x.dtype.itemsize
-            offset_of_last[(1,)](out, batch, heads, side, side, *launches.strides_of(x, unit), UNIT=unit)
-            found.append((out.item(), x.numel() - depth))
-    return found
+            last_row_offset[(1,)](out, batch, heads, side, side, *launches.strides_in_units(x, unit), UNIT=unit)
+            offsets.append((out.item(), x.numel() - depth))
+    return offsets
 
 
-def error_of_large_table_gradient() -> float:
-    """For float16 queries and values and a float32 table, with a table gradient beyond the range of float16."""
+def large_table_gradient_error() -> float:
+    """Return the relative error of a table gradient beyond the range of float16, with float16 queries and values."""
     generator = torch.Generator().manual_seed(0)
     queries, values = (torch.rand(shape, generator=generator).half() for shape in ((4, 2, 20, 16), (4, 20, 16)))
     table = torch.rand(3, 3, 16, generator=generator, requires_grad=True)
@@ -148,18 +147,19 @@ def random(*shape: int, magnitude: float = 1.0, dtype: torch.dtype = torch.float
 
 
 def scaling_errors() -> list[str]:
-    """Messages for scaled operands or bounds on sums beyond float16, and for errors of scaling beyond rounding."""
-    found = []
+    """Return messages about sums that may overflow float16, and about scaling with more than rounding errors."""
+    messages = []
     highest, eps = torch.finfo(torch.float16).max, torch.finfo(torch.float16).eps
     magnitudes = (1e-6, 1e-3, 1.0, 1e3, 1e4)
 
     def check(name: str, scaled: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, factor: float) -> None:
+        """Check an operand whose products are sums of at most `factor` times its largest element."""
         if not is_power_of_two(scale):
-            found.append(f"{name}: scale {scale.item()}")
+            messages.append(f"{name}: scale {scale.item()}")
         if not max(factor, 1) * scaled.abs().max().float() < highest:
-            found.append(f"{name}: a sum can reach {factor * scaled.abs().max().float()}")
+            messages.append(f"{name}: a sum can reach {factor * scaled.abs().max().float()}")
         if not (scaled.float() * scale - x.float()).abs().max() <= eps * x.abs().max():
-            found.append(f"{name}: not restored")
+            messages.append(f"{name}: unscaling does not restore the operand")
 
     for query_magnitude, table_magnitude in itertools.product(magnitudes, magnitudes):
         queries = random(2, 4, 9, K, magnitude=query_magnitude)
@@ -173,30 +173,33 @@ def scaling_errors() -> list[str]:
         values = random(2, 9, v, 1, magnitude=value_magnitude)
         content = random(2, K, v, dtype=torch.float32)
         scaled = scaling.backward_operands(grad_output, queries, table, values, content)
-        name, factor = f"backward {grad_magnitude} {value_magnitude}", min(v, max_values(2)) * values.abs().max().item()
+        name, factor = (
+            f"backward {grad_magnitude} {value_magnitude}",
+            min(v, max_value_channels(2)) * values.abs().max().item(),
+        )
         check(name, scaled.grad_output, scaled.grad_table_scale[0], grad_output, factor)
         check(f"{name}, table", scaled.table_for_logits, scaled.grad_values_scale[0] / scaled.grad_table_scale[0],
               table, K * queries.abs().max().item())  # fmt: skip
         if not is_power_of_two(scaled.grad_queries_scales[:2]):
-            found.append(f"{name}: scales of dq {scaled.grad_queries_scales[:2].tolist()}")
-    for number in (0.0, math.inf, math.nan):
-        scaled = scaling.forward_operands(torch.full((1, 1, 4, K), number).half(), table, None)
+            messages.append(f"{name}: scales of dq {scaled.grad_queries_scales[:2].tolist()}")
+    for value in (0.0, math.inf, math.nan):
+        scaled = scaling.forward_operands(torch.full((1, 1, 4, K), value).half(), table, None)
         if not (is_power_of_two(scaled.scales[0]) and scaled.table.isfinite().all()):
-            found.append(f"queries of {number}: {scaled.scales[0]}")
-    return found
+            messages.append(f"queries of {value}: {scaled.scales[0]}")
+    return messages
 
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
     results = {
         "errors": {name: errors(*case) for name, case in CASES.items()},
-        "storages": storages_of_outputs(torch.float32),
-        "far apart": {
-            str(dtype): errors(dtype, Case(2, 4, (3, 4), (3, 3), 16, 16, content=True), spread=True)
+        "storages": count_output_storages(torch.float32),
+        "large strides": {
+            str(dtype): errors(dtype, Case(2, 4, (3, 4), (3, 3), 16, 16, content=True), large_strides=True)
             for dtype in (torch.float16, torch.float32)
         },
         "scaling": scaling_errors(),
-        "offsets": offsets(),
-        "large table gradient": error_of_large_table_gradient(),
+        "offsets": last_row_offsets(),
+        "large table gradient": large_table_gradient_error(),
     }
     print(json.dumps(results))

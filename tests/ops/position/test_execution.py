@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interactions import Spy, assert_all_close, make_inputs, run, supporting, with_gradients
+from interactions import Spy, assert_all_close, make_inputs, run, supported_algorithms, with_gradients
 from torch import nn
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import execution
 from lambdanets.ops.position.execution import prepared_tables
 from lambdanets.ops.position.plan import ALGORITHMS
-from lambdanets.ops.position.rates import built_in
-from ops.exactness import assert_as_exact_as_plain
+from lambdanets.ops.position.rates import built_in_rates
+from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (6, 7), (5, 5)
-algorithms = pytest.mark.parametrize("algorithm", supporting(*GRID))
+algorithms = pytest.mark.parametrize("algorithm", supported_algorithms(*GRID))
 
 
-class Position(nn.Module):
+class PositionLayer(nn.Module):
     def __init__(self, algorithm, scale=1.0):
         super().__init__()
         self.table, self.algorithm = nn.Parameter(scale * make_inputs(GRID, SIDES)[1]), algorithm
@@ -28,46 +28,46 @@ class Position(nn.Module):
         return position_interaction(queries, self.table, values, GRID, algorithm=self.algorithm)
 
 
-def by_optimizer(layer):
+def optimizer_step(layer):
     layer.table.grad = torch.ones_like(layer.table)
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
 
 
-def by_state_dict(layer):
+def load_state_dict(layer):
     layer.load_state_dict({"table": layer.table.detach() * 3})
 
 
-def in_place(layer):
+def in_place_multiply(layer):
     with torch.no_grad():
         layer.table.mul_(-2)
 
 
-def by_data_in_place(layer):
+def in_place_add_to_data(layer):
     layer.table.data.add_(1)
 
 
-def by_replacing_data(layer):
+def replace_data(layer):
     layer.table.data = layer.table.data.flip(0).contiguous()
 
 
-def by_a_pointer_past_the_version_counter(layer):
+def numpy_write_without_version_counter(layer):
     layer.table.detach().numpy()[0] += 1
 
 
-def to_another_dtype_and_back(layer):
+def convert_to_bfloat16_and_back(layer):
     layer.table.data.mul_(1.5)
     layer.to(torch.bfloat16).to(torch.float64)
 
 
-CHANGES = [by_optimizer, by_state_dict, in_place, by_data_in_place, by_replacing_data,
-           by_a_pointer_past_the_version_counter, to_another_dtype_and_back]  # fmt: skip
+CHANGES = [optimizer_step, load_state_dict, in_place_multiply, in_place_add_to_data, replace_data,
+           numpy_write_without_version_counter, convert_to_bfloat16_and_back]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @algorithms
-def test_prepared_table_is_not_used_after_the_table_changed(change, algorithm):
+def test_prepared_table_is_not_used_after_the_table_changes(change, algorithm):
     queries, _, values = make_inputs(GRID, SIDES)
-    layer = Position(algorithm)
+    layer = PositionLayer(algorithm)
     for mode in torch.no_grad, torch.inference_mode:
         with mode():
             before = layer(queries, values)
@@ -81,9 +81,9 @@ def test_prepared_table_is_not_used_after_the_table_changed(change, algorithm):
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @algorithms
-def test_training_uses_the_changed_table(change, algorithm):
+def test_training_uses_the_table_after_each_change(change, algorithm):
     queries, _, values = (x.requires_grad_() for x in make_inputs(GRID, SIDES))
-    layer = Position(algorithm)
+    layer = PositionLayer(algorithm)
     for _ in range(2):
         results = torch.autograd.grad(layer(queries, values).square().sum(), (queries, layer.table, values))
         leaves = [x.detach().clone().requires_grad_() for x in (queries, layer.table, values)]
@@ -93,23 +93,25 @@ def test_training_uses_the_changed_table(change, algorithm):
 
 
 @algorithms
-def test_changing_the_number_of_threads_does_not_reuse_prepared_tables(algorithm, monkeypatch):
+def test_prepared_tables_are_not_reused_for_another_number_of_threads(algorithm, monkeypatch):
     grid, sides = (14, 14), (7, 7)
     inputs = make_inputs(grid, sides, batch=8, k=8, v=8, dtype=torch.float32)
     results = []
     for threads in 1, 16:
-        monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device, n=threads: built_in("cpu", n))
+        monkeypatch.setattr(
+            "lambdanets.ops.position.plan.device_rates", lambda device, n=threads: built_in_rates("cpu", n)
+        )
         results.append(run(inputs, grid, algorithm=algorithm))
     assert_all_close(*results, 1e-4)
 
 
 def test_prepared_table_shares_no_memory_with_the_table():
-    # with k = u = 1 the convolution's weights are laid out as the table is
+    # With k = u = 1 the weights of the convolution have the memory layout of the table.
     queries, table, values = make_inputs((4, 4), (5, 5), k=1)
     memory = table[..., 0].clone()
     position_interaction(queries, memory.unsqueeze(-1), values, (4, 4), algorithm="convolution")
     memory.copy_(memory.T.clone())
-    # at the same address and equal to the previous table, with other strides
+    # This table has the address and the values of the previous one, but other strides.
     result = position_interaction(queries, memory.T.unsqueeze(-1), values, (4, 4), algorithm="convolution")
     torch.testing.assert_close(result, definition.position_interaction(queries, table, values, (4, 4)))
 
@@ -128,27 +130,27 @@ def test_prepared_tables_are_evicted_in_lru_order_at_the_limit(monkeypatch):
     spy = Spy("lambda_order")
     monkeypatch.setitem(ALGORITHMS, "lambda_order", spy)
 
-    def prepares(table):
+    def is_prepared_again(table):
         before = spy.prepared
         position_interaction(queries, table, values, GRID, algorithm="lambda_order")
         return spy.prepared > before
 
     tables = [table + i for i in range(12)]
-    prepared_tables.clear()  # of other tests' tables
-    assert prepares(tables[0])
+    prepared_tables.clear()  # remove the tables of other tests
+    assert is_prepared_again(tables[0])
     size = prepared_tables.nbytes
     assert size > table.nbytes
     monkeypatch.setattr(execution, "CACHE_BYTES", 5 * size)
-    for other in tables[1:]:
-        assert prepares(other)
+    for next_table in tables[1:]:
+        assert is_prepared_again(next_table)
         assert prepared_tables.nbytes <= 5 * size
-    assert not any(prepares(other) for other in tables[-5:])
-    assert prepares(tables[-6])
-    monkeypatch.setattr(execution, "CACHE_BYTES", 3 * size)  # a single entry may take a quarter
+    assert not any(is_prepared_again(recent) for recent in tables[-5:])
+    assert is_prepared_again(tables[-6])
+    monkeypatch.setattr(execution, "CACHE_BYTES", 3 * size)  # entries larger than a quarter of the limit are not stored
     prepared_tables.clear()
-    assert prepares(table)
+    assert is_prepared_again(table)
     assert prepared_tables.nbytes == 0
-    assert prepares(table)
+    assert is_prepared_again(table)
 
 
 @algorithms
@@ -158,7 +160,7 @@ def test_results_are_thread_safe(algorithm):
     failures = []
     start = threading.Barrier(len(inputs))
 
-    def work(i):
+    def run_repeatedly(i):
         start.wait()
         try:
             for _ in range(8):
@@ -166,7 +168,7 @@ def test_results_are_thread_safe(algorithm):
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    threads = [threading.Thread(target=run_repeatedly, args=(i,)) for i in range(len(inputs))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -174,7 +176,7 @@ def test_results_are_thread_safe(algorithm):
     assert not failures, failures[0]
 
 
-# grid and sides: tiled by rows and columns, of whole maps, in one dimension
+# grid, sides of the table
 SHAPES = {"tiled": ((9, 24), (3, 3)), "whole": ((5, 6), (11, 11)), "sequence": ((40,), (5,))}
 
 
@@ -212,41 +214,41 @@ def test_tables_prepared_in_inference_mode_work_in_training(algorithm):
 
 
 @pytest.mark.parametrize("gain", [0.6, 4.0])
-@pytest.mark.parametrize("at_once", [1, 100], ids=["one by one", "batched"])
+@pytest.mark.parametrize("max_batch", [1, 100], ids=["single examples", "batched"])
 @algorithms
-def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, at_once, gain):
-    rates = replace(built_in("cpu", 1), bfloat16_gain=gain)
-    monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device: rates)
-    spy = Spy(algorithm, max_batch=at_once)
+def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, max_batch, gain):
+    rates = replace(built_in_rates("cpu", 1), bfloat16_gain=gain)
+    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: rates)
+    spy = Spy(algorithm, max_batch=max_batch)
     monkeypatch.setitem(ALGORITHMS, algorithm, spy)
-    grid, sides, batch = (3, 4), (5, 7), 128  # few pairs per offset and many examples, to test the sum over examples
+    grid, sides, batch = (3, 4), (5, 7), 128  # many examples but few pairs per offset, to test the sum over examples
     inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
     results = run(inputs, grid, algorithm=algorithm)
-    assert_as_exact_as_bfloat16_definition(results, inputs, grid)
-    narrow = gain > 1 and spy.inner.keeps_bfloat16
-    assert {queries.dtype for queries in spy.queries} == {torch.bfloat16 if narrow else torch.float32}
-    assert max(len(queries) for queries in spy.queries) == min(at_once, batch)
+    assert_error_within_bfloat16_budget(results, inputs, grid)
+    uses_bfloat16 = gain > 1 and spy.inner.keeps_bfloat16
+    assert {queries.dtype for queries in spy.queries} == {torch.bfloat16 if uses_bfloat16 else torch.float32}
+    assert max(len(queries) for queries in spy.queries) == min(max_batch, batch)
 
 
-@pytest.mark.parametrize("at_once", [1, 100], ids=["one by one", "batched"])
+@pytest.mark.parametrize("max_batch", [1, 100], ids=["single examples", "batched"])
 @pytest.mark.parametrize(("grid", "sides", "batch"), [((3, 4), (5, 7), 128), ((12, 11), (9, 21), 6), ((41,), (81,), 3)])
-def test_mixed_in_bfloat16_as_on_gpus_stays_within_the_budget(monkeypatch, at_once, grid, sides, batch):
-    spy = Spy("mixed", max_batch=at_once, compute_dtype=torch.bfloat16)
+def test_mixed_in_bfloat16_as_on_gpus_stays_within_the_budget(monkeypatch, max_batch, grid, sides, batch):
+    spy = Spy("mixed", max_batch=max_batch, compute_dtype=torch.bfloat16)
     monkeypatch.setitem(ALGORITHMS, "mixed", spy)
     inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
     results = run(inputs, grid, algorithm="mixed")
     assert {queries.dtype for queries in spy.queries} == {torch.bfloat16}
-    assert_as_exact_as_bfloat16_definition(results, inputs, grid)
+    assert_error_within_bfloat16_budget(results, inputs, grid)
 
 
-def assert_as_exact_as_bfloat16_definition(results, inputs, grid):
-    plain, exact = (
+def assert_error_within_bfloat16_budget(results, inputs, grid):
+    references, exact_results = (
         with_gradients(lambda *x: definition.position_interaction(*x, grid), [x.to(dtype) for x in inputs])
         for dtype in (torch.bfloat16, torch.float64)
     )
-    for result, reference, truth in zip(results, plain, exact, strict=True):
+    for result, reference, exact in zip(results, references, exact_results, strict=True):
         assert result.dtype == torch.bfloat16
-        assert_as_exact_as_plain(result, reference, truth)
+        assert_error_within_budget(result, reference, exact)
 
 
 @algorithms
@@ -271,7 +273,7 @@ def test_empty_batch_gives_empty_outputs_and_zero_table_gradient(algorithm):
 # grid, sides, u, causal, dilation
 SAVED = {
     "map": ((6, 7), (5, 5), 0, False, 1),
-    "map, table beyond it, causal": ((6, 7), (23, 23), 2, True, 1),
+    "map, larger table, causal": ((6, 7), (23, 23), 2, True, 1),
     "sequence": ((40,), (79,), 0, False, 1),
 }
 
@@ -301,9 +303,9 @@ def test_dilated_forward_pass_saves_only_its_padded_inputs(algorithm):
 @algorithms
 def test_deepcopy_does_not_share_the_prepared_table(algorithm):
     queries, _, values = make_inputs(GRID, SIDES)
-    layer = Position(algorithm)
+    layer = PositionLayer(algorithm)
     before = layer(queries, values)
-    other = copy.deepcopy(layer)
-    in_place(other)
-    torch.testing.assert_close(other(queries, values), -2 * before, rtol=1e-11, atol=1e-10)
+    copied = copy.deepcopy(layer)
+    in_place_multiply(copied)
+    torch.testing.assert_close(copied(queries, values), -2 * before, rtol=1e-11, atol=1e-10)
     assert torch.equal(layer(queries, values), before)

@@ -5,7 +5,7 @@ from interactions import assert_all_close, make_inputs, run
 import lambdanets as ln
 from lambdanets.ops.position.fourier import BoundFourier, Fourier, fast_side, padded_grid
 from lambdanets.ops.position.plan import ALGORITHMS
-from lambdanets.ops.position.rates import built_in
+from lambdanets.ops.position.rates import built_in_rates
 
 # grid, sides of the table, u, causal
 CASES = {
@@ -29,7 +29,7 @@ class ChunkedFourier(Fourier):
 
 @cases
 @pytest.mark.parametrize("chunk", [(1, 1), (3, 1), (5, 1), (5, 3)], ids="{0[0]} channels, {0[1]} depths".format)
-def test_any_chunk_size_equals_lambda_order(monkeypatch, chunk, grid, sides, u, causal):
+def test_fourier_equals_lambda_order_for_any_chunk_size(monkeypatch, chunk, grid, sides, u, causal):
     monkeypatch.setitem(ALGORITHMS, "fourier", ChunkedFourier(*chunk))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
@@ -42,7 +42,6 @@ def test_padded_grid_avoids_wrap_around(side):
         problem = ln.plan(*make_inputs((side,), (scope,), k=1, v=1, heads=1, batch=1), (side,)).problem
         (length,) = padded_grid(problem)
         reach = min(scope // 2, side - 1)
-        # then different offsets never alias
         assert length > (side - 1) + reach
 
 
@@ -64,6 +63,6 @@ def test_grad_table_is_the_adjoint_of_prepare(grid, sides, u, causal):
     generator = torch.Generator().manual_seed(0)
     shape = (*problem.scope, problem.query_depth, problem.intra_depth)
     table = torch.randn(shape, generator=generator, dtype=torch.float64)
-    bound = Fourier().bind(problem, built_in("cpu", 1))
+    bound = Fourier().bind(problem, built_in_rates("cpu", 1))
     (spectrum,) = bound.prepare(table)
     torch.testing.assert_close(bound.grad_table((spectrum.conj(),)), table)

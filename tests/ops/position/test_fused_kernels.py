@@ -12,9 +12,9 @@ from interpreted_fused import CASES
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused import Fused, device
 from lambdanets.ops.position.fused.device import KernelDevice
-from lambdanets.ops.position.fused.tiles import table_step, tile_and_step, tiles_of
+from lambdanets.ops.position.fused.tiles import choose_table_step, choose_tile_shape, choose_tiles
 from lambdanets.ops.position.problem import Problem
-from lambdanets.ops.position.rates import built_in
+from lambdanets.ops.position.rates import built_in_rates
 from scripts import load_script
 
 PROBLEM = Problem(
@@ -31,9 +31,9 @@ PROBLEM = Problem(
     device="cuda",
 )
 GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
-RATES = built_in("cuda", 1)
+RATES = built_in_rates("cuda", 1)
 KERNELS = load_script("experiments/kernels.py")
-# For each kernel: minimum and maximum heads, maximum value depth, a depth that is not a multiple of 16; batch 1.
+# All kernels with the minimum and maximum number of heads, the maximum value depth, a depth of 24, and batch 1.
 CONFIGURATIONS = [
     configuration
     for architecture, heads, depth, batch in ((80, 1, 128, 128), (90, 4, 64, 128), (120, 16, 24, 128), (86, 2, 16, 1))
@@ -43,35 +43,35 @@ CONFIGURATIONS = [
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """Results of the interpreted kernels: relative errors by case, number of output-sized tensors, offsets."""
+    """Results of `interpreted_fused.py`."""
     pytest.importorskip("triton", reason="the kernels need Triton")
     script = Path(__file__).parent / "interpreted_fused.py"
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     if "only 0-dimensional arrays can be converted" in run.stderr:
-        pytest.skip("this version of Triton's interpreter does not know this version of NumPy")
+        pytest.skip("this version of Triton's interpreter does not support this version of NumPy")
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_equal_the_definition_with_inputs_inside_nan(case, interpreted):
-    # The intermediate of two products and the result are rounded to the dtype: at most half an epsilon each.
+def test_kernels_equal_the_definition_if_inputs_are_surrounded_by_nan(case, interpreted):
+    # The intermediate result between two products and the final result are rounded by half an epsilon each.
     allowed = torch.finfo(CASES[case][0]).eps * (1 if CASES[case][0] == torch.float16 else 2)
     assert all(error <= allowed for error in interpreted["errors"][case].values()), interpreted["errors"][case]
 
 
 def test_output_and_its_gradient_are_written_once(interpreted):
-    # the kernel adds the content term in the final layout; a copy, padding or a sum would allocate another tensor
+    # Kernels add the content term and write the final layout; a copy, padding or a sum would allocate another tensor.
     assert interpreted["storages"] == {"forward": 1, "backward": 1, "writes": 0}
 
 
-def test_table_gradient_beyond_float16_is_finite(interpreted):
+def test_table_gradient_may_exceed_the_range_of_float16(interpreted):
     assert interpreted["large table gradient"] <= torch.finfo(torch.float16).eps
 
 
-def test_inputs_may_exceed_2_to_the_31_elements(interpreted):
-    for dtype, errors in interpreted["far apart"].items():
+def test_inputs_may_have_more_than_2_to_the_31_elements(interpreted):
+    for dtype, errors in interpreted["large strides"].items():
         assert max(errors.values()) <= torch.finfo(getattr(torch, dtype.removeprefix("torch."))).eps * 2, errors
 
 
@@ -79,18 +79,18 @@ def test_float16_operands_are_scaled_so_that_no_sum_overflows(interpreted):
     assert interpreted["scaling"] == []
 
 
-def test_offsets_into_the_largest_maps_do_not_wrap(interpreted):
-    assert max(true for _, true in interpreted["offsets"]) > 2**38
-    assert all(found == true for found, true in interpreted["offsets"]), interpreted["offsets"]
+def test_offsets_into_large_maps_do_not_overflow(interpreted):
+    assert max(expected for _, expected in interpreted["offsets"]) > 2**38
+    assert all(actual == expected for actual, expected in interpreted["offsets"]), interpreted["offsets"]
 
 
-def name_of(configuration):
+def configuration_id(configuration):
     c = configuration
     tiles = "x".join(str(size) for size in vars(c.tiles).values())
     return f"{c.kernel}-{c.architecture}-{c.heads}-{c.dtype}-{tiles}"
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=name_of)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=configuration_id)
 def test_compiled_kernels_fit_the_device_and_prefetch(configuration, tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="the kernels need Triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -137,7 +137,7 @@ def test_fused_has_no_cost_without_triton(monkeypatch):
 
 def test_cost_counts_only_pairs_within_the_scope(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
-    # 8 positions, 2 to either side: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs an axis.
+    # 8 positions with a reach of 2: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs per axis.
     assert Fused().cost(PROBLEM, RATES).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
 
 
@@ -146,8 +146,8 @@ def test_backward_workspace_includes_partial_table_gradients(monkeypatch):
     large = replace(PROBLEM, batch=1, grid=(256, 256), before=(255, 255), after=(255, 255), value_depth=64)
     forward, backward = Fused().cost(large, RATES).workspaces
     assert forward < 64 << 20
-    assert backward > 1 << 30  # 2,044 MiB of parts in float32, of 64 offsets and columns for 8 queries each
-    # more examples, same parts
+    assert backward > 1 << 30  # 2,044 MiB of float32 partial sums
+    # the size of the partial sums does not depend on the batch
     assert sum(Fused().cost(replace(large, batch=8), RATES).workspaces) == forward + backward
 
 
@@ -155,26 +155,26 @@ def test_backward_workspace_includes_partial_table_gradients(monkeypatch):
     ("grid", "reach", "expected"),
     [
         ((1, 50), (0, 50), (1, 16, 1, 32)),  # a sequence: a single row
-        ((56, 56), (11, 11), (2, 8, 8, 4)),  # 24 rows, at most 30 columns: 3 steps by 8, with columns 2 to spare
+        ((56, 56), (11, 11), (2, 8, 8, 4)),  # at most 24 rows and 30 columns: 3 x 8 steps
         ((7, 7), (6, 6), (2, 8, 4, 8)),
     ],
 )
 def test_tiles_have_the_shape_with_the_fewest_steps(grid, reach, expected):
-    assert tile_and_step(grid, reach, 16, 32) == expected
+    assert choose_tile_shape(grid, reach, 16, 32) == expected
 
 
-def test_table_gradient_takes_more_rows_on_narrow_maps():
-    assert table_step((1, 50), (0, 49), 8, 64) == (1, 64)
-    assert table_step((7, 7), (6, 6), 8, 64)[1] == 8
-    assert table_step((56, 56), (11, 11), 8, 64) == (8, 8)
+def test_table_gradient_uses_more_rows_on_narrow_maps():
+    assert choose_table_step((1, 50), (0, 49), 8, 64) == (1, 64)
+    assert choose_table_step((7, 7), (6, 6), 8, 64)[1] == 8
+    assert choose_table_step((56, 56), (11, 11), 8, 64) == (8, 8)
 
 
 def test_small_batches_and_maps_use_fewer_examples_per_program():
     def examples(batch, positions, kernel="forward_query_order"):
-        return tiles_of(kernel, (9, 0), 2, batch, 4, positions, 16).examples
+        return choose_tiles(kernel, (9, 0), 2, batch, 4, positions, 16).examples
 
     assert examples(128, 56 * 56) == 8
     assert examples(2, 56 * 56) == 2
-    assert examples(1, 56 * 56) == 2  # fewer would leave threads without loads
+    assert examples(1, 56 * 56) == 2  # with fewer, some threads would have nothing to load
     assert examples(128, 7 * 7) == 4
     assert examples(1, 7 * 7, "table_parts") == 4  # at least 16 rows of examples and heads

@@ -1,4 +1,4 @@
-"""Fused kernels are chosen only after passing the self-test, with any failure in it.
+"""Tests that fused kernels are chosen only after they pass the self-test, and that all of its failures are handled.
 
 Triton's interpreter on the CPU replaces a GPU; the plan, the subprocess of the self-test, its time limit, the file of
 verdicts and the warnings are as on a GPU.
@@ -26,25 +26,25 @@ from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import fused, plan
 from lambdanets.ops.position.fused import device, launches, self_test_process, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
-from lambdanets.ops.position.problem import problem_of
+from lambdanets.ops.position.problem import make_problem
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 HERE = Path(__file__).parent
-GRID, SIDES = (7, 7), (13, 13)  # for which the plan for the interpreter chooses the kernels
+GRID, SIDES = (7, 7), (13, 13)  # sizes for which the plan chooses the kernels
 
 
-def inputs_of(dtype=torch.float32, batch=2):
+def make_kernel_inputs(dtype=torch.float32, batch=2):
     return make_inputs(GRID, SIDES, batch=batch, heads=4, k=16, v=16, dtype=dtype)
 
 
 def plan_for(dtype=torch.float32, **options):
-    return ln.plan(*inputs_of(dtype), GRID, **options)
+    return ln.plan(*make_kernel_inputs(dtype), GRID, **options)
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty user's cache folder; kernels are interpreted."""
+    """Set an empty cache folder, and interpret the kernels."""
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(fused, "_EXCLUDED", {})
@@ -58,7 +58,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def with_fault(cache, monkeypatch):
-    """A function that injects a fault into the kernels of the self-test."""
+    """Return a function that injects a fault into the kernels of the self-test."""
 
     def inject(fault):
         monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, str(HERE / "faulty_kernels.py"), fault))
@@ -67,8 +67,8 @@ def with_fault(cache, monkeypatch):
 
 
 @pytest.fixture
-def counted(cache, tmp_path, monkeypatch):
-    """Replaces the self-test by one that all kernels pass; a function that returns the dtypes of its runs."""
+def self_test_runs(cache, tmp_path, monkeypatch):
+    """Replace the self-test by one that always passes; return a function that returns the dtypes of its runs."""
     runs = tmp_path / "runs"
     command = (sys.executable, str(HERE / "counted_self_test.py"), str(runs))
     monkeypatch.setattr(self_test_process, "SELF_TEST", command)
@@ -77,7 +77,7 @@ def counted(cache, tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def another_process(monkeypatch):
-    """Simulates a later process, with only the cache folder; fails if it runs the self-test."""
+    """Simulate a later process that has only the cache folder; fail if it runs the self-test."""
     verification.clear()
     monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('tested again')"))
     with warnings.catch_warnings():
@@ -88,11 +88,11 @@ def another_process(monkeypatch):
 @pytest.mark.slow
 def test_kernels_are_chosen_after_passing_the_self_test(with_fault, cache, monkeypatch):
     with_fault("none")
-    found = plan_for(torch.bfloat16)
-    assert (found.chosen, found.backward, found.excluded) == ("fused", "fused", {})
-    (kept,) = json.loads((cache / "kernels.json").read_text()).values()
-    assert kept["bfloat16"].keys() == {*verification.FORWARD, *verification.BACKWARD}
-    assert all(0 < verdict["error"] <= verdict["allowed"] for verdict in kept["bfloat16"].values())
+    kernel_plan = plan_for(torch.bfloat16)
+    assert (kernel_plan.chosen, kernel_plan.backward, kernel_plan.excluded) == ("fused", "fused", {})
+    (stored,) = json.loads((cache / "kernels.json").read_text()).values()
+    assert stored["bfloat16"].keys() == {*verification.FORWARD, *verification.BACKWARD}
+    assert all(0 < verdict["error"] <= verdict["allowed"] for verdict in stored["bfloat16"].values())
     with another_process(monkeypatch):
         assert plan_for(torch.bfloat16).chosen == "fused"
 
@@ -101,18 +101,18 @@ def test_kernels_are_chosen_after_passing_the_self_test(with_fault, cache, monke
 def test_raising_kernel_is_replaced_with_one_warning(with_fault, monkeypatch):
     with_fault("raises")
     with pytest.warns(KernelWarning) as warned:
-        found = plan_for()
+        kernel_plan = plan_for()
     (warning,) = warned
     versions = f"torch {torch.__version__}", "triton ", "lambdanets ", "Triton's interpreter, compute capability 9.0"
     reason = "forward_query_order raises RuntimeError: out of resource: shared memory, Required: 303104"
-    assert all(part in str(warning.message) for part in (*versions, "float32", reason))
-    for known in contextlib.nullcontext(), another_process(monkeypatch):
-        with known:
-            found = plan_for()
-            assert found.chosen != "fused"
-            assert found.backward == "fused"  # its kernels passed
-            assert reason in str(found)
-            inputs = inputs_of()
+    assert all(text in str(warning.message) for text in (*versions, "float32", reason))
+    for process in contextlib.nullcontext(), another_process(monkeypatch):
+        with process:
+            kernel_plan = plan_for()
+            assert kernel_plan.chosen != "fused"
+            assert kernel_plan.backward == "fused"  # its kernels passed
+            assert reason in str(kernel_plan)
+            inputs = make_kernel_inputs()
             result = position_interaction(*inputs, GRID)
             exact = definition.position_interaction(*(x.double() for x in inputs), GRID)
             assert_all_close([result.double()], [exact], 1e-5)
@@ -121,48 +121,48 @@ def test_raising_kernel_is_replaced_with_one_warning(with_fault, monkeypatch):
 @pytest.mark.slow
 def test_kernels_wrong_in_one_dtype_are_used_in_others(with_fault):
     with_fault("wrong_in_bfloat16")
-    one_element = r"forward_query_order is wrong: its largest relative error is 0\.\d+, allowed is 0\.06"
-    one_unwritten = "queries_gradient is wrong: its largest relative error is nan"
-    with pytest.warns(KernelWarning, match=f"for bfloat16: .*{one_element}.*{one_unwritten}"):
-        verdicts = verification.verdicts_of(kernel_device("cpu"), torch.bfloat16)
+    wrong_element = r"forward_query_order is wrong: max relative error 0\.\d+, tolerance 0\.06"
+    unwritten_element = "queries_gradient is wrong: max relative error nan"
+    with pytest.warns(KernelWarning, match=f"for bfloat16: .*{wrong_element}.*{unwritten_element}"):
+        verdicts = verification.get_verdicts(kernel_device("cpu"), torch.bfloat16)
     assert {name for name, verdict in verdicts.items() if verdict.reason} == {"forward_query_order", "queries_gradient"}
     assert plan_for(torch.float32).chosen == "fused"
 
 
 @pytest.mark.slow
-def test_hanging_kernel_is_killed_at_the_time_limit(counted, with_fault, cache, monkeypatch):
+def test_hanging_kernel_is_killed_at_the_time_limit(self_test_runs, with_fault, cache, monkeypatch):
     healthy = self_test_process.SELF_TEST
     with_fault("hangs")
     cache.mkdir()
     monkeypatch.setenv("LAMBDANETS_KERNEL_TEST_SECONDS", "1")
     with pytest.warns(KernelWarning, match="forward_query_order took longer than 1 s to compile and test"):
-        found = plan_for()
-    assert "fused" not in (found.chosen, found.backward)
+        kernel_plan = plan_for()
+    assert "fused" not in (kernel_plan.chosen, kernel_plan.backward)
     with pytest.raises(ProcessLookupError):
         os.kill(int((cache / "pid").read_text()), 0)
     # the next process tests the remaining kernels, but not the one that hung
     monkeypatch.setattr(self_test_process, "SELF_TEST", healthy)
     verification.clear()
-    found = plan_for()
-    assert (found.chosen == "fused", found.backward) == (False, "fused")
-    assert "took longer than 1 s" in str(found)
+    kernel_plan = plan_for()
+    assert (kernel_plan.chosen == "fused", kernel_plan.backward) == (False, "fused")
+    assert "took longer than 1 s" in str(kernel_plan)
 
 
 @pytest.mark.slow
 def test_crash_of_the_self_test_disables_only_the_current_kernel(with_fault):
     with_fault("crashes")
     with pytest.warns(KernelWarning, match="queries_gradient ended the self-test's process, exit code -11"):
-        found = plan_for()
-    assert found.chosen == "fused"
-    assert found.backward != "fused"
-    verdicts = verification.verdicts_of(kernel_device("cpu"), torch.float32)
+        kernel_plan = plan_for()
+    assert kernel_plan.chosen == "fused"
+    assert kernel_plan.backward != "fused"
+    verdicts = verification.get_verdicts(kernel_device("cpu"), torch.float32)
     assert [name for name, verdict in verdicts.items() if verdict.reason] == ["queries_gradient"]
 
 
-def test_untested_kernels_are_tested_by_the_next_process(counted, cache, monkeypatch):
+def test_untested_kernels_are_tested_by_the_next_process(self_test_runs, cache, monkeypatch):
     command = self_test_process.SELF_TEST
     monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('GPU is busy')"))
-    with pytest.warns(KernelWarning, match=r"could not be tested.*GPU is busy.*the next process tries again") as warned:
+    with pytest.warns(KernelWarning, match=r"could not be tested.*GPU is busy.*the next process tests again") as warned:
         assert plan_for().chosen != "fused"
     assert len(warned) == 1
     assert plan_for().chosen != "fused"
@@ -176,53 +176,56 @@ def test_untested_kernels_are_tested_by_the_next_process(counted, cache, monkeyp
 def test_self_test_on_another_device_gives_no_verdict(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     gpu = KernelDevice("cuda:0", "a GPU that nobody has", (9, 0))
-    kept, unkept = self_test_process.run_self_test(gpu, torch.float32, ["queries_gradient"])
-    assert kept == {}
-    assert re.search("could not be tested: .*process finds .* as cuda:0", unkept["queries_gradient"].reason)
+    tested, untested = self_test_process.run_self_test(gpu, torch.float32, ["queries_gradient"])
+    assert tested == {}
+    assert re.search(
+        "could not be tested: .*cuda:0 must be a GPU that nobody has",
+        untested["queries_gradient"].reason,
+    )
 
 
-def test_plain_algorithms_are_used_if_the_self_test_cannot_start(cache, monkeypatch):
+def test_fused_is_not_chosen_if_the_self_test_cannot_start(cache, monkeypatch):
     monkeypatch.setattr(self_test_process, "SELF_TEST", (str(cache / "no python"),))
     with pytest.warns(KernelWarning, match="could not be tested: .*no python does not start"):
         assert plan_for().chosen != "fused"
 
 
-DAMAGES = ["", "{", "[]", '{"%s": 3}', '{"%s": {"float32": []}}', '{"%s": {"float32": {"queries_gradient": {}}}}']
-DAMAGES += ['{"%s": {"float32": {"queries_gradient": {"reason": 1}, "values_gradient": 2}}}', "\udc80"]
+CORRUPT_FILES = ["", "{", "[]", '{"%s": 3}', '{"%s": {"float32": []}}', '{"%s": {"float32": {"queries_gradient": {}}}}']
+CORRUPT_FILES += ['{"%s": {"float32": {"queries_gradient": {"reason": 1}, "values_gradient": 2}}}', "\udc80"]
 
 
-@pytest.mark.parametrize("text", DAMAGES)
-def test_corrupt_verdict_file_triggers_a_new_self_test(text, counted, cache):
+@pytest.mark.parametrize("text", CORRUPT_FILES)
+def test_corrupt_verdict_file_triggers_a_new_self_test(text, self_test_runs, cache):
     cache.mkdir()
     key = verification.describe(kernel_device("cpu"))
     (cache / "kernels.json").write_bytes(text.replace("%s", key).encode("utf-8", "surrogateescape"))
     assert plan_for().chosen == "fused"
-    assert counted() == ["float32"]
+    assert self_test_runs() == ["float32"]
     assert json.loads((cache / "kernels.json").read_text())[key]["float32"].keys() >= {"queries_gradient"}
     verification.clear()
     assert plan_for().chosen == "fused"
-    assert counted() == ["float32"]
+    assert self_test_runs() == ["float32"]
 
 
 @pytest.mark.parametrize("changed", ["torch", "lambdanets"])
-def test_new_version_triggers_a_new_self_test(changed, counted, cache, monkeypatch):
+def test_new_version_triggers_a_new_self_test(changed, self_test_runs, cache, monkeypatch):
     assert plan_for().chosen == "fused"
     monkeypatch.setattr(sys.modules[changed], "__version__", "99.0")
     verification.versions.cache_clear()
     verification.clear()
     assert plan_for().chosen == "fused"
-    assert counted() == ["float32", "float32"]
+    assert self_test_runs() == ["float32", "float32"]
     assert len(json.loads((cache / "kernels.json").read_text())) == 2
 
 
-def test_verdicts_are_used_in_process_if_the_cache_is_not_writable(counted, monkeypatch):
+def test_verdicts_are_used_in_process_if_the_cache_is_not_writable(self_test_runs, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_CACHE", os.devnull)
     for _ in range(2):
         assert plan_for().chosen == "fused"
-    assert counted() == ["float32"]
+    assert self_test_runs() == ["float32"]
 
 
-def test_verdicts_are_used_in_process_without_a_home_folder(counted, monkeypatch):
+def test_verdicts_are_used_in_process_without_a_home_folder(self_test_runs, monkeypatch):
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
@@ -231,44 +234,44 @@ def test_verdicts_are_used_in_process_without_a_home_folder(counted, monkeypatch
     monkeypatch.setattr(Path, "home", no_home)
     for _ in range(2):
         assert plan_for().chosen == "fused"
-    assert counted() == ["float32"]
+    assert self_test_runs() == ["float32"]
 
 
-def test_concurrent_threads_run_one_self_test(counted):
+def test_concurrent_threads_run_one_self_test(self_test_runs):
     chosen = []
     threads = [threading.Thread(target=lambda: chosen.append(plan_for().chosen)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (chosen, counted()) == (["fused"] * 4, ["float32"])
+    assert (chosen, self_test_runs()) == (["fused"] * 4, ["float32"])
 
 
 @pytest.mark.slow
-def test_concurrent_processes_run_one_self_test(counted, monkeypatch):
+def test_concurrent_processes_run_one_self_test(self_test_runs, monkeypatch):
     script = (
         "import sys, torch\n"
         "from lambdanets.ops.position.fused import self_test_process, verification\n"
         "from lambdanets.ops.position.fused.device import kernel_device\n"
         "self_test_process.SELF_TEST = tuple(sys.argv[1:])\n"
-        "verdicts = verification.verdicts_of(kernel_device('cpu'), torch.float32)\n"
+        "verdicts = verification.get_verdicts(kernel_device('cpu'), torch.float32)\n"
         "assert not any(verdict.reason for verdict in verdicts.values())\n"
     )
     command = [sys.executable, "-c", script, *self_test_process.SELF_TEST]
     processes = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
-    assert counted() == ["float32"]
+    assert self_test_runs() == ["float32"]
 
 
-def test_explicit_fused_algorithm_needs_no_self_test(counted):
-    found = plan_for(algorithm="fused")
-    assert (found.chosen, found.backward) == ("fused", "fused")
-    assert counted() == []
+def test_explicit_fused_algorithm_needs_no_self_test(self_test_runs):
+    kernel_plan = plan_for(algorithm="fused")
+    assert (kernel_plan.chosen, kernel_plan.backward) == ("fused", "fused")
+    assert self_test_runs() == []
 
 
-def test_no_self_test_if_a_plain_algorithm_is_faster(counted):
+def test_self_test_does_not_run_if_another_algorithm_is_faster(self_test_runs):
     assert plan_for(torch.float64).chosen != "fused"
-    assert counted() == []
+    assert self_test_runs() == []
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "2 minutes", ""])
@@ -280,8 +283,8 @@ def test_rejects_invalid_time_limits(text, cache, monkeypatch):
 
 
 @pytest.fixture
-def failing_launches(counted, monkeypatch):
-    """A function that makes all launches raise an error after a passed self-test, and returns the launched names."""
+def failing_launches(self_test_runs, monkeypatch):
+    """Return a function that makes all launches raise an error, and returns a list for the names of the launches."""
     names = []
 
     def raise_on_launch(error):
@@ -301,7 +304,7 @@ def failing_launches(counted, monkeypatch):
 
 def test_failed_launch_falls_back_for_that_problem_only(failing_launches):
     names = failing_launches(RuntimeError("out of resource: shared memory"))
-    inputs = inputs_of()
+    inputs = make_kernel_inputs()
     expected = run(inputs, GRID, algorithm="query_order")
     with pytest.warns(KernelWarning, match=r"out of resource.*batch=2.*|batch=2.*out of resource") as warned:
         results = run(inputs, GRID)
@@ -314,12 +317,12 @@ def test_failed_launch_falls_back_for_that_problem_only(failing_launches):
         assert "the forward pass raised RuntimeError: out of resource" in str(ln.plan(*inputs, GRID))
     assert len(names) == 2
     with pytest.warns(KernelWarning, match="batch=3"):
-        position_interaction(*inputs_of(batch=3), GRID)
+        position_interaction(*make_kernel_inputs(batch=3), GRID)
 
 
 def test_failed_launch_falls_back_in_a_compiled_graph(failing_launches):
     failing_launches(RuntimeError("out of resource"))
-    queries, table, values = inputs_of()
+    queries, table, values = make_kernel_inputs()
     with pytest.warns(KernelWarning, match="out of resource"):
         result = torch.ops.lambdanets.position_interaction(
             queries, table[..., None], values[..., None], None, GRID, 1, False, "auto"
@@ -330,21 +333,21 @@ def test_failed_launch_falls_back_in_a_compiled_graph(failing_launches):
 def test_explicit_fused_algorithm_is_never_replaced(failing_launches):
     failing_launches(RuntimeError("out of resource"))
     with pytest.raises(RuntimeError, match="out of resource"):
-        position_interaction(*inputs_of(), GRID, algorithm="fused")
+        position_interaction(*make_kernel_inputs(), GRID, algorithm="fused")
 
 
 def test_out_of_memory_does_not_disable_a_kernel(failing_launches):
     failing_launches(torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(torch.OutOfMemoryError):
-        position_interaction(*inputs_of(), GRID)
+        position_interaction(*make_kernel_inputs(), GRID)
     assert plan_for().chosen == "fused"
 
 
-def test_each_gpu_has_its_own_plan(monkeypatch):
-    generations = {0: (9, "H100"), 1: (7, "T4")}
+def test_problems_and_kernel_devices_have_the_index_of_the_gpu(monkeypatch):
+    gpus = {0: (9, "H100"), 1: (7, "T4")}
 
     def properties(index):
-        major, name = generations[index]
+        major, name = gpus[index]
         return SimpleNamespace(major=major, minor=0, name=name)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -357,7 +360,7 @@ def test_each_gpu_has_its_own_plan(monkeypatch):
     device._cuda_device.cache_clear()
     with FakeTensorMode():
         problems = [
-            problem_of(
+            make_problem(
                 *(torch.empty(shape, device=gpu) for shape in ((1, 1, 4, 2), (3, 3, 2, 1), (1, 4, 2, 1))), (2, 2), False
             )
             for gpu in ("cuda:0", "cuda:1")

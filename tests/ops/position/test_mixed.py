@@ -14,7 +14,7 @@ CASES = {
     "even last axis": ((5, 8), (3, 5), 0, False),
     "odd last axis": ((5, 7), (3, 5), 0, False),
     "one column": ((6, 1), (5, 1), 0, False),
-    "two columns, beyond the map": ((4, 2), (7, 3), 0, False),
+    "two columns, larger table": ((4, 2), (7, 3), 0, False),
     "odd, causal, intra-depth": ((7, 5), (5, 9), 2, True),
     "sequence": ((11,), (7,), 0, False),
     "causal sequence": ((12,), (23,), 0, True),
@@ -30,12 +30,12 @@ class MixedWithRows(Mixed):
         self.rows = rows
 
     def bind(self, problem, rates):
-        return BoundMixed(problem, row_tiling(problem.as_plane(), self.rows))
+        return BoundMixed(problem, row_tiling(problem.at_least_2d(), self.rows))
 
 
 @cases
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])
-def test_any_tile_height_equals_lambda_order(monkeypatch, rows, grid, sides, u, causal):
+def test_mixed_equals_lambda_order_for_any_number_of_rows_per_tile(monkeypatch, rows, grid, sides, u, causal):
     monkeypatch.setitem(ALGORITHMS, "mixed", MixedWithRows(rows))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
@@ -52,7 +52,7 @@ def test_transform_is_long_enough_to_avoid_wrap_around(side, scope):
         assert 2 * frequencies(asymmetric) - 1 >= side + max(before, after)
 
 
-def test_split_batch_with_a_smaller_last_chunk_equals_the_full_batch(monkeypatch):
+def test_split_batch_with_a_smaller_last_part_equals_the_full_batch(monkeypatch):
     inputs = make_inputs((6, 7), (5, 5), batch=5)
     expected = run(inputs, (6, 7), algorithm="mixed")
     monkeypatch.setitem(ALGORITHMS, "mixed", Spy("mixed", max_batch=2))
@@ -65,7 +65,7 @@ def test_unpack_queries_is_the_adjoint_of_pack_queries():
         queries = make_inputs((3, side), (3, 3))[0]
         packed = mirrored.pack_queries(queries, problem).clone()
         grad_packed = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        if side % 2:  # the mirrored half of the middle column is not read
+        if side % 2:  # the mirrored copy of the center column is not read
             grad_packed.unflatten(3, (2, -1))[0, :, :, 1] = 0
         result = mirrored.unpack_queries(grad_packed, problem)
         torch.testing.assert_close((result * queries).sum(), (grad_packed * packed).sum())

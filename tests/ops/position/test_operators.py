@@ -1,4 +1,4 @@
-"""The custom operators for torch.compile, by opcheck and against eager mode."""
+"""Tests the custom operators for torch.compile with opcheck, and compares them with eager mode."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from lambdanets.ops.position.operators import _backward_operator, position_inter
 CASES = {
     "plane": ((3, 4), (3, 5), 1, 1, False),
     "dilated, intra-depth": ((5, 4), (3, 3), 2, 2, False),
-    "causal, beyond the map": ((3, 4), (9, 9), 1, 1, True),
+    "causal, larger table": ((3, 4), (9, 9), 1, 1, True),
     "sequence, dilated and causal": ((9,), (5,), 1, 2, True),
 }
 cases = pytest.mark.parametrize(("grid", "sides", "u", "dilation", "causal"), CASES.values(), ids=CASES.keys())
@@ -20,7 +20,7 @@ cases = pytest.mark.parametrize(("grid", "sides", "u", "dilation", "causal"), CA
 
 @cases
 @pytest.mark.parametrize("algorithm", ["auto", "mixed"])
-def test_the_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm):
+def test_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm):
     inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u, heads=2, k=2, v=3)]
     content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
     for optional_content in (content, None):
@@ -29,7 +29,7 @@ def test_the_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm
 
 @pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
 @pytest.mark.parametrize("has_content", [True, False])
-def test_the_operators_of_float16_pass_opcheck(has_content, needs_grad):
+def test_operators_pass_opcheck_in_float16(has_content, needs_grad):
     queries, table, values = make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3, dtype=torch.float16)
     content = torch.randn(2, 2, 3) if has_content else None
     grad_output = torch.randn(2, 2, 12, 3)
@@ -40,7 +40,7 @@ def test_the_operators_of_float16_pass_opcheck(has_content, needs_grad):
 
 @cases
 @pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
-def test_the_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, needs_grad):
+def test_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, needs_grad):
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
     grad_output = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_the_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, 
 
 
 @cases
-def test_operator_equals_eager_mode_with_gradients(grid, sides, u, dilation, causal):
+def test_operator_and_its_gradients_equal_eager_mode(grid, sides, u, dilation, causal):
     inputs = [*make_inputs(grid, sides, u), torch.randn(2, 4, 5, dtype=torch.float64)]
     options = {"dilation": dilation, "causal": causal}
     expected = with_gradients(lambda *x: position_interaction(*x[:3], grid, content=x[3], **options), inputs)
@@ -56,7 +56,7 @@ def test_operator_equals_eager_mode_with_gradients(grid, sides, u, dilation, cau
     assert_all_close(results, expected, 1e-12)
 
 
-def test_gradients_that_are_not_needed_are_empty_tensors():
+def test_gradients_that_are_not_needed_are_empty():
     inputs = make_inputs((3, 4), (3, 5), 1)
     grad_output = torch.ones(2, 3, 12, 5, dtype=torch.float64)
     results = _backward_operator(grad_output, *inputs, None, (3, 4), 1, False, "auto", [False, True, False, False])

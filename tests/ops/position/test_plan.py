@@ -8,7 +8,7 @@ from interactions import make_inputs
 import lambdanets as ln
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.plan import ALGORITHMS, make_plan, predicted_costs
-from lambdanets.ops.position.rates import Rates, rates_of
+from lambdanets.ops.position.rates import Rates, device_rates
 
 
 def plan_for(grid, sides, b=8, h=4, k=16, v=16, **options):
@@ -47,15 +47,15 @@ def test_plan_prints_every_algorithm_and_marks_its_choice():
     assert f"* {plan.chosen}" in str(plan)
 
 
-def test_plan_never_chooses_other_forms_of_the_convolution():
+def test_plan_never_chooses_the_other_convolutions():
     for grid in (400,), (9, 9), (56, 56), (512, 512), (6, 7, 8):
         for side in 3, 23:
             plan = plan_for(grid, (side,) * len(grid), v=64)
             assert not {plan.chosen, plan.backward} & {"depthwise_convolution", "value_axis_convolution"}
 
 
-def test_fused_algorithm_raises_without_a_gpu():
-    with pytest.raises(ValueError, match=r"'fused', which supports grids of 1 or 2 sides.*on CUDA devices"):
+def test_fused_raises_without_a_gpu():
+    with pytest.raises(ValueError, match=r"'fused', which supports grids with 1 or 2 dimensions.*on CUDA devices"):
         position_interaction(*make_inputs((4, 4), (3, 3), 0), (4, 4), algorithm="fused")
 
 
@@ -74,7 +74,7 @@ def test_plan_prints_a_dash_for_unsupported_algorithms():
     assert plan.costs["value_axis_convolution"] is None
 
 
-def test_explicit_algorithm_is_used_at_any_cost():
+def test_explicit_algorithm_is_used_even_if_slow():
     plan = plan_for((128, 128), (3, 3), algorithm="lambda_order")
     assert (plan.chosen, plan.backward) == ("lambda_order", "lambda_order")
     assert plan_for((128, 128), (3, 3)).chosen != "lambda_order"
@@ -97,13 +97,13 @@ def test_costs_are_positive_and_grow_with_the_batch(grid, sides):
         if cost is None:
             continue
         times = [(costs[name].seconds, costs[name].backward_seconds, costs[name].operations) for costs in plans]
-        assert all(figure > 0 for figure in (*times[0], cost.workspace_bytes)), name
+        assert all(value > 0 for value in (*times[0], cost.workspace_bytes)), name
         for smaller, larger in itertools.pairwise(times):
-            assert all(one < other for one, other in zip(smaller, larger, strict=True)), name
+            assert all(small < large for small, large in zip(smaller, larger, strict=True)), name
 
 
 @problems
-def test_meta_tensors_have_the_plan_of_cpu_tensors(grid, sides):
+def test_meta_tensors_have_the_same_plan_as_cpu_tensors(grid, sides):
     n = math.prod(grid)
     shapes = (2, 4, n, 16), (*sides, 16), (2, n, 16)
     meta, cpu = (ln.plan(*(torch.empty(shape, device=device) for shape in shapes), grid) for device in ("meta", "cpu"))
@@ -111,15 +111,15 @@ def test_meta_tensors_have_the_plan_of_cpu_tensors(grid, sides):
 
 
 @problems
-def test_predicted_costs_equal_those_of_the_plan(grid, sides):
+def test_predicted_costs_equal_the_costs_of_the_plan(grid, sides):
     plan = plan_for(grid, sides)
-    assert predicted_costs(plan.problem, rates_of("cpu")) == plan.costs
+    assert predicted_costs(plan.problem, device_rates("cpu")) == plan.costs
 
 
-def test_plan_depends_on_the_rates_of_the_device(monkeypatch):
+def test_plan_depends_on_the_device_rates(monkeypatch):
     problem = plan_for((56, 56), (23, 23)).problem
     slow_products = Rates(1e6, 5, 8e9, 6e-6, 9e9, 0.6)
-    monkeypatch.setattr("lambdanets.ops.position.plan.rates_of", lambda device: slow_products)
+    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: slow_products)
     assert make_plan(problem).chosen == "fourier"
 
 

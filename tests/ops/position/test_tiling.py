@@ -16,7 +16,7 @@ from lambdanets.ops.position.tiling import (
 
 # grid, reach before and after, tile
 TILINGS = {
-    "full grid": ((4, 5), (2, 1), (2, 1), (4, 5)),
+    "whole grid": ((4, 5), (2, 1), (2, 1), (4, 5)),
     "rows": ((6, 5), (2, 4), (2, 4), (2, 5)),
     "a smaller last row of tiles": ((7, 5), (2, 1), (2, 1), (3, 5)),
     "columns": ((4, 6), (1, 2), (1, 2), (4, 3)),
@@ -42,8 +42,8 @@ def random(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
-def dot(one, other):
-    return (one * other).sum()
+def dot(x, y):
+    return (x * y).sum()
 
 
 @tilings
@@ -85,8 +85,8 @@ def test_windows_contain_the_values_around_their_tile(case, u):
         axes = len(grid) - 1
         tiles, (example, row), window_positions = index[:axes], index[axes : axes + 2], index[axes + 2 :]
         columns = [
-            j * tile + w - (0 if whole else before)
-            for j, tile, w, before, whole in zip(
+            j * tile + w - (0 if covers else before)
+            for j, tile, w, before, covers in zip(
                 tiles, tiling.tile[1:], window_positions, case[1][1:], tiling.covers_axis[1:], strict=True
             )
         ]
@@ -108,23 +108,23 @@ def test_unpack_values_is_the_adjoint_of_pack_values(case, u):
 
 
 @tilings
-def test_rows_of_tiles_cover_each_row_once_with_all_rows_in_reach(case):
+def test_rows_of_tiles_cover_each_row_once_and_windows_its_reach(case):
     tiling = make_tiling(*case)
     (side, *_), (before, *_), (after, *_), (tile, *_) = case
     covered = []
-    for start, stop, low, high, columns in tiling.rows():
+    for start, stop, window_start, window_stop, columns in tiling.rows():
         covered += range(start, stop)
         if tile < side:
-            assert (low, high) == (max(0, start - before), min(side, stop + after))
-            assert columns.start == (low - start + before) * tiling.columns
+            assert (window_start, window_stop) == (max(0, start - before), min(side, stop + after))
+            assert columns.start == (window_start - start + before) * tiling.columns
         else:
-            assert (low, high, columns.start) == (0, side, 0)
-        assert columns.stop - columns.start == (high - low) * tiling.columns
+            assert (window_start, window_stop, columns.start) == (0, side, 0)
+        assert columns.stop - columns.start == (window_stop - window_start) * tiling.columns
     assert covered == list(range(side))
 
 
 @tilings
-def test_packing_is_equal_for_channels_last(case):
+def test_packing_does_not_depend_on_strides(case):
     tiling = make_tiling(*case)
     queries, values = random(BATCH, HEADS, math.prod(case[0]), K), random(BATCH, math.prod(case[0]), V, 1)
     expected = pack_queries(queries, tiling).clone(), pack_values(values, tiling).clone()

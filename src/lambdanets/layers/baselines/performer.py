@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lambdanets.layers.baselines.mixer import Mixer, check_divides, join_heads, project, split_heads
 from lambdanets.ops.attention_forms import linear_attention
 from lambdanets.ops.checks import check_sizes
-from lambdanets.ops.precision import wide, without_autocast
+from lambdanets.ops.precision import accumulation_dtype, without_autocast
 
 _RELU_FLOOR = 1e-3  # keeps denominators positive; the constant of the authors' code
 
@@ -66,7 +66,7 @@ class Performer(Mixer):
         projected = self.projection(x)
         parts = (split_heads(part, self.heads) for part in projected.chunk(3, dim=1))
         with without_autocast(x.device):
-            queries, keys, values = (part.to(wide(part.dtype)) for part in parts)
+            queries, keys, values = (part.to(accumulation_dtype(part.dtype)) for part in parts)
             output = self.attend(queries, keys, values)
         return join_heads(output, *x.shape[2:]).to(projected.dtype)
 

@@ -1,1 +1,1 @@
-"""The position interaction: exact algorithms with one signature, one per file, and the planner that selects one."""
+"""The position interaction: several exact algorithms, one per file, and the planner that chooses among them."""

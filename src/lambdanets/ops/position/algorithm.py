@@ -1,4 +1,4 @@
-"""The interface of an algorithm: its limits, its cost model and its computation."""
+"""The interface of algorithms: limits, cost model and computation."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
@@ -9,21 +9,21 @@ from torch import Tensor
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
-# Gradients of queries, of each tensor that `Bound.prepare` returned, and of values; None where not needed.
+# Gradients of queries, of the tensors from `BoundAlgorithm.prepare`, and of values; None if not needed.
 Gradients = tuple[Tensor | None, Prepared | None, Tensor | None]
 
 
 class Exclusions(NamedTuple):
-    """Why "auto" excludes an algorithm from the forward and from the backward pass; "" if it does not."""
+    """The reasons why "auto" does not choose an algorithm for the forward and for the backward pass, or ""."""
 
     forward: str = ""
     backward: str = ""
 
 
-class Bound(ABC):
-    """An algorithm bound to a problem, with its tile sizes or the like.
+class BoundAlgorithm(ABC):
+    """An algorithm with all parameters, such as tile sizes, chosen for a problem.
 
-    A call takes at most problem.batch examples. Must be thread-safe.
+    Each call processes at most problem.batch examples. Must be thread-safe.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -31,41 +31,42 @@ class Bound(ABC):
 
     @abstractmethod
     def prepare(self, table: Tensor) -> Prepared:
-        """Everything that depends on the table alone; table: (before + 1 + after for each axis, k, u).
+        """Compute everything that depends only on the table (r_1..r_D, k, u), where r = before + 1 + after.
 
-        In a causal problem `after` is 0 along the first axis, and future offsets within its last row are zero already.
+        In a causal problem `after` is 0 along the first axis, and the future offsets in the last row are already zero.
         The result must not share memory with the table, which may change before the backward pass.
         """
 
     @abstractmethod
     def forward(self, operands: Operands) -> Tensor:
-        """The output (b, h, n, v)."""
+        """Compute the output (b, h, n, v)."""
 
     @abstractmethod
     def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
-        """Gradients from grad_output (b, h, n, v), without that of the content lambda (see `execution`).
+        """Compute the needed gradients from grad_output (b, h, n, v); `execution` computes that of the content lambda.
 
-        Those of the prepared tensors must own their memory, as those of later calls are added in place. Sum them in
-        parts, such as one row of the grid at a time: a float32 sum over all positions exceeds the error budget.
+        The gradients of the prepared tensors must own their memory, because those of later calls are added in place.
+        Sum over one row of the grid at a time, for example: a single float32 sum over all positions exceeds the error
+        budget.
         """
 
     @abstractmethod
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        """The adjoint of `prepare`."""
+        """Compute the gradient of the table from that of the prepared tensors: the adjoint of `prepare`."""
 
 
-class BoundPositionTerm(Bound):
-    """A `Bound` that computes the position term only; the content term is added in place to its results."""
+class BoundPositionAlgorithm(BoundAlgorithm):
+    """A `BoundAlgorithm` that computes only the position term; the content term is added to the result in place."""
 
     @abstractmethod
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        """queries (b, h, n, k), values (b, n, v, u) -> (b, h, n, v)."""
+        """Compute the position term (b, h, n, v) from queries (b, h, n, k) and values (b, n, v, u)."""
 
     @abstractmethod
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """The adjoint of `position_term`."""
+        """Compute the needed gradients of `position_term`."""
 
     def forward(self, operands: Operands) -> Tensor:
         queries, prepared, values, content = operands
@@ -80,10 +81,11 @@ class BoundPositionTerm(Bound):
 
 
 class Algorithm(ABC):
-    """One exact way to compute the position interaction.
+    """An exact algorithm for the position interaction.
 
-    name: the value of the `algorithm` argument. limits: the supported problems, for error messages. keeps_bfloat16:
-    whether it multiplies in bfloat16 where that is faster than float32; others would lose accuracy between their steps.
+    name: value of the `algorithm` argument. limits: description of the supported problems, for error messages.
+    keeps_bfloat16: whether to multiply in bfloat16 where this is faster than float32. False for algorithms that would
+    lose accuracy between their steps.
     """
 
     name: ClassVar[str]
@@ -92,44 +94,45 @@ class Algorithm(ABC):
 
     @abstractmethod
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        """The predicted cost; None for an unsupported problem. A prediction that is too low makes "auto" choose it.
+        """Predict the cost, or return None for an unsupported problem.
 
-        `experiments/plan.py` compares predictions with measurements.
+        If a prediction is too low, "auto" chooses a slow algorithm; `experiments/plan.py` compares predictions with
+        measurements.
         """
 
     @abstractmethod
-    def bind(self, problem: Problem, rates: Rates) -> Bound:
-        """Bind to a supported problem, with a batch per call whose intermediate results fit the caches.
+    def bind(self, problem: Problem, rates: Rates) -> BoundAlgorithm:
+        """Bind to a supported problem; choose a batch size per call for which intermediate results fit the caches.
 
-        `Problem.with_batch` sets that batch, `Problem.with_small_lambdas` for an algorithm that holds lambdas. The cost
-        is that of the whole problem, with the workspace of one call.
+        Use `Problem.limit_batch`, or `Problem.limit_lambda_bytes` if the algorithm stores lambdas. `cost` is for the
+        whole problem, with the workspace of one call.
         """
 
     def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
-        """The dtype that queries, values and table of the problem are cast to."""
+        """Return the dtype to which queries, values and table of the problem are cast."""
         dtype = problem.dtype
         if dtype.itemsize > 2 or (dtype == torch.bfloat16 and self.keeps_bfloat16 and rates.bfloat16_gain > 1):
             return dtype
         return torch.float32
 
     def exclusions(self, problem: Problem) -> Exclusions:
-        """Why "auto" should not choose it for a supported problem."""
+        """Return the reasons why "auto" must not choose the algorithm for a supported problem."""
         return Exclusions()
 
     def exclude_after_error(self, problem: Problem, direction: str, error: Exception) -> bool:
-        """Whether "auto" may replace it after an error in the "forward" or "backward" pass of a problem."""
+        """Return whether "auto" may use another algorithm after an error in the "forward" or "backward" pass."""
         return False
 
 
 class Traceable(ABC):
-    """An algorithm with a form without loops over sizes, so that one exported graph works for any batch and grid."""
+    """An algorithm that can be computed without Python loops over sizes, as torch.export requires."""
 
     @abstractmethod
     def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
-        """queries (b, h, n, k), table (r_1..r_D, k, u) with odd sides, values (b, n, v, u) -> (b, h, n, v)."""
+        """Compute (b, h, n, v) from queries (b, h, n, k), an odd table (r_1..r_D, k, u) and values (b, n, v, u)."""
 
 
 def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
-    """total (b, h, n, j) + rows (b, h, n, i) @ matrices (b, i, j), in place if total is contiguous as (b, n, h, j)."""
+    """Add rows (b, h, n, i) @ matrices (b, i, j) to total (b, h, n, j), in place if contiguous as (b, n, h, j)."""
     flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
     return flat_total.baddbmm_(flat_rows, matrices).unflatten(1, (-1, total.shape[1])).transpose(1, 2)

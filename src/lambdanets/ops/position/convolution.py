@@ -1,8 +1,8 @@
 """Lambda convolution (Sec. 3.4): an n-d convolution of the values with one output channel per query depth.
 
-lambda[b,v,k,:] = conv(V[b,v,u,:], R[k,u,r]), the same weights for every value channel v. Three forward forms of one
-linear map, with v in the batch, in the channels or as a spatial axis; they share the backward pass.
-Cost: n k u v b prod(r) multiply-adds, without tensors of size n m. For small scopes.
+lambda[b,v,k,:] = conv(V[b,v,u,:], R[k,u,r]) has the same weights for every value channel v. The forward pass has three
+implementations, with v in the batch, in the channels or as a spatial axis; the backward pass is the same for all.
+Cost: n k u v b prod(r) multiply-adds, without tensors of size n m. Suitable for small scopes.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients, Traceable
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients, Traceable
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
@@ -23,20 +23,20 @@ _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-class _Form(Algorithm):
+class _ConvolutionAlgorithm(Algorithm):
     keeps_bfloat16 = True
 
     @staticmethod
     @abstractmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
-        """Zero-padded maps (b, v, u, S..) and weights (k, u, r..) to (b, v, k, S..)."""
+        """Compute lambdas (b, v, k, S..) from zero-padded maps (b, v, u, S..) and weights (k, u, r..)."""
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundConvolution":
-        return BoundConvolution(problem.with_small_lambdas(), self.lambdas)
+        return BoundConvolution(problem.limit_lambda_bytes(), self.lambdas)
 
 
-class Convolution(_Form, Traceable):
-    """v in the batch of an n-d convolution."""
+class Convolution(_ConvolutionAlgorithm, Traceable):
+    """An n-d convolution with v in the batch."""
 
     name = "convolution"
 
@@ -55,8 +55,8 @@ class Convolution(_Form, Traceable):
         return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas.unflatten(0, maps.shape[:2]).flatten(3))
 
 
-class DepthwiseConvolution(_Form):
-    """A grouped n-d convolution: v groups of u channels in and k out with the same R. Copies the table v times."""
+class DepthwiseConvolution(_ConvolutionAlgorithm):
+    """A grouped n-d convolution with v groups of u input and k output channels; copies the table v times."""
 
     name = "depthwise_convolution"
 
@@ -72,10 +72,10 @@ class DepthwiseConvolution(_Form):
         return lambdas.unflatten(1, (v, k))
 
 
-class ValueAxisConvolution(_Form):
-    """v as one more spatial axis: an (n+1)-d convolution whose kernel has length 1 along v.
+class ValueAxisConvolution(_ConvolutionAlgorithm):
+    """An (n+1)-d convolution with v as an additional spatial axis, along which the kernel has size 1.
 
-    Its output has v after k; the paper's code omits the transposition. Copies the values.
+    The output has v after k; the paper's code omits the transposition. Copies the values.
     """
 
     name = "value_axis_convolution"
@@ -93,13 +93,13 @@ class ValueAxisConvolution(_Form):
         return lambdas.transpose(1, 2)
 
 
-class BoundConvolution(BoundPositionTerm):
+class BoundConvolution(BoundPositionAlgorithm):
     def __init__(self, problem: Problem, lambdas: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__(problem)
         self._lambdas = lambdas
 
     def prepare(self, table: Tensor) -> Prepared:
-        """Weights (k, u, r_1..r_D)."""
+        """Return weights (k, u, r_1..r_D)."""
         return (table.movedim((-2, -1), (0, 1)).contiguous(),)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
@@ -112,8 +112,10 @@ class BoundConvolution(BoundPositionTerm):
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """PyTorch's convolution gradients on CPU sum over k, or over batch and positions, sequentially, with up to ten
-        times the error of the plain formula; here each query depth and each map is summed first.
+        """Sum over each query depth and each map first, for accuracy.
+
+        PyTorch's convolution gradients on CPU sum over k, or over batch and positions, sequentially; their errors are
+        up to ten times those of the reference implementation.
         """
         p = self.problem
         (weights,) = prepared
@@ -134,65 +136,70 @@ class BoundConvolution(BoundPositionTerm):
         return grad_queries, grad_weights, grad_values
 
     def _padded_maps(self, values: Tensor) -> Tensor:
-        """(b, n, v, u) to (b, v, u, S..), zero-padded by the reach of the table."""
+        """Reshape (b, n, v, u) to (b, v, u, S..), zero-padded by the reach of the table."""
         p = self.problem
         maps = values.permute(0, 2, 3, 1).unflatten(3, p.grid)
         return F.pad(maps, [x for pair in zip(reversed(p.before), reversed(p.after), strict=True) for x in pair])
 
 
 def _cost(problem: Problem, rates: Rates) -> Cost:
-    """The cost with v in the batch, and of the backward pass of all forms."""
-    p = problem.with_small_lambdas()
+    """Predict the cost of `Convolution`; its backward cost applies to all three algorithms."""
+    p = problem.limit_lambda_bytes()
     passes = -(-problem.batch // p.batch)
     offsets, lambdas = math.prod(p.scope), p.lambda_elements
     # with few channels a direct convolution is slower than the equivalent matrix product
-    convolved = 1.5 * rates.product(1, p.batch * p.value_depth * p.positions, offsets * p.intra_depth, p.query_depth)
-    applied = rates.product(p.positions * p.batch, p.heads, p.query_depth, p.value_depth)
-    copied = rates.copy(8.0 * lambdas)
+    convolved = 1.5 * rates.matmul_seconds(
+        1, p.batch * p.value_depth * p.positions, offsets * p.intra_depth, p.query_depth
+    )
+    applied = rates.matmul_seconds(p.positions * p.batch, p.heads, p.query_depth, p.value_depth)
+    copied = rates.copy_seconds(8.0 * lambdas)
     rows = math.prod(p.scope[:-1])
-    gathered = rates.copy(4.0 * rows * p.batch * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
+    gathered = rates.copy_seconds(4.0 * rows * p.batch * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
     # the backward pass scatters each query depth separately, over the padded grid
     axes = zip(p.grid, p.before, p.after, strict=True)
     padded = math.prod(side + before + after for side, before, after in axes)
     scattered = 2 * p.batch * p.value_depth * p.query_depth * p.intra_depth * padded
-    backward = 5 * convolved + 2 * applied + 2 * copied + gathered + rates.copy(4.0 * lambdas)
+    backward = 5 * convolved + 2 * applied + 2 * copied + gathered + rates.copy_seconds(4.0 * lambdas)
     return Cost(
         operations=2 * problem.lambda_elements * p.intra_depth * offsets + problem.apply_operations,
         workspace_bytes=max(4, p.dtype.itemsize) * (2 * lambdas + scattered),
-        seconds=passes * (convolved + applied + copied + rates.calls(10)),
-        backward_seconds=passes * (backward + rates.calls(20 + 6 * rows)),
+        seconds=passes * (convolved + applied + copied + rates.call_overhead(10)),
+        backward_seconds=passes * (backward + rates.call_overhead(20 + 6 * rows)),
     )
 
 
 def _direct_cost(problem: Problem, rates: Rates, factor: int, copied: int) -> Cost:
-    """The cost of a direct convolution: `factor` times slower than large products, after copying `copied` elements."""
+    """Predict the cost of a direct convolution, `factor` times slower than matmul, that copies `copied` elements."""
     base, p = _cost(problem, rates), problem
     direct = 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
     return replace(
         base,
         # the copies are freed before the lambdas are applied
         workspace_bytes=max(base.workspace_bytes, 4 * (p.lambda_elements + copied)),
-        seconds=base.seconds + factor * direct + rates.copy(4.0 * copied),
+        seconds=base.seconds + factor * direct + rates.copy_seconds(4.0 * copied),
     )
 
 
 def _transposed_convolution(grad_output: Tensor, weights: Tensor) -> Tensor:
-    """(B, k, S..) and (k, u, r..) to (B, u, padded..): a transposed convolution for each k, then the sum over k."""
+    """Transposed convolution for each k, then the sum over k: (B, k, S..) and (k, u, r..) to (B, u, padded..)."""
     k, u = weights.shape[:2]
-    parts = _TRANSPOSED[grad_output.ndim - 2](grad_output, weights, groups=k)
-    return parts.unflatten(1, (k, u)).sum(dim=1)
+    maps = _TRANSPOSED[grad_output.ndim - 2](grad_output, weights, groups=k)
+    return maps.unflatten(1, (k, u)).sum(dim=1)
 
 
 def _correlate(grad_lambdas: Tensor, padded: Tensor, scope: tuple[int, ...]) -> Tensor:
-    """(k, u, r..): grad_lambdas (B, k, S..) times maps (B, u, padded..) shifted by each offset, summed over B and S."""
+    """Return grad_weights (k, u, r..): sums over B and S of grad_lambdas (B, k, S..) times maps shifted by each offset.
+
+    padded: maps (B, u, padded sides).
+    """
     grid = grad_lambdas.shape[2:]
     rows = grad_lambdas.flatten(2)  # (B, k, n)
-    parts = []
+    gradients = []
     for offsets in itertools.product(*(range(side) for side in scope[:-1])):
         shifted = padded
         for axis, offset in enumerate(offsets):
             shifted = shifted.narrow(axis + 2, offset, grid[axis])
         windows = shifted.unfold(shifted.ndim - 1, grid[-1], 1)  # (B, u, S.., r_D, S_D)
         columns = windows.movedim((1, -2), (-2, -1)).flatten(1, -3).flatten(2)  # (B, n, u r_D)
-        parts.append((rows @ columns).sum(dim=0).unflatten(1, (padded.shape[1], scope[-1])))
-    return torch.stack(parts, dim=2).unflatten(2, scope[:-1]) if len(scope) > 1 else parts[0]
+        gradients.append((rows @ columns).sum(dim=0).unflatten(1, (padded.shape[1], scope[-1])))
+    return torch.stack(gradients, dim=2).unflatten(2, scope[:-1]) if len(scope) > 1 else gradients[0]

@@ -1,11 +1,11 @@
-"""Autograd Functions for the position interaction: derivatives of any order from an algorithm's forward and backward.
+"""Autograd functions for the position interaction, differentiable any number of times.
 
-y = T(q, R, V) + q L, where L is the optional content lambda, is linear in each factor. With g the gradient of y, <g, y>
-is linear in all five. Its directional derivatives have the same form: along (a, B, C, D) the gradient is that of
-<g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>. So derivatives of any order need only `planned_forward` and
-`planned_backward`, and products with content lambdas. README.md beside this file has a table of the terms.
+y = T(q, R, V) + q L is linear in each of queries q, table R, values V and the optional content lambda L. With g the
+gradient of y, <g, y> is linear in all five. Its directional derivative along (a, B, C, D) has the same form,
+<g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>. Therefore derivatives of any order need only `planned_forward`,
+`planned_backward` and products with content lambdas. README.md in this folder has a table of the terms.
 
-For eager mode, with forward-mode AD and vmap; for torch.compile see `operators`.
+Used in eager mode, with support for forward-mode AD and vmap; `operators` is used by torch.compile.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from lambdanets.ops.position.plan import Plan, make_plan
 from lambdanets.ops.position.problem import Factors, NeedsGrad
 from lambdanets.ops.precision import without_autocast
 
-# indices of the factors
+# Indices in `Factors`.
 _QUERIES, _TABLE, _VALUES, _CONTENT = range(4)
 
 
 def interact(factors: Factors, plan: Plan) -> Tensor:
-    """The output (b, h, n, v); the table must be cropped to the grid."""
+    """Compute the output (b, h, n, v); the table must be cropped to the grid."""
     return _Interaction.apply(*factors, plan)
 
 
@@ -55,7 +55,7 @@ class _Interaction(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
         *tensors, plan = inputs
-        if in_dims[_TABLE] is None:  # a shared table: merge the mapped axis into the batch
+        if in_dims[_TABLE] is None:  # the table is shared: merge the mapped axis into the batch
             indices = (_QUERIES, _VALUES, _CONTENT)
             (queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, indices, plan)
             output = _Interaction.apply(queries, tensors[_TABLE], values, content, plan)
@@ -86,10 +86,10 @@ class _Gradients(torch.autograd.Function):
         grad_output, *factors = ctx.saved_tensors
         terms: list[list[Tensor]] = [[], [], [], []]
         if tangents[0] is not None:
-            _append(terms, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.needs_grad))
+            _append_terms(terms, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.needs_grad))
         for index, tangent in enumerate(tangents[1:5]):
             if tangent is not None:
-                _append(terms, _gradients_along(grad_output, factors, index, tangent, ctx.plan, ctx.needs_grad))
+                _append_terms(terms, _gradients_along(grad_output, factors, index, tangent, ctx.plan, ctx.needs_grad))
         return tuple(
             (reduce(torch.add, summands) if summands else torch.zeros_like(factor)) if needed else None
             for summands, factor, needed in zip(terms, factors, ctx.needs_grad, strict=True)
@@ -104,14 +104,16 @@ class _Gradients(torch.autograd.Function):
             outputs = _Gradients.apply(grad_output, queries, tensors[1 + _TABLE], values, content, plan, needs_grad)
             split = tuple(None if x is None else x.unflatten(0, (info.batch_size, -1)) for x in outputs)
         else:
-            each = [_Gradients.apply(*_select(tensors, in_dims, i), plan, needs_grad) for i in range(info.batch_size)]
-            split = tuple(None if x[0] is None else torch.stack(x) for x in zip(*each, strict=True))
+            outputs = [
+                _Gradients.apply(*_select(tensors, in_dims, i), plan, needs_grad) for i in range(info.batch_size)
+            ]
+            split = tuple(None if x[0] is None else torch.stack(x) for x in zip(*outputs, strict=True))
         return split, tuple(None if x is None else 0 for x in split)
 
 
 def _output_along(factors: Sequence[Tensor], index: int, direction: Tensor, plan: Plan) -> Tensor:
-    """The directional derivative of the output with respect to one factor."""
-    queries, table, values, content = _replaced(factors, index, direction)
+    """Return the directional derivative of the output along `direction` of the factor with this index."""
+    queries, table, values, content = _replace(factors, index, direction)
     if index == _CONTENT:
         return _product(queries, content)
     return _Interaction.apply(queries, table, values, content if index == _QUERIES else None, plan)
@@ -125,27 +127,27 @@ def _gradients_along(
     plan: Plan,
     needs_grad: Sequence[bool],
 ) -> FactorGradients:
-    """The directional derivative of the needed gradients with respect to one factor."""
-    queries, table, values, content = _replaced(factors, index, direction)
+    """Return the directional derivatives of the needed gradients along `direction` of the factor with this index."""
+    queries, table, values, content = _replace(factors, index, direction)
     if index == _CONTENT:
         grad_queries = _product(grad_output, content.mT) if needs_grad[_QUERIES] else None
         return grad_queries, None, None, None
-    by_queries = index == _QUERIES  # the only factor in both terms
+    is_queries = index == _QUERIES  # queries are the only factor of both terms
     needed = NeedsGrad(
-        queries=needs_grad[_QUERIES] and not by_queries,
+        queries=needs_grad[_QUERIES] and not is_queries,
         table=needs_grad[_TABLE] and index != _TABLE,
         values=needs_grad[_VALUES] and index != _VALUES,
-        content=needs_grad[_CONTENT] and by_queries,
+        content=needs_grad[_CONTENT] and is_queries,
     )
     if not any(needed):
         return None, None, None, None
-    return _Gradients.apply(grad_output, queries, table, values, content if by_queries else None, plan, needed)
+    return _Gradients.apply(grad_output, queries, table, values, content if is_queries else None, plan, needed)
 
 
 def _double_backward(
     tensors: Sequence[Tensor], directions: Sequence[Tensor | None], plan: Plan, needs_grad: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of <(dq, dR, dV, dL), directions> with respect to g, q, R, V and L."""
+    """Return gradients of <(dq, dR, dV, dL), directions> with respect to g, q, R, V and L."""
     grad_output, *factors = tensors
     terms: list[list[Tensor]] = [[], [], [], [], []]
     for index, direction in enumerate(directions):
@@ -153,24 +155,24 @@ def _double_backward(
             continue
         if needs_grad[0]:
             terms[0].append(_output_along(factors, index, direction, plan))
-        _append(terms[1:], _gradients_along(grad_output, factors, index, direction, plan, needs_grad[1:]))
+        _append_terms(terms[1:], _gradients_along(grad_output, factors, index, direction, plan, needs_grad[1:]))
     return [reduce(torch.add, summands) if summands else None for summands in terms]
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """rows (b, h, n, i) @ matrices (b, i, j) in the wider of their dtypes, regardless of autocast."""
+    """Multiply rows (b, h, n, i) by matrices (b, i, j) in the wider of their dtypes, regardless of autocast."""
     dtype = torch.promote_types(rows.dtype, matrices.dtype)
     with without_autocast(rows.device):
         return rows.to(dtype) @ matrices.to(dtype).unsqueeze(1)
 
 
-def _append(terms: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]) -> None:
+def _append_terms(terms: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]) -> None:
     for summands, gradient in zip(terms, gradients, strict=True):
         if gradient is not None:
             summands.append(gradient)
 
 
-def _replaced(tensors: Sequence[Tensor], index: int, replacement: Tensor) -> list[Tensor]:
+def _replace(tensors: Sequence[Tensor], index: int, replacement: Tensor) -> list[Tensor]:
     return [replacement if i == index else tensor for i, tensor in enumerate(tensors)]
 
 
@@ -181,7 +183,7 @@ def _select(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int
 def _merge_into_batch(
     info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None], indices: Sequence[int], plan: Plan
 ) -> tuple[list[Tensor | None], Plan]:
-    """The tensors at the indices with the mapped axis merged into the batch, and the plan for the larger batch."""
+    """Merge the mapped axis of the tensors at `indices` into the batch; also return the plan for the larger batch."""
     size = info.batch_size
     merged: list[Tensor | None] = []
     for index in indices:

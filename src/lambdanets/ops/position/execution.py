@@ -1,8 +1,8 @@
-"""Runs an algorithm on a problem: casts to its dtype, caches prepared tables, splits the batch.
+"""Runs an algorithm on a problem: casts to the dtype of the algorithm, caches prepared tables, splits the batch.
 
-An algorithm that "auto" chose may be replaced when it raises (`Algorithm.exclude_after_error`): a fused kernel that
-passed its self-test may still need too much shared memory, or fail to compile, at another shape. It then raises before
-anything is computed. An algorithm that the caller chose is never replaced.
+If an algorithm chosen by "auto" raises, another one may replace it (`Algorithm.exclude_after_error`). For example, a
+fused kernel that passed its self-test may still need too much shared memory, or fail to compile, at another shape; it
+then raises before it computes anything. An algorithm chosen by the caller is never replaced.
 """
 
 import itertools
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import mask_future
-from lambdanets.ops.position.algorithm import Bound
+from lambdanets.ops.position.algorithm import BoundAlgorithm
 from lambdanets.ops.position.plan import ALGORITHMS, Plan, bind, make_plan
 from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.precision import output_dtype, without_autocast, without_tf32_convolutions
 
-# Gradients of queries, table, values and content; None where not needed.
+# Gradients of queries, table, values and content; None if not needed.
 FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
-# Limit on all cached tables.
+# Limit on the total size of cached tables.
 CACHE_BYTES = 256 << 20
 
 
@@ -31,12 +31,12 @@ _Result = TypeVar("_Result")
 
 
 def planned_forward(factors: Factors, plan: Plan) -> Tensor:
-    """`run_forward` with the algorithm that the plan chose for the forward pass."""
+    """Call `run_forward` with the algorithm chosen for the forward pass."""
     return _run_planned(lambda algorithm: run_forward(*factors, plan.problem, algorithm), plan, "forward")
 
 
 def planned_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs_grad: NeedsGrad) -> FactorGradients:
-    """`run_backward` with the algorithm that the plan chose for the backward pass."""
+    """Call `run_backward` with the algorithm chosen for the backward pass."""
 
     def run(algorithm: str) -> FactorGradients:
         return run_backward(grad_output, *factors, plan.problem, algorithm, needs_grad)
@@ -48,7 +48,7 @@ def _run_planned(run: Callable[[str], _Result], plan: Plan, direction: str) -> _
     algorithm = plan.chosen if direction == "forward" else plan.backward
     try:
         return run(algorithm)
-    except torch.OutOfMemoryError:  # other algorithms need more memory
+    except torch.OutOfMemoryError:  # other algorithms would need more memory
         raise
     except Exception as error:
         if not plan.automatic or not ALGORITHMS[algorithm].exclude_after_error(plan.problem, direction, error):
@@ -60,20 +60,21 @@ def _run_planned(run: Callable[[str], _Result], plan: Plan, direction: str) -> _
 def run_forward(
     queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, problem: Problem, algorithm: str
 ) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u) cropped to the grid, values (b, n, v, u) -> (b, h, n, v).
+    """Compute the output (b, h, n, v).
 
-    content: (b, k, v), a lambda shared by all positions of an example.
+    queries: (b, h, n, k). table: (r_1..r_D, k, u), cropped to the grid. values: (b, n, v, u). content: (b, k, v), a
+    lambda shared by all positions of an example, or None.
     """
     if len(queries) == 0:
         return queries.new_zeros(*queries.shape[:3], problem.value_depth, dtype=output_dtype(queries.dtype))
     bound, dtype = bind(problem, algorithm)
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         prepared = prepared_tables.get(table, bound, output_dtype(dtype))
-        parts = [
+        outputs = [
             bound.forward(_operands(dtype, q, prepared, v, c))
-            for q, v, c in _split(bound.problem.batch, queries, values, content)
+            for q, v, c in _split_batch(bound.problem.batch, queries, values, content)
         ]
-        output = parts[0] if len(parts) == 1 else torch.cat(parts)
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return output.to(output_dtype(queries.dtype))
 
 
@@ -87,42 +88,42 @@ def run_backward(
     algorithm: str,
     needs_grad: NeedsGrad,
 ) -> FactorGradients:
-    """The needed gradients of queries, table, values and content from grad_output (b, h, n, v)."""
+    """Compute the needed gradients of queries, table, values and content from grad_output (b, h, n, v)."""
     if len(queries) == 0:
         factors = zip((queries, table, values, content), needs_grad, strict=True)
         zeros = (torch.zeros_like(x) if x is not None and needed else None for x, needed in factors)
         return next(zeros), next(zeros), next(zeros), next(zeros)
-    # the backward pass may run inside autocast even if the forward pass did not
+    # The backward pass may run inside autocast even if the forward pass did not.
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         grad_content = None
         if needs_grad.content and content is not None:
-            grad_content = _sum_of_products(queries.to(grad_output.dtype), grad_output).to(content.dtype)
+            grad_content = _sum_outer_products(queries.to(grad_output.dtype), grad_output).to(content.dtype)
         if not any(needs_grad[:3]):
             return None, None, None, grad_content
         bound, dtype = bind(problem, algorithm)
-        at_once, wide = bound.problem.batch, output_dtype(dtype)
+        max_batch, result_dtype = bound.problem.batch, output_dtype(dtype)
         grad_queries, grad_values = [], []
         grad_prepared: Prepared | None = None
-        prepared = prepared_tables.get(table, bound, wide)
-        for g, q, v, c in _split(at_once, grad_output, queries, values, content):
-            dq, dp, dv = bound.backward(g.to(wide), _operands(dtype, q, prepared, v, c), needs_grad)
-            grad_queries.append(dq)
-            grad_values.append(dv)
-            if dp is None:
+        prepared = prepared_tables.get(table, bound, result_dtype)
+        for g, q, v, c in _split_batch(max_batch, grad_output, queries, values, content):
+            grad_q, grad_p, grad_v = bound.backward(g.to(result_dtype), _operands(dtype, q, prepared, v, c), needs_grad)
+            grad_queries.append(grad_q)
+            grad_values.append(grad_v)
+            if grad_p is None:
                 continue
             if grad_prepared is None:
-                # summing many parts in bfloat16 loses precision
-                is_narrow = dtype == torch.bfloat16 and at_once < problem.batch
-                grad_prepared = tuple(part.float() for part in dp) if is_narrow else dp
+                # Accumulating several calls in bfloat16 would lose precision.
+                use_float32 = dtype == torch.bfloat16 and max_batch < problem.batch
+                grad_prepared = tuple(x.float() for x in grad_p) if use_float32 else grad_p
             else:
-                grad_prepared = tuple(a.add_(b) for a, b in zip(grad_prepared, dp, strict=True))
+                grad_prepared = tuple(a.add_(b) for a, b in zip(grad_prepared, grad_p, strict=True))
         grad_table = None
         if grad_prepared is not None:
-            grad_table = _add_future(bound.grad_table(grad_prepared), problem).to(table.dtype)
+            grad_table = _restore_future_offsets(bound.grad_table(grad_prepared), problem).to(table.dtype)
         return (
-            _concatenated(grad_queries, queries.dtype) if needs_grad.queries else None,
+            _concatenate(grad_queries, queries.dtype) if needs_grad.queries else None,
             grad_table,
-            _concatenated(grad_values, values.dtype) if needs_grad.values else None,
+            _concatenate(grad_values, values.dtype) if needs_grad.values else None,
             grad_content,
         )
 
@@ -132,31 +133,31 @@ def _operands(dtype: torch.dtype, queries: Tensor, prepared: Prepared, values: T
     return Operands(queries.to(dtype), prepared, values.to(dtype), content)
 
 
-def _split(batch: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    parts = [itertools.repeat(None) if x is None else x.split(batch) for x in tensors]
-    return zip(*parts, strict=False)
+def _split_batch(size: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    chunks = [itertools.repeat(None) if x is None else x.split(size) for x in tensors]
+    return zip(*chunks, strict=False)
 
 
-def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
-    """Outer products of first (b, h, n, i) and second (b, h, n, j) summed over h and n: (b, i, j)."""
+def _sum_outer_products(first: Tensor, second: Tensor) -> Tensor:
+    """Sum the outer products of first (b, h, n, i) and second (b, h, n, j) over h and n, which gives (b, i, j)."""
     first, second = (x.transpose(1, 2).flatten(1, 2) for x in (first, second))
     return torch.bmm(first.mT, second)
 
 
-def _concatenated(parts: list[Tensor | None], dtype: torch.dtype) -> Tensor:
-    tensors = [part for part in parts if part is not None]
-    return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(dtype)
+def _concatenate(tensors: list[Tensor | None], dtype: torch.dtype) -> Tensor:
+    present = [x for x in tensors if x is not None]
+    return (present[0] if len(present) == 1 else torch.cat(present)).to(dtype)
 
 
-def _drop_future(table: Tensor, problem: Problem) -> Tensor:
-    """For causal problems, zeros at offsets after 0, and without the rows that hold only such offsets."""
+def _drop_future_offsets(table: Tensor, problem: Problem) -> Tensor:
+    """For causal problems, set offsets after 0 to zero and remove the rows that contain only such offsets."""
     if not problem.causal:
         return table
     return mask_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
 
 
-def _add_future(grad_table: Tensor, problem: Problem) -> Tensor:
-    """The adjoint of `_drop_future`."""
+def _restore_future_offsets(grad_table: Tensor, problem: Problem) -> Tensor:
+    """The adjoint of `_drop_future_offsets`."""
     if not problem.causal:
         return grad_table
     future = grad_table.new_zeros(problem.before[0], *grad_table.shape[1:])
@@ -164,20 +165,22 @@ def _add_future(grad_table: Tensor, problem: Problem) -> Tensor:
 
 
 class PreparedTables:
-    """LRU cache of what algorithms prepared of tables on CPU, for inference and for backward passes.
+    """LRU cache of the results of `BoundAlgorithm.prepare` for tables on CPU, for inference and for backward passes.
 
-    An entry holds a copy of its table and is used only for tables equal to it, so that no change of a parameter can
-    make it stale; comparing costs a hundredth of preparing. Entries are immutable and shared by threads.
+    An entry contains a copy of its table and is used only for equal tables, so it cannot become stale when a parameter
+    changes. The comparison takes about 1% of the time of `prepare`. Entries are immutable and shared by threads.
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[int, Bound, torch.dtype], tuple[Tensor, Prepared, int]] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, BoundAlgorithm, torch.dtype], tuple[Tensor, Prepared, int]] = (
+            OrderedDict()
+        )
         self._lock = threading.Lock()
         self.nbytes = 0
 
-    def get(self, table: Tensor, bound: Bound, dtype: torch.dtype) -> Prepared:
+    def get(self, table: Tensor, bound: BoundAlgorithm, dtype: torch.dtype) -> Prepared:
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
-            return bound.prepare(_drop_future(table, bound.problem).to(dtype))
+            return bound.prepare(_drop_future_offsets(table, bound.problem).to(dtype))
         key = (table.data_ptr(), bound, dtype)
         with self._lock:
             entry = self._entries.get(key)
@@ -185,10 +188,10 @@ class PreparedTables:
                 self._entries.move_to_end(key)
         if entry is not None and torch.equal(entry[0], table):
             return entry[1]
-        # prepared from the copy: another thread may change the table meanwhile, and `prepare` may return a view
+        # Prepare from the copy, because another thread may change the table, and `prepare` may return a view.
         copy = table.detach().clone()
-        prepared = bound.prepare(_drop_future(copy, bound.problem).to(dtype))
-        size = copy.nbytes + sum(part.nbytes for part in prepared)
+        prepared = bound.prepare(_drop_future_offsets(copy, bound.problem).to(dtype))
+        size = copy.nbytes + sum(x.nbytes for x in prepared)
         if size <= CACHE_BYTES // 4:
             with self._lock:
                 self.nbytes += size - self._entries.pop(key, (None, None, 0))[2]

@@ -1,10 +1,10 @@
-"""Fourier: position lambdas as a product of spectra, in chunks of maps; the cost hardly depends on the scope.
+"""Fourier: position lambdas as products of spectra; the cost hardly depends on the scope.
 
-lambda[k,v,:] = F^-1( sum_u conj(F R[k,u,:]) F V[v,u,:] ) on a zero-padded grid, so that nothing wraps around;
-y = sum_k q lambda. Cost: b k v n log n, for large and global scopes on large grids and for long sequences.
+lambda[k,v,:] = F^-1( sum_u conj(F R[k,u,:]) F V[v,u,:] ) on a grid that is zero-padded to avoid wrap-around, and
+y = sum_k q lambda. Cost: b k v n log n. Suitable for large and global scopes on large grids, and for long sequences.
 
-The spectra of the values are computed once per chunk of value channels. For each chunk of query depths the product of
-spectra is transformed back, cropped to the grid axis by axis, and applied, so that a chunk stays in the cache.
+Spectra of values are computed once per chunk of value channels. For each chunk of query depths, the product of spectra
+is transformed back, cropped to the grid axis by axis, and applied, while the chunk is still in the cache.
 """
 
 import math
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
-# Elements of a chunk of lambdas on the padded grid. Sequences may exceed the cache: their transforms are contiguous.
+# Maximum elements of a chunk of lambdas on the padded grid; larger for sequences, whose transforms are contiguous.
 _CHUNK, _CHUNK_OF_SEQUENCES = 1 << 19, 1 << 21
 _FAST_FACTORS = (2, 3, 5, 7)
 
@@ -32,28 +32,28 @@ class Fourier(Algorithm):
         lambdas = p.batch * p.value_depth * p.query_depth
         channels, depths = _chunk(p)
         transforms = maps + lambdas
-        forward = rates.transforms(padded * transforms, padded)
-        backward = rates.transforms(padded * (2 * maps + 2 * lambdas), padded)
-        # products of spectra, then the lambdas applied, head by head
+        forward = rates.fft_seconds(padded * transforms, padded)
+        backward = rates.fft_seconds(padded * (2 * maps + 2 * lambdas), padded)
+        # multiply spectra, then apply the lambdas head by head
         applied = 4.0 * p.heads * lambdas * p.positions
-        forward += rates.copy(4.0 * padded * lambdas * p.intra_depth + 2 * applied)
-        backward += rates.copy(12.0 * padded * lambdas * p.intra_depth + 6 * applied)
-        preparation = rates.transforms(padded * p.query_depth * p.intra_depth, padded)
+        forward += rates.copy_seconds(4.0 * padded * lambdas * p.intra_depth + 2 * applied)
+        backward += rates.copy_seconds(12.0 * padded * lambdas * p.intra_depth + 6 * applied)
+        preparation = rates.fft_seconds(padded * p.query_depth * p.intra_depth, padded)
         calls = p.batch * -(-p.value_depth // channels) * (8 + -(-p.query_depth // depths) * (6 + depths))
         spectra = 4 * padded * (p.query_depth * p.intra_depth + p.intra_depth * channels)
         return Cost(
             operations=round(2.5 * padded * math.log2(max(2, padded)) * transforms) + p.apply_operations,
             workspace_bytes=max(1, p.dtype.itemsize // 4) * (3 * spectra + 24 * padded * channels * depths),
-            seconds=forward + preparation / 4 + rates.calls(calls),
-            backward_seconds=backward + 1.75 * preparation + rates.calls(3 * calls),
+            seconds=forward + preparation / 4 + rates.call_overhead(calls),
+            backward_seconds=backward + 1.75 * preparation + rates.call_overhead(3 * calls),
         )
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundFourier":
         return BoundFourier(problem, *_chunk(problem))
 
 
-class BoundFourier(BoundPositionTerm):
-    """channels, depths: value channels and query depths per chunk; examples are processed one by one."""
+class BoundFourier(BoundPositionAlgorithm):
+    """channels, depths: value channels and query depths per chunk. Examples are processed one at a time."""
 
     def __init__(self, problem: Problem, channels: int, depths: int) -> None:
         super().__init__(problem)
@@ -63,7 +63,7 @@ class BoundFourier(BoundPositionTerm):
         self._depths = list(_slices(problem.query_depth, depths))
 
     def prepare(self, table: Tensor) -> Prepared:
-        """conj(F R), (k, u, N_1.., N_D / 2 + 1): offset 0 at index 0, negative offsets from the end."""
+        """Return conj(F R) (k, u, N_1.., N_D / 2 + 1), with offset 0 at index 0 and negative offsets at the end."""
         padded = table.new_zeros(*table.shape[-2:], *self._padded)
         view = padded
         for axis, side in zip(self._axes, self.problem.scope, strict=True):
@@ -73,7 +73,7 @@ class BoundFourier(BoundPositionTerm):
         return (torch.fft.rfftn(padded, dim=self._axes).conj().resolve_conj(),)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        """The adjoint of `prepare`; grad_prepared: conj(F G) F V summed over examples and v, with G = grad_lambdas."""
+        """The adjoint of `prepare`; grad_prepared: sum of conj(F G) F V over examples and v, with G = grad_lambdas."""
         padded = torch.fft.irfftn(grad_prepared[0], s=self._padded, dim=self._axes)
         padded = padded.roll(self.problem.before, self._axes)
         for axis, side in zip(self._axes, self.problem.scope, strict=True):
@@ -96,7 +96,7 @@ class BoundFourier(BoundPositionTerm):
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """The lambdas are recomputed."""
+        """Recomputes the lambdas."""
         p = self.problem
         (kernel,) = prepared
         grad_queries = grad_kernel = grad_values = None
@@ -136,11 +136,11 @@ class BoundFourier(BoundPositionTerm):
         )
 
     def _spectra(self, values: Tensor) -> Tensor:
-        """(n, v, u) to F V (v, u, N_1.., N_D / 2 + 1)."""
+        """Transform values (n, v, u) to F V (v, u, N_1.., N_D / 2 + 1)."""
         return self._transform(values.permute(1, 2, 0).unflatten(-1, self.problem.grid))
 
     def _transform(self, maps: Tensor) -> Tensor:
-        """(.., S_1..S_D) to its spectrum on the padded grid; the last axis first, before the others are padded."""
+        """Transform (.., S_1..S_D) on the padded grid, starting with the last axis, before the others are padded."""
         *others, last = self._padded
         first = maps.ndim - len(self._padded)
         spectra = torch.fft.rfft(maps, n=last)
@@ -149,7 +149,7 @@ class BoundFourier(BoundPositionTerm):
         return spectra
 
     def _transform_back(self, spectra: Tensor) -> Tensor:
-        """A spectrum on the padded grid to (.., n), each axis cropped to the grid before the next is transformed."""
+        """Transform a spectrum on the padded grid to (.., n), cropping each axis before transforming the next."""
         *others, last = self.problem.grid
         first = spectra.ndim - len(self._padded)
         for axis, side in enumerate(others, first):
@@ -157,7 +157,7 @@ class BoundFourier(BoundPositionTerm):
         return torch.fft.irfft(spectra, n=self._padded[-1])[..., :last].flatten(first)
 
     def _lambdas(self, kernel: Tensor, spectra: Tensor) -> Tensor:
-        """(k, u, N..) and (v, u, N..) to (k, v, n)."""
+        """Compute lambdas (k, v, n) from the spectra of table (k, u, N..) and values (v, u, N..)."""
         if self.problem.intra_depth == 1:
             product = kernel * spectra.squeeze(1).unsqueeze(0)
         else:
@@ -166,13 +166,13 @@ class BoundFourier(BoundPositionTerm):
 
 
 def padded_grid(problem: Problem) -> tuple[int, ...]:
-    """Sides with small prime factors, long enough that no offset of the table wraps around onto the grid."""
+    """Return sides with small prime factors, large enough that no offset of the table wraps around to the grid."""
     p = problem
     return tuple(fast_side(side + max(b, a)) for side, b, a in zip(p.grid, p.before, p.after, strict=True))
 
 
 def fast_side(minimum: int) -> int:
-    """The smallest even number >= `minimum` with small prime factors only; above 64 a multiple of 8."""
+    """Return the smallest even number >= `minimum` with only small prime factors; above 64, a multiple of 8."""
     step = 8 if minimum > 64 else 2
     side = -(-minimum // step) * step
     while not _is_smooth(side):
@@ -188,7 +188,7 @@ def _is_smooth(side: int) -> bool:
 
 
 def _chunk(problem: Problem) -> tuple[int, int]:
-    """Value channels and query depths per chunk: channels first, more than one depth only with all channels."""
+    """Return value channels and query depths per chunk; more than one query depth only if all channels fit."""
     points = math.prod(padded_grid(problem))
     chunk = _CHUNK if len(problem.grid) > 1 else _CHUNK_OF_SEQUENCES
     channels = max(1, min(problem.value_depth, chunk // points))

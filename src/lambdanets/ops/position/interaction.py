@@ -1,4 +1,4 @@
-"""The position interaction on a grid: argument checks, dtypes, plan and dispatch."""
+"""The position interaction on a grid: argument checks, dtypes, planning and dispatch."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import mask_future, shape_of
+from lambdanets.ops.geometry import mask_future, static_shape
 from lambdanets.ops.position.algorithm import Traceable
 from lambdanets.ops.position.convolution import Convolution
 from lambdanets.ops.position.derivatives import interact
@@ -29,23 +29,23 @@ def position_interaction(
     causal: bool = False,
     algorithm: str = "auto",
 ) -> Tensor:
-    """y[b,h,n,:] = sum_k q[b,h,n,k] sum_m R[m - n, k] v[b,m,:], zero outside the grid (Eqs. 1 and 2, position term).
+    """y[b,h,n,:] = sum_k q[b,h,n,k] sum_m R[m - n, k] v[b,m,:] over context positions m of the grid (Eqs. 1 and 2).
 
-    queries: (b, h, n, k) with n = prod(grid), row major.
-    table: (r_1..r_D, k[, u]), odd sides, D = len(grid) of 1, 2 or 3; offset 0 is at the center. One table serves any
-        grid: offsets beyond the grid are cropped, offsets beyond the table are zero.
-    values: (b, n, v[, u]); the trailing intra-depth u, in both values and table, is summed over (C.4).
-    content: (b, k, v), a lambda shared by all positions of an example, such as `content_lambda` returns; adds
+    queries: (b, h, n, k) with n = prod(grid), in row-major order.
+    table: relative embeddings (r_1..r_D, k[, u]) with odd sides, offset 0 at the center, and D = len(grid) = 1, 2 or 3.
+        A table can be used with any grid: offsets beyond the grid are cropped, offsets beyond the table are zero.
+    values: (b, n, v[, u]). If values have the intra-depth axis u, the table has it too; it is summed over (C.4).
+    content: (b, k, v), a lambda shared by all positions of an example, for example from `content_lambda`; adds
         sum_k q[b,h,n,k] content[b,k,:] to y.
-    dilation: the spacing of the offsets, in positions.
-    causal: only context positions up to and including the query in row-major order.
-    algorithm: a name from ALGORITHMS, or "auto" for the plan's choice, which `plan` shows.
+    dilation: spacing of the offsets, in positions.
+    causal: use only context positions up to and including the query in row-major order.
+    algorithm: a name from ALGORITHMS, or "auto" to choose the fastest according to `plan`.
 
-    Returns (b, h, n, v) in the dtype of the inputs. Accumulates in float32 or wider: float16 is computed in float32,
-    or by fused kernels in float16 products scaled by powers of two, and under float16 autocast the result is float32.
-    Any strides; differentiable twice. Exact up to rounding.
-    Saves only its inputs for the backward pass. Cost: at most b n k u v min(n, prod(r)) multiply-adds; `plan`
-    predicts it. Raises ValueError naming the invalid argument.
+    Returns (b, h, n, v) in the dtype of the inputs, exact up to rounding. Sums are in float32 or wider. float16 inputs
+    are computed in float32, or by fused kernels in float16 scaled by powers of two; under float16 autocast the result
+    is float32. Accepts any strides. Twice differentiable; saves only its inputs for the backward pass.
+    Cost: at most b n k u v min(n, prod(r)) multiply-adds; `plan` predicts it. Raises ValueError naming the invalid
+    argument.
     """
     factors = Factors(queries, table, values, content)
     factors, grid, result_dtype = _prepare(factors, grid, dilation, causal, algorithm)
@@ -73,10 +73,10 @@ def plan(
     causal: bool = False,
     algorithm: str = "auto",
 ) -> Plan:
-    """The plan that `position_interaction` uses for these arguments: predicted costs, and the algorithms chosen.
+    """Return the plan that `position_interaction` uses for these arguments: predicted costs and chosen algorithms.
 
-    A content lambda costs the same with any algorithm and is not counted. Computes nothing, so tensors may be on the
-    meta device. Raises as `position_interaction`.
+    The cost of a content lambda is not included, because it is the same for all algorithms. Computes no output, so
+    tensors may be on the meta device. Raises ValueError in the same cases as `position_interaction`.
     """
     factors = Factors(queries, table, values, content)
     factors, grid, _ = _prepare(factors, grid, dilation, causal, algorithm)
@@ -86,13 +86,13 @@ def plan(
 def _prepare(
     factors: Factors, grid: Sequence[int], dilation: int, causal: bool, algorithm: str
 ) -> tuple[Factors, tuple[int, ...], torch.dtype]:
-    """Checked factors in the compute dtype, table and values with an axis u; the grid; the result dtype."""
+    """Check the arguments; return the factors in the compute dtype with axis u, the grid and the result dtype."""
     queries, table, values, content = factors
     check_tensors(**factors._asdict())
     check_flags(causal=causal)
     check_sizes(dilation=dilation)
     if not isinstance(grid, Sequence) or isinstance(grid, str):
-        raise ValueError(f"grid must be a sequence of 1, 2 or 3 sides, got {grid!r}")
+        raise ValueError(f"grid must be a sequence of 1, 2 or 3 integers, got {grid!r}")
     grid = tuple(grid)
     check_position_interaction(queries, table, values, grid)
     check_algorithm(algorithm)
@@ -101,7 +101,7 @@ def _prepare(
         if tuple(content.shape) != expected:
             raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
     dtype, result_dtype = compute_and_result_dtype(**factors._asdict())
-    # algorithms that need it cast float16 to float32; the table is cast where it is used
+    # Algorithms that need it cast float16 to float32. The table is cast where it is used.
     if not (dtype == torch.float32 and queries.dtype == values.dtype == torch.float16):
         queries, values = queries.to(dtype), values.to(dtype)
     if values.ndim == 3:
@@ -111,9 +111,9 @@ def _prepare(
 
 
 def _interact_traceable(factors: Factors, problem: Problem, algorithm: str) -> Tensor:
-    """Standard PyTorch operations only, for torch.export and formats that build on it, such as ONNX.
+    """Compute the output with standard PyTorch operations only, for torch.export and ONNX.
 
-    An algorithm that is not Traceable is replaced by the traceable one with fewer operations per example.
+    If the algorithm is not Traceable, use the traceable one with fewer operations per example.
     """
     queries, table, values, content = factors
     queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
@@ -122,33 +122,35 @@ def _interact_traceable(factors: Factors, problem: Problem, algorithm: str) -> T
         table = mask_future(table, len(problem.grid))
     traceable = ALGORITHMS.get(algorithm)
     if not isinstance(traceable, Traceable):
-        pairs_are_fewer = problem.positions <= math.prod(table.shape[: len(problem.grid)])
-        traceable = LambdaOrder() if pairs_are_fewer else Convolution()
+        scope = math.prod(table.shape[: len(problem.grid)])
+        traceable = LambdaOrder() if problem.positions <= scope else Convolution()
     output = traceable.traceable_term(queries, table, values, problem)
     return output if content is None else output + queries @ content.unsqueeze(1)
 
 
 def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:
-    """Raise ValueError naming the argument, the expected and the actual shape, unless the shapes are consistent."""
+    """Raise ValueError, with the expected and the actual shape, unless the shapes are consistent."""
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
     if values.ndim not in (3, 4):
         raise ValueError(f"values must be (b, n, v) or (b, n, v, u), got shape {tuple(values.shape)}")
     if not 1 <= len(grid) <= 3:
-        raise ValueError(f"grid must have 1, 2 or 3 sides, got {grid}")
+        raise ValueError(f"grid must have 1, 2 or 3 dimensions, got {grid}")
     check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
-    batch, heads, positions, depth = shape_of(queries)
-    sizes = dict(zip(("v of values", "u of values"), shape_of(values)[2:], strict=False))
+    batch, heads, positions, depth = static_shape(queries)
+    sizes = dict(zip(("v of values", "u of values"), static_shape(values)[2:], strict=False))
     check_sizes(**{"h of queries": heads, "k of queries": depth}, **sizes)
     if math.prod(grid) != positions:
-        raise ValueError(f"grid must have the n = {positions} positions of queries, got {grid} = {math.prod(grid)}")
+        raise ValueError(f"grid must have {positions} positions like queries, got {grid} with {math.prod(grid)}")
     if values.shape[:2] != (batch, positions):
-        raise ValueError(f"values must start with (b, n) = {(batch, positions)}, got shape {tuple(values.shape)}")
+        raise ValueError(
+            f"values must have (b, n) = {(batch, positions)} like queries, got shape {tuple(values.shape)}"
+        )
     expected = (depth, *values.shape[3:])
     if table.ndim != len(grid) + len(expected) or tuple(table.shape[len(grid) :]) != expected:
         letters = "(k, u)" if values.ndim == 4 else "(k,)"
         raise ValueError(
-            f"table must have {len(grid)} sides and then {letters} = {expected}, got shape {tuple(table.shape)}"
+            f"table must have {len(grid)} offset axes and then {letters} = {expected}, got shape {tuple(table.shape)}"
         )
     if any(side % 2 == 0 for side in table.shape[: len(grid)]):
         raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")

@@ -1,17 +1,17 @@
-"""Lambda order: the embeddings of all pairs times the values as one matrix product, then the queries.
+"""Lambda order: multiply the embeddings of all pairs by the values in one matrix product, then apply the queries.
 
-lambda[n,k,(b v)] = sum_{m,u} E[(n k),(m u)] V[(m u),(b v)]: one product whose left factor is shared by the batch.
-Cost: n m k u b v multiply-adds for any scope; E has n m k u elements. For small grids.
+lambda[(n k),(b v)] = sum_{m,u} E[(n k),(m u)] V[(m u),(b v)], where E is shared by all examples.
+Cost: n m k u b v multiply-adds for any scope; E has n m k u elements. Suitable for small grids.
 """
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import embeddings_of_pairs
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients, Traceable
+from lambdanets.ops.geometry import pairwise_embeddings
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients, Traceable
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
-from lambdanets.ops.position.tiling import Axis, adjoint_of_block, make_block
+from lambdanets.ops.position.tiling import Axis, make_block, make_block_backward
 
 
 class LambdaOrder(Algorithm, Traceable):
@@ -19,44 +19,45 @@ class LambdaOrder(Algorithm, Traceable):
     keeps_bfloat16 = True
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
-        p = problem.with_small_lambdas()
+        p = problem.limit_lambda_bytes()
         n, k, v = p.positions, p.query_depth, p.value_depth
         rows, inner, maps = n * k, n * p.intra_depth, p.batch * v
         passes = -(-problem.batch // p.batch)
-        lambdas = rates.product(1, rows, inner, maps)
-        applied = rates.product(n * p.batch, p.heads, k, v)
-        copied = rates.copy(8.0 * rows * maps)
-        preparation = rates.copy(6.0 * rows * inner)
+        lambdas = rates.matmul_seconds(1, rows, inner, maps)
+        applied = rates.matmul_seconds(n * p.batch, p.heads, k, v)
+        copied = rates.copy_seconds(8.0 * rows * maps)
+        preparation = rates.copy_seconds(6.0 * rows * inner)
         return Cost(
             operations=2 * rows * inner * problem.batch * v + problem.apply_operations,
             workspace_bytes=max(4, p.dtype.itemsize) * (3 * rows * inner + 3 * rows * maps),
-            seconds=passes * (lambdas + applied + copied + rates.calls(10)) + preparation / 4,
-            backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.calls(20)) + 1.75 * preparation,
+            seconds=passes * (lambdas + applied + copied + rates.call_overhead(10)) + preparation / 4,
+            backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.call_overhead(20))
+            + 1.75 * preparation,
         )
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundLambdaOrder":
-        return BoundLambdaOrder(problem.with_small_lambdas())
+        return BoundLambdaOrder(problem.limit_lambda_bytes())
 
     def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
         n, k, u = problem.positions, problem.query_depth, problem.intra_depth
-        embeddings = embeddings_of_pairs(table, problem.grid, 1).reshape(n * k, u * n)
+        embeddings = pairwise_embeddings(table, problem.grid, 1).reshape(n * k, u * n)
         lambdas = embeddings @ values.permute(3, 1, 0, 2).reshape(u * n, -1)
         return torch.einsum("bhnk,nkbv->bhnv", queries, lambdas.view(n, k, values.shape[0], values.shape[2]))
 
 
-class BoundLambdaOrder(BoundPositionTerm):
+class BoundLambdaOrder(BoundPositionAlgorithm):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._axes = [Axis(side, side, before) for side, before in zip(problem.grid, problem.before, strict=True)]
 
     def prepare(self, table: Tensor) -> Prepared:
-        """E ((n, k), (m, u))."""
+        """Return E ((n, k), (m, u))."""
         return (make_block(table, self._axes).view(self.problem.positions * self.problem.query_depth, -1),)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         p = self.problem
         pairs = grad_prepared[0].view(*p.grid, p.query_depth, *p.grid, p.intra_depth)
-        return adjoint_of_block(pairs, self._axes, p.scope)
+        return make_block_backward(pairs, self._axes, p.scope)
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         return torch.einsum("bhnk,nkbv->bhnv", queries, self._lambdas(prepared[0], _context(values)))
@@ -81,11 +82,11 @@ class BoundLambdaOrder(BoundPositionTerm):
         return grad_queries, grad_embeddings, grad_values
 
     def _lambdas(self, embeddings: Tensor, context: Tensor) -> Tensor:
-        """(n, k, b, v)."""
+        """Return lambdas (n, k, b, v)."""
         p = self.problem
         return (embeddings @ context).view(p.positions, p.query_depth, -1, p.value_depth)
 
 
 def _context(values: Tensor) -> Tensor:
-    """(b, n, v, u) to ((m, u), (b, v))."""
+    """Reshape values (b, n, v, u) to ((m, u), (b, v))."""
     return values.permute(1, 3, 0, 2).reshape(values.shape[1] * values.shape[3], -1)

@@ -1,18 +1,19 @@
-"""Mixed: a real Fourier transform along the last axis, by matrix products, and pairwise embeddings along the others.
+"""Mixed: a Fourier transform along the last axis, by matrix products, and embeddings of pairs along the others.
 
-Along the last axis, of side W, the interaction is a convolution: one product for each of F = (N + 1) / 2 frequencies,
-N >= W + reach odd, so that nothing wraps around. With w = 2 pi / N and x centered at c = (W - 1) / 2:
+Along the last axis, of side W, the interaction is a convolution: one product for each of F = (N + 1) / 2 frequencies.
+N is odd and at least W + reach, which avoids wrap-around. With w = 2 pi / N and c = (W - 1) / 2, the center of a row:
     V^[f,y,u] = sum_x V[y,x,u] exp(-i w f (x - c)),     R^[f,dy,k,u] = sum_dx R[dy,dx,k,u] exp(i w f dx)
     L^[f,k,y] = sum_{y',u} R^[f, y' - y, k, u] V^[f,y',u]
     lambda[k,y,c +- t] = sum_f cosines[t,f] Re L^[f] +- sum_f sines[t,f] Im L^[f] = C +- D,     y = sum_k q lambda.
-Both halves of a row share C and D; queries packed as [q+, q+] and [q-, -q-] apply C + D and C - D, so lambdas are never
-formed. Transforms are matrix products, so no length is slow. README.md beside this file derives the gradients and N.
+Both halves of a row use the same C and D. Queries packed as [q+, q+] and [q-, -q-] apply C + D and C - D directly, so
+lambdas are never stored. Transforms are matrix products, so every length is equally fast. README.md in this folder
+derives N and the gradients.
 
 On GPUs, bfloat16 problems use bfloat16 products; tables are transformed in float32, and gradients are summed over rows
 in float32. The error against float64 stays below twice that of the reference implementation in bfloat16.
 
-Cost: about 4 F / W window + F + 2 h multiply-adds per lambda element (b n k v), where the convolution takes prod(r).
-For maps of 28x28 and scopes of 15 or larger. Memory: L^ and its inverse transform for a few rows at a time.
+Cost: about 4 F / W window + F + 2 h multiply-adds per lambda element (b n k v), compared with prod(r) for the
+convolution. Suitable for maps from 28x28 and scopes from 15. Memory: L^ and its inverse transform for a few rows.
 """
 
 import math
@@ -22,29 +23,29 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
 from lambdanets.ops.position.mirrored import pack_outputs, pack_queries, unpack_outputs, unpack_queries
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
-from lambdanets.ops.position.scratch import packed, scratch
-from lambdanets.ops.position.tiling import Tiling, adjoint_of_block, make_block
+from lambdanets.ops.position.scratch import contiguous, scratch
+from lambdanets.ops.position.tiling import Tiling, make_block, make_block_backward
 from lambdanets.ops.precision import wide
 
-# Candidate numbers of rows of the first axis per tile, and the size that L^ should not exceed.
+# Candidates for the rows of the first axis per tile, and the maximum size of L^.
 _ROWS = (1, 2, 4, 7, 8, 14)
-_CHUNK_BYTES = 6 << 20, 32 << 20  # in the cache of a core, of a GPU
+_CHUNK_BYTES = 6 << 20, 32 << 20  # to fit the cache of a CPU core and of a GPU
 
 
 class Mixed(Algorithm):
     name = "mixed"
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
-        plane = problem.as_plane()
+        plane = problem.at_least_2d()
         return _cost(_best_tiling(plane, rates), plane, rates)
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundMixed":
-        problem = problem.with_batch(_batch_per_call(problem.as_plane()))
-        return BoundMixed(problem, _best_tiling(problem.as_plane(), rates))
+        problem = problem.limit_batch(_batch_per_call(problem.at_least_2d()))
+        return BoundMixed(problem, _best_tiling(problem.at_least_2d(), rates))
 
     def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
         """bfloat16 on GPUs only: on a CPU with AMX, these products took 1.05 to 1.9 times as long as in float32."""
@@ -54,23 +55,23 @@ class Mixed(Algorithm):
         return super().compute_dtype(problem, rates)
 
 
-class BoundMixed(BoundPositionTerm):
-    """tiling: of all axes but the last, from `row_tiling`."""
+class BoundMixed(BoundPositionAlgorithm):
+    """tiling: tiles of all axes except the last, from `row_tiling`."""
 
     def __init__(self, problem: Problem, tiling: Tiling) -> None:
         super().__init__(problem)
-        self._plane = problem.as_plane()
+        self._plane = problem.at_least_2d()
         self._tiling = tiling
         self._frequencies = frequencies(problem)
 
     def prepare(self, table: Tensor) -> Prepared:
-        """Block (F, (2, k, T), (window, u, 2)), the transform of values ((F, 2), W), cosines and sines (t, F)."""
+        """Return block (F, (2, k, T), (window, u, 2)), transform of values ((F, 2), W), cosines and sines (t, F)."""
         dtype, leading = table.dtype, len(self._plane.grid) - 1
         table = table.to(wide(dtype))
         if table.ndim - 2 == leading:
             table = table.unsqueeze(0)
-        real, imaginary = (torch.einsum("fd,...dku->...fku", waves, table) for waves in self._waves_of_offsets(table))
-        # the complex product R^ V^ as a real 2 x 2 matrix acting on (Re V^, Im V^)
+        real, imaginary = (torch.einsum("fd,...dku->...fku", waves, table) for waves in self._offset_waves(table))
+        # Write the complex product R^ V^ as a real 2 x 2 matrix times (Re V^, Im V^).
         matrix = [torch.stack(row, dim=-1) for row in ((real, -imaginary), (imaginary, real))]
         spectra = torch.stack(matrix, dim=-4)  # (r_1..r_{D-1}, F, 2, k, u, 2)
         block = make_block(spectra.flatten(leading + 3).flatten(leading, leading + 2), self._tiling.axes)
@@ -84,13 +85,13 @@ class BoundMixed(BoundPositionTerm):
         block = grad_prepared[0].view(f, 2, p.query_depth, *self._tiling.tile, *self._tiling.window, p.intra_depth, 2)
         block = block.permute(*range(3, 3 + leading), 0, 1, 2, *range(3 + leading, 5 + 2 * leading))
         block = block.flatten(2 * leading + 3).flatten(leading, leading + 2)
-        spectra = adjoint_of_block(block, self._tiling.axes, p.scope[:-1])
+        spectra = make_block_backward(block, self._tiling.axes, p.scope[:-1])
         spectra = spectra.unflatten(-1, (p.intra_depth, 2)).unflatten(leading, (f, 2, p.query_depth))
         # (r_1..r_{D-1}, F, rows of the matrix, k, u, columns of the matrix)
         first, second = spectra.unbind(-4)
         grad_real = first[..., 0] + second[..., 1]
         grad_imaginary = second[..., 0] - first[..., 1]
-        cosines, sines = self._waves_of_offsets(spectra)
+        cosines, sines = self._offset_waves(spectra)
         table = torch.einsum("fd,...fku->...dku", cosines, grad_real)
         table = table + torch.einsum("fd,...fku->...dku", sines, grad_imaginary)
         return table if len(self.problem.grid) > 1 else table.squeeze(0)
@@ -100,9 +101,9 @@ class BoundMixed(BoundPositionTerm):
         value_spectra = self._transform_values(values, prepared[1])
         queries = pack_queries(queries, p)
         output = scratch("outputs", (*queries.shape[:3], 2 * p.heads, p.value_depth), queries)
-        for start, stop, low, high, columns in self._tiling.rows():
-            halves = self._lambda_halves(prepared, value_spectra[:, low:high], stop - start, columns)
-            outputs = _view_of_rows(output, start, stop)
+        for start, stop, window_start, window_stop, columns in self._tiling.rows():
+            halves = self._lambda_halves(prepared, value_spectra[:, window_start:window_stop], stop - start, columns)
+            outputs = _view_rows(output, start, stop)
             for query_tile, half, out in zip(queries[:, start:stop].flatten(1, 2), halves, outputs, strict=True):
                 torch.bmm(query_tile, half.transpose(0, 1), out=out)
         return unpack_outputs(output, p)
@@ -110,7 +111,7 @@ class BoundMixed(BoundPositionTerm):
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """The lambdas are recomputed. README.md beside this file derives each step."""
+        """Recomputes the lambdas. README.md in this folder derives each step."""
         p, f, tiling = self._plane, self._frequencies, self._tiling
         k, v = p.query_depth, p.value_depth
         block, transform, cosines, sines = prepared
@@ -123,17 +124,17 @@ class BoundMixed(BoundPositionTerm):
             grad_block = torch.zeros_like(block, dtype=wide(block.dtype))
         if needs_grad.values:
             grad_spectra = torch.zeros_like(value_spectra, dtype=wide(block.dtype))
-        for start, stop, low, high, columns in tiling.rows():
-            rows, window = stop - start, slice(low, high)
+        for start, stop, window_start, window_stop, columns in tiling.rows():
+            rows, window = stop - start, slice(window_start, window_stop)
             query_tile, grad_tile = queries[:, start:stop].flatten(1, 2), grad_output[:, start:stop].flatten(1, 2)
             if grad_queries is not None:
                 halves = self._lambda_halves(prepared, value_spectra[:, window], rows, columns)
-                outputs = _view_of_rows(grad_queries, start, stop)
+                outputs = _view_rows(grad_queries, start, stop)
                 for grad, half, out in zip(grad_tile, halves, outputs, strict=True):
                     torch.bmm(grad, half.permute(1, 2, 0), out=out)
             if grad_block is None and grad_spectra is None:
                 continue
-            # gradients of C and D: (t, (T, b), (2, k), v), laid out as `_lambda_halves` computes them
+            # Gradients of C and D (t, (T, b), (2, k), v), copied to the layout of `_lambda_halves`.
             side, items = grad_tile.shape[:2]
             product = scratch("product", (side * items, 2 * k, v), query_tile)
             torch.bmm(query_tile.flatten(0, 1).transpose(1, 2), grad_tile.flatten(0, 1), out=product)
@@ -158,7 +159,7 @@ class BoundMixed(BoundPositionTerm):
         )
 
     def _lambda_halves(self, prepared: Prepared, value_spectra: Tensor, rows: int, columns: slice) -> Tensor:
-        """C and D, (t, (2, k), (T, b), v), from the value spectra in the window of a tile with `rows` rows."""
+        """Compute C and D (t, (2, k), (T, b), v) from the value spectra in the window of a tile with `rows` rows."""
         block, _, cosines, sines = prepared
         block_tile = self._block_tile(block, rows, columns)
         sums = scratch("sums", (*block_tile.shape[:2], value_spectra.shape[-1]), block)  # L^
@@ -170,19 +171,19 @@ class BoundMixed(BoundPositionTerm):
         return halves.view(cosines.shape[0], 2 * self._plane.query_depth, -1, self._plane.value_depth)
 
     def _block_tile(self, block: Tensor, rows: int, columns: slice) -> Tensor:
-        """The part of the block for a tile with `rows` rows (the last tile may be smaller) and its window."""
+        """Return the block for a tile with `rows` rows, because the last tile may be smaller, and its window."""
         by_row = block.unflatten(1, (2 * self._plane.query_depth, self._tiling.tile[0], -1))
         return by_row[:, :, :rows].flatten(1, 3)[:, :, columns]
 
     def _transform_values(self, values: Tensor, transform: Tensor) -> Tensor:
-        """(b, n, v, u) to V^ (F, S_1, (S_2..S_{D-1}, u, 2), (b, v))."""
+        """Transform values (b, n, v, u) to V^ (F, S_1, (S_2..S_{D-1}, u, 2), (b, v))."""
         grid = self._plane.grid
         leading = len(grid) - 1
         # (W, S_1..S_{D-1}, u, b, v)
         maps = values.unflatten(1, grid).permute(leading + 1, *range(1, leading + 1), leading + 3, 0, leading + 2)
-        spectra = transform @ packed("values", maps).view(grid[-1], -1)
+        spectra = transform @ contiguous("values", maps).view(grid[-1], -1)
         spectra = spectra.view(self._frequencies, 2, grid[0], -1, values.shape[0] * values.shape[2])
-        return packed("spectra", spectra.permute(0, 2, 3, 1, 4)).flatten(2, 3)
+        return contiguous("spectra", spectra.permute(0, 2, 3, 1, 4)).flatten(2, 3)
 
     def _transform_back(self, spectra: Tensor, transform: Tensor) -> Tensor:
         """The adjoint of `_transform_values`."""
@@ -192,14 +193,14 @@ class BoundMixed(BoundPositionTerm):
         leading = len(p.grid) - 1
         return maps.permute(leading + 2, *range(1, leading + 1), 0, leading + 3, leading + 1).flatten(1, leading + 1)
 
-    def _waves_of_offsets(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (F, r_D) of w f dx for the offsets of the last axis."""
+    def _offset_waves(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin (F, r_D) of w f dx for the offsets dx of the last axis."""
         before, after = self._plane.before[-1], self._plane.after[-1]
         angles = self._angles(torch.arange(-before, after + 1, dtype=torch.float64, device=like.device))
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
     def _transforms(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The transform of values ((F, 2), W), and cosines and sines (t, F) of the inverse."""
+        """Return the transform of values ((F, 2), W), and cosines and sines (t, F) of the inverse transform."""
         side = self._plane.grid[-1]
         angles = self._angles(torch.arange(side, dtype=torch.float64, device=like.device) - (side - 1) / 2)
         transform = torch.stack([angles.cos(), -angles.sin()], dim=1).flatten(0, 1)
@@ -213,27 +214,27 @@ class BoundMixed(BoundPositionTerm):
         )
 
     def _angles(self, x: Tensor) -> Tensor:
-        """w f x, (F, positions)."""
+        """Return w f x (F, positions)."""
         f = torch.arange(self._frequencies, dtype=torch.float64, device=x.device)
         return 2 * math.pi / (2 * self._frequencies - 1) * f[:, None] * x
 
 
-def _view_of_rows(x: Tensor, start: int, stop: int) -> Tensor:
-    """A writable view of rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..).
+def _view_rows(x: Tensor, start: int, stop: int) -> Tensor:
+    """Return a writable view of rows of (t, S_1, (S_2.., b), ..) as (t, (rows, S_2.., b), ..).
 
-    `flatten` might copy and lose what is written; `view` raises instead.
+    `flatten` could return a copy; `view` raises instead.
     """
     side, _, items, *rest = x.shape
     return x[:, start:stop].view(side, (stop - start) * items, *rest)
 
 
 def frequencies(problem: Problem) -> int:
-    """F, with N = 2 F - 1 at least the last side plus the longer reach along it."""
+    """Return the smallest F for which N = 2 F - 1 is at least the last side plus the longer reach along it."""
     return (problem.grid[-1] + max(problem.before[-1], problem.after[-1])) // 2 + 1
 
 
 def row_tiling(plane: Problem, rows: int) -> Tiling:
-    """Tiles of `rows` rows of the first axis; over all axes but the last, with (u, 2) as intra-depth."""
+    """Return tiles of `rows` rows of the first axis, for all axes except the last, with (u, 2) as intra-depth."""
     grid, before, after = (sides[:-1] for sides in (plane.grid, plane.before, plane.after))
     leading = replace(plane, grid=grid, before=before, after=after, intra_depth=2 * plane.intra_depth)
     return Tiling(leading, (min(rows, grid[0]), *grid[1:]))
@@ -242,20 +243,20 @@ def row_tiling(plane: Problem, rows: int) -> Tiling:
 @lru_cache(maxsize=1024)
 def _best_tiling(plane: Problem, rates: Rates) -> Tiling:
     tilings = [row_tiling(plane, rows) for rows in sorted({min(rows, plane.grid[0]) for rows in _ROWS})]
-    limit = plane.cache_bytes(*_CHUNK_BYTES)
+    limit = plane.select_by_device(*_CHUNK_BYTES)
     fitting = [tiling for tiling in tilings if _chunk_bytes(tiling, plane, 1) <= limit] or tilings[:1]
-    return min(fitting, key=lambda tiling: _cost(tiling, plane, rates).both_seconds)
+    return min(fitting, key=lambda tiling: _cost(tiling, plane, rates).total_seconds)
 
 
 def _chunk_bytes(tiling: Tiling, problem: Problem, examples: int) -> int:
-    """Size of L^ for one tile."""
+    """Return the size of L^ for one tile."""
     rows = tiling.tile[0] * tiling.positions
     return 8 * frequencies(problem) * problem.query_depth * rows * examples * problem.value_depth
 
 
 def _batch_per_call(plane: Problem) -> int:
-    """The largest batch for which L^ of a few rows fits the cache, but with enough columns for fast products."""
-    limit = plane.cache_bytes(*_CHUNK_BYTES)
+    """Return the largest batch for which L^ of a few rows fits the cache, but at least 64 columns for fast products."""
+    limit = plane.select_by_device(*_CHUNK_BYTES)
     return max(1, limit // _chunk_bytes(row_tiling(plane, 4), plane, 1), 64 // plane.value_depth)
 
 
@@ -269,28 +270,28 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     lines = math.prod(p.grid[:-1])
     operations = 0.0
     forward = backward = 0.0
-    for start, stop, low, high, _ in tiling.rows():
+    for start, stop, window_start, window_stop, _ in tiling.rows():
         rows = (stop - start) * tiling.positions
-        window = (high - low) * tiling.columns
-        banded = rates.product(f, 2 * k * rows, window, maps)
-        inverse = 2 * rates.product(1, halves, f, k * rows * maps)
-        applied = rates.product(halves * rows * batch, 2 * heads, 2 * k, v)
+        window = (window_stop - window_start) * tiling.columns
+        banded = rates.matmul_seconds(f, 2 * k * rows, window, maps)
+        inverse = 2 * rates.matmul_seconds(1, halves, f, k * rows * maps)
+        applied = rates.matmul_seconds(halves * rows * batch, 2 * heads, 2 * k, v)
         operations += 2.0 * maps * rows * k * (2 * f * window + 2 * halves * f + 8 * halves * heads)
-        forward += banded + inverse + applied + rates.calls(10 + halves)
-        backward += banded + inverse + 2 * applied + rates.copy(8 * halves * k * rows * maps) + inverse
-        backward += 2 * banded + rates.calls(30 + halves)
-    transform = rates.product(1, 2 * f, p.grid[-1], lines * p.intra_depth * maps)
+        forward += banded + inverse + applied + rates.call_overhead(10 + halves)
+        backward += banded + inverse + 2 * applied + rates.copy_seconds(8 * halves * k * rows * maps) + inverse
+        backward += 2 * banded + rates.call_overhead(30 + halves)
+    transform = rates.matmul_seconds(1, 2 * f, p.grid[-1], lines * p.intra_depth * maps)
     operations += 4.0 * f * p.grid[-1] * lines * p.intra_depth * maps
     spectra = 2 * f * lines * p.intra_depth * maps
     packed = 2 * heads * batch * p.positions * (2 * k + v)
     block = 4 * f * k * p.intra_depth * tiling.tile[0] * tiling.positions * tiling.window[0] * tiling.columns
-    forward += transform + rates.copy(4 * (packed + spectra)) + rates.calls(25)
-    backward += 2 * transform + rates.copy(4 * (2 * packed + 2 * spectra)) + rates.calls(60)
-    # cached for the next call with the same table: a training step prepares the block once
-    preparation = rates.copy(12 * block)
+    forward += transform + rates.copy_seconds(4 * (packed + spectra)) + rates.call_overhead(25)
+    backward += 2 * transform + rates.copy_seconds(4 * (2 * packed + 2 * spectra)) + rates.call_overhead(60)
+    # The block is cached, so a training step prepares it once.
+    preparation = rates.copy_seconds(12 * block)
     return Cost(
         operations=round(passes * operations),
-        # the peak is in the backward pass: the block and its gradient, packed queries and outputs twice
+        # Peak memory is in the backward pass: block and its gradient, packed queries and outputs twice.
         workspace_bytes=max(4, p.dtype.itemsize) * (6 * block + 4 * spectra + 3 * packed)
         + 4 * _chunk_bytes(tiling, p, batch),
         seconds=passes * forward + preparation / 4,

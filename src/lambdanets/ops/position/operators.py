@@ -1,6 +1,6 @@
-"""The position interaction as two custom operators (torch.library), which are opaque to torch.compile.
+"""The position interaction as two custom operators (torch.library), which torch.compile does not trace into.
 
-Planning, table cropping and dilation are handled when the graph runs, so that one graph serves all sizes.
+The operators plan, crop the table and handle dilation when the graph runs, so one graph works for all sizes.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ def position_interaction_operator(
     causal: bool,
     algorithm: str,
 ) -> Tensor:
-    """queries (b, h, n, k), table (r_1..r_D, k, u), values (b, n, v, u), content (b, k, v) or None -> (b, h, n, v).
+    """Compute the output (b, h, n, v), contiguous as (b, n, h, v).
 
-    Contiguous as (b, n, h, v).
+    queries: (b, h, n, k). table: (r_1..r_D, k, u). values: (b, n, v, u). content: (b, k, v) or None.
     """
     factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
     output = redilate(planned_forward(factors, make_plan(problem, algorithm)), grid, dilation)
@@ -56,7 +56,7 @@ def _backward_operator(
     algorithm: str,
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of queries, table, values and content; an empty tensor if not needed."""
+    """Compute gradients of queries, table, values and content; those that are not needed are empty tensors."""
     factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
     if dilation > 1:
         grad_output = split_phases(grad_output.transpose(1, 2), grid, dilation).transpose(1, 2)

@@ -1,6 +1,6 @@
-"""Chooses the algorithm for a position interaction, and explains the choice.
+"""Chooses the algorithm for a position interaction and explains the choice.
 
-To add an algorithm: subclass `Algorithm` and `Bound` in a new file beside this one, and add it to ALGORITHMS.
+To add an algorithm, subclass `Algorithm` and `BoundAlgorithm` in a new file in this folder, and add it to ALGORITHMS.
 """
 
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from lambdanets.ops.position.algorithm import Algorithm, Bound, Exclusions
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusions
 from lambdanets.ops.position.convolution import Convolution, DepthwiseConvolution, ValueAxisConvolution
 from lambdanets.ops.position.fourier import Fourier
 from lambdanets.ops.position.fused import Fused
@@ -16,7 +16,7 @@ from lambdanets.ops.position.lambda_order import LambdaOrder
 from lambdanets.ops.position.mixed import Mixed
 from lambdanets.ops.position.problem import Cost, Problem
 from lambdanets.ops.position.query_order import QueryOrder
-from lambdanets.ops.position.rates import Corrections, Rates, corrections_of, rates_of
+from lambdanets.ops.position.rates import Corrections, Rates, device_corrections, device_rates
 
 # In order of preference at equal cost.
 ALGORITHMS: dict[str, Algorithm] = {
@@ -33,20 +33,22 @@ ALGORITHMS: dict[str, Algorithm] = {
     )
 }
 
-# By algorithm name; hashable, as a cache key.
+# Algorithm names and reasons, as a hashable cache key.
 _Excluded = tuple[tuple[str, Exclusions], ...]
 
-# Algorithms with a larger workspace (memory besides inputs and output) are chosen only if all exceed it.
+# Algorithms with a larger workspace (memory in addition to inputs and output) are chosen only if all exceed it.
 WORKSPACE_LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The predicted cost of each algorithm, None if it does not support the problem, and the choice; prints as a table.
+    """Predicted costs of all algorithms and the chosen ones; prints as a table.
 
-    chosen: for the forward pass. backward: for the gradients, which depend only on the inputs of the forward pass.
-    automatic: False if the caller chose the algorithm. excluded: by algorithm, why "auto" does not choose it although
-    it supports the problem.
+    costs: by algorithm name, None if the algorithm does not support the problem.
+    chosen: algorithm for the forward pass. backward: algorithm for the backward pass; it may differ, because gradients
+    are computed only from the inputs of the forward pass.
+    automatic: False if the caller chose the algorithm. excluded: the reasons why "auto" does not choose algorithms that
+    support the problem.
     """
 
     problem: Problem
@@ -58,8 +60,8 @@ class Plan:
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.costs) + 3
-        heads = f"{'GFLOP':>10}{'workspace MiB':>16}{'forward ms':>13}{'backward ms':>13}"
-        lines = [f"{'':2}{'algorithm':<{width}}{heads}"]
+        header = f"{'GFLOP':>10}{'workspace MiB':>16}{'forward ms':>13}{'backward ms':>13}"
+        lines = [f"{'':2}{'algorithm':<{width}}{header}"]
         for name, cost in self.costs.items():
             marks = ("*" if name == self.chosen else "") + ("'" if name == self.backward else "")
             figures = ["-"] * 4
@@ -75,50 +77,50 @@ class Plan:
 
 
 def check_algorithm(algorithm: str) -> None:
-    """Raise ValueError unless the name is "auto" or one of ALGORITHMS."""
+    """Raise ValueError unless `algorithm` is "auto" or a name in ALGORITHMS."""
     if algorithm not in ("auto", *ALGORITHMS):
         raise ValueError(f"algorithm must be one of {', '.join(['auto', *ALGORITHMS])}; got {algorithm!r}")
 
 
 def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
-    """The plan for a problem: the named algorithm, or with "auto" those with the lowest predicted time.
+    """Make a plan with the named algorithm or, with "auto", the algorithms with the lowest predicted times.
 
-    The choice depends on the problem, the device's rates and `Algorithm.exclusions`; a fused kernel runs its self-test
-    when it would be chosen for the first time. Algorithms below the workspace limit are preferred; if all exceed it,
-    the one with the smallest workspace is chosen.
-    Raises ValueError for an unknown name, or an algorithm that does not support the problem.
+    The choice depends on the problem, the rates of the device and `Algorithm.exclusions`. The self-test of a fused
+    kernel runs when it would be chosen for the first time. Algorithms below the workspace limit are preferred; if all
+    exceed it, the one with the smallest workspace is chosen.
+    Raises ValueError for an unknown algorithm or one that does not support the problem.
     """
     check_algorithm(algorithm)
-    rates, corrections = rates_of(problem.device), corrections_of(problem.device)
+    rates, corrections = device_rates(problem.device), device_corrections(problem.device)
     excluded: _Excluded = ()
     while True:
         plan = _make_plan(problem, algorithm, rates, corrections, excluded, WORKSPACE_LIMIT_BYTES)
         if not plan.automatic:
             return plan
         unchecked = [name for name in dict.fromkeys((plan.chosen, plan.backward)) if name not in plan.excluded]
-        new = tuple((name, found) for name in unchecked if any(found := ALGORITHMS[name].exclusions(problem)))
+        new = tuple((name, reasons) for name in unchecked if any(reasons := ALGORITHMS[name].exclusions(problem)))
         if not new:
             return plan
         excluded += new
 
 
-def bind(problem: Problem, algorithm: str) -> tuple[Bound, torch.dtype]:
-    """An algorithm bound to a problem that it supports, and the dtype to compute in."""
-    return _bind(problem, ALGORITHMS[algorithm], rates_of(problem.device))
+def bind(problem: Problem, algorithm: str) -> tuple[BoundAlgorithm, torch.dtype]:
+    """Bind the named algorithm to a problem that it supports; also return the dtype in which it computes."""
+    return _bind(problem, ALGORITHMS[algorithm], device_rates(problem.device))
 
 
 @lru_cache(maxsize=1024)
-def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[Bound, torch.dtype]:
+def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[BoundAlgorithm, torch.dtype]:
     dtype = algorithm.compute_dtype(problem, rates)
-    return algorithm.bind(problem, rates.for_products_of(dtype)), dtype
+    return algorithm.bind(problem, rates.for_matmul_dtype(dtype)), dtype
 
 
 def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = ()) -> dict[str, Cost | None]:
-    """The cost of each algorithm predicted from rates, None if it does not support the problem."""
+    """Predict the cost of each algorithm from rates; None if it does not support the problem."""
     costs: dict[str, Cost | None] = {}
     for name, algorithm in ALGORITHMS.items():
         dtype = algorithm.compute_dtype(problem, rates)
-        costs[name] = algorithm.cost(replace(problem, dtype=dtype), rates.for_products_of(dtype))
+        costs[name] = algorithm.cost(replace(problem, dtype=dtype), rates.for_matmul_dtype(dtype))
     for name, dtype_name, forward, backward in corrections:
         cost = costs.get(name)
         if cost is not None and dtype_name == str(problem.dtype).removeprefix("torch."):
@@ -139,14 +141,14 @@ def _make_plan(
         return Plan(problem, costs, algorithm, algorithm)
     exclusions = dict(excluded)
     chosen, backward = (
-        _cheapest({name: c for name, c in costs.items() if c and not exclusions.get(name, Exclusions())[i]}, i, limit)
+        _fastest({name: c for name, c in costs.items() if c and not exclusions.get(name, Exclusions())[i]}, i, limit)
         for i in (0, 1)
     )
     return Plan(problem, costs, chosen, backward, automatic=True, excluded=exclusions)
 
 
-def _cheapest(costs: dict[str, Cost], i: int, limit: int) -> str:
-    """The fastest algorithm below the workspace limit, for the forward (i = 0) or the backward pass (i = 1)."""
+def _fastest(costs: dict[str, Cost], i: int, limit: int) -> str:
+    """Return the fastest algorithm below the workspace limit, for the forward (i = 0) or the backward pass (i = 1)."""
     fitting = {name: cost for name, cost in costs.items() if cost.workspaces[i] <= limit}
     if not fitting:
         return min(costs, key=lambda name: costs[name].workspaces[i])

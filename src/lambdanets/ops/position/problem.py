@@ -1,4 +1,4 @@
-"""Sizes, operands and costs of a position interaction, and the conversion of dilated problems to undilated ones."""
+"""Sizes, operands and costs of position interactions, and conversion of dilated problems to undilated ones."""
 
 import math
 from collections.abc import Sequence
@@ -8,19 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import crop_to_grid, join_phases, reach, shape_of, split_phases
+from lambdanets.ops.geometry import crop_to_grid, join_phases, reach, split_phases, static_shape
 
-_LAMBDA_BYTES = 64 << 20, 256 << 20  # limit on the lambdas of one call, on a CPU core and on a GPU
+_LAMBDA_BYTES = 64 << 20, 256 << 20  # maximum size of the lambdas of one call, on a CPU core and on a GPU
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes, dtype and device of a position interaction: everything that the choice of an algorithm depends on.
+    """Sizes, dtype and device of a position interaction, on which the choice of an algorithm depends.
 
-    before, after: how far the table reaches along each axis of the grid; its sides are before + 1 + after, with offset
-    0 at index `before`. causal: only context positions up to and including the query in row-major order, so the table
-    does not reach forward along the first axis. device: with index for a GPU ("cuda:0"), since GPUs of a machine may
-    differ; "cuda" is the current GPU.
+    before, after: reach of the table in both directions along each axis of the grid. The sides of the table are
+    before + 1 + after, and offset 0 is at index `before`.
+    causal: use only context positions up to and including the query in row-major order; `after` is then 0 along the
+    first axis.
+    device: "cpu", "cuda:0" or similar, with an index because a machine may have different GPUs; "cuda" is the current
+    GPU.
     """
 
     batch: int
@@ -37,7 +39,7 @@ class Problem:
 
     @property
     def positions(self) -> int:
-        """n, the number of query (and context) positions."""
+        """Number of query positions n, which is also the number of context positions."""
         return math.prod(self.grid)
 
     @property
@@ -47,34 +49,34 @@ class Problem:
 
     @property
     def lambda_elements(self) -> int:
-        """b n k v, the size of all position lambdas."""
+        """Number of elements of all position lambdas, b n k v."""
         return self.batch * self.positions * self.query_depth * self.value_depth
 
     @property
     def apply_operations(self) -> int:
-        """Floating-point operations of applying the lambdas to the queries, two per multiply-add."""
+        """FLOPs of applying the lambdas to the queries, two per multiply-add."""
         return 2 * self.heads * self.lambda_elements
 
-    def cache_bytes(self, core: int, gpu: int) -> int:
-        """The first of two cache sizes for a CPU core, the second for a GPU."""
-        return gpu if torch.device(self.device).type == "cuda" else core
+    def select_by_device(self, cpu: int, gpu: int) -> int:
+        """Return the value for the device of the problem."""
+        return gpu if torch.device(self.device).type == "cuda" else cpu
 
-    def with_batch(self, maximum: int) -> "Problem":
-        """The same problem with at most `maximum` examples, and at least one."""
+    def limit_batch(self, maximum: int) -> "Problem":
+        """Return the same problem with at most `maximum` examples, but at least one."""
         return replace(self, batch=min(self.batch, max(1, maximum)))
 
-    def with_small_lambdas(self) -> "Problem":
-        """The same problem with a batch whose lambdas in float32 stay below _LAMBDA_BYTES."""
-        return self.with_batch(self.cache_bytes(*_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
+    def limit_lambda_bytes(self) -> "Problem":
+        """Return the same problem with a batch small enough that its float32 lambdas fit in _LAMBDA_BYTES."""
+        return self.limit_batch(self.select_by_device(*_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
 
-    def as_plane(self) -> "Problem":
-        """The same problem with at least two axes: a sequence becomes a plane of one row."""
+    def at_least_2d(self) -> "Problem":
+        """Return the same problem with at least two axes: a sequence becomes a grid with one row."""
         if len(self.grid) > 1:
             return self
         return replace(self, grid=(1, *self.grid), before=(0, *self.before), after=(0, *self.after))
 
 
-# What an algorithm computes from the table alone, shared by the forward and backward passes of all examples.
+# Tensors that an algorithm computes only from the table, for the forward and backward passes of all examples.
 Prepared = tuple[Tensor, ...]
 
 
@@ -88,7 +90,7 @@ class Factors(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Inputs of a `Bound`: `Factors` of at most problem.batch examples, in its dtype, with the prepared table."""
+    """Inputs of a `BoundAlgorithm`: as `Factors`, with the prepared table, for at most problem.batch examples."""
 
     queries: Tensor
     prepared: Prepared
@@ -97,7 +99,7 @@ class Operands(NamedTuple):
 
 
 class NeedsGrad(NamedTuple):
-    """Which gradients a backward pass computes."""
+    """Whether a backward pass computes the gradient of each factor."""
 
     queries: bool
     table: bool
@@ -109,8 +111,9 @@ class NeedsGrad(NamedTuple):
 class Cost:
     """Predicted cost of an algorithm.
 
-    operations: FLOPs of a forward pass, two per multiply-add. workspace_bytes: beyond inputs and output.
-    backward_workspace_bytes: None if equal to that of the forward pass.
+    operations: FLOPs of the forward pass, two per multiply-add.
+    workspace_bytes: memory in addition to inputs and output, in the forward pass.
+    backward_workspace_bytes: the same for the backward pass; None if equal.
     """
 
     operations: int
@@ -120,21 +123,22 @@ class Cost:
     backward_workspace_bytes: int | None = None
 
     @property
-    def both_seconds(self) -> float:
+    def total_seconds(self) -> float:
+        """Seconds of the forward pass plus the backward pass."""
         return self.seconds + self.backward_seconds
 
     @property
     def workspaces(self) -> tuple[int, int]:
-        """Workspace bytes of the forward and of the backward pass."""
+        """Workspace bytes of the forward pass and of the backward pass."""
         backward = self.backward_workspace_bytes
         return self.workspace_bytes, self.workspace_bytes if backward is None else backward
 
 
-def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], causal: bool) -> Problem:
-    """The problem of checked inputs: table (r_1..r_D, k, u) with odd sides, values (b, n, v, u)."""
-    batch, heads, _, query_depth = shape_of(queries)
-    *_, value_depth, intra_depth = shape_of(values)
-    reaches = tuple(reach(r, side) for r, side in zip(shape_of(table), grid, strict=False))
+def make_problem(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], causal: bool) -> Problem:
+    """Make the problem for checked inputs: table (r_1..r_D, k, u) with odd sides, values (b, n, v, u)."""
+    batch, heads, _, query_depth = static_shape(queries)
+    *_, value_depth, intra_depth = static_shape(values)
+    reaches = tuple(reach(r, side) for r, side in zip(static_shape(table), grid, strict=False))
     return Problem(
         batch=max(1, batch),  # an empty batch is planned as one example
         heads=heads,
@@ -151,9 +155,9 @@ def problem_of(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[in
 
 
 def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool) -> tuple[Factors, Problem]:
-    """The equivalent undilated problem and its factors, the table cropped to the grid.
+    """Return the factors of the equivalent undilated problem, with the table cropped to the grid, and the problem.
 
-    A dilation d on a grid of D axes gives d^D independent problems, which are merged into the batch.
+    A dilation d on a grid with D axes gives d^D independent problems, which are merged into the batch.
     """
     queries, table, values, content = factors
     if dilation > 1:
@@ -162,10 +166,10 @@ def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool)
         queries = split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
         values = split_phases(values, grid, dilation)
         grid = [-(-side // dilation) for side in grid]
-    problem = problem_of(queries, table, values, grid, causal)
+    problem = make_problem(queries, table, values, grid, causal)
     return Factors(queries, crop_to_grid(table, grid), values, content), problem
 
 
 def redilate(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
-    """Outputs or grad_queries (b d^D, h, n', ..) of the undilated problem, in the layout of the dilated one."""
+    """Convert outputs or grad_queries (b d^D, h, n', ..) of the undilated problem to the layout of the dilated one."""
     return x if dilation == 1 else join_phases(x.transpose(1, 2), grid, dilation).transpose(1, 2)

@@ -1,12 +1,12 @@
-"""Query order: queries times embeddings first, then logits times values, tile by tile.
+"""Query order: multiply queries by embeddings first, then logits by values, tile by tile.
 
 logits[n,h,m,u] = sum_k q[h,n,k] E[n,k,m,u];  y[h,n,:] = sum_{m,u} logits[n,h,m,u] V[m,:,u].
-Cost: h (k + v) u multiply-adds for each pair of a query and a position of its tile's window, where the lambda order
-takes k v u: fewer for deep values. Memory: the logits of one row of tiles at a time.
+Cost: h (k + v) u multiply-adds for each pair of a query and a position in the window of its tile, compared with k v u
+in the lambda order, so it is faster for large v. Memory: logits of one row of tiles.
 
-With queries packed as (positions of the tile, (h, tiles, b), k) and values as ((tiles, b), window, v), both matrix
-products run without copies: logits (positions, (h, tiles, b), window) batched over positions, and
-y ((tiles, b), (positions, h), v) batched over tiles and examples.
+Queries are packed as (positions of the tile, (h, tiles, b), k) and values as ((tiles, b), window, v), so that neither
+matrix product needs a copy: logits (positions, (h, tiles, b), window) are batched over positions, and
+y ((tiles, b), (positions, h), v) over tiles and examples.
 """
 
 import itertools
@@ -16,14 +16,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionTerm, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import scratch
 from lambdanets.ops.position.tiling import (
     Tiling,
-    adjoint_of_block,
     make_block,
+    make_block_backward,
     pack_outputs,
     pack_queries,
     pack_values,
@@ -31,13 +31,13 @@ from lambdanets.ops.position.tiling import (
     unpack_queries,
     unpack_values,
 )
-from lambdanets.ops.precision import wide
+from lambdanets.ops.precision import accumulation_dtype
 
-# Limit on the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; a larger batch is split.
+# Maximum size of the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; larger batches are split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
-# Products with fewer multiply-adds are faster as one bmm and a copy than as separate calls.
+# Matrix products with fewer multiply-adds are faster as one bmm and a copy than as separate calls.
 _MIN_UNBATCHED = 2_000_000
-# Candidate sides of tiles, in addition to the side of the grid.
+# Candidates for the sides of tiles, in addition to the side of the grid.
 _ROWS = (1, 2, 4, 7)
 _COLUMNS = (2, 4, 7, 8, 16, 32)
 
@@ -47,20 +47,20 @@ class QueryOrder(Algorithm):
     keeps_bfloat16 = True
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
-        return _cost(best_tiling(problem.as_plane(), rates), rates)
+        return _cost(best_tiling(problem.at_least_2d(), rates), rates)
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundQueryOrder":
-        problem = _with_small_logits(problem, best_tiling(problem.as_plane(), rates))
-        return BoundQueryOrder(problem, best_tiling(problem.as_plane(), rates))
+        problem = _limit_logits_bytes(problem, best_tiling(problem.at_least_2d(), rates))
+        return BoundQueryOrder(problem, best_tiling(problem.at_least_2d(), rates))
 
 
-class BoundQueryOrder(BoundPositionTerm):
+class BoundQueryOrder(BoundPositionAlgorithm):
     def __init__(self, problem: Problem, tiling: Tiling) -> None:
         super().__init__(problem)
         self._tiling = tiling
 
     def prepare(self, table: Tensor) -> Prepared:
-        """A block of embeddings, ((T_1..T_D), k, (w_1..w_D, u)), shared by all tiles."""
+        """Return a block of embeddings ((T_1..T_D), k, (w_1..w_D, u)) that is used for all tiles."""
         axes = self._tiling.axes
         block = make_block(table if table.ndim - 2 == len(axes) else table.unsqueeze(0), axes)
         return (block.flatten(len(axes) + 1).flatten(0, len(axes) - 1),)
@@ -68,7 +68,7 @@ class BoundQueryOrder(BoundPositionTerm):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         tiling, p = self._tiling, self._tiling.problem
         block = grad_prepared[0].view(*tiling.tile, p.query_depth, *tiling.window, p.intra_depth)
-        table = adjoint_of_block(block, tiling.axes, p.scope)
+        table = make_block_backward(block, tiling.axes, p.scope)
         return table if len(self.problem.grid) > 1 else table.squeeze(0)
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
@@ -76,28 +76,28 @@ class BoundQueryOrder(BoundPositionTerm):
         (block,) = prepared
         queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         outputs = []
-        for start, stop, low, high, columns in tiling.rows():
+        for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions
             logits = _logits(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
             logits = logits.view(rows * self.problem.heads, values.shape[0], -1).transpose(0, 1)
-            output = torch.bmm(logits, values[:, low:high].flatten(1, 2))
+            output = torch.bmm(logits, values[:, window_start:window_stop].flatten(1, 2))
             outputs.append(output.unflatten(1, (stop - start, -1)))
         return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
 
     def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
     ) -> Gradients:
-        """The logits are recomputed; grad_logits gives grad_queries and grad_block."""
+        """Recomputes the logits; grad_queries and grad_block are computed from grad_logits."""
         tiling, heads = self._tiling, self.problem.heads
         (block,) = prepared
         queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         grad_output = pack_outputs(grad_output, tiling)
         grad_queries = torch.empty_like(queries) if needs_grad.queries else None
-        grad_block = _Sum(block) if needs_grad.table else None
-        # with several tiles, `unpack_values` adds the windows up in a new tensor
-        grad_values = _Sum(values, temporary=math.prod(tiling.counts) > 1) if needs_grad.values else None
+        grad_block = _Accumulator(block) if needs_grad.table else None
+        # With several tiles, `unpack_values` adds the windows in a new tensor.
+        grad_values = _Accumulator(values, in_scratch=math.prod(tiling.counts) > 1) if needs_grad.values else None
         items = values.shape[0]
-        for start, stop, low, high, columns in tiling.rows():
+        for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions
             block_tile = block[:rows, :, columns]
             query_tile = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
@@ -105,12 +105,17 @@ class BoundQueryOrder(BoundPositionTerm):
             if grad_values is not None:
                 logits = _logits(query_tile, block_tile).view(rows * heads, items, -1)
                 product = torch.bmm(logits.permute(1, 2, 0), grad_tile)
-                grad_values.add((slice(None), slice(low, high)), product.unflatten(1, (high - low, -1)))
+                grad_values.add(
+                    (slice(None), slice(window_start, window_stop)),
+                    product.unflatten(1, (window_stop - window_start, -1)),
+                )
             if grad_queries is None and grad_block is None:
                 continue
-            grad_logits = _grad_logits(grad_tile, values[:, low:high].flatten(1, 2), rows)
+            grad_logits = _grad_logits(grad_tile, values[:, window_start:window_stop].flatten(1, 2), rows)
             if grad_queries is not None:
-                out = grad_queries[start:stop].view(rows, *grad_queries.shape[2:])  # view, since flatten may copy
+                out = grad_queries[start:stop].view(
+                    rows, *grad_queries.shape[2:]
+                )  # view instead of flatten, which may copy
                 torch.bmm(grad_logits, block_tile.transpose(1, 2), out=out)
             if grad_block is not None:
                 product = torch.bmm(query_tile.transpose(1, 2), grad_logits)
@@ -122,24 +127,24 @@ class BoundQueryOrder(BoundPositionTerm):
         )
 
 
-class _Sum:
-    """Accumulates slices of a tensor, in float32 or wider; a first part of full shape becomes the total without a copy.
+class _Accumulator:
+    """Accumulates slices of a tensor in float32 or wider.
 
-    temporary: accumulate in scratch memory.
+    If the first addend has the full shape, it is not copied. in_scratch: accumulate in scratch memory.
     """
 
-    def __init__(self, like: Tensor, temporary: bool = False) -> None:
-        self._like, self._temporary = like, temporary
+    def __init__(self, like: Tensor, in_scratch: bool = False) -> None:
+        self._like, self._in_scratch = like, in_scratch
         self._total: Tensor | None = None
 
-    def add(self, index: tuple[slice, ...], part: Tensor) -> None:
+    def add(self, index: tuple[slice, ...], addend: Tensor) -> None:
         if self._total is None:
-            if part.shape == self._like.shape:
-                self._total = part
+            if addend.shape == self._like.shape:
+                self._total = addend
                 return
-            shape, like = tuple(self._like.shape), part.to(wide(part.dtype))
-            self._total = (scratch("sum", shape, like) if self._temporary else like.new_empty(shape)).zero_()
-        self._total[index] += part
+            shape, like = tuple(self._like.shape), addend.to(accumulation_dtype(addend.dtype))
+            self._total = (scratch("sum", shape, like) if self._in_scratch else like.new_empty(shape)).zero_()
+        self._total[index] += addend
 
     def total(self) -> Tensor:
         assert self._total is not None
@@ -147,13 +152,16 @@ class _Sum:
 
 
 def _logits(queries: Tensor, block: Tensor) -> Tensor:
-    """(positions, (h, J, b), k) times (positions, k, window)."""
+    """Multiply queries (positions, (h, J, b), k) by a block (positions, k, window)."""
     out = scratch("logits", (*queries.shape[:2], block.shape[2]), queries)
     return torch.bmm(queries, block, out=out)
 
 
 def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
-    """((J, b), (positions, h), v) times ((J, b), window, v) to (positions, (h, J, b), window)."""
+    """Compute grad_logits (positions, (h, J, b), window).
+
+    grad_tile: ((J, b), (positions, h), v). values: ((J, b), window, v).
+    """
     items, rows, depth = grad_tile.shape
     window = values.shape[1]
     grad_logits = scratch("gradient of logits", (rows, items, window), grad_tile)
@@ -168,55 +176,55 @@ def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def best_tiling(problem: Problem, rates: Rates) -> Tiling:
-    """The tiling with the lowest predicted time, for a problem with at least two axes."""
+    """Return the tiling with the lowest predicted time, for a problem with at least two axes."""
     rows, *others = problem.grid
     choices = [sorted({min(side, rows) for side in (*_ROWS, rows)})]
     for side, before, after in zip(others, problem.before[1:], problem.after[1:], strict=True):
-        can_tile = before + after < side  # otherwise a window is longer than the axis
+        can_tile = before + after < side  # otherwise windows are longer than the axis
         choices.append([*(tile for tile in _COLUMNS if can_tile and 2 * tile <= side), side])
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
-    limit = problem.cache_bytes(*_LOGITS_BYTES)
+    limit = problem.select_by_device(*_LOGITS_BYTES)
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
-    return min(fitting, key=lambda tiling: _cost(tiling, rates).both_seconds)
+    return min(fitting, key=lambda tiling: _cost(tiling, rates).total_seconds)
 
 
-def _with_small_logits(problem: Problem, tiling: Tiling) -> Problem:
-    """The problem with the largest batch for which the logits of a row of tiles fit the cache."""
-    return problem.with_batch(problem.cache_bytes(*_LOGITS_BYTES) // tiling.logits_bytes(1))
+def _limit_logits_bytes(problem: Problem, tiling: Tiling) -> Problem:
+    """Return the problem with the largest batch for which the logits of a row of tiles fit the cache."""
+    return problem.limit_batch(problem.select_by_device(*_LOGITS_BYTES) // tiling.logits_bytes(1))
 
 
 def _cost(tiling: Tiling, rates: Rates) -> Cost:
     p = tiling.problem
     k, v, heads = p.query_depth, p.value_depth, p.heads
-    batch = _with_small_logits(p, tiling).batch
+    batch = _limit_logits_bytes(p, tiling).batch
     passes = -(-p.batch // batch)
     items = math.prod(tiling.counts) * batch
     logits = forward = backward = 0.0
     blocks = list(tiling.rows())
-    for start, stop, low, high, _ in blocks:
+    for start, stop, window_start, window_stop, _ in blocks:
         positions = (stop - start) * tiling.positions
-        window = (high - low) * tiling.columns
+        window = (window_stop - window_start) * tiling.columns
         logits += positions * heads * items * window
-        logits_product = rates.product(positions, heads * items, k, window)
-        output_product = rates.product(items, positions * heads, window, v)
+        logits_product = rates.matmul_seconds(positions, heads * items, k, window)
+        output_product = rates.matmul_seconds(items, positions * heads, window, v)
         forward += logits_product + output_product
-        # recomputed logits, grad_values and grad_logits, then grad_queries and grad_block
-        backward += logits_product + 2 * output_product + rates.product(positions, heads * items, window, k)
-        backward += rates.product(positions, k, heads * items, window)
+        # the recomputed logits, grad_values and grad_logits, then grad_queries and grad_block
+        backward += logits_product + 2 * output_product + rates.matmul_seconds(positions, heads * items, window, k)
+        backward += rates.matmul_seconds(positions, k, heads * items, window)
         if positions * heads * window * v < _MIN_UNBATCHED:
-            backward += rates.copy(4 * positions * heads * items * window)
+            backward += rates.copy_seconds(4 * positions * heads * items * window)
     block = tiling.tile[0] * tiling.positions * k * tiling.window[0] * tiling.columns
     windows = items * p.grid[0] * tiling.columns * v
     packed = heads * batch * p.positions * (k + v) + windows
-    forward += rates.copy(4 * packed) + rates.calls(6 * len(blocks) + 12)
-    backward += rates.copy(4 * 3 * packed) + rates.calls(15 * len(blocks) + 30)
+    forward += rates.copy_seconds(4 * packed) + rates.call_overhead(6 * len(blocks) + 12)
+    backward += rates.copy_seconds(4 * 3 * packed) + rates.call_overhead(15 * len(blocks) + 30)
     if len(blocks) > 1:
-        backward += rates.copy(4 * block * len(blocks))
-    # cached for the next call with the same table: a training step prepares the block once
-    preparation = rates.copy(6 * block)
+        backward += rates.copy_seconds(4 * block * len(blocks))
+    # The block is cached, so a training step prepares it once.
+    preparation = rates.copy_seconds(6 * block)
     return Cost(
         operations=round(2 * passes * logits * (k + v)),
-        # the peak is in the backward pass: the block and its gradient, logits twice and a product
+        # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
         workspace_bytes=p.dtype.itemsize * (4 * block + 3 * packed) + 3 * tiling.logits_bytes(batch),
         seconds=passes * forward + preparation / 4,
         backward_seconds=passes * backward + 1.75 * preparation,

@@ -1,4 +1,4 @@
-"""Throughput constants of a device, from which run times are predicted."""
+"""Throughput constants of devices, used to predict run times."""
 
 import json
 import math
@@ -9,19 +9,19 @@ from pathlib import Path
 
 import torch
 
-from lambdanets.ops.position.gpus import gpu_of
+from lambdanets.ops.position.gpus import device_gpu_spec
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Throughput constants of a device, built in or measured by `lambdanets.calibrate`.
+    """Throughput constants of a device, built in or measured by `lambdanets calibrate`.
 
     operations_per_second: FLOP/s of large float32 matrix products, two FLOPs per multiply-add.
-    half_side: the side of a matrix at which a product runs at half that rate.
-    bytes_per_second: read and written when copying between layouts.
+    half_side: matrix side for which products run at half that rate.
+    bytes_per_second: bytes read plus bytes written per second when copying between layouts.
     seconds_per_call: overhead of one PyTorch operation.
-    points_per_second: of FFTs, counting n log2 n for n points.
-    bfloat16_gain: speedup of large bfloat16 products over float32.
+    points_per_second: n log2 n per second for FFTs of n points.
+    bfloat16_gain: speedup of large bfloat16 matrix products over float32.
     """
 
     operations_per_second: float
@@ -31,68 +31,68 @@ class Rates:
     points_per_second: float
     bfloat16_gain: float
 
-    def product(self, count: int, rows: int, inner: int, columns: int) -> float:
-        """Seconds of `count` products of (rows, inner) and (inner, columns)."""
+    def matmul_seconds(self, count: int, rows: int, inner: int, columns: int) -> float:
+        """Predict the seconds of `count` matrix products of (rows, inner) and (inner, columns)."""
         slower = (1 + self.half_side / rows) * (1 + self.half_side / inner) * (1 + self.half_side / columns)
         return 2.0 * count * rows * inner * columns / self.operations_per_second * slower
 
-    def copy(self, size: float) -> float:
-        """Seconds to copy `size` bytes."""
+    def copy_seconds(self, size: float) -> float:
+        """Predict the seconds to copy `size` bytes."""
         return 2 * size / self.bytes_per_second
 
-    def calls(self, count: float) -> float:
-        """Overhead of `count` operations in seconds."""
+    def call_overhead(self, count: float) -> float:
+        """Predict the overhead of `count` PyTorch operations, in seconds."""
         return count * self.seconds_per_call
 
-    def transforms(self, points: float, length: float) -> float:
-        """Seconds of FFTs of the given length over `points` numbers in total."""
+    def fft_seconds(self, points: float, length: float) -> float:
+        """Predict the seconds of FFTs of the given length over `points` numbers in total."""
         return points * math.log2(max(2.0, length)) / self.points_per_second
 
-    def for_products_of(self, dtype: torch.dtype) -> "Rates":
-        """The rates for matrix products in a dtype."""
+    def for_matmul_dtype(self, dtype: torch.dtype) -> "Rates":
+        """Return the rates for matrix products in this dtype."""
         if dtype != torch.bfloat16:
             return self
         return replace(self, operations_per_second=self.operations_per_second * self.bfloat16_gain)
 
 
-# Measured for one thread on a 2.3 GHz server core with AVX-512.
+# Measured with one thread of a 2.3 GHz server CPU with AVX-512.
 _CPU_THREAD = Rates(145e9, 5, 8e9, 6e-6, 11e9, 0.6)
-# Efficiency relative to a GPU's specification: of large products, of copies, and of the memory traffic of FFTs.
+# Fractions of the specified GPU throughput that large matrix products, copies and FFTs reach.
 _PRODUCT_EFFICIENCY, _COPY_EFFICIENCY, _FFT_EFFICIENCY = 0.7, 0.8, 0.6
 
 
-# Algorithm, dtype of the problem, and measured over predicted time of the forward and of the backward pass.
+# Rows of algorithm, dtype, and the ratios of measured to predicted time of the forward and the backward pass.
 Corrections = tuple[tuple[str, str, float, float], ...]
 
 
-def rates_of(device: str) -> Rates:
-    """The rates of a device: calibrated on this machine, else built in, for torch's number of threads.
+def device_rates(device: str) -> Rates:
+    """Return the rates of a device for the current number of threads: calibrated on this machine, or else built in.
 
-    The meta device has the rates of the CPU. The first call reads the calibration; a later one takes effect in the
-    next process, so that the choice of an algorithm does not change within a process.
+    The meta device has the rates of the CPU. The calibration is read only once per process, so that the choice of an
+    algorithm does not change within a process.
     """
-    return _rates_of("cpu", torch.get_num_threads()) if device in ("cpu", "meta") else _rates_of(device, 1)
+    return _device_rates("cpu", torch.get_num_threads()) if device in ("cpu", "meta") else _device_rates(device, 1)
 
 
-def corrections_of(device: str) -> Corrections:
-    """Factors by which `lambdanets calibrate` corrects the predictions for a GPU; none for other devices."""
-    return _corrections_of(device) if torch.device(device).type == "cuda" else ()
-
-
-@lru_cache(maxsize=64)
-def _rates_of(device: str, threads: int) -> Rates:
-    return read_calibration(device, threads) or built_in(device, threads)
+def device_corrections(device: str) -> Corrections:
+    """Return the factors by which `lambdanets calibrate` corrects predictions for a GPU; empty for other devices."""
+    return _device_corrections(device) if torch.device(device).type == "cuda" else ()
 
 
 @lru_cache(maxsize=64)
-def _corrections_of(device: str) -> Corrections:
+def _device_rates(device: str, threads: int) -> Rates:
+    return read_calibration(device, threads) or built_in_rates(device, threads)
+
+
+@lru_cache(maxsize=64)
+def _device_corrections(device: str) -> Corrections:
     return read_corrections(device)
 
 
-def built_in(device: str, threads: int) -> Rates:
-    """The rates without a calibration; any device but the CPU counts as a GPU, with the rates of its specification."""
+def built_in_rates(device: str, threads: int) -> Rates:
+    """Return the rates without calibration. All devices except the CPU are treated as GPUs."""
     if device != "cpu":
-        gpu = gpu_of(device)
+        gpu = device_gpu_spec(device)
         gain = max(1.0, gpu.bfloat16 / gpu.float32)
         copies, transforms = _COPY_EFFICIENCY * gpu.memory, _FFT_EFFICIENCY * gpu.memory
         return Rates(_PRODUCT_EFFICIENCY * gpu.float32, 64, copies, 8e-6, transforms, gain)
@@ -103,7 +103,7 @@ def built_in(device: str, threads: int) -> Rates:
 
 
 def cache_folder() -> Path:
-    """The folder for measurements of this machine: LAMBDANETS_CACHE, or lambdanets in the user's cache folder.
+    """Return the folder for measurements on this machine: LAMBDANETS_CACHE, or lambdanets in the user's cache folder.
 
     Raises OSError if there is no home folder, as in some containers.
     """
@@ -117,32 +117,32 @@ def cache_folder() -> Path:
 
 
 def calibration_file() -> Path:
-    """The file with the calibrations."""
+    """Return the path of the file with the calibrations."""
     return cache_folder() / "rates.json"
 
 
 def read_calibration(device: str, threads: int) -> Rates | None:
-    """Rates measured on this machine for a device; None if missing or malformed."""
+    """Read the rates measured on this machine for a device; None if missing or malformed."""
     try:
-        found = json.loads(calibration_file().read_text())[calibration_key(device, threads)]
-        rates = Rates(**{field.name: float(found[field.name]) for field in fields(Rates)})
+        stored = json.loads(calibration_file().read_text())[calibration_key(device, threads)]
+        rates = Rates(**{field.name: float(stored[field.name]) for field in fields(Rates)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return rates if all(math.isfinite(value) and value > 0 for value in asdict(rates).values()) else None
 
 
 def read_corrections(device: str) -> Corrections:
-    """Corrections measured on this machine for a GPU; empty if missing or malformed."""
+    """Read the corrections measured on this machine for a GPU; empty if missing or malformed."""
     try:
-        found = json.loads(calibration_file().read_text())[calibration_key(device, 1)]["corrections"]
-        rows = tuple((str(name), str(dtype), float(first), float(second)) for name, dtype, first, second in found)
+        stored = json.loads(calibration_file().read_text())[calibration_key(device, 1)]["corrections"]
+        rows = tuple((str(name), str(dtype), float(fwd), float(bwd)) for name, dtype, fwd, bwd in stored)
     except (OSError, ValueError, KeyError, TypeError):
         return ()
     return tuple(row for row in rows if all(math.isfinite(factor) and factor > 0 for factor in row[2:]))
 
 
 def calibration_key(device: str, threads: int) -> str:
-    """The key of a calibration: device, number of threads and torch version."""
+    """Return the key of a calibration: device, number of threads and torch version."""
     is_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     name = torch.cuda.get_device_name(device) if is_gpu else device
     return f"{name}, {threads} threads, torch {torch.__version__}"

@@ -1,4 +1,4 @@
-"""Reused memory for intermediate results on CPU, which avoids page faults of new allocations."""
+"""Reused buffers for intermediate results on CPU, which avoid the page faults of new allocations."""
 
 import math
 import threading
@@ -6,7 +6,7 @@ import threading
 import torch
 from torch import Tensor
 
-# Larger results are allocated: page faults are then cheap relative to the work, and keeping the memory is not.
+# Larger results are newly allocated: their page faults cost little compared with the computation.
 _MAX_BYTES = 16 << 20
 
 
@@ -19,9 +19,10 @@ _BUFFERS = _Buffers()
 
 
 def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """An uninitialized contiguous tensor with the dtype and device of `like`.
+    """Return an uninitialized contiguous tensor with the dtype and device of `like`.
 
-    Valid until the same thread requests the name again, so results returned to callers must not share its memory.
+    It is valid until the same thread requests the same name again, so results returned to callers must not share its
+    memory.
     """
     size = math.prod(shape)
     if like.device.type != "cpu" or type(like) is not Tensor or size * like.itemsize > _MAX_BYTES:
@@ -35,6 +36,6 @@ def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return buffer[:size].view(shape)
 
 
-def packed(name: str, x: Tensor) -> Tensor:
-    """x if it is contiguous, else a contiguous copy in scratch memory."""
+def contiguous(name: str, x: Tensor) -> Tensor:
+    """Return x if it is contiguous, or else a contiguous copy in scratch memory."""
     return x if x.is_contiguous() else scratch(name, tuple(x.shape), x).copy_(x)

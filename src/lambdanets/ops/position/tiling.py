@@ -1,10 +1,11 @@
 """Tiles of query positions with their windows of context positions, and blocks of embeddings for them.
 
-A tile covers a few rows of the grid's first axis, and a part or all of each other axis. Windows are cropped at the ends
-of the first axis; along other axes that a tile covers in part, they reach beyond the grid and are zero-padded.
+A tile covers a few rows of the first axis of the grid, and some or all positions of every other axis. Windows are
+cropped at the ends of the first axis. Along other axes that a tile does not cover completely, windows extend beyond the
+grid and are zero-padded.
 
-The embedding of a pair depends only on its offset, so one block E is shared by all tiles. Along an axis
-E[t, w] = R[first + w - t], for tile position t and window position w.
+The embedding of a pair depends only on its offset, so all tiles use the same block E of embeddings. Along one axis,
+E[t, w] = R[first + w - t] for tile position t and window position w.
 """
 
 import itertools
@@ -17,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.position.problem import Problem
-from lambdanets.ops.position.scratch import packed
+from lambdanets.ops.position.scratch import contiguous
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a block: sides of tile and window, and the index in the table of E[0, 0].
+    """One axis of a block: side of the tile, side of the window, and table index of E[0, 0].
 
-    Indices outside of the table stand for zeros.
+    E is zero where the index is outside of the table.
     """
 
     tile: int
@@ -32,7 +33,7 @@ class Axis:
     first: int
 
     def padding(self, side: int) -> tuple[int, int]:
-        """Padding before and after a table of this side, negative to crop, to one entry per offset of the block."""
+        """Return padding before and after a table with this side, negative to crop, that gives all block offsets."""
         before = self.tile - 1 - self.first
         return before, self.tile + self.window - 1 - side - before
 
@@ -41,7 +42,7 @@ class Axis:
 class Tiling:
     """The sides of tiles and windows for a problem with at least two axes, and the number of tiles.
 
-    Tiles along the first axis are processed one after the other; the last one may be smaller.
+    Tiles along the first axis are processed one at a time; the last one may be smaller.
     """
 
     problem: Problem
@@ -49,10 +50,12 @@ class Tiling:
 
     @cached_property
     def covers_axis(self) -> tuple[bool, ...]:
+        """Whether a tile covers all positions of each axis."""
         return tuple(tile >= side for tile, side in zip(self.tile, self.problem.grid, strict=True))
 
     @cached_property
     def window(self) -> tuple[int, ...]:
+        """The sides of a window."""
         p = self.problem
         return tuple(
             side if tile >= side else tile + before + after
@@ -61,12 +64,12 @@ class Tiling:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Number of tiles along each axis but the first."""
+        """Number of tiles along each axis except the first."""
         return tuple(-(-side // tile) for side, tile in zip(self.problem.grid[1:], self.tile[1:], strict=True))
 
     @cached_property
     def window_padding(self) -> list[tuple[int, int]]:
-        """Padding before and after the grid along each axis but the first, so that all windows fit."""
+        """Padding before and after the grid along each axis except the first, to contain all windows."""
         befores = [
             0 if covers else before for covers, before in zip(self.covers_axis, self.problem.before, strict=True)
         ]
@@ -80,34 +83,40 @@ class Tiling:
 
     @cached_property
     def positions(self) -> int:
-        """Positions in one row of a tile, over all axes but the first."""
+        """Number of positions in one row of a tile, over all axes except the first."""
         return math.prod(self.tile[1:])
 
     @cached_property
     def columns(self) -> int:
-        """Elements of one row of the window: (w_2..w_D, u)."""
+        """Number of elements in one row of a window, (w_2..w_D, u)."""
         return math.prod(self.window[1:]) * self.problem.intra_depth
 
     def rows(self) -> Iterator[tuple[int, int, int, int, slice]]:
-        """For each row of tiles: start and stop of its rows and of its window's rows, and the window in a block."""
+        """Yield, for each row of tiles, start and stop of its rows and of its window, and the columns in a block."""
         side, before, after = self.problem.grid[0], self.problem.before[0], self.problem.after[0]
         for start in range(0, side, self.tile[0]):
             stop = min(side, start + self.tile[0])
             if self.covers_axis[0]:
-                low, high, skipped = 0, side, 0
+                window_start, window_stop, skipped = 0, side, 0
             else:
-                low, high = max(0, start - before), min(side, stop + after)
-                skipped = low - (start - before)
-            yield start, stop, low, high, slice(skipped * self.columns, (skipped + high - low) * self.columns)
+                window_start, window_stop = max(0, start - before), min(side, stop + after)
+                skipped = window_start - (start - before)
+            yield (
+                start,
+                stop,
+                window_start,
+                window_stop,
+                slice(skipped * self.columns, (skipped + window_stop - window_start) * self.columns),
+            )
 
     def logits_bytes(self, examples: int) -> int:
-        """Size of the logits of one row of tiles."""
+        """Return the size of the logits of one row of tiles."""
         p = self.problem
         queries = self.tile[0] * self.positions * p.heads * math.prod(self.counts) * examples
         return max(4, p.dtype.itemsize) * queries * min(self.window[0], p.grid[0]) * self.columns
 
     def split(self, x: Tensor) -> Tensor:
-        """(b, S_1..S_D, ...) to (b, S_1, J_2, T_2, .., J_D, T_D, ...), zero-padded to multiples of the tile."""
+        """Reshape (b, S_1..S_D, ...) to (b, S_1, J_2, T_2, .., J_D, T_D, ...), zero-padded to multiples of the tile."""
         sides = [count * tile for count, tile in zip(self.counts, self.tile[1:], strict=True)]
         x = _pad(x, [(0, padded - side) for padded, side in zip(sides, self.problem.grid[1:], strict=True)])
         for i, (count, tile) in enumerate(zip(self.counts, self.tile[1:], strict=True)):
@@ -122,7 +131,7 @@ class Tiling:
 
     @cached_property
     def tiles_first(self) -> list[int]:
-        """The permutation of the leading axes of `split` to (J_2..J_D, b, S_1, T_2..T_D)."""
+        """Permutation of the leading axes of the result of `split` to (J_2..J_D, b, S_1, T_2..T_D)."""
         others = len(self.tile) - 1
         return [*range(2, 2 + 2 * others, 2), 0, 1, *range(3, 3 + 2 * others, 2)]
 
@@ -136,16 +145,16 @@ def _pad(x: Tensor, pads: list[tuple[int, int]]) -> Tensor:
 
 
 def pack_queries(queries: Tensor, tiling: Tiling) -> Tensor:
-    """(b, h, n, k) to (S_1, (T_2..T_D), (h, J, b), k)."""
+    """Reshape queries (b, h, n, k) to (S_1, (T_2..T_D), (h, J, b), k)."""
     x = tiling.split(queries.transpose(1, 2).unflatten(1, tiling.problem.grid))
     order = tiling.tiles_first
     d = len(tiling.tile)
     x = x.permute(order[d], *order[d + 1 :], x.ndim - 2, *order[:d], x.ndim - 1)
-    return packed("queries", x).view(x.shape[0], tiling.positions, -1, x.shape[-1])
+    return contiguous("queries", x).view(x.shape[0], tiling.positions, -1, x.shape[-1])
 
 
 def unpack_queries(grad_queries: Tensor, tiling: Tiling) -> Tensor:
-    """The inverse of `pack_queries`, applied to their gradient."""
+    """Apply the inverse of `pack_queries` to the gradient of the packed queries."""
     p, d = tiling.problem, len(tiling.tile)
     x = grad_queries.view(p.grid[0], *tiling.tile[1:], p.heads, *tiling.counts, -1, p.query_depth)
     # (S_1, T_2.., h, J_2.., b, k) to (b, S_1, J_2, T_2, .., h, k)
@@ -155,7 +164,7 @@ def unpack_queries(grad_queries: Tensor, tiling: Tiling) -> Tensor:
 
 
 def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
-    """(b, n, v, u) to ((J, b), S_1, (w_2..w_D, u), v): the windows of all tiles, over the full first axis."""
+    """Return the windows of all tiles ((J, b), S_1, (w_2..w_D, u), v), for the full first axis."""
     p = tiling.problem
     x = values.transpose(2, 3).unflatten(1, p.grid)  # (b, S_1..S_D, u, v)
     x = _pad(x, tiling.window_padding)
@@ -163,18 +172,18 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
         x = x.unfold(2 + i, window, tile)  # (b, S_1, J_2..J_D, u, v, w_2..w_D)
     d = len(tiling.tile)
     x = x.permute(*range(2, d + 1), 0, 1, *range(d + 3, x.ndim), d + 1, d + 2)
-    # without tiles along these axes no copy is needed
-    x = x if all(tiling.covers_axis[1:]) and p.intra_depth == 1 else packed("values", x)
+    # No copy is needed if tiles cover these axes.
+    x = x if all(tiling.covers_axis[1:]) and p.intra_depth == 1 else contiguous("values", x)
     return x.reshape(-1, p.grid[0], tiling.columns, p.value_depth)
 
 
 def unpack_values(grad_values: Tensor, tiling: Tiling) -> Tensor:
-    """The adjoint of `pack_values`: overlapping windows are added up."""
+    """The adjoint of `pack_values`: adds overlapping windows."""
     p, d = tiling.problem, len(tiling.tile)
     x = grad_values.view(*tiling.counts, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
     for tile, side, (before, after) in zip(tiling.tile[1:], p.grid[1:], tiling.window_padding, strict=True):
-        # Each iteration removes J_i and replaces w_i by S_i: in
-        # (J_i, .., J_D, b, S_1, .., S_{i-1}, w_i, .., w_D, u, v) without J_i, w_i is always axis d.
+        # Each iteration removes J_i and replaces w_i by S_i. Without J_i, w_i is always axis d of
+        # (J_{i+1}, .., J_D, b, S_1, .., S_{i-1}, w_i, .., w_D, u, v).
         shape = list(x.shape[1:])
         shape[d] = before + side + after
         padded = x.new_zeros(shape)
@@ -185,11 +194,11 @@ def unpack_values(grad_values: Tensor, tiling: Tiling) -> Tensor:
 
 
 def pack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:
-    """(b, h, n, v) to ((J, b), S_1, (T_2..T_D, h), v)."""
+    """Reshape outputs (b, h, n, v) to ((J, b), S_1, (T_2..T_D, h), v)."""
     p = tiling.problem
     x = tiling.split(outputs.transpose(1, 2).unflatten(1, p.grid))
     x = x.permute(*tiling.tiles_first, x.ndim - 2, x.ndim - 1)
-    return packed("outputs", x).view(-1, p.grid[0], tiling.positions * p.heads, p.value_depth)
+    return contiguous("outputs", x).view(-1, p.grid[0], tiling.positions * p.heads, p.value_depth)
 
 
 def unpack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:
@@ -202,12 +211,12 @@ def unpack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:
 
 
 def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
-    """R (r_1..r_D, k, u) to E (T_1..T_D, k, w_1..w_D, u), contiguous. Copies only."""
+    """Copy the table R (r_1..r_D, k, u) to a contiguous block E (T_1..T_D, k, w_1..w_D, u)."""
     last = len(axes) - 1
     padding = [axis.padding(side) for axis, side in zip(axes, table.shape, strict=False)]
     offsets = F.pad(table, [0, 0, 0, 0, *(entries for pair in reversed(padding) for entries in pair)])
     for i in range(last, 0, -1):
-        # window i starts at offset i, and so belongs to tile position T - 1 - i
+        # Window i starts at offset i, so it belongs to tile position T - 1 - i.
         offsets = offsets.unfold(i, axes[i].window, 1).flip(i)
     # now (offsets of axis 1, T_2..T_D, k, u, w_D..w_2)
     offsets = offsets.permute(*range(1, last + 2), 0, *range(2 * last + 2, last + 2, -1), last + 2)
@@ -218,8 +227,8 @@ def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
     return block
 
 
-def adjoint_of_block(grad_block: Tensor, axes: Sequence[Axis], sides: Sequence[int]) -> Tensor:
-    """The adjoint of `make_block` for a table of these sides; sums the pairs of each offset in a fixed order."""
+def make_block_backward(grad_block: Tensor, axes: Sequence[Axis], sides: Sequence[int]) -> Tensor:
+    """The adjoint of `make_block` for a table with these sides; sums the pairs of each offset in a fixed order."""
     dim = len(axes)  # of the window, once the first axis of the tile is removed
     for axis, side in zip(axes, sides, strict=True):
         shape = list(grad_block.shape[1:])

@@ -1,8 +1,9 @@
-"""Fused kernels: neither pairwise embeddings nor lambdas are stored in global memory, forward or backward.
+"""Fused kernels, which store neither embeddings of pairs nor lambdas in global memory, forward or backward.
 
-Two orders of contraction, chosen by device and value depth: the query order, logits S = q E and then y = S V, with
-h (k + v) multiply-adds per pair (n, m), and the lambda order, lambda = E V in registers, then y = q lambda, with k v.
-The gradients use the query order. Sums are float32; the intermediate of two products is rounded to the input dtype.
+The forward pass has two orders of contraction, chosen by device and value depth. The query order computes logits
+S = q E and then y = S V, with h (k + v) multiply-adds per pair (n, m). The lambda order computes lambda = E V in
+registers and then y = q lambda, with k v multiply-adds per pair. Gradients use the query order. Sums are in float32;
+the intermediate result between two products is rounded to the input dtype.
 """
 
 import itertools
@@ -18,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning
-from lambdanets.ops.position.algorithm import Algorithm, Bound, Exclusions, Gradients
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusions, Gradients
 from lambdanets.ops.position.fused import launches, prediction, scaling, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
-from lambdanets.ops.position.fused.tiles import K, max_values
-from lambdanets.ops.position.gpus import Gpu, gpu_named
+from lambdanets.ops.position.fused.tiles import K, max_value_channels
+from lambdanets.ops.position.gpus import GpuSpec, find_gpu_spec
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
@@ -31,24 +32,24 @@ from lambdanets.ops.precision import output_dtype
 MAX_HEADS = 16
 _GRADIENT_KERNELS = ("queries_gradient", "values_gradient", "table_parts")
 MAX_TILE = 64
-_MAX_INDEX = 2**31  # positions and table elements have 32-bit indices
+_MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 
-# Why kernels that passed the self-test are not used in this process, by problem and "forward" or "backward".
+# Reasons why "auto" no longer uses the kernels in this process, by problem and "forward" or "backward".
 _EXCLUDED: dict[tuple[Problem, str], str] = {}
 
 
 class Fused(Algorithm):
     name = "fused"
     limits = (
-        "supports grids of 1 or 2 sides, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at most 32 "
-        "bits, on CUDA devices of compute capability 8.0 or newer with Triton installed"
+        "supports grids with 1 or 2 dimensions, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at "
+        "most 32 bits, on CUDA devices of compute capability 8.0 or newer with Triton installed"
     )
 
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        too_large = len(problem.grid) > 2 or problem.heads > MAX_HEADS or problem.dtype.itemsize > 4
+        unsupported = len(problem.grid) > 2 or problem.heads > MAX_HEADS or problem.dtype.itemsize > 4
         table_elements = K * math.prod(side + 2 * MAX_TILE for side in problem.scope)
-        too_large = too_large or max(problem.positions, table_elements) >= _MAX_INDEX
-        device = None if too_large else kernel_device(problem.device)
+        unsupported = unsupported or max(problem.positions, table_elements) >= _MAX_INDEX
+        device = None if unsupported else kernel_device(problem.device)
         if device is None:
             return None
         pairs = math.prod(
@@ -58,35 +59,34 @@ class Fused(Algorithm):
         multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
         operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
         table = 4 * math.prod(problem.scope) * K * problem.intra_depth
-        calls = len(list(_launches(problem)))
-        launch = _per_launch(problem)
-        parts = launches.table_parts_bytes(launch, device)
+        num_launches = len(list(_launch_slices(problem)))
+        launch_problem = _problem_per_launch(problem)
         forward, *backward = (
-            calls * prediction.seconds_of_kernel(name, launch, device.capability, _specification(device))
+            num_launches * prediction.kernel_seconds(name, launch_problem, device.capability, _gpu_spec(device))
             for name in (f"forward_{_best_order(problem, device)}_order", *_GRADIENT_KERNELS)
         )
         b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
         itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
-        # depths that are not multiples of a unit are zero-padded, and several launches are accumulated in float32
+        # Depths that are not multiples of a unit are zero-padded. Several launches are accumulated in float32.
         padding = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
-        summed = 8 * b * n if calls > 1 else 0
+        accumulated = 8 * b * n if num_launches > 1 else 0
         copied, copied_backward = padding, 2 * padding
         scaling_calls, scaling_calls_backward = 0, 0
         if problem.dtype == torch.float16:
-            # maxima of all operands, the scales, scaled copies of all operands but queries and values
+            # maxima of all operands, scales, and scaled copies of all operands except queries and values
             scaling_calls, scaling_calls_backward = 6, 10
             copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
         return Cost(
             operations,
-            table * itemsize + padding + summed * h * v,
-            seconds=forward + rates.copy(copied / 2) + rates.calls(4 * calls + scaling_calls),
+            table * itemsize + padding + accumulated * h * v,
+            seconds=forward + rates.copy_seconds(copied / 2) + rates.call_overhead(4 * num_launches + scaling_calls),
             backward_seconds=sum(backward)
-            + rates.copy(copied_backward / 2)
-            + rates.calls(12 * calls + scaling_calls_backward),
+            + rates.copy_seconds(copied_backward / 2)
+            + rates.call_overhead(12 * num_launches + scaling_calls_backward),
             backward_workspace_bytes=table * itemsize
-            + parts
+            + launches.table_parts_bytes(launch_problem, device)
             + 2 * padding
-            + summed * (h * k + v)
+            + accumulated * (h * k + v)
             + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
         )
 
@@ -94,39 +94,39 @@ class Fused(Algorithm):
         return BoundFused(problem)
 
     def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
-        return problem.dtype  # float16 is scaled by powers of two
+        return problem.dtype  # float16 operands are scaled by powers of two
 
     def exclusions(self, problem: Problem) -> Exclusions:
-        """Failures of the self-test, which runs on first use, and of launches in this process."""
+        """Return failures of the self-test, which runs on first use, and of launches in this process."""
         device = kernel_device(problem.device)
         if device is None:
             return Exclusions()
-        verdicts = verification.verdicts_of(device, problem.dtype)
-        forward = _reason(verdicts, [f"forward_{_best_order(problem, device)}_order"], problem)
-        backward = _reason(verdicts, verification.BACKWARD, problem)
+        verdicts = verification.get_verdicts(device, problem.dtype)
+        forward = _failure_reason(verdicts, [f"forward_{_best_order(problem, device)}_order"], problem)
+        backward = _failure_reason(verdicts, verification.BACKWARD, problem)
         if _EXCLUDED:
             forward = _EXCLUDED.get((problem, "forward"), forward)
             backward = _EXCLUDED.get((problem, "backward"), backward)
         return Exclusions(forward, backward)
 
     def exclude_after_error(self, problem: Problem, direction: str, error: Exception) -> bool:
-        """Exclude the kernels from the pass of the problem in which they raised, and warn once."""
+        """Exclude the kernels from the pass in which they raised, for this problem only, and warn once."""
         if (problem, direction) not in _EXCLUDED:
             reason = f"the {direction} pass raised {' '.join(f'{type(error).__name__}: {error}'.split())[:500]}"
             _EXCLUDED[problem, direction] = reason
             device = kernel_device(problem.device)
             warnings.warn(
                 f"A slower exact algorithm replaces the fused kernels for {problem}: {reason}. "
-                f"Please report this, with: {verification.describe(device) if device else problem.device}",
+                f"Please report this with: {verification.describe(device) if device else problem.device}",
                 KernelWarning,
                 stacklevel=2,
             )
         return True
 
 
-class BoundFused(Bound):
+class BoundFused(BoundAlgorithm):
     def prepare(self, table: Tensor) -> Prepared:
-        """The table; if causal, zero-padded to reach as far after offset 0 as before."""
+        """Return the table; if causal, zero-padded along the first axis to be symmetric about offset 0."""
         missing = self.problem.before[0] - self.problem.after[0]
         return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, missing]) if missing else table,)
 
@@ -134,7 +134,7 @@ class BoundFused(Bound):
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
 
     def forward(self, operands: Operands) -> Tensor:
-        """The output is contiguous as (b, n, h, v). For float16, output, table and content lambda are float32."""
+        """Compute the output, contiguous as (b, n, h, v). For float16, output, table and content lambda are float32."""
         queries, (table,), values, content = operands
         device = kernel_device(str(values.device))
         assert device is not None
@@ -150,54 +150,56 @@ class BoundFused(Bound):
         return grad_queries, None if grad_table is None else (grad_table,), grad_values
 
 
-def _reason(verdicts: verification.Verdicts, kernels: Sequence[str], problem: Problem) -> str:
+def _failure_reason(verdicts: verification.Verdicts, kernels: Sequence[str], problem: Problem) -> str:
     failed = [f"{name} {verdicts[name].reason}" for name in kernels if verdicts[name].reason]
-    return f"in the self-test for {dtype_name(problem.dtype)} {'; '.join(failed)}" if failed else ""
+    return f"{dtype_name(problem.dtype)} self-test: {'; '.join(failed)}" if failed else ""
 
 
 def _symmetric(problem: Problem, batch: int) -> Problem:
+    """Return the problem with a symmetric, non-causal table, as `BoundFused.prepare` returns, and another batch."""
     return replace(problem, batch=batch, after=problem.before, causal=False)
 
 
 @lru_cache(maxsize=1024)
 def _best_order(problem: Problem, device: KernelDevice) -> str:
-    """The forward order with the lower predicted time; in float32, without tensor cores, only the query order."""
-    launch, gpu = _per_launch(problem), _specification(device)
+    """Return the forward order with the lower predicted time; float32 supports only the query order."""
+    launch_problem, gpu = _problem_per_launch(problem), _gpu_spec(device)
     orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
 
     def seconds(order: str) -> float:
-        return prediction.seconds_of_kernel(f"forward_{order}_order", launch, device.capability, gpu)
+        return prediction.kernel_seconds(f"forward_{order}_order", launch_problem, device.capability, gpu)
 
     return min(orders, key=seconds)
 
 
-def _specification(device: KernelDevice) -> Gpu:
-    return gpu_named(device.name, device.capability)
+def _gpu_spec(device: KernelDevice) -> GpuSpec:
+    return find_gpu_spec(device.name, device.capability)
 
 
-def _per_launch(problem: Problem) -> Problem:
-    """The problem of a single launch, which is limited in value channels."""
+def _problem_per_launch(problem: Problem) -> Problem:
+    """Return the problem of a single launch, which has a limited number of value channels."""
     return replace(
-        _symmetric(problem, problem.batch), value_depth=min(problem.value_depth, max_values(problem.dtype.itemsize))
+        _symmetric(problem, problem.batch),
+        value_depth=min(problem.value_depth, max_value_channels(problem.dtype.itemsize)),
     )
 
 
 def forward_in_order(
     order: str, queries: Tensor, table: Tensor, values: Tensor, problem: Problem, content: Tensor | None = None
 ) -> Tensor:
-    """The output, computed in order "lambda", not for float32, or "query"."""
-    calls = list(_launches(problem))
+    """Compute the output; order: "query", or "lambda", which does not support float32."""
+    slices = list(_launch_slices(problem))
     scales = None
-    dtype = queries.dtype if len(calls) == 1 else torch.float32
-    output = _Sum((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(calls))
+    dtype = queries.dtype if len(slices) == 1 else torch.float32
+    output = _Accumulator((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(slices))
     with torch.cuda.device_of(values):  # Triton launches on the current device
         if queries.dtype == torch.float16:
             dtype = torch.float32
             table, content, scales = scaling.forward_operands(queries, table, content)
-        for depths, channels, u in calls:
-            factors = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
+        for depths, channels, u in slices:
+            operands = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
             c = content[:, depths, channels] if content is not None and u == 0 else None
-            output.add((..., channels), launches.forward(order, *factors, c, problem, dtype, scales))
+            output.add((..., channels), launches.forward(order, *operands, c, problem, dtype, scales))
     return output.total()
 
 
@@ -210,15 +212,17 @@ def gradients(
     needs_grad: NeedsGrad,
     content: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of queries, table and values, in their dtypes; None if not needed."""
-    calls = list(_launches(problem))
-    dtype = queries.dtype if len(calls) == 1 else torch.float32
-    grad_queries, grad_table, grad_values = (_Sum(x.shape, x.dtype, len(calls)) for x in (queries, table, values))
+    """Compute the gradients of queries, table and values in their dtypes; None if not needed."""
+    slices = list(_launch_slices(problem))
+    dtype = queries.dtype if len(slices) == 1 else torch.float32
+    grad_queries, grad_table, grad_values = (
+        _Accumulator(x.shape, x.dtype, len(slices)) for x in (queries, table, values)
+    )
     with torch.cuda.device_of(values):
-        scaled = scaling.unscaled(grad_output, table, content)
+        scaled = scaling.unscaled_backward_operands(grad_output, table, content)
         if queries.dtype == torch.float16:
             scaled = scaling.backward_operands(grad_output, queries, table, values, content)
-        for depths, channels, u in calls:
+        for depths, channels, u in slices:
             g, q, v = scaled.grad_output[..., channels], queries[..., depths], values[:, :, channels, u]
             if needs_grad.queries:
                 r = scaled.table_for_grad_queries[..., depths, u]
@@ -239,28 +243,28 @@ def gradients(
     )
 
 
-def _launches(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
-    """Slices of query depth and value channels, and the intra-depth index, of each launch; results add up."""
+def _launch_slices(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
+    """Yield slices of query depth and value channels, and the intra-depth index, for each launch."""
     depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
-    maximum = max_values(problem.dtype.itemsize)
+    maximum = max_value_channels(problem.dtype.itemsize)
     channels = [slice(first, first + maximum) for first in range(0, problem.value_depth, maximum)]
     return itertools.product(depths, channels, range(problem.intra_depth))
 
 
-class _Sum:
+class _Accumulator:
     """Accumulates slices of a tensor over launches, in float32 if there are several."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, launches: int) -> None:
         self._shape, self._dtype, self._launches = shape, dtype, launches
         self._sum: Tensor | None = None
 
-    def add(self, index: tuple[EllipsisType | slice | int, ...], part: Tensor) -> None:
+    def add(self, index: tuple[EllipsisType | slice | int, ...], addend: Tensor) -> None:
         if self._launches == 1:
-            self._sum = part.reshape(self._shape)
+            self._sum = addend.reshape(self._shape)
             return
         if self._sum is None:
-            self._sum = part.new_zeros(self._shape, dtype=torch.float32)
-        self._sum[index] += part
+            self._sum = addend.new_zeros(self._shape, dtype=torch.float32)
+        self._sum[index] += addend
 
     def total(self) -> Tensor:
         assert self._sum is not None

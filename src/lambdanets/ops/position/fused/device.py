@@ -13,7 +13,7 @@ TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 @dataclass(frozen=True)
 class KernelDevice:
-    """A device that supports the kernels. device: as in torch, "cuda:0"; capability: major and minor."""
+    """A device that supports the kernels. device: such as "cuda:0". capability: major and minor version."""
 
     device: str
     name: str
@@ -21,33 +21,33 @@ class KernelDevice:
 
     @property
     def is_interpreter(self) -> bool:
-        """Whether Triton interprets the kernels instead of compiling them."""
+        """Whether Triton's interpreter runs the kernels."""
         return self.name == _INTERPRETER
 
 
-def shared_memory_of(capability: tuple[int, int]) -> int:
-    """Maximum shared memory of a program in bytes, for compute capabilities from 8.0."""
+def max_shared_memory(capability: tuple[int, int]) -> int:
+    """Return the maximum shared memory of a program in bytes, for compute capability 8.0 and newer."""
     if capability[0] in (9, 10):
         return 227 << 10
     return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
 
 
 def kernel_device(device: str) -> KernelDevice | None:
-    """The device, or None if it does not support the kernels: see `Fused.limits`.
+    """Return the device, or None if it does not support the kernels (see `Fused.limits`).
 
-    With TRITON_INTERPRET=1, which must be set before Triton is imported, Triton interprets the kernels on any device,
-    which is treated as one of compute capability 9.0.
+    With TRITON_INTERPRET=1, which must be set before Triton is imported, Triton interprets the kernels on any device.
+    The device is then treated like compute capability 9.0.
     """
     if not TRITON_INSTALLED:
         return None
     if os.environ.get("TRITON_INTERPRET") == "1":
         return KernelDevice("cpu" if device == "meta" else device, _INTERPRETER, (9, 0))
-    kind = torch.device(device)
-    if kind.type != "cuda":
+    parsed = torch.device(device)
+    if parsed.type != "cuda":
         return None
-    if kind.index is None:
+    if parsed.index is None:
         return _cuda_device(torch.cuda.current_device()) if torch.cuda.is_available() else None
-    return _cuda_device(kind.index)
+    return _cuda_device(parsed.index)
 
 
 @lru_cache

@@ -1,20 +1,21 @@
 # mypy: allow-untyped-defs
-"""The fused forward kernels in Triton: embeddings of pairs are loaded from the table, lambdas stay in registers.
+"""The fused forward kernels in Triton, which load embeddings of pairs from the table and keep lambdas in registers.
 
-A program computes a tile of tile_rows x tile_columns query positions for some examples, and loops over the context
-positions in the tile's scope, step_rows x step_columns at a time. The table is zero-padded by the size of a tile
-(`launches`), so pairs beyond a query's scope need no mask. Positions beyond the map and examples beyond the batch are
-masked, and the indices of their embeddings are clamped to the table, because 0 * NaN is NaN.
+A program computes a tile of tile_rows x tile_columns query positions for several examples. It loops over the context
+positions in the scope of the tile, step_rows x step_columns per step. The table is zero-padded by the size of a tile
+(`launches`), so pairs outside the scope of a query need no mask. Positions outside the map and examples outside the
+batch are masked, and the indices of their embeddings are clamped to the table, because 0 * NaN is NaN.
 
-Strides and depths are in units of UNIT elements, 16 bytes, so that the compiler knows that loads are aligned; offsets
-into tensors have 64 bits. SCALED: for float16, whose operands are multiplied by powers of two (`scaling`); `scale_ptr`
-holds the factors of the sum and of the content term. ops/position/README.md has the letters and the index of a pair.
+Strides and depths are in units of UNIT elements (16 bytes), so that the compiler knows that loads are aligned. Offsets
+into tensors have 64 bits. SCALED: whether float16 operands were multiplied by powers of two (`scaling`); `scale_ptr`
+then points to the factors for the sum and for the content term. ops/position/README.md defines the letters and derives
+the index of a pair.
 """
 
 import triton
 import triton.language as tl
 
-# Not specialized: a new value of these does not compile a new kernel.
+# Triton does not specialize on these, so new values do not trigger a compilation.
 SIZES = [
     "value_depth",
     "query_depth",
@@ -33,14 +34,14 @@ STRIDES = [f"{tensor}_{axis}_stride" for tensor in "qvcygo" for axis in "bhnk"]
 
 
 @triton.jit
-def far(index, stride, UNIT: tl.constexpr):
-    """index * stride in elements, as int64; the stride is in units."""
+def offset64(index, stride, UNIT: tl.constexpr):
+    """Return index * stride in elements as int64; the stride is in units."""
     return index.to(tl.int64) * stride * UNIT
 
 
 @triton.jit
-def tile_of(program, blocks, height, width, tile_rows, tile_columns):
-    """The block of value channels, first row and column of the tile, and group of examples of a program."""
+def program_tile(program, blocks, height, width, tile_rows, tile_columns):
+    """Return the block of value channels, the first row and column of the tile, and the group of examples."""
     tiles_x = tl.cdiv(width, tile_columns)
     tiles = tl.cdiv(height, tile_rows) * tiles_x
     tile = program // blocks % tiles
@@ -48,14 +49,14 @@ def tile_of(program, blocks, height, width, tile_rows, tile_columns):
 
 
 @triton.jit
-def window(start, tile, reach, side):
-    """First and last position along an axis within reach of a tile that starts at `start`."""
+def window_bounds(start, tile, reach, side):
+    """Return the first and last position along an axis within reach of a tile that starts at `start`."""
     return tl.maximum(start - reach, 0), tl.minimum(start + tile - 1 + reach, side - 1)
 
 
 @triton.jit
-def place(i, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns):
-    """Rows and columns of the positions i of a step, clamped to the window, and whether they lie in it."""
+def step_positions(i, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns):
+    """Return rows and columns of the positions i of a step, clamped to the window, and whether they are inside it."""
     y = y_first + (step // steps_x) * step_rows + i // step_columns
     x = x_first + (step % steps_x) * step_columns + i % step_columns
     return tl.minimum(y, y_last), tl.minimum(x, x_last), (y <= y_last) & (x <= x_last)
@@ -63,11 +64,11 @@ def place(i, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_co
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def forward_query_order(
-    q_ptr,  # (b, h, n, k), rows
+    q_ptr,  # (b, h, n, k), aligned rows
     table_ptr,  # padded table, (.., .., K)
-    v_ptr,  # (b, n, v), rows
-    c_ptr,  # (b, k, v), rows
-    y_ptr,  # (b, h, n, v), rows
+    v_ptr,  # (b, n, v), aligned rows
+    c_ptr,  # (b, k, v), aligned rows
+    y_ptr,  # (b, h, n, v), aligned rows
     scale_ptr,
     q_b_stride,
     q_h_stride,
@@ -101,12 +102,12 @@ def forward_query_order(
     CONTENT: tl.constexpr,  # whether there is a content lambda
     SCALED: tl.constexpr,
 ):
-    """y[b,(n h),v] = q c + sum_m S[b,(n h),m] V[b,m,v] with logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]."""
+    """Compute y[b,(n h),v] = q c + sum_m S[b,(n h),m] V[b,m,v] with logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
     value_depth *= UNIT
     query_depth *= UNIT
     blocks = tl.cdiv(value_depth, V)
-    block, y0, x0, group = tile_of(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
+    block, y0, x0, group = program_tile(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
     first_example = group * EXAMPLES
 
     n = tl.arange(0, TILE)
@@ -123,27 +124,29 @@ def forward_query_order(
     v = block * V + tl.arange(0, V)
     in_depth = (v < value_depth)[None, None, :]
 
-    q_offset = (far(example, q_b_stride, UNIT) + far(head, q_h_stride, UNIT))[None, :, None] + k[None, None, :]
+    q_offset = (offset64(example, q_b_stride, UNIT) + offset64(head, q_h_stride, UNIT))[None, :, None] + k[
+        None, None, :
+    ]
     q_mask = ((example < batch) & (head < heads))[None, :, None] & (k < query_depth)[None, None, :]
     q = tl.load(
-        q_ptr + (q_offset + far(y_n * width + x_n, q_n_stride, UNIT)[:, None, None]),
+        q_ptr + (q_offset + offset64(y_n * width + x_n, q_n_stride, UNIT)[:, None, None]),
         mask=q_mask & in_grid[:, None, None],
         other=0.0,
     )
 
-    y_first, y_last = window(y0, tile_rows, row_reach, height)
-    x_first, x_last = window(x0, tile_columns, column_reach, width)
+    y_first, y_last = window_bounds(y0, tile_rows, row_reach, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
-    # Index of a pair's embedding: the query part, and k; the key part is added in each step.
+    # Query part of the index of each pair's embedding; each step adds the key part.
     table_width = 2 * (column_reach + tile_columns) - 1
     query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
     e_offset = query_index[:, None, None] * K + k[None, :, None]
-    v_rows = v_ptr + (far(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
+    v_rows = v_ptr + (offset64(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
 
     total = tl.zeros((EXAMPLES, TILE * HEADS, V), tl.float32)
     if CONTENT:
-        c_offset = far(examples, c_b_stride, UNIT)[:, None, None] + far(k, c_k_stride, UNIT)[None, :, None]
+        c_offset = offset64(examples, c_b_stride, UNIT)[:, None, None] + offset64(k, c_k_stride, UNIT)[None, :, None]
         c_mask = in_batch & (k < query_depth)[None, :, None] & in_depth
         c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0)
         q_by_example = tl.permute(tl.reshape(q, (TILE, EXAMPLES, HEADS, K)), (1, 0, 2, 3))
@@ -151,10 +154,10 @@ def forward_query_order(
         if SCALED:
             total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
-        y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
+        y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, None, :]), cache_modifier=".ca")
         values = tl.load(
-            v_rows + far(y_m * width + x_m, v_n_stride, UNIT)[None, :, None],
+            v_rows + offset64(y_m * width + x_m, v_n_stride, UNIT)[None, :, None],
             mask=in_batch & in_depth & inside[None, :, None],
             other=0.0,
         )
@@ -168,19 +171,19 @@ def forward_query_order(
     head = rows % HEADS
     y_n = y0 + rows // HEADS // tile_columns
     x_n = x0 + rows // HEADS % tile_columns
-    row_offset = far(head, y_h_stride, UNIT) + far(y_n * width + x_n, y_n_stride, UNIT)
-    y_offset = far(examples, y_b_stride, UNIT)[:, None, None] + row_offset[None, :, None] + v[None, None, :]
+    row_offset = offset64(head, y_h_stride, UNIT) + offset64(y_n * width + x_n, y_n_stride, UNIT)
+    y_offset = offset64(examples, y_b_stride, UNIT)[:, None, None] + row_offset[None, :, None] + v[None, None, :]
     y_mask = in_batch & in_depth & ((y_n < height) & (x_n < width) & (head < heads))[None, :, None]
     tl.store(y_ptr + y_offset, total.to(y_ptr.dtype.element_ty), mask=y_mask)
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def forward_lambda_order(
-    q_ptr,  # (b, h, n, k), rows
+    q_ptr,  # (b, h, n, k), aligned rows
     table_ptr,  # padded table, (.., .., K)
-    v_ptr,  # (b, n, v), rows
-    c_ptr,  # (b, k, v), rows
-    y_ptr,  # (b, h, n, v), rows
+    v_ptr,  # (b, n, v), aligned rows
+    c_ptr,  # (b, k, v), aligned rows
+    y_ptr,  # (b, h, n, v), aligned rows
     scale_ptr,
     q_b_stride,
     q_h_stride,
@@ -214,15 +217,15 @@ def forward_lambda_order(
     CONTENT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """lambda[(b v),(n k)] = c + sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q[b,h,n,k] lambda.
+    """Compute lambda[(b v),(n k)] = c + sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q lambda.
 
-    (n k) are the columns of the product, so that a thread holds several k of a position and the final sum over k needs
-    few exchanges between threads.
+    (n k) are the columns of the product: a thread then has several k of a position, and the final sum over k needs
+    little communication between threads.
     """
     value_depth *= UNIT
     query_depth *= UNIT
     blocks = tl.cdiv(value_depth, V)
-    block, y0, x0, group = tile_of(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
+    block, y0, x0, group = program_tile(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
     first_example = group * EXAMPLES
     first_value = block * V
 
@@ -231,22 +234,24 @@ def forward_lambda_order(
     x_n = x0 + columns // K % tile_columns
     m = tl.arange(0, STEP)
     rows = tl.arange(0, EXAMPLES * V)
-    y_first, y_last = window(y0, tile_rows, row_reach, height)
-    x_first, x_last = window(x0, tile_columns, column_reach, width)
+    y_first, y_last = window_bounds(y0, tile_rows, row_reach, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
     table_width = 2 * (column_reach + tile_columns) - 1
     query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
     e_offset = (query_index * K + columns % K)[None, :]
-    v_rows = v_ptr + (far(first_example + rows // V, v_b_stride, UNIT) + first_value + rows % V)[:, None]
+    v_rows = v_ptr + (offset64(first_example + rows // V, v_b_stride, UNIT) + first_value + rows % V)[:, None]
     v_mask = ((first_example + rows // V < batch) & (first_value + rows % V < value_depth))[:, None]
 
     lambdas = tl.zeros((EXAMPLES * V, TILE * K), tl.float32)
     for step in range(steps_x * steps_y):
-        y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
+        y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]), cache_modifier=".ca")
         values = tl.load(
-            v_rows + far(y_m * width + x_m, v_n_stride, UNIT)[None, :], mask=v_mask & inside[None, :], other=0.0
+            v_rows + offset64(y_m * width + x_m, v_n_stride, UNIT)[None, :],
+            mask=v_mask & inside[None, :],
+            other=0.0,
         )
         lambdas = tl.dot(values, e, lambdas, input_precision="ieee")
 
@@ -260,7 +265,7 @@ def forward_lambda_order(
     in_grid = (y_n < height) & (x_n < width)
     in_batch = examples < batch
     if CONTENT:
-        c_offset = far(examples, c_b_stride, UNIT)[:, None, None] + far(k, c_k_stride, UNIT)[None, None, :]
+        c_offset = offset64(examples, c_b_stride, UNIT)[:, None, None] + offset64(k, c_k_stride, UNIT)[None, None, :]
         c_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & (k < query_depth)[None, None, :]
         c = tl.load(c_ptr + (c_offset + v[None, :, None]), mask=c_mask, other=0.0).to(tl.float32)
         if SCALED:
@@ -269,10 +274,10 @@ def forward_lambda_order(
     if SCALED:
         lambdas *= tl.load(scale_ptr)
     position = y_n * width + x_n
-    q_offset = far(examples, q_b_stride, UNIT)[:, None, None] + far(position, q_n_stride, UNIT)[None, :, None]
+    q_offset = offset64(examples, q_b_stride, UNIT)[:, None, None] + offset64(position, q_n_stride, UNIT)[None, :, None]
     q_offset += k[None, None, :]
     q_mask = in_batch[:, None, None] & in_grid[None, :, None] & (k < query_depth)[None, None, :]
-    y_offset = far(examples, y_b_stride, UNIT)[:, None, None] + far(position, y_n_stride, UNIT)[None, None, :]
+    y_offset = offset64(examples, y_b_stride, UNIT)[:, None, None] + offset64(position, y_n_stride, UNIT)[None, None, :]
     y_offset += v[None, :, None]
     y_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & in_grid[None, None, :]
     for head in tl.static_range(HEADS):

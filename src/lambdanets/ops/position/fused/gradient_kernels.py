@@ -1,19 +1,26 @@
 # mypy: allow-untyped-defs
-"""Triton kernels for the gradients of queries and values, recomputed from the inputs, without atomic additions.
+"""Triton kernels for the gradients of queries and values, which recompute logits and need no atomic additions.
 
-One program writes each output element and sums in a fixed order. Tiles, steps, units, scales and the
-table as in `forward_kernels`; g is the gradient of y, o the output of the kernel.
+Each output element is computed by one program, which sums in a fixed order. Tiles, steps, units, scales and the table
+are as in `forward_kernels`. g is the gradient of y; o is the output of the kernel.
 """
 
 import triton
 import triton.language as tl
 
-from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far, place, tile_of, window
+from lambdanets.ops.position.fused.forward_kernels import (
+    SIZES,
+    STRIDES,
+    offset64,
+    program_tile,
+    step_positions,
+    window_bounds,
+)
 
 
 @triton.jit
-def product(a, b, total):
-    """total + a @ b, batched; a batch of one is computed as a 2-d product, whose rows are divided among the warps."""
+def batched_dot(a, b, total):
+    """Return total + a @ b, batched; a batch of one uses a 2-d product, whose rows are divided among the warps."""
     if a.shape[0] == 1:
         a_2d = tl.reshape(a, (a.shape[1], a.shape[2]))
         b_2d = tl.reshape(b, (b.shape[1], b.shape[2]))
@@ -26,11 +33,11 @@ def product(a, b, total):
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def queries_gradient(
-    g_ptr,  # (b, h, n, v), rows
+    g_ptr,  # (b, h, n, v), aligned rows
     table_ptr,
-    v_ptr,  # (b, n, v), rows
-    c_ptr,  # (b, k, v), rows
-    o_ptr,  # (b, h, n, k), rows
+    v_ptr,  # (b, n, v), aligned rows
+    c_ptr,  # (b, k, v), aligned rows
+    o_ptr,  # (b, h, n, k), aligned rows
     scale_ptr,
     g_b_stride,
     g_h_stride,
@@ -64,10 +71,10 @@ def queries_gradient(
     CONTENT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """dq[n,(b h),k] = g c + sum_m T[n,(b h),m] E[n,m,k] with T[b,(n h),m] = g[b,(n h),v] V[b,v,m]."""
+    """Compute dq[n,(b h),k] = g c + sum_m T[n,(b h),m] E[n,m,k] with T[b,(n h),m] = g[b,(n h),v] V[b,v,m]."""
     value_depth *= UNIT
     query_depth *= UNIT
-    _, y0, x0, group = tile_of(tl.program_id(0), 1, height, width, tile_rows, tile_columns)
+    _, y0, x0, group = program_tile(tl.program_id(0), 1, height, width, tile_rows, tile_columns)
     first_example = group * EXAMPLES
 
     examples = first_example + tl.arange(0, EXAMPLES)
@@ -79,10 +86,10 @@ def queries_gradient(
     y_n = y0 + rows // HEADS // tile_columns
     x_n = x0 + rows // HEADS % tile_columns
     head = rows % HEADS
-    row_offset = far(head, g_h_stride, UNIT) + far(y_n * width + x_n, g_n_stride, UNIT)
+    row_offset = offset64(head, g_h_stride, UNIT) + offset64(y_n * width + x_n, g_n_stride, UNIT)
     row_mask = (y_n < height) & (x_n < width) & (head < heads)
     g = tl.load(
-        g_ptr + (far(examples, g_b_stride, UNIT)[:, None, None] + row_offset[None, :, None] + v[None, None, :]),
+        g_ptr + (offset64(examples, g_b_stride, UNIT)[:, None, None] + row_offset[None, :, None] + v[None, None, :]),
         mask=in_batch & row_mask[None, :, None] & in_depth,
         other=0.0,
     )
@@ -91,18 +98,18 @@ def queries_gradient(
     m = tl.arange(0, STEP)
     y_n = y0 + n // tile_columns
     x_n = x0 + n % tile_columns
-    y_first, y_last = window(y0, tile_rows, row_reach, height)
-    x_first, x_last = window(x0, tile_columns, column_reach, width)
+    y_first, y_last = window_bounds(y0, tile_rows, row_reach, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
     table_width = 2 * (column_reach + tile_columns) - 1
     query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
     e_offset = query_index[:, None, None] * K + k[None, None, :]
-    v_rows = v_ptr + (far(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
+    v_rows = v_ptr + (offset64(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
 
     total = tl.zeros((TILE, EXAMPLES * HEADS, K), tl.float32)
     if CONTENT:
-        c_offset = far(examples, c_b_stride, UNIT)[:, None, None] + far(k, c_k_stride, UNIT)[None, :, None]
+        c_offset = offset64(examples, c_b_stride, UNIT)[:, None, None] + offset64(k, c_k_stride, UNIT)[None, :, None]
         c_mask = in_batch & (k < query_depth)[None, :, None] & in_depth
         c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0)
         term = tl.dot(g, tl.permute(c, (0, 2, 1)), input_precision="ieee")
@@ -111,15 +118,15 @@ def queries_gradient(
         if SCALED:
             total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
-        y_m, x_m, inside = place(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
+        y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, :, None]), cache_modifier=".ca")
         values = tl.load(
-            v_rows + far(y_m * width + x_m, v_n_stride, UNIT)[None, :, None],
+            v_rows + offset64(y_m * width + x_m, v_n_stride, UNIT)[None, :, None],
             mask=in_batch & in_depth & inside[None, :, None],
             other=0.0,
         )
         products = tl.zeros((EXAMPLES, TILE * HEADS, STEP), tl.float32)
-        products = product(g, tl.permute(values, (0, 2, 1)), products).to(e.dtype)
+        products = batched_dot(g, tl.permute(values, (0, 2, 1)), products).to(e.dtype)
         products = tl.permute(tl.reshape(products, (EXAMPLES, TILE, HEADS, STEP)), (1, 0, 2, 3))
         total = tl.dot(tl.reshape(products, (TILE, EXAMPLES * HEADS, STEP)), e, total, input_precision="ieee")
 
@@ -128,8 +135,8 @@ def queries_gradient(
     rows = tl.arange(0, EXAMPLES * HEADS)
     example = first_example + rows // HEADS
     head = rows % HEADS
-    row_offset = (far(example, o_b_stride, UNIT) + far(head, o_h_stride, UNIT))[None, :]
-    offset = row_offset + far(y_n * width + x_n, o_n_stride, UNIT)[:, None]
+    row_offset = (offset64(example, o_b_stride, UNIT) + offset64(head, o_h_stride, UNIT))[None, :]
+    offset = row_offset + offset64(y_n * width + x_n, o_n_stride, UNIT)[:, None]
     mask = ((y_n < height) & (x_n < width))[:, None] & ((example < batch) & (head < heads))[None, :]
     tl.store(
         o_ptr + (offset[:, :, None] + k[None, None, :]),
@@ -140,10 +147,10 @@ def queries_gradient(
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def values_gradient(
-    g_ptr,  # (b, h, n, v), rows
-    q_ptr,  # (b, h, n, k), rows
+    g_ptr,  # (b, h, n, v), aligned rows
+    q_ptr,  # (b, h, n, k), aligned rows
     table_ptr,
-    o_ptr,  # (b, n, v), rows
+    o_ptr,  # (b, n, v), aligned rows
     scale_ptr,
     g_b_stride,
     g_h_stride,
@@ -174,12 +181,12 @@ def values_gradient(
     UNIT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """dV[b,m,v] = sum_(n h) S[b,m,(n h)] g[b,(n h),v] with logits S[n,m,(b h)] = E[n,m,k] q[n,k,(b h)]."""
+    """Compute dV[b,m,v] = sum_(n h) S[b,m,(n h)] g[b,(n h),v] with logits S[n,m,(b h)] = E[n,m,k] q[n,k,(b h)]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
     value_depth *= UNIT
     query_depth *= UNIT
     blocks = tl.cdiv(value_depth, V)
-    block, y0, x0, group = tile_of(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
+    block, y0, x0, group = program_tile(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
     first_example = group * EXAMPLES
 
     m = tl.arange(0, TILE)
@@ -187,8 +194,8 @@ def values_gradient(
     x_m = x0 + m % tile_columns
     k = tl.arange(0, K)
     n = tl.arange(0, STEP)
-    y_first, y_last = window(y0, tile_rows, row_reach, height)
-    x_first, x_last = window(x0, tile_columns, column_reach, width)
+    y_first, y_last = window_bounds(y0, tile_rows, row_reach, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
     table_width = 2 * (column_reach + tile_columns) - 1
@@ -197,33 +204,33 @@ def values_gradient(
     rows = tl.arange(0, ROWS)
     example = first_example + rows // HEADS
     head = rows % HEADS
-    q_offset = far(example, q_b_stride, UNIT) + far(head, q_h_stride, UNIT)
+    q_offset = offset64(example, q_b_stride, UNIT) + offset64(head, q_h_stride, UNIT)
     q_rows = q_ptr + (q_offset[None, None, :] + k[None, :, None])
     q_mask = ((example < batch) & (head < heads))[None, None, :] & (k < query_depth)[None, :, None]
     examples = first_example + tl.arange(0, EXAMPLES)
     v = block * V + tl.arange(0, V)
     rows = tl.arange(0, STEP * HEADS)
     g_head = rows % HEADS
-    g_offset = far(examples, g_b_stride, UNIT)[:, None, None] + far(g_head, g_h_stride, UNIT)[None, :, None]
+    g_offset = offset64(examples, g_b_stride, UNIT)[:, None, None] + offset64(g_head, g_h_stride, UNIT)[None, :, None]
     g_rows = g_ptr + (g_offset + v[None, None, :])
     o_mask = (examples < batch)[:, None, None] & (v < value_depth)[None, None, :]
     g_mask = o_mask & (g_head < heads)[None, :, None]
 
     total = tl.zeros((EXAMPLES, TILE, V), tl.float32)
     for step in range(steps_x * steps_y):
-        y_n, x_n, inside = place(n, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
+        y_n, x_n, inside = step_positions(n, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset - ((y_n * table_width + x_n) * K)[:, None, None]), cache_modifier=".ca")
         q = tl.load(
-            q_rows + far(y_n * width + x_n, q_n_stride, UNIT)[:, None, None],
+            q_rows + offset64(y_n * width + x_n, q_n_stride, UNIT)[:, None, None],
             mask=q_mask & inside[:, None, None],
             other=0.0,
         )
-        # The same positions, repeated for each head.
-        y_n, x_n, inside = place(
+        # the same positions, repeated for each head
+        y_n, x_n, inside = step_positions(
             rows // HEADS, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns
         )
         g = tl.load(
-            g_rows + far(y_n * width + x_n, g_n_stride, UNIT)[None, :, None],
+            g_rows + offset64(y_n * width + x_n, g_n_stride, UNIT)[None, :, None],
             mask=g_mask & inside[None, :, None],
             other=0.0,
         )
@@ -233,7 +240,7 @@ def values_gradient(
 
     if SCALED:
         total *= tl.load(scale_ptr)
-    offset = far(examples, o_b_stride, UNIT)[:, None] + far(y_m * width + x_m, o_n_stride, UNIT)[None, :]
+    offset = offset64(examples, o_b_stride, UNIT)[:, None] + offset64(y_m * width + x_m, o_n_stride, UNIT)[None, :]
     tl.store(
         o_ptr + (offset[:, :, None] + v[None, None, :]),
         total.to(o_ptr.dtype.element_ty),

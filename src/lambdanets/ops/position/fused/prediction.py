@@ -1,31 +1,31 @@
 """Cost model of the fused kernels on a GPU: loads, instructions and multiply-adds of their tiles.
 
-The time of a step is the maximum of its L2 loads, issued instructions and multiply-adds, summed over all programs of an
-SM. Cache hints keep embeddings in L1, and in the table's gradient the values of the previous step: a quarter of the
-former and 1.3 / rows of the latter are counted as L2 loads.
+The time of a step is the maximum of the times for L2 loads, issued instructions and multiply-adds of all programs on an
+SM. Because cache hints keep embeddings in L1, only a quarter of their loads count as L2 loads. In the gradient of the
+table, values of the previous step stay in L1, and only 1.3 / rows of their loads count.
 
-From compiled code (`experiments/kernels.py`): a warp's step has a constant number of instructions, plus 2.5 per tensor
-core product and 5 per 16-byte load; in float32, 1.3 per multiply-add. Not measured on a GPU; `lambdanets calibrate`
-measures correction factors.
+According to compiled code (`experiments/kernels.py`), the number of instructions of a warp per step is a constant, plus
+2.5 per tensor core product and 5 per 16-byte load; in float32, 1.3 per multiply-add. These numbers were not measured on
+a GPU; `lambdanets calibrate` measures correction factors.
 """
 
 import math
 from dataclasses import dataclass
 
-from lambdanets.ops.position.fused.launches import grid_of, reach_of, table_division
+from lambdanets.ops.position.fused.launches import divide_table, grid_2d, reach_2d
 from lambdanets.ops.position.fused.tiles import (
     LAMBDA_ORDER,
     K,
     Tiles,
-    power_of_two,
-    steps_of_grid,
-    tile_and_step,
-    tiles_of,
+    choose_tile_shape,
+    choose_tiles,
+    count_steps,
+    next_power_of_2,
 )
-from lambdanets.ops.position.gpus import Gpu
+from lambdanets.ops.position.gpus import GpuSpec
 from lambdanets.ops.position.problem import Problem
 
-_EFFICIENCY = 0.75  # relative to the slowest part: the rest is barriers and loop epilogues
+_EFFICIENCY = 0.75  # fraction of the throughput of the bottleneck; barriers and loop epilogues take time, too
 _BASE_INSTRUCTIONS = {
     "forward_query_order": 60,
     "queries_gradient": 60,
@@ -33,95 +33,97 @@ _BASE_INSTRUCTIONS = {
     "table_parts": 75,
     LAMBDA_ORDER: 120,
 }
-_RESIDENT_WARPS = 8  # per SM, at least; experiments/kernels.py checks it
-_BARRIERS = 150  # cycles per step that no other warp of the program hides
+_RESIDENT_WARPS = 8  # minimum per SM; experiments/kernels.py checks it
+_BARRIERS = 150  # cycles per step that other warps of the program cannot hide
 
 
 @dataclass(frozen=True)
-class Step:
-    """The work of a program in a step: elements loaded from L2, tensor core products (16 x 8 x 16) per warp, and
-    multiply-adds in total."""
+class StepWork:
+    """The work of a program in one step.
+
+    loaded: elements loaded from L2. products: tensor core products (16 x 8 x 16) per warp. multiply_adds: in total.
+    """
 
     loaded: float
     products: float
     multiply_adds: float
 
 
-def step_of(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step:
-    """The work of one step of a kernel; step_rows: rows of values per step of `table_parts`."""
+def step_work(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> StepWork:
+    """Return the work of one step of a kernel; step_rows: rows of values per step of `table_parts`."""
     n, b, m, v, h, warps = tiles.positions, tiles.examples, tiles.step, tiles.values, heads, tiles.warps
     embeddings = n * m * K / 4
     if kernel == LAMBDA_ORDER:
-        return Step(embeddings + b * v * m, _products(1, b * v, n * K, m, warps), b * v * n * K * m)
+        return StepWork(embeddings + b * v * m, _tensor_core_products(1, b * v, n * K, m, warps), b * v * n * K * m)
     multiply_adds = b * h * n * m * (K + v)
     if kernel == "forward_query_order":
-        products = _products(n, b * h, m, K, warps) + _products(b, n * h, v, m, warps)
-        return Step(embeddings + b * m * v, products, multiply_adds)
+        products = _tensor_core_products(n, b * h, m, K, warps) + _tensor_core_products(b, n * h, v, m, warps)
+        return StepWork(embeddings + b * m * v, products, multiply_adds)
     if kernel == "queries_gradient":
-        products = _products(b, n * h, m, v, warps) + _products(n, b * h, K, m, warps)
-        return Step(embeddings + b * m * v, products, multiply_adds)
+        products = _tensor_core_products(b, n * h, m, v, warps) + _tensor_core_products(n, b * h, K, m, warps)
+        return StepWork(embeddings + b * m * v, products, multiply_adds)
     if kernel == "values_gradient":
-        products = _products(m, n, b * h, K, warps) + _products(b, n, v, m * h, warps)
-        return Step(embeddings + b * h * m * (K + v), products, multiply_adds)
-    products = _products(b, n * h, m, v, warps) + _products(n, m, K, b * h, warps)
-    return Step(b * h * n * (K + v) + b * m * v * min(1.0, 1.3 / step_rows), products, multiply_adds)
+        products = _tensor_core_products(m, n, b * h, K, warps) + _tensor_core_products(b, n, v, m * h, warps)
+        return StepWork(embeddings + b * h * m * (K + v), products, multiply_adds)
+    products = _tensor_core_products(b, n * h, m, v, warps) + _tensor_core_products(n, m, K, b * h, warps)
+    return StepWork(b * h * n * (K + v) + b * m * v * min(1.0, 1.3 / step_rows), products, multiply_adds)
 
 
-def _products(batch: int, rows: int, columns: int, terms: int, warps: int) -> float:
-    """Tensor core products per warp; the matrices of a batch are divided among the warps."""
+def _tensor_core_products(batch: int, rows: int, columns: int, terms: int, warps: int) -> float:
+    """Return the number of tensor core products per warp; the matrices of a batch are divided among the warps."""
     products = math.ceil(rows / 16) * math.ceil(columns / 8) * math.ceil(terms / 16)
     return products / warps if batch == 1 else products * math.ceil(batch / warps)
 
 
-def seconds_of_kernel(kernel: str, problem: Problem, capability: tuple[int, int], gpu: Gpu) -> float:
-    """Predicted seconds of one launch; the problem must fit a single launch."""
-    itemsize, h = problem.dtype.itemsize, power_of_two(problem.heads)
+def kernel_seconds(kernel: str, problem: Problem, capability: tuple[int, int], gpu: GpuSpec) -> float:
+    """Predict the seconds of one launch; the problem must fit a single launch."""
+    itemsize, h = problem.dtype.itemsize, next_power_of_2(problem.heads)
     sizes = problem.batch, problem.heads, problem.positions, problem.value_depth
-    tiles = tiles_of(kernel, capability, itemsize, *sizes)
+    tiles = choose_tiles(kernel, capability, itemsize, *sizes)
     groups, blocks = -(-problem.batch // tiles.examples), -(-problem.value_depth // tiles.values)
-    grid, reach = grid_of(problem), reach_of(problem)
+    grid, reach = grid_2d(problem), reach_2d(problem)
     written = 0.0
     if kernel == "table_parts":
-        division = table_division(problem, tiles)
+        division = divide_table(problem, tiles)
         programs, step_rows = division.programs, division.step[0]
         steps = division.rows * groups * blocks * division.chunks * -(-grid[1] // tiles.positions)
-        written = 2 * 4 * programs * tiles.positions * tiles.step * K  # the parts are written, and read to be summed
+        written = 2 * 4 * programs * tiles.positions * tiles.step * K  # the partial sums are written and read again
     else:
-        shape, step_rows = tile_and_step(grid, reach, tiles.positions, tiles.step), 1
+        shape, step_rows = choose_tile_shape(grid, reach, tiles.positions, tiles.step), 1
         column_programs = 1 if kernel == "queries_gradient" else blocks
         programs = -(-grid[0] // shape[0]) * -(-grid[1] // shape[1]) * groups * column_programs
-        steps = steps_of_grid(grid, reach, shape) * groups * column_programs
-    step = step_of(kernel, tiles, problem.heads if kernel == LAMBDA_ORDER else h, step_rows)
-    cycles = _cycles_of_step(kernel, step, tiles, itemsize, gpu)
+        steps = count_steps(grid, reach, shape) * groups * column_programs
+    work = step_work(kernel, tiles, problem.heads if kernel == LAMBDA_ORDER else h, step_rows)
+    cycles = _step_cycles(kernel, work, tiles, itemsize, gpu)
     resident = max(1, _RESIDENT_WARPS // tiles.warps)
     slots = gpu.processors * resident
-    # with few programs, a step takes the latency of its instructions
-    latency = 2.5 * _instructions(kernel, step, tiles, itemsize) + _BARRIERS
-    busy = steps / programs * -(-programs // slots) * max(resident * cycles, latency)
-    seconds = busy / gpu.clock / _EFFICIENCY
+    # With few programs, the time of a step is the latency of its instructions.
+    latency = 2.5 * _instructions(kernel, work, tiles, itemsize) + _BARRIERS
+    total_cycles = steps / programs * -(-programs // slots) * max(resident * cycles, latency)
+    seconds = total_cycles / gpu.clock / _EFFICIENCY
     if kernel == LAMBDA_ORDER:
-        applied = problem.batch * problem.heads * problem.positions * K * problem.value_depth
-        seconds += 2 * applied / gpu.float32 / _EFFICIENCY
+        multiply_adds = problem.batch * problem.heads * problem.positions * K * problem.value_depth
+        seconds += 2 * multiply_adds / gpu.float32 / _EFFICIENCY
     b, n, k, v = problem.batch, problem.positions, problem.query_depth, problem.value_depth
     traffic = itemsize * b * n * (problem.heads * (k + v) + v) + written
     return max(seconds, traffic / (0.8 * gpu.memory))
 
 
-def _cycles_of_step(kernel: str, step: Step, tiles: Tiles, itemsize: int, gpu: Gpu) -> float:
-    """Cycles of an SM for one step of a program, if other programs hide its latency."""
-    loading = itemsize * step.loaded / (gpu.cache / gpu.clock / gpu.processors)
-    issuing = _instructions(kernel, step, tiles, itemsize) * tiles.warps / 4
+def _step_cycles(kernel: str, work: StepWork, tiles: Tiles, itemsize: int, gpu: GpuSpec) -> float:
+    """Return the SM cycles of one step of a program, if other programs hide its latency."""
+    loading = itemsize * work.loaded / (gpu.cache / gpu.clock / gpu.processors)
+    issuing = _instructions(kernel, work, tiles, itemsize) * tiles.warps / 4
     if itemsize > 2:
-        return max(loading, issuing, 2 * step.multiply_adds / (gpu.float32 / gpu.clock / gpu.processors))
-    share = 1.0 if kernel == LAMBDA_ORDER else gpu.products  # a 2-d product uses the full-rate instructions
-    rate = gpu.bfloat16 * share / gpu.clock / gpu.processors
-    return max(loading, issuing, 2 * 16 * 8 * 16 * step.products * tiles.warps / rate)
+        return max(loading, issuing, 2 * work.multiply_adds / (gpu.float32 / gpu.clock / gpu.processors))
+    fraction = 1.0 if kernel == LAMBDA_ORDER else gpu.mma_sync_fraction  # 2-d products use the full-rate instructions
+    rate = gpu.bfloat16 * fraction / gpu.clock / gpu.processors
+    return max(loading, issuing, 2 * 16 * 8 * 16 * work.products * tiles.warps / rate)
 
 
-def _instructions(kernel: str, step: Step, tiles: Tiles, itemsize: int) -> float:
-    """Instructions per warp in a step."""
+def _instructions(kernel: str, work: StepWork, tiles: Tiles, itemsize: int) -> float:
+    """Return the number of instructions per warp in a step."""
     threads = 32 * tiles.warps
-    loads = itemsize * step.loaded / (16 * threads)
+    loads = itemsize * work.loaded / (16 * threads)
     if itemsize > 2:
-        return _BASE_INSTRUCTIONS[kernel] + 1.3 * step.multiply_adds / threads + 5 * loads
-    return _BASE_INSTRUCTIONS[kernel] + (0 if kernel == LAMBDA_ORDER else 2.5 * step.products) + 5 * loads
+        return _BASE_INSTRUCTIONS[kernel] + 1.3 * work.multiply_adds / threads + 5 * loads
+    return _BASE_INSTRUCTIONS[kernel] + (0 if kernel == LAMBDA_ORDER else 2.5 * work.products) + 5 * loads

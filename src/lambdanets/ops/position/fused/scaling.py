@@ -1,12 +1,13 @@
-"""Powers of two that keep float16 operands and intermediates in range: exact, and without host synchronization.
+"""Scales float16 operands by powers of two so that no intermediate result overflows; needs no host synchronization.
 
-Products of float16 numbers are exact in float32, in which sums are accumulated. Only operands and the intermediate of
-two products, a sum of k or v terms, are float16. So one operand of the first product is multiplied by a power of two
-that bounds the intermediate by 2^15, and the result by the inverse. float16 has 11 bits down to 2^-14, so intermediates
-within 2^-29 of the bound keep 11 bits, where bfloat16 keeps 8. An operand scaled for a large other operand keeps fewer:
-gradients, with values of up to V, those within 2^-29 v max(V, 1) of the largest; smaller ones become subnormal or 0.
+Products of float16 numbers are accumulated in float32, where they are exact. Only operands and the intermediate result
+between two products, a sum of k or v terms, are float16. One operand of the first product is multiplied by a power of
+two that limits the intermediate result to 2^15, and the final result is multiplied by the inverse. float16 has 11 bits
+down to 2^-14, so intermediate results within a factor of 2^-29 of the limit keep 11 bits; bfloat16 has 8. If the other
+operand is large, the scaled operand keeps fewer bits: for values of up to V, gradients within a factor of
+2^-29 v max(V, 1) of the largest keep 11 bits, and smaller ones become subnormal or 0.
 
-Names: q queries, E table, V values, c content lambda, g grad_output; S = q E and T = g V the intermediates.
+Letters: q queries, E table, V values, c content lambda, g grad_output; S = q E and T = g V are intermediate results.
 """
 
 from typing import NamedTuple
@@ -14,16 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.fused.tiles import K, max_values
+from lambdanets.ops.position.fused.tiles import K, max_value_channels
 
-# Indices of the kernel's results; those that other kernels read are aligned to 16 bytes.
+# Indices of the scales. Those read by other kernels are aligned to 16 bytes.
 SLOT = 4
 FORWARD, GRAD_QUERIES, GRAD_TABLE, GRAD_VALUES = (SLOT * i for i in range(4))
 TABLE_FOR_LOGITS, CONTENT, TABLE_FOR_GRAD_QUERIES, GRAD_OUTPUT = (SLOT * 4 + i for i in range(4))
 
 
 class ForwardOperands(NamedTuple):
-    """Scaled table and content lambda; `scales`: the factors of the result and of the content term."""
+    """Scaled table and content lambda; `scales`: factors for the result and for the content term."""
 
     table: Tensor
     content: Tensor | None
@@ -31,10 +32,10 @@ class ForwardOperands(NamedTuple):
 
 
 class BackwardOperands(NamedTuple):
-    """Scaled operands, and the factors of the gradients.
+    """Scaled operands and the factors for the gradients.
 
-    table_for_grad_queries: the table scaled for T E. table_for_logits: the table scaled for S = q E, for grad_values.
-    grad_queries_scales holds a second factor, which is applied to the content term first.
+    table_for_grad_queries: the table scaled for T E. table_for_logits: the table scaled for S = q E in grad_values.
+    grad_queries_scales: factors for the gradient and, applied before it, for the content term.
     """
 
     grad_output: Tensor
@@ -47,7 +48,7 @@ class BackwardOperands(NamedTuple):
 
 
 def forward_operands(queries: Tensor, table: Tensor, content: Tensor | None) -> ForwardOperands:
-    """For float16 queries and values, a table and a content lambda of any floating dtype."""
+    """Scale the operands of the forward pass for float16 queries and values; others may have any floating dtype."""
     scales = _scales(table, queries, content, None, None)
     return ForwardOperands(
         _scale(table, scales, TABLE_FOR_LOGITS),
@@ -59,7 +60,7 @@ def forward_operands(queries: Tensor, table: Tensor, content: Tensor | None) -> 
 def backward_operands(
     grad_output: Tensor, queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None
 ) -> BackwardOperands:
-    """For float16 queries and values; grad_output, table and content lambda of any floating dtype."""
+    """Scale the operands of the backward pass for float16 queries and values; others may have any floating dtype."""
     scales = _scales(table, queries, content, grad_output, values)
     return BackwardOperands(
         _scale(grad_output, scales, GRAD_OUTPUT),
@@ -72,28 +73,28 @@ def backward_operands(
     )
 
 
-def unscaled(grad_output: Tensor, table: Tensor, content: Tensor | None) -> BackwardOperands:
-    """For dtypes that need no scaling."""
+def unscaled_backward_operands(grad_output: Tensor, table: Tensor, content: Tensor | None) -> BackwardOperands:
+    """Return the operands of the backward pass for dtypes that need no scaling."""
     return BackwardOperands(grad_output, table, table, content)
 
 
 def _scales(
     table: Tensor, queries: Tensor, content: Tensor | None, grad_output: Tensor | None, values: Tensor | None
 ) -> Tensor:
-    """All scales, from the maximum magnitude of each operand that is not None."""
-    from lambdanets.ops.position.fused.scaling_kernel import scales_of
+    """Compute all scales from the maximum magnitude of each operand that is not None."""
+    from lambdanets.ops.position.fused.scaling_kernel import compute_scales
 
-    largest = torch.empty(5, device=table.device)
+    maxima = torch.empty(5, device=table.device)
     for i, x in enumerate((table, queries, content, grad_output, values)):
         if x is not None:
-            torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32, out=largest[i])
+            torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32, out=maxima[i])
     scales = torch.empty(5 * SLOT, device=table.device)
-    value_terms = 0 if values is None else min(values.shape[2], max_values(values.dtype.itemsize))
-    scales_of[(1,)](largest, scales, min(queries.shape[3], K), value_terms)
+    value_terms = 0 if values is None else min(values.shape[2], max_value_channels(values.dtype.itemsize))
+    compute_scales[(1,)](maxima, scales, min(queries.shape[3], K), value_terms)
     return scales
 
 
 def _scale(x: Tensor, scales: Tensor, i: int) -> Tensor:
-    """x * scales[i] in float16, multiplied in float32 without an intermediate tensor."""
+    """Return x * scales[i] in float16, multiplied in float32 without an intermediate tensor."""
     scale = scales[i : i + 1]  # a 0-d tensor would be cast to the dtype of x
     return torch.mul(x, scale, out=torch.empty_like(x, dtype=torch.float16))

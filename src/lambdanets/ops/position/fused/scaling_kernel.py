@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""A single-program kernel that computes the powers of two of `scaling` from the operands' maximum magnitudes."""
+"""A kernel with a single program that computes the scales of `scaling` from the maximum magnitudes of the operands."""
 
 import triton
 import triton.language as tl
@@ -12,34 +12,34 @@ _MULTIPLIERS = tl.constexpr(scaling.TABLE_FOR_LOGITS)
 
 @triton.jit
 def exponent(bound):
-    """The largest exponent e in [-40, 40] with bound * 2^e below 2^15; 0 for inf and NaN.
+    """Return the largest exponent e in [-40, 40] with bound * 2^e < 2^15; 0 for inf and NaN.
 
-    Larger exponents could make the product of two scales overflow float32.
+    The product of two scales with larger exponents could overflow float32.
     """
     bits = bound.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    found = tl.where(bits < 0x7F800000, 15 + 126 - (bits >> 23), 0)
-    return tl.minimum(tl.maximum(found, -40), 40)
+    largest = tl.where(bits < 0x7F800000, 15 + 126 - (bits >> 23), 0)
+    return tl.minimum(tl.maximum(largest, -40), 40)
 
 
 @triton.jit
 def power(exponent):
-    """2^exponent, from its bits, because pow and division on a GPU may round."""
+    """Compute 2^exponent from its bits, because pow and division may be inexact on a GPU."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["query_terms", "value_terms"])
-def scales_of(
-    largest_ptr,  # of table, queries, content, grad_output, values; results for missing ones are not read
+def compute_scales(
+    maxima_ptr,  # maxima of table, queries, content, grad_output and values; unused for operands that are None
     scales_ptr,
     query_terms,
     value_terms,
 ):
-    table_max = tl.load(largest_ptr)
+    table_max = tl.load(maxima_ptr)
     table_for_grad_queries = exponent(table_max)
-    # keeps both S and the scaled table in range
-    table_for_logits = exponent(table_max * tl.maximum(query_terms * tl.load(largest_ptr + 1), 1.0))
-    content = exponent(tl.load(largest_ptr + 2))
-    grad_output = exponent(tl.load(largest_ptr + 3) * tl.maximum(value_terms * tl.load(largest_ptr + 4), 1.0))
+    # Both S and the scaled table stay in range.
+    table_for_logits = exponent(table_max * tl.maximum(query_terms * tl.load(maxima_ptr + 1), 1.0))
+    content = exponent(tl.load(maxima_ptr + 2))
+    grad_output = exponent(tl.load(maxima_ptr + 3) * tl.maximum(value_terms * tl.load(maxima_ptr + 4), 1.0))
     # forward
     tl.store(scales_ptr, power(-table_for_logits))
     tl.store(scales_ptr + 1, power(table_for_logits - content))
@@ -49,7 +49,7 @@ def scales_of(
     # grad_table, grad_values
     tl.store(scales_ptr + 2 * _SLOT, power(-grad_output))
     tl.store(scales_ptr + 3 * _SLOT, power(-grad_output - table_for_logits))
-    # factors of the operands
+    # factors for the operands
     tl.store(scales_ptr + _MULTIPLIERS, power(table_for_logits))
     tl.store(scales_ptr + _MULTIPLIERS + 1, power(content))
     tl.store(scales_ptr + _MULTIPLIERS + 2, power(table_for_grad_queries))

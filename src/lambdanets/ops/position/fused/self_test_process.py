@@ -1,4 +1,4 @@
-"""Runs the self-test of the fused kernels in a subprocess, which may crash or hang."""
+"""Runs the self-test of the fused kernels in a subprocess, because it may crash or hang."""
 
 import contextlib
 import json
@@ -19,17 +19,17 @@ import torch
 
 from lambdanets.ops.position.fused.device import KernelDevice
 
-# The command, without its arguments: device, its name, dtype and kernels.
+# The command; its arguments are device, name of the device, dtype and kernels.
 SELF_TEST = (sys.executable or "python", "-m", "lambdanets.ops.position.fused.self_test")
-SECONDS_TO_START = 300.0  # time limit until "ready": with a slow disk, imports take minutes
+SECONDS_TO_START = 300.0  # time limit until "ready"; imports from a slow disk can take minutes
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The result of the self-test of a kernel in a dtype on a device.
 
-    reason: why it failed; "" if it passed. error, allowed: the largest relative error and its tolerance. seconds: the
-    duration of the test, compilation included.
+    reason: why the kernel failed, or "" if it passed. error: largest relative error. allowed: its tolerance.
+    seconds: duration of the test, including compilation.
     """
 
     reason: str
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def time_limit() -> float:
-    """The time limit per kernel in seconds, compilation included: LAMBDANETS_KERNEL_TEST_SECONDS, or 120."""
+    """Return the time limit per kernel, including compilation: LAMBDANETS_KERNEL_TEST_SECONDS, default 120."""
     text = os.environ.get("LAMBDANETS_KERNEL_TEST_SECONDS", "120")
     try:
         seconds = float(text)
@@ -51,17 +51,17 @@ def time_limit() -> float:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype, such as "float32"."""
+    """Return the name of a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def run_self_test(
     device: KernelDevice, dtype: torch.dtype, kernels: Sequence[str]
 ) -> tuple[dict[str, Verdict], dict[str, Verdict]]:
-    """The verdicts on kernels, to be cached, and those on untested kernels, which are valid in this process only.
+    """Return the verdicts to cache, and those on untested kernels, which are valid only in this process.
 
-    When the subprocess dies, the kernel under test fails, and another subprocess tests the rest. When it timed_out, the
-    rest is not tested, to bound the time.
+    If the subprocess dies, the kernel under test has failed, and another subprocess tests the remaining kernels. If the
+    subprocess times out, the remaining kernels are not tested, to limit the total time.
     """
     tested: dict[str, Verdict] = {}
     while remaining := [name for name in kernels if name not in tested]:
@@ -69,21 +69,21 @@ def run_self_test(
         tested |= process.verdicts
         if process.current:
             tested[process.current] = Verdict(process.ending)
-        rest = [name for name in remaining if name not in tested]
-        if rest and (process.timed_out or not (process.verdicts or process.current)):
+        missing = [name for name in remaining if name not in tested]
+        if missing and (process.timed_out or not (process.verdicts or process.current)):
             current = f"{process.current} " if process.current else ""
             reason = f"could not be tested: {current}{process.ending}"
-            return tested, {name: Verdict(process.untested.get(name, reason)) for name in rest}
+            return tested, {name: Verdict(process.untested.get(name, reason)) for name in missing}
         if process.untested:
-            return tested, {name: Verdict(process.untested.get(name, "was not tested")) for name in rest}
+            return tested, {name: Verdict(process.untested.get(name, "was not tested")) for name in missing}
     return tested, {}
 
 
 class _Process:
-    """Runs a subprocess of the self-test to its end.
+    """Runs a subprocess of the self-test and waits until it ends.
 
-    verdicts: by kernel. current: the kernel under test when the process died or was killed, or "". ending: how it
-    ended. untested: kernels that it could not test, and why. timed_out: whether it was killed at a time limit.
+    verdicts: by kernel. current: the kernel under test when the process ended early, or "". ending: how the process
+    ended. untested: kernels that it could not test, with reasons. timed_out: whether it was killed at a time limit.
     """
 
     def __init__(self, device: KernelDevice, dtype: torch.dtype, kernels: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ class _Process:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    start_new_session=True,  # to kill its compiler processes with it
+                    start_new_session=True,  # to kill its compiler processes, too
                 )
             except OSError as error:
                 self.ending = f"{command[0]} does not start: {error}"
@@ -136,28 +136,28 @@ class _Process:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=10)
                 return
-            event = _event(line)
+            event = _parse_event(line)
             if event is None:
                 continue
-            kind, kernel = event["event"], event.get("kernel", "")
-            if kind == "start":
+            name, kernel = event["event"], event.get("kernel", "")
+            if name == "start":
                 self.current, allowed = kernel, limit
             else:
                 self.current, allowed = "", SECONDS_TO_START
-            if kind == "verdict":
+            if name == "verdict":
                 self.verdicts[kernel] = Verdict(*(event[field] for field in ("reason", "error", "allowed", "seconds")))
-            elif kind == "unable":
+            elif name == "unable":
                 self.untested[kernel] = f"could not be tested: {event['reason']}"
             deadline = time.monotonic() + allowed
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
-    """An event, or None for other output, such as a library's."""
+def _parse_event(line: bytes) -> dict[str, Any] | None:
+    """Parse an event; None for other output, such as that of a library."""
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and "event" in found else None
+    return parsed if isinstance(parsed, dict) and "event" in parsed else None
 
 
 def _read_lines(process: subprocess.Popen[bytes], lines: "queue.Queue[bytes | None]") -> None:

@@ -1,18 +1,18 @@
 # mypy: allow-untyped-defs
-"""The gradient of the table in Triton, in two kernels: partial sums, then their sum. No atomic additions."""
+"""Triton kernels for the gradient of the table: one computes partial sums, one adds them. No atomic additions."""
 
 import triton
 import triton.language as tl
 
-from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, far, window
-from lambdanets.ops.position.fused.gradient_kernels import product
+from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, offset64, window_bounds
+from lambdanets.ops.position.fused.gradient_kernels import batched_dot
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES, "row_groups", "chunks", "split_examples"])
 def table_parts(
-    g_ptr,  # (b, h, n, v), rows
-    q_ptr,  # (b, h, n, k), rows
-    v_ptr,  # (b, n, v), rows
+    g_ptr,  # (b, h, n, v), aligned rows
+    q_ptr,  # (b, h, n, k), aligned rows
+    v_ptr,  # (b, n, v), aligned rows
     o_ptr,  # (splits, row groups, chunks, column tiles, TILE, STEP, K), contiguous
     g_b_stride,
     g_h_stride,
@@ -38,17 +38,17 @@ def table_parts(
     TILE: tl.constexpr,  # query positions of a row
     EXAMPLES: tl.constexpr,
     HEADS: tl.constexpr,
-    STEP: tl.constexpr,  # pairs (offset of rows, column of the context) of a program
+    STEP: tl.constexpr,  # pairs (row offset, context column) of a program
     K: tl.constexpr,
     V: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
+    """Compute part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
 
-    T[b,(x h),(dy m)] = sum_v g[b,(x h),v] V[b,(y + dy, m),v], x and m columns.
-    A program covers TILE columns of queries, step_rows row offsets, step_columns columns of the context and
-    split_examples examples. It loops over groups of EXAMPLES and blocks of V value channels, and for each of them over
-    the rows y of queries. Each row of values is loaded step_rows times, by consecutive y: a cache hint keeps it in L1.
+    T[b,(x h),(dy m)] = sum_v g[b,(x h),v] V[b,(y + dy, m),v], where x and m are columns.
+    A program covers TILE query columns, step_rows row offsets, step_columns context columns, split_examples examples.
+    It loops over groups of EXAMPLES examples, blocks of V value channels and query rows y. Each row of values is loaded
+    step_rows times, for consecutive y; a cache hint keeps it in L1.
     """
     ROWS: tl.constexpr = EXAMPLES * HEADS
     value_depth *= UNIT
@@ -60,9 +60,9 @@ def table_parts(
     row_group = program // tiles_x // chunks % row_groups
     split = program // tiles_x // chunks // row_groups
     x0 = tile * TILE
-    x_first, x_last = window(x0, TILE, column_reach, width)
+    x_first, x_last = window_bounds(x0, TILE, column_reach, width)
     first_offset = row_group * step_rows - row_reach
-    # Rows of queries with a row of the context at one of the offsets.
+    # Query rows with a context row at one of the offsets.
     y_first = tl.maximum(0, 1 - first_offset - step_rows)
     y_last = tl.minimum(height - 1, height - 1 - first_offset)
     blocks = tl.cdiv(value_depth, V)
@@ -80,14 +80,14 @@ def table_parts(
     x_n = x0 + tl.arange(0, TILE)
     rows = tl.arange(0, ROWS)
     head = rows % HEADS
-    q_offset = far(x_n, q_n_stride, UNIT)[:, None, None] + far(head, q_h_stride, UNIT)[None, :, None]
+    q_offset = offset64(x_n, q_n_stride, UNIT)[:, None, None] + offset64(head, q_h_stride, UNIT)[None, :, None]
     q_mask = (x_n < width)[:, None, None] & (head < heads)[None, :, None] & (k < query_depth)[None, None, :]
     g_rows = tl.arange(0, TILE * HEADS)
     g_x = x0 + g_rows // HEADS
     g_head = g_rows % HEADS
-    g_offset = (far(g_x, g_n_stride, UNIT) + far(g_head, g_h_stride, UNIT))[None, :, None]
+    g_offset = (offset64(g_x, g_n_stride, UNIT) + offset64(g_head, g_h_stride, UNIT))[None, :, None]
     g_mask = ((g_x < width) & (g_head < heads))[None, :, None]
-    v_offset = far(y_offset * width + x_m, v_n_stride, UNIT)[None, :, None]
+    v_offset = offset64(y_offset * width + x_m, v_n_stride, UNIT)[None, :, None]
 
     total = tl.zeros((TILE, STEP, K), tl.float32)
     for i in range(groups * blocks):
@@ -97,12 +97,16 @@ def table_parts(
         in_both = in_split[:, None, None] & (first_value + v < value_depth)[None, None, :]
         example = first_example + rows // HEADS
         g_group_ptr = g_ptr + (
-            far(first_example + examples, g_b_stride, UNIT)[:, None, None] + g_offset + (first_value + v)[None, None, :]
+            offset64(first_example + examples, g_b_stride, UNIT)[:, None, None]
+            + g_offset
+            + (first_value + v)[None, None, :]
         )
         v_group_ptr = v_ptr + (
-            far(first_example + examples, v_b_stride, UNIT)[:, None, None] + v_offset + (first_value + v)[None, None, :]
+            offset64(first_example + examples, v_b_stride, UNIT)[:, None, None]
+            + v_offset
+            + (first_value + v)[None, None, :]
         )
-        q_group_ptr = q_ptr + (far(example, q_b_stride, UNIT)[None, :, None] + q_offset + k[None, None, :])
+        q_group_ptr = q_ptr + (offset64(example, q_b_stride, UNIT)[None, :, None] + q_offset + k[None, None, :])
         q_group_mask = q_mask & (example < split_end)[None, :, None]
         for y in range(y_first, y_last + 1):
             start = (y * width).to(tl.int64) * UNIT
@@ -116,7 +120,7 @@ def table_parts(
             )
             q = tl.load(q_group_ptr + start * q_n_stride, mask=q_group_mask, other=0.0)
             products = tl.zeros((EXAMPLES, TILE * HEADS, STEP), tl.float32)
-            products = product(g, tl.permute(values, (0, 2, 1)), products).to(q.dtype)
+            products = batched_dot(g, tl.permute(values, (0, 2, 1)), products).to(q.dtype)
             products = tl.permute(tl.reshape(products, (EXAMPLES, TILE, HEADS, STEP)), (1, 3, 0, 2))
             total = tl.dot(tl.reshape(products, (TILE, STEP, ROWS)), q, total, input_precision="ieee")
 
@@ -127,7 +131,7 @@ def table_parts(
 
 @triton.jit(do_not_specialize=[*SIZES, "row_groups", "chunks", "splits"])
 def sum_table_parts(
-    part_ptr,  # as `table_parts` writes them
+    part_ptr,  # output of `table_parts`
     o_ptr,  # (2 row_reach + 1, 2 column_reach + 1, k), contiguous
     scale_ptr,
     query_depth,
@@ -142,30 +146,30 @@ def sum_table_parts(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     K: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # parts loaded at once, to hide latency
+    PARTS_PER_LOAD: tl.constexpr,  # several, to hide latency
     SCALED: tl.constexpr,
 ):
-    """dR[dy,dx,k] = sum of parts over splits, column tiles and pairs of columns at offset dx."""
+    """Compute dR[dy,dx,k] as the sum of parts over splits, column tiles and pairs of columns at offset dx."""
     columns = 2 * column_reach + 1
     row = tl.program_id(0) // columns
     column_offset = tl.program_id(0) % columns - column_reach
     tiles_x = tl.cdiv(width, TILE)
-    j = tl.arange(0, AT_ONCE * TILE) % TILE
-    ahead = tl.arange(0, AT_ONCE * TILE) // TILE
+    j = tl.arange(0, PARTS_PER_LOAD * TILE) % TILE
+    part_index = tl.arange(0, PARTS_PER_LOAD * TILE) // TILE
     k = tl.arange(0, K)
-    total = tl.zeros((AT_ONCE * TILE, K), tl.float32)
-    for first in range(0, splits * tiles_x, AT_ONCE):
-        i = first + ahead
+    total = tl.zeros((PARTS_PER_LOAD * TILE, K), tl.float32)
+    for first in range(0, splits * tiles_x, PARTS_PER_LOAD):
+        i = first + part_index
         tile = i % tiles_x
         group = i // tiles_x * row_groups + row // step_rows
-        x_first, x_last = window(tile * TILE, TILE, column_reach, width)
+        x_first, x_last = window_bounds(tile * TILE, TILE, column_reach, width)
         column = tile * TILE + j + column_offset - x_first
-        # Queries beyond the map need no mask: their gradient was loaded as zero.
+        # Queries outside the map need no mask, because their gradients were loaded as zero.
         mask = (i < splits * tiles_x) & (column >= 0) & (column <= x_last - x_first)
         column = tl.minimum(tl.maximum(column, 0), x_last - x_first)
         part = (group * chunks + column // step_columns) * tiles_x + tile
-        cell = (part.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns
-        total += tl.load(part_ptr + (cell[:, None] * K + k[None, :]), mask=mask[:, None], other=0.0)
+        entry = (part.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns
+        total += tl.load(part_ptr + (entry[:, None] * K + k[None, :]), mask=mask[:, None], other=0.0)
     result = tl.sum(total, axis=0)
     if SCALED:
         result *= tl.load(scale_ptr)

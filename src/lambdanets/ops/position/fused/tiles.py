@@ -1,11 +1,11 @@
-"""Tile sizes of the fused kernels: compile-time sizes by rules, shapes of tiles by the number of steps.
+"""Chooses tile sizes of the fused kernels: compile-time sizes by rules, tile shapes by the number of steps.
 
 There is no autotuning, so the same problem on the same device is always summed in the same order.
 
-The rules keep the resources of a program within limits for any number of heads: a thread holds at most 64 float32
-accumulators and 64 elements of an intermediate; three stages, which are two buffers, of two programs, or of one with 8
-warps, fit the shared memory of an SM; tensor core products have 16 rows, 8 columns and 16 terms; and Triton divides
-batched products among warps by matrix, so that a batch smaller than the number of warps is computed redundantly.
+The rules keep programs within resource limits for all numbers of heads. A thread has at most 64 float32 accumulators
+and 64 elements of an intermediate result. The buffers of two programs, or of one program with 8 warps, fit into the
+shared memory of an SM; three stages need two buffers. Tensor core products have 16 rows, 8 columns and 16 terms. Triton
+divides batched products among warps by matrix, so a batch smaller than the number of warps is computed redundantly.
 `experiments/kernels.py` compiles and checks all configurations.
 """
 
@@ -13,21 +13,21 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from lambdanets.ops.position.fused.device import shared_memory_of
+from lambdanets.ops.position.fused.device import max_shared_memory
 
-K = 16  # query depth of a kernel; larger depths take several launches
+K = 16  # query depth of a launch; larger depths need several launches
 LAMBDA_ORDER = "forward_lambda_order"
 QUERY_ORDER_KERNELS = ("forward_query_order", "queries_gradient", "values_gradient", "table_parts")
-ENOUGH_PROGRAMS = 264  # to occupy a large device: two on each of 132 SMs
-_LARGE_MEMORY = 160 << 10  # bytes of shared memory, enough for two programs of more than 50 KB
+PROGRAMS_TO_FILL_GPU = 264  # to occupy a large GPU: two programs on each of 132 SMs
+_LARGE_MEMORY = 160 << 10  # bytes of shared memory; GPUs with more use larger tiles
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Compile-time sizes of a kernel.
 
-    positions: of a program's tile. examples: per program. step: positions per step. values: value channels per program.
-    warps, stages: num_warps and num_stages of Triton.
+    positions: positions per tile; each program computes one tile. examples: examples per program.
+    step: positions per step. values: value channels per program. warps, stages: Triton's num_warps and num_stages.
     """
 
     positions: int
@@ -38,12 +38,12 @@ class Tiles:
     stages: int
 
 
-def max_values(itemsize: int) -> int:
-    """Maximum value channels of a launch, limited by the registers of the gradient kernels."""
+def max_value_channels(itemsize: int) -> int:
+    """Return the maximum value channels of a launch, which the registers of the gradient kernels limit."""
     return 64 if itemsize > 2 else 128
 
 
-def tiles_of(
+def choose_tiles(
     kernel: str,
     capability: tuple[int, int],
     itemsize: int,
@@ -52,28 +52,28 @@ def tiles_of(
     positions: int,
     value_depth: int,
 ) -> Tiles:
-    """The sizes for a kernel, with fewer examples for small batches or too few programs."""
-    tiles = whole_tiles(kernel, capability, itemsize, heads, value_depth)
-    examples = min(tiles.examples, power_of_two(batch))
-    minimum = _min_examples(kernel, power_of_two(heads), tiles.values)
+    """Choose the sizes for a kernel, with fewer examples for small batches or if there are few programs."""
+    tiles = large_batch_tiles(kernel, capability, itemsize, heads, value_depth)
+    examples = min(tiles.examples, next_power_of_2(batch))
+    minimum = _min_examples(kernel, next_power_of_2(heads), tiles.values)
     programs = -(-positions // tiles.positions) * -(-batch // tiles.examples) * -(-value_depth // tiles.values)
-    if programs < ENOUGH_PROGRAMS:
+    if programs < PROGRAMS_TO_FILL_GPU:
         examples = min(examples, tiles.examples // 2)
     return replace(tiles, examples=max(examples, minimum))
 
 
-def whole_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
-    """The sizes for a kernel with a large batch and map."""
-    h = power_of_two(heads)
-    v = max(16, power_of_two(min(value_depth, max_values(itemsize))))
+def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
+    """Return the sizes for a kernel with a large batch and a large map."""
+    h = next_power_of_2(heads)
+    v = max(16, next_power_of_2(min(value_depth, max_value_channels(itemsize))))
     if itemsize > 2:
         return _for_float32(kernel, h, v)
-    large = shared_memory_of(capability) > _LARGE_MEMORY
+    large = max_shared_memory(capability) > _LARGE_MEMORY
     if kernel == LAMBDA_ORDER:
         # one 2-d product, (examples v) x m times m x (positions k); 128 rows
         return Tiles(16 if capability[0] == 9 else 8, 128 // v, 32, v, 8, 3)
     if kernel == "forward_query_order":
-        v = min(v, 32 if h == 16 else 64)  # in blocks, because the accumulators must fit the registers
+        v = min(v, 32 if h == 16 else 64)  # split into blocks, because the accumulators must fit the registers
         if h == 1:
             return Tiles(16, 8 if v == 64 else 16, 16, v, 4 if v == 16 else 8, 3)
         positions = 4 if h > 4 else 8
@@ -107,91 +107,90 @@ def whole_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: 
 
 
 def _for_float32(kernel: str, h: int, v: int) -> Tiles:
-    """float32 products do not use tensor cores, whose TF32 would lose precision."""
+    """Return the sizes for float32, which does not use tensor cores because TF32 would lose precision."""
     if kernel == "values_gradient":
-        return Tiles(16, 8 if h == 1 else _divided(16, h), max(4, 16 // h), min(v, 32), 4, 2)
+        return Tiles(16, 8 if h == 1 else max(1, 16 // h), max(4, 16 // h), min(v, 32), 4, 2)
     if kernel == "queries_gradient" and v > 32:
-        examples = _divided(8, h)
-        return Tiles(max(2, _divided(32, examples * h)), examples, 16, v, 8, 2)
+        examples = max(1, 8 // h)
+        return Tiles(max(2, 32 // (examples * h)), examples, 16, v, 8, 2)
     v = v if kernel == "queries_gradient" else min(v, 32)
-    return Tiles(8, _divided(16, h), 16, v, 4, 2)
+    return Tiles(8, max(1, 16 // h), 16, v, 4, 2)
 
 
 def _min_examples(kernel: str, h: int, v: int) -> int:
-    """The minimum number of examples, to fill the rows or terms of a product, or the loads of all threads."""
+    """Return the minimum number of examples that fills the rows or terms of a product, or the loads of all threads."""
     if kernel == LAMBDA_ORDER:
         return -(-64 // v)
     if kernel == "table_parts":
-        return _divided(16, h)
+        return max(1, 16 // h)
     return 1 if kernel == "queries_gradient" else 2
 
 
-def _divided(rows: int, divisor: int) -> int:
-    return max(1, rows // divisor)
-
-
-def power_of_two(minimum: int) -> int:
-    """The smallest power of two >= `minimum`."""
+def next_power_of_2(minimum: int) -> int:
+    """Return the smallest power of two >= `minimum`."""
     return 1 << (minimum - 1).bit_length()
 
 
 @lru_cache(maxsize=1024)
-def tile_and_step(
+def choose_tile_shape(
     grid: tuple[int, int], reach: tuple[int, int], positions: int, step: int
 ) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile of `positions`, and of a step of `step` positions, with the fewest steps in total.
+    """Choose rows and columns of tiles with `positions` positions, and of steps with `step`, for the fewest steps.
 
-    All four are powers of two. Ties go to the widest shape, because long rows load fastest.
+    All four are powers of two. If several shapes have the fewest steps, choose the widest, because long rows load
+    fastest.
     """
     best, fewest = (1, positions, 1, step), None
-    for tile_rows in _powers(positions, grid[0]):
-        for step_rows in _powers(step, grid[0]):
+    for tile_rows in _powers_of_two(positions, grid[0]):
+        for step_rows in _powers_of_two(step, grid[0]):
             tile_columns, step_columns = positions // tile_rows, step // step_rows
-            steps = steps_of_grid(grid, reach, (tile_rows, tile_columns, step_rows, step_columns))
+            steps = count_steps(grid, reach, (tile_rows, tile_columns, step_rows, step_columns))
             if fewest is None or steps < fewest:
                 best, fewest = (tile_rows, tile_columns, step_rows, step_columns), steps
     return best
 
 
 @lru_cache(maxsize=1024)
-def table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
-    """Row offsets and context columns per program of `table_parts` with the fewest steps.
+def choose_table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
+    """Choose row offsets and context columns per program of `table_parts` for the fewest steps.
 
-    Up to 5% more steps are accepted for more rows, because consecutive steps then share more loaded values.
+    Accepts up to 5% more steps for more rows, because consecutive steps then use more of the same values.
     """
     best, fewest = (1, step), None
-    for step_rows in _powers(step, 2 * reach[0] + 1):
-        steps = chunks_of(grid, reach, columns, step // step_rows)
-        pairs = rows_of_offsets(grid[0], reach[0], step_rows)
+    for step_rows in _powers_of_two(step, 2 * reach[0] + 1):
+        steps = count_chunks(grid, reach, columns, step // step_rows)
+        pairs = count_row_pairs(grid[0], reach[0], step_rows)
         if fewest is None or steps * pairs <= 1.05 * fewest:
             best, fewest = (step_rows, step // step_rows), min(steps * pairs, fewest or math.inf)
     return best
 
 
-def chunks_of(grid: tuple[int, int], reach: tuple[int, int], columns: int, step_columns: int) -> int:
-    """Number of chunks of step_columns that cover the columns within reach of a tile of `columns` queries."""
+def count_chunks(grid: tuple[int, int], reach: tuple[int, int], columns: int, step_columns: int) -> int:
+    """Return the number of chunks of step_columns that cover the columns in reach of a tile of `columns` queries."""
     return -(-min(grid[1], columns + 2 * reach[1]) // step_columns)
 
 
-def rows_of_offsets(rows: int, reach: int, step_rows: int) -> int:
-    """Number of query rows with a context row at one of step_rows offsets, summed over all groups of offsets."""
+def count_row_pairs(rows: int, reach: int, step_rows: int) -> int:
+    """Return the number of query rows with a context row at one of step_rows offsets, summed over groups of offsets."""
     firsts = range(-reach, reach + 1, step_rows)
     return sum(min(rows - 1, rows - 1 - first) - max(0, 1 - first - step_rows) + 1 for first in firsts)
 
 
-def steps_of_grid(grid: tuple[int, int], reach: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
-    """Total number of steps over all tiles; shape: rows and columns of a tile and of a step."""
+def count_steps(grid: tuple[int, int], reach: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
+    """Return the total number of steps of all tiles; shape: rows and columns of a tile and of a step."""
     rows, columns, step_rows, step_columns = shape
-    return _steps(grid[0], reach[0], rows, step_rows) * _steps(grid[1], reach[1], columns, step_columns)
+    return _count_axis_steps(grid[0], reach[0], rows, step_rows) * _count_axis_steps(
+        grid[1], reach[1], columns, step_columns
+    )
 
 
-def _powers(maximum: int, side: int) -> list[int]:
-    """Powers of two up to `maximum`, ending with the first that is not below the side."""
+def _powers_of_two(maximum: int, side: int) -> list[int]:
+    """Return the powers of two up to `maximum`, ending with the first that is not below the side."""
     return [1 << i for i in range(maximum.bit_length()) if i == 0 or 1 << (i - 1) < side]
 
 
-def _steps(side: int, reach: int, tile: int, step: int) -> int:
-    """Number of steps along one axis, over all tiles."""
+def _count_axis_steps(side: int, reach: int, tile: int, step: int) -> int:
+    """Return the number of steps of all tiles along one axis."""
     total = 0
     for start in range(0, side, tile):
         first, last = max(start - reach, 0), min(start + tile - 1 + reach, side - 1)

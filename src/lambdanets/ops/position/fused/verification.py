@@ -1,12 +1,12 @@
-"""Verifies the fused kernels on the user's device: "auto" uses only kernels that passed the self-test there.
+"""Verifies the fused kernels on the user's device: "auto" uses only kernels that passed the self-test.
 
-At the first use of a device and dtype `self_test` runs in a subprocess, so that this process survives a crash, a hung
-compiler, or an illegal memory access, which breaks the CUDA context. That costs the import of torch and the
-compilation of a few dozen kernels, once: verdicts are cached in the user's cache folder, by device, compute capability,
-versions of torch, triton and this package, and a hash of the kernels' source. Kernels that could not be tested, for
-example for lack of memory, are not used in this process, and not cached.
+At the first use of a device and dtype, `self_test` runs in a subprocess, so that this process survives a crash, a
+compiler that hangs, or an illegal memory access, which breaks the CUDA context. This takes the time to import torch and
+to compile a few dozen kernels. Verdicts are stored in the user's cache folder by device, compute capability, versions
+of torch, triton and this package, and a hash of the kernels' source. Kernels that could not be tested, for example
+because the GPU is out of memory, are not used in this process; their verdicts are not stored.
 
-An explicit algorithm="fused" needs no self-test.
+algorithm="fused" does not require the self-test.
 """
 
 import contextlib
@@ -47,15 +47,16 @@ _KNOWN: dict[tuple[KernelDevice, torch.dtype], Verdicts] = {}
 _LOCK = threading.RLock()
 
 
-def kernels_of(dtype: torch.dtype) -> tuple[str, ...]:
-    """The kernels for a dtype; the lambda order supports 16-bit dtypes only."""
+def kernels_for_dtype(dtype: torch.dtype) -> tuple[str, ...]:
+    """Return the kernels for a dtype; the lambda order supports only 16-bit dtypes."""
     return tuple(name for name in (*FORWARD, *BACKWARD) if dtype.itemsize == 2 or name != "forward_lambda_order")
 
 
-def verdicts_of(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
-    """The verdicts on all kernels of a dtype; runs the self-test if they are not cached. Other threads wait for it.
+def get_verdicts(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
+    """Return the verdicts on all kernels for a dtype; run the self-test if they are not cached.
 
-    Issues one KernelWarning if kernels fail, with what to report. Raises ValueError for an invalid time limit.
+    Other threads wait for the self-test. If kernels fail, issues one KernelWarning that says what to report. Raises
+    ValueError for an invalid time limit.
     """
     known = _KNOWN.get((device, dtype))
     if known is not None:
@@ -71,9 +72,9 @@ def verdicts_of(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
 
 
 def retest(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
-    """Run the self-test of all kernels of a dtype, ignoring cached verdicts, and cache the new ones. No warnings."""
+    """Run the self-test of all kernels for a dtype again and replace the cached verdicts, without warnings."""
     with _LOCK, _one_process_at_a_time():
-        tested, untested = run_self_test(device, dtype, kernels_of(dtype))
+        tested, untested = run_self_test(device, dtype, kernels_for_dtype(dtype))
         _store(device, dtype, tested)
         _KNOWN[device, dtype] = known = {**tested, **untested}
     return known
@@ -87,27 +88,27 @@ def store(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
 
 
 def clear() -> None:
-    """Clear this process's verdicts, not the cache folder."""
+    """Clear the verdicts in this process, but not in the cache folder."""
     _KNOWN.clear()
 
 
 def verdicts_file() -> Path:
-    """The file of cached verdicts."""
+    """Return the path of the file with cached verdicts."""
     return cache_folder() / "kernels.json"
 
 
 @lru_cache
 def versions() -> str:
-    """The versions of torch, triton and lambdanets and a hash of the kernels' source: cache key with the device."""
+    """Return the versions of torch, triton and lambdanets and a hash of the kernels' source, for the cache key."""
     from lambdanets import __version__
 
     source = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         source.update(path.read_bytes())
-    return f"torch {torch.__version__}, triton {_triton()}, lambdanets {__version__} ({source.hexdigest()[:8]})"
+    return f"torch {torch.__version__}, triton {_triton_version()}, lambdanets {__version__} ({source.hexdigest()[:8]})"
 
 
-def _triton() -> str:
+def _triton_version() -> str:
     for name in ("triton", "pytorch-triton", "triton-windows"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -115,14 +116,14 @@ def _triton() -> str:
 
 
 def describe(device: KernelDevice) -> str:
-    """Device and versions, for warnings and as the cache key."""
+    """Return device and versions, for warnings and as the cache key."""
     return f"{device.name}, compute capability {'.'.join(map(str, device.capability))}, {versions()}"
 
 
 def read_verdicts(device: KernelDevice, dtype: torch.dtype) -> dict[str, Verdict]:
-    """The cached verdicts for a device and dtype; unreadable or malformed ones are ignored."""
-    found = _read_file().get(describe(device))
-    rows = found.get(dtype_name(dtype)) if isinstance(found, dict) else None
+    """Read the cached verdicts for a device and dtype, ignoring malformed ones."""
+    by_dtype = _read_file().get(describe(device))
+    rows = by_dtype.get(dtype_name(dtype)) if isinstance(by_dtype, dict) else None
     verdicts = {}
     for name, row in rows.items() if isinstance(rows, dict) else ():
         with contextlib.suppress(TypeError):
@@ -134,31 +135,31 @@ def read_verdicts(device: KernelDevice, dtype: torch.dtype) -> dict[str, Verdict
 
 def _read_file() -> dict[str, Any]:
     try:
-        found = json.loads(verdicts_file().read_text())
+        content = json.loads(verdicts_file().read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _store(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
-    """Add verdicts to the file; without write permission they are valid in this process only."""
+    """Add verdicts to the file, if it can be written."""
     with contextlib.suppress(OSError):
         verdicts_file().parent.mkdir(parents=True, exist_ok=True)
-        found = _read_file()
-        by_dtype = found.get(describe(device))
+        content = _read_file()
+        by_dtype = content.get(describe(device))
         by_dtype = by_dtype if isinstance(by_dtype, dict) else {}
         rows = {name: asdict(verdict) for name, verdict in {**read_verdicts(device, dtype), **verdicts}.items()}
-        found[describe(device)] = by_dtype | {dtype_name(dtype): rows}
-        atomic_write(verdicts_file(), json.dumps(found, indent=1).encode())
+        content[describe(device)] = by_dtype | {dtype_name(dtype): rows}
+        atomic_write(verdicts_file(), json.dumps(content, indent=1).encode())
 
 
 def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[Verdicts, Verdicts, Verdicts]:
-    """Cached verdicts, new ones, which are cached too, and those on untested kernels."""
-    names = kernels_of(dtype)
+    """Return cached verdicts, new verdicts, which are stored, and verdicts on untested kernels."""
+    names = kernels_for_dtype(dtype)
     cached = read_verdicts(device, dtype)
     if cached.keys() >= set(names):
         return cached, {}, {}
-    with _one_process_at_a_time():  # other processes of the node then read what the first one cached
+    with _one_process_at_a_time():  # other processes of the node then read the verdicts of the first
         cached = read_verdicts(device, dtype)
         tested, untested = run_self_test(device, dtype, [name for name in names if name not in cached])
         _store(device, dtype, tested)
@@ -167,11 +168,11 @@ def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[Verdicts, V
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Lock the file of verdicts, waiting at most for the duration of a test; without a lock if there is no support."""
+    """Lock the file of verdicts if locks are supported; wait at most for the duration of a test."""
     from filelock import FileLock, Timeout
 
     with contextlib.ExitStack() as stack:
-        # filelock raises NotImplementedError where a file system has no locks
+        # filelock raises NotImplementedError on file systems without locks
         with contextlib.suppress(OSError, NotImplementedError, Timeout):
             path = verdicts_file()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,12 +181,12 @@ def _one_process_at_a_time() -> Iterator[None]:
 
 
 def _warn(device: KernelDevice, dtype: torch.dtype, failed: Verdicts, untested: Verdicts) -> None:
-    """One warning about all kernels that cannot be used."""
+    """Issue one warning about all kernels that cannot be used."""
     sentences = []
     if failed:
-        sentences += [f"in the self-test {_listed(failed)}", f"Please report this, with: {describe(device)}"]
+        sentences += [f"in the self-test {_format_verdicts(failed)}", f"Please report this with: {describe(device)}"]
     if untested:
-        sentences.append(f"{_listed(untested)}; the next process tries again")
+        sentences.append(f"{_format_verdicts(untested)}; the next process tests again")
     if sentences:
         warnings.warn(
             f"Slower exact algorithms replace fused kernels for {dtype_name(dtype)}: "
@@ -195,12 +196,12 @@ def _warn(device: KernelDevice, dtype: torch.dtype, failed: Verdicts, untested: 
         )
 
 
-def _listed(verdicts: Verdicts) -> str:
+def _format_verdicts(verdicts: Verdicts) -> str:
     return "; ".join(f"{name} {verdict.reason}" for name, verdict in verdicts.items())
 
 
 def _new_lock_in_child() -> None:
-    """Replace the lock after fork: another thread may have held it, and the child could never acquire it."""
+    """Replace the lock after fork, because another thread may have held it, and the child could never acquire it."""
     global _LOCK
     _LOCK = threading.RLock()
 
