@@ -103,21 +103,21 @@ def test_decoding_can_continue_twice_from_one_state():
 
 
 WRONG = {
-    "not causal": (LambdaLayer1d, {"causal": False}, {}, "layer must be causal to be decoded"),
+    "not causal": (LambdaLayer1d, {"causal": False}, {}, "layer must be causal for step-by-step decoding"),
     "another context": (
         LambdaLayer,
         {"dim_context": 5, "position": False},
         {},
-        "must be its own context.*= 5",
+        "layer must have dim_context equal to dim for decoding, got 5",
     ),
     "embeddings given at the call": (
         LambdaLayer,
         {},
         {},
-        "layer must have an embedding module to be decoded, got embedding=None",
+        "layer must have an embedding module for decoding, got embedding=None",
     ),
     "a grid for a sequence": (LambdaLayer1d, {}, {"grid": (5,)}, "grid must be None for a layer on sequences"),
-    "no grid": (LambdaLayer2d, {}, {}, "grid must be 2 sides for this layer, got None"),
+    "no grid": (LambdaLayer2d, {}, {}, "grid must be a tuple of 2 sides for this layer, got None"),
     "an empty grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be an integer of at least 1, got 0"),
     "no batch": (LambdaLayer1d, {}, {"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
 }
@@ -175,5 +175,5 @@ def test_decode_step_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="x must have the dtype of the layer's parameters"):
         decode_step(layer.eval(), torch.zeros(1, 8), state)
     _, state = decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
-    with pytest.raises(ValueError, match=r"state must have positions left, got a full grid of \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"state must have positions left to decode, got a complete grid of \(1, 1\)"):
         decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)

@@ -52,7 +52,7 @@ def test_layer_runs_and_trains_with_a_resized_table():
     [
         ((7, 4), r"scope must be 1, 2 or 3 integers, odd and positive, got \(7, 4\)"),
         (7, "scope must be .*got 7"),
-        ((7,), r"scope must have as many sides as before, 2, got \(7,\)"),
+        ((7,), r"scope must have 2 side\(s\), like the current scope, got \(7,\)"),
         ((3, 3, 3), r"table must have 3 sides, as scope has"),
     ],
     ids=str,
@@ -117,16 +117,16 @@ def test_gradcheck_with_duplicate_edges():
 
 EDGES, TYPES = torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
 WRONG_EDGES = {
-    "edges of two rows": ((EDGES[:2], TYPES, (1, 2, 2)), r"edges must be \(3, edges\) of int64.*\(2, 2\)"),
-    "edges of floats": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must be.*got torch.float32"),
-    "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one per edge"),
+    "edges of two rows": ((EDGES[:2], TYPES, (1, 2, 2)), r"edges must have shape \(3, edges\) and dtype int64, got \(2, 2\)"),
+    "edges of floats": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must have .* and torch.float32"),
+    "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must have shape \(2,\), one per edge, and dtype int64"),
     "a number for a size": ((EDGES, TYPES, 5), r"size must be \(b, n, m\), got 5"),
     "a negative size": ((EDGES, TYPES, (1, -2, 2)), r"size\[1\] must be an integer of at least 1, got -2"),
     "a list for edges": (([[0], [0], [0]], TYPES, (1, 2, 2)), "edges must be a tensor, got list"),
     "a size of two": ((EDGES, TYPES, (2, 2)), r"size must be \(b, n, m\), got \(2, 2\)"),
-    "an edge outside": ((EDGES + 2, TYPES, (3, 2, 2)), r"edges must lie within size = \(3, 2, 2\)"),
-    "a negative edge": ((EDGES - 1, TYPES, (3, 2, 2)), r"edges must lie within size"),
-    "an unknown type": ((EDGES, TYPES + 3, (1, 2, 2)), "types must be from 0 to 2, got one outside"),
+    "an edge outside": ((EDGES + 2, TYPES, (3, 2, 2)), r"edges must be indices within size = \(3, 2, 2\)"),
+    "a negative edge": ((EDGES - 1, TYPES, (3, 2, 2)), "edges must be indices within size"),
+    "an unknown type": ((EDGES, TYPES + 3, (1, 2, 2)), "types must be from 0 to 2, got a value out of range"),
 }
 
 
@@ -140,10 +140,10 @@ def test_rejects_invalid_edges(arguments, message):
     ("make", "message"),
     [
         (lambda: RelativeEmbedding(5, 4), "scope must be a tuple of 1, 2 or 3 odd sides, got 5"),
-        (lambda: RelativeEmbedding((5, 4), 4), r"scope must be odd and positive in every side, got \(5, 4\)"),
+        (lambda: RelativeEmbedding((5, 4), 4), r"scope must have only odd and positive sides, got \(5, 4\)"),
         (lambda: RelativeEmbedding((5,), 0), "query_depth must be an integer of at least 1, got 0"),
         (lambda: RelativeEmbedding((5,), 4, heads=0), "heads must be an integer of at least 1, got 0"),
-        (lambda: RelativeEmbedding((True,), 4), r"scope must be odd and positive in every side, got \(True,\)"),
+        (lambda: RelativeEmbedding((True,), 4), r"scope must have only odd and positive sides, got \(True,\)"),
         (lambda: RelativeEmbedding((3,), 4).of_pairs((5, 5)), r"grid must be a tuple of 1 sides, got \(5, 5\)"),
         (
             lambda: RelativeEmbedding((3,), 4).of_pairs((5,), dilation=0),
@@ -169,5 +169,5 @@ def test_edge_embedding_runs_on_the_meta_device():
 def test_resize_rejects_parametrized_tables():
     embedding = RelativeEmbedding((5,), 4)
     torch.nn.utils.parametrize.register_parametrization(embedding, "table", torch.nn.Identity())
-    with pytest.raises(ValueError, match="table must not be parametrized when it is resized"):
+    with pytest.raises(ValueError, match="table must not be parametrized when resized"):
         embedding.resize((7,))

@@ -317,16 +317,16 @@ def test_runs_on_the_meta_device(dimensions, option):
 
 WRONG = {
     "dim_out not divisible by heads": ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
-    "an even scope": ({"scope": 4}, "scope must be odd and positive.*got 4"),
+    "an even scope": ({"scope": 4}, "scope must be an odd positive integer.*got 4"),
     "global without a grid": ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
     "a grid with a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
     "nothing to compute": ({"content": False, "position": False}, "content and position must not both be False"),
     "no heads": ({"heads": 0}, "heads must be an integer of at least 1, got 0"),
     "no stride": ({"stride": 0}, "stride must be an integer of at least 1, got 0"),
     "a pair for a stride": ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
-    "a string for a scope": ({"scope": "5"}, "scope must be odd and positive.*got '5'"),
-    "a float for a scope": ({"scope": 5.0}, "scope must be odd and positive.*got 5.0"),
-    "one side for a grid": ({"scope": None, "grid": 7}, "grid must be 2 positive sides.*got 7"),
+    "a string for a scope": ({"scope": "5"}, "scope must be an odd positive integer.*got '5'"),
+    "a float for a scope": ({"scope": 5.0}, "scope must be an odd positive integer.*got 5.0"),
+    "one side for a grid": ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of positive integers, got 7"),
     "a string for a flag": ({"content": "False"}, "content must be True or False, got 'False'"),
     "a number for causal": ({"causal": 1}, "causal must be True or False, got 1"),
     "a normalization of keys": ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
@@ -336,23 +336,23 @@ WRONG = {
         {"embedding": RelativeEmbedding((5, 5), 16), "position": False}, "embedding must be None when position is False"
     ),
     "an embedding with a grid": (
-        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None if embedding is given, got"
+        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None if an embedding is passed, got"
     ),
     "an embedding of another depth": (
-        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.*= \(16, 1, None\), got \(8, 1, None\)"
+        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.* \(16, 1, None\), got \(8, 1, None\)"
     ),
     "an embedding of other dimensions": (
-        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must be relative in 2 dimension\(s\), got 1"
+        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have 2 dimension\(s\), got 1"
     ),
     "multi-head embeddings in a layer with shared lambdas": (
-        {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.*= \(16, 1, None\), got \(16, 1, 4\)"
+        {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.* \(16, 1, None\), got \(16, 1, 4\)"
     ),
-    "edges for embeddings": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not need edges"),
-    "a stride that looks ahead": ({"stride": 2, "causal": True}, "stride must be 1 when causal is True.*got 2"),
-    "True for a scope": ({"scope": True}, "scope must be odd and positive.*got True"),
+    "edges for embeddings": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not be an EdgeEmbedding"),
+    "a stride that looks ahead": ({"stride": 2, "causal": True}, "stride must be 1 if causal is True.*got 2"),
+    "True for a scope": ({"scope": True}, "scope must be an odd positive integer.*got True"),
     "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of"),
     "dense embeddings dilated": (
-        {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless embedding is relative, got 2"
+        {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless embedding is a .*, got 2"
     ),
     "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of"),
 }  # fmt: skip
@@ -384,7 +384,7 @@ def test_rejects_invalid_inputs(x, message):
 
 @pytest.mark.parametrize("mask", [torch.ones(1, 5, 5), torch.ones(1, 5, 4, dtype=torch.bool)], ids=["dtype", "shape"])
 def test_rejects_masks_of_wrong_dtype_or_shape(mask):
-    with pytest.raises(ValueError, match=r"mask must be bool, \(1, 5, 5\), True for valid positions; got"):
+    with pytest.raises(ValueError, match=r"mask must have shape \(1, 5, 5\) and dtype bool"):
         make_layer(torch.float32)(torch.zeros(1, 8, 5, 5), mask)
 
 

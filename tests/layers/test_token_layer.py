@@ -211,8 +211,8 @@ class ReturnsNone(torch.nn.Module):
 
 
 WRONG = {
-    "a layer without embeddings": ({"position": True}, {}, "embeddings must be given.*unless position is False"),
-    "embeddings without position": ({}, {"embeddings": tokens(N, N, 4)}, "embeddings must be None in a layer with"),
+    "a layer without embeddings": ({"position": True}, {}, "embeddings must be a tensor, or embedding a module.*position=False"),
+    "embeddings without position": ({}, {"embeddings": tokens(N, N, 4)}, "embeddings must be None for a layer with"),
     "an embedding that returns nothing": (
         {"position": True, "embedding": ReturnsNone()}, {}, "embedding must return a tensor, got NoneType"
     ),
@@ -221,12 +221,12 @@ WRONG = {
     "a mask on another device": (
         {}, {"mask": torch.ones(B, 1, N, dtype=torch.bool, device="meta")}, "mask must be on the device of x, cpu"
     ),
-    "no context": ({"dim_context": CONTEXT}, {}, "context must be given to a layer with dim_context = 5, got None"),
+    "no context": ({"dim_context": CONTEXT}, {}, "context must be a tensor if dim_context = 5 differs from dim, got None"),
     "a context of other channels": (
         {"dim_context": CONTEXT}, {"context": tokens(B, M, DIM)}, r"context must be \(b, positions, channels = 5\)"
     ),
     "a context of another batch": (
-        {"dim_context": CONTEXT}, {"context": tokens(3, M, CONTEXT)}, "context must have the batch of x, 2"
+        {"dim_context": CONTEXT}, {"context": tokens(3, M, CONTEXT)}, "context must have batch size 2, like x"
     ),
     "a context of another dtype": (
         {"dim_context": CONTEXT}, {"context": tokens(B, M, CONTEXT).float()}, "context must have the dtype"
@@ -259,7 +259,7 @@ def test_rejects_invalid_forward_arguments(option, call, message):
         ({"embedding": relative(5)}, "embedding must be None when position is False"),
         (
             {"position": True, "embedding": RelativeEmbedding((5, 5), 4)},
-            r"embedding must be relative in 1 dimension\(s\), got 2",
+            r"embedding must have 1 dimension\(s\), got 2",
         ),
     ],
     ids=["dim_context", "text", "no position", "2d"],

@@ -66,7 +66,7 @@ def test_flops_count_separate_applications_unless_applied_together():
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 1, bias=False), layer)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(torch.empty(1, 3, 16, 16))
-    assert count_flops(model, 16, applied_together=True) == counter.get_total_flops()
+    assert count_flops(model, 16, single_application=True) == counter.get_total_flops()
     applied = 2 * 256 * 2 * 8 * 32
     assert count_flops(model, 16) == counter.get_total_flops() + applied
 

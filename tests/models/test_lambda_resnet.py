@@ -4,7 +4,7 @@ import torch
 
 from lambdanets import LambdaLayer2d, create_model, list_models
 from lambdanets.models import plain_resnetrs
-from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
+from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
 
 
 def parameters_of(name, **overrides):
@@ -54,9 +54,9 @@ def test_pattern_cccc_has_as_many_parameters_as_resnet50():
     assert parameters_of("resnet50_lambda", pattern="CCCC") == parameters_of("resnet50") == 25_557_032
 
 
-@pytest.mark.parametrize("depth", LAMBDA_RESNETS)
+@pytest.mark.parametrize("depth", LAMBDA_RESNET_BLOCKS)
 def test_lambda_layers_and_squeeze_excitation_are_where_table_19_says(depth):
-    layers, c4_blocks = LAMBDA_RESNETS[depth]
+    layers, c4_blocks = LAMBDA_RESNET_BLOCKS[depth]
     with torch.device("meta"):
         model = create_model(f"lambda_resnet{depth}")
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
@@ -154,7 +154,7 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
 
 def test_every_model_is_listed_and_known_to_timm():
     names = list_models()
-    assert len(names) == 2 * len(LAMBDA_RESNETS) + 5 + len(plain_resnetrs.DEPTHS)
+    assert len(names) == 2 * len(LAMBDA_RESNET_BLOCKS) + 5 + len(plain_resnetrs.DEPTHS)
     assert set(names) <= set(timm.list_models())
 
 

@@ -4,7 +4,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.models.padding_check import as_trained
+from lambdanets.models.padding_check import simulate_trained_weights
 
 SMALL = {
     "pyramid_channels": 16,
@@ -48,7 +48,7 @@ TARGETS = [
 def trained():
     """A small float64 model with detections: batch norm statistics of random images, and random objectness."""
     model = small(box_score_thresh=0.0, box_detections_per_img=20).double()
-    as_trained(model.backbone)
+    simulate_trained_weights(model.backbone)
     torch.manual_seed(2)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
     nn.init.normal_(model.roi_heads.box_predictor.cls_score.weight, std=0.5)
@@ -63,7 +63,7 @@ def test_rejects_boxes_without_area_in_training(box):
 
 
 def test_rejects_fixed_size_networks_without_hide_padding():
-    with pytest.raises(InputError, match=r"vit_tiny_patch16_224 cannot take images of 64 x 192, as batches may have"):
+    with pytest.raises(InputError, match=r"vit_tiny_patch16_224 does not accept images of 64 x 192, a possible size of a batch"):
         small("vit_tiny_patch16_224", levels=(0,), hide_padding=False)
 
 
@@ -219,7 +219,7 @@ def test_padding_can_be_hidden_in_networks_of_timm(backbone):
 
 
 def test_rejects_training_without_targets():
-    with pytest.raises(InputError, match="targets must be given in training"):
+    with pytest.raises(InputError, match="targets must be a list of dictionaries in training, got None"):
         small().train()(images())
 
 

@@ -102,7 +102,7 @@ def test_mixer_lambda_accepts_lambda_resnet_arguments():
         ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
         ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
         ({"mixer": "convolution", "scope": 3}, "mixer convolution has no option scope; its options are: none"),
-        ({"mixer": "local_attention", "mixer_options": 3}, "mixer_options must be a dict of options, got 3"),
+        ({"mixer": "local_attention", "mixer_options": 3}, "mixer_options must be a dict, got 3"),
         ({"mixer": "local_attention", "mixer_options": {"scope": 3}, "scope": 3}, "mixer_options must not repeat"),
         ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
         ({"mixer": "global_attention", "heads": 7}, "heads must divide dim_out = 64, got 7"),

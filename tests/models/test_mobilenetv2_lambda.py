@@ -67,7 +67,7 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
 
 @pytest.mark.parametrize(
     ("blocks", "message"),
-    [((18,), "numbers from 1 to 17, got"), ((0,), "numbers from 1 to 17"), ((4,), "unlike block 4")],
+    [((18,), "numbers from 1 to 17, got"), ((0,), "numbers from 1 to 17"), ((4,), r"got block 4 in \(4,\)")],
 )
 def test_rejects_blocks_that_cannot_be_lambda_blocks(blocks, message):
     with pytest.raises(ValueError, match=message):

@@ -6,7 +6,7 @@ from torch import nn
 from lambdanets import LambdaLayer2d, create_model
 from lambdanets.errors import InputError
 from lambdanets.models.padding import Padding
-from lambdanets.models.padding_check import as_trained
+from lambdanets.models.padding_check import simulate_trained_weights
 
 # squeeze-and-excitation, pooled shortcuts, strided lambda layers, max pooling, depthwise convolutions
 NETWORKS = {
@@ -22,7 +22,7 @@ SIZES = [(37, 70), (64, 33), (50, 5)]
 @pytest.fixture(scope="module", params=NETWORKS)
 def network(request):
     torch.manual_seed(0)
-    network = as_trained(create_model(request.param, features_only=True, **NETWORKS[request.param]))
+    network = simulate_trained_weights(create_model(request.param, features_only=True, **NETWORKS[request.param]))
     return network, attach_padding(network)
 
 
@@ -103,7 +103,7 @@ def test_training_step_is_independent_of_the_amount_of_padding(name):
     states = []
     for side in (96, 128):
         torch.manual_seed(0)
-        network = as_trained(create_model(name, features_only=True)).train()
+        network = simulate_trained_weights(create_model(name, features_only=True)).train()
         padding = attach_padding(network)
         padding.set_sizes(SIZES, (side, side))
         maps = network(padded(images(), (side, side)))[-1]
@@ -127,7 +127,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_mask():
     gradients = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        network = as_trained(create_model("lambda_resnet50", scope=5, features_only=True))
+        network = simulate_trained_weights(create_model("lambda_resnet50", scope=5, features_only=True))
         network.set_grad_checkpointing(checkpointing)
         padding = attach_padding(network)
         padding.set_sizes(SIZES, (96, 96))
@@ -173,7 +173,7 @@ def test_images_without_padding_are_unchanged():
 def test_rejects_a_batch_that_differs_from_the_sizes():
     padding = Padding()
     padding.set_sizes([(4, 4), (8, 8)], (8, 8))
-    with pytest.raises(InputError, match="maps must be of 2 images, as given to set_sizes, got 3"):
+    with pytest.raises(InputError, match="maps must have as many images as set_sizes, 2, got 3"):
         padding.mask(torch.zeros(3, 1, 8, 8))
 
 

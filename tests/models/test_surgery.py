@@ -52,7 +52,7 @@ def test_rejects_names_that_are_not_convolutions():
 
 
 def test_rejects_an_empty_selection():
-    with pytest.raises(ValueError, match="where must select some of the 1 convolutions of Sequential"):
+    with pytest.raises(ValueError, match="where must select at least one of 1 convolutions of Sequential, got none"):
         replace_convolutions(nn.Sequential(nn.Conv2d(8, 8, 3)), lambda_layer, lambda name, conv: False)
 
 
@@ -158,7 +158,7 @@ def strideless(convolution):
 MISTAKES = {
     "output channels": (
         lambda conv: LambdaLayer2d(conv.in_channels, stride=conv.stride[0], device="meta"),
-        "512 out, stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 256 out, stride 2; pass on conv",
+        "512 out, stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 256 out, stride 2; pass conv",
     ),
     "input channels": (
         lambda conv: LambdaLayer2d(conv.out_channels, stride=conv.stride[0], device="meta"),
@@ -234,8 +234,8 @@ def test_where_accepts_shell_style_patterns():
         (["layer4.0.conv9"], "got 'layer4.0.conv9'; the nearest are layer4.0.conv"),
         ("layer9.*.conv2", "got 'layer9.*.conv2'; the nearest are layer"),
         ([3], "where must contain names, got 3"),
-        (3, "where must be a function of .*, or names; got 3"),
-        (nn.ReLU(), "or names; got a ReLU"),
+        (3, "where must be a function of .* or names, got 3"),
+        (nn.ReLU(), "or names, got a ReLU"),
     ],
     ids=str,
 )

@@ -56,7 +56,7 @@ def test_rejects_truncated_checkpoint(model, tmp_path):
 @pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"state_dict": 5}])
 def test_rejects_checkpoints_without_tensors(content, tmp_path):
     torch.save(content, tmp_path / "plain.ckpt")
-    with pytest.raises(ValueError, match="holds no named tensors"):
+    with pytest.raises(ValueError, match="contains no named tensors"):
         read_weights(tmp_path / "plain.ckpt")
 
 
@@ -73,7 +73,7 @@ def test_rejects_non_finite_weights(value, found, model, tmp_path):
         weights[name][0] = value
     save_file(weights, tmp_path / "bad.safetensors")
     with pytest.raises(
-        ValueError, match=rf"bad\.safetensors must hold finite weights, got {found} in layer1\.0\.bn1\.run"
+        ValueError, match=rf"bad\.safetensors must contain only finite weights, got {found} in layer1\.0\.bn1\.run"
     ):
         load_weights(model, tmp_path / "bad.safetensors")
     assert torch.equal(model.state_dict()["conv1.weight"], before)

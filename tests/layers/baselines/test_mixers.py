@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from lambdanets import LambdaLayer2d
-from lambdanets.layers.baselines import MIXERS, options_of
-from layers.baselines.plain_mixers import PLAIN
+from lambdanets.layers.baselines import MIXERS, option_names
+from layers.baselines.reference_mixers import REFERENCES
 
-HEADS = {name for name in MIXERS if "heads" in options_of(name)}
-SCOPE = {name for name in MIXERS if "scope" in options_of(name)}
+HEADS = {name for name in MIXERS if "heads" in option_names(name)}
+SCOPE = {name for name in MIXERS if "scope" in option_names(name)}
 
 
 def build(name, dim=16, dim_out=None, **options):
@@ -31,27 +31,27 @@ def maps(*shape, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("sides", [(5, 3), (1, 4), (9, 10)], ids=str)
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_equals_its_plain_equation(name, sides):
     layer = build(name, **({"scope": 3} if name in SCOPE else {})).eval()
     x = maps(1, 16, *sides)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x), PLAIN[name](layer, x), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(layer(x), REFERENCES[name](layer, x), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if name != "channel_attention"])
+@pytest.mark.parametrize("name", [name for name in REFERENCES if name != "channel_attention"])
 def test_equals_its_plain_equation_with_dim_out_and_batch(name):
     layer = build(name, 8, 24).eval()  # scopes of 7 are larger than the map
     x = maps(2, 8, 4, 3)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x), PLAIN[name](layer, x), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(layer(x), REFERENCES[name](layer, x), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_gradcheck(name):
     options = {"scope": 3} if name in SCOPE else {}
-    options |= {"share": 2} if "share" in options_of(name) else {}
-    options |= {"max_distance": 1} if "max_distance" in options_of(name) else {}
+    options |= {"share": 2} if "share" in option_names(name) else {}
+    options |= {"max_distance": 1} if "max_distance" in option_names(name) else {}
     layer = build(name, 4, 4 if name != "augmented_attention" else 6, stride=2, **options)
     x = maps(2, 4, 3, 2).requires_grad_()
     names, parameters = zip(*layer.named_parameters(), strict=True)
@@ -63,7 +63,7 @@ def test_gradcheck(name):
 
 
 def test_every_mixer_has_a_reference_in_plain_loops():
-    assert PLAIN.keys() == MIXERS.keys() - {"convolution", "lambda"}  # PyTorch's, and tests/layers/test_lambda_layer.py
+    assert REFERENCES.keys() == MIXERS.keys() - {"convolution", "lambda"}  # PyTorch's, and tests/layers/test_lambda_layer.py
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
@@ -91,7 +91,7 @@ def test_output_sides_are_input_sides_divided_by_the_stride(name, stride):
         assert layer(maps(2, 16, height, width)).shape == (2, 24, -(-height // stride), -(-width // stride))
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if name != "channel_attention"])
+@pytest.mark.parametrize("name", [name for name in REFERENCES if name != "channel_attention"])
 def test_stride_2_averages_3x3_windows_without_padding(name):
     options = {"scope": 3} if name in SCOPE else {}
     strided, unstrided = build(name, stride=2, **options).eval(), build(name, **options).eval()
@@ -141,13 +141,13 @@ def test_rejects_inputs_with_other_channels(name):
         ("global_attention", {"heads": 5}, "heads must divide dim_out = 16, got 5"),
         ("axial_attention", {"heads": 0}, "heads must be an integer of at least 1, got 0"),
         ("axial_attention", {"max_distance": 0}, "max_distance must be an integer of at least 1, got 0"),
-        ("local_attention", {"heads": 16}, "heads must give an even number of channels each"),
+        ("local_attention", {"heads": 16}, "heads must have an even number of channels"),
         ("local_attention", {"scope": 4}, "scope must be odd, got 4"),
         ("local_relation", {"share": 3}, "share must divide dim_out = 16, got 3"),
         ("pairwise_attention", {"scope": 2}, "scope must be odd, got 2"),
         ("patchwise_attention", {"share": 32}, "share must divide dim_out"),
         ("augmented_attention", {"key_ratio": 0}, "key_ratio must be above 0 and at most 1, got 0"),
-        ("augmented_attention", {"value_ratio": 1}, "value_ratio must leave channels to the convolution"),
+        ("augmented_attention", {"value_ratio": 1}, "value_ratio must leave channels for the convolution"),
         ("double_attention", {"depth": 0}, "depth must be an integer of at least 1, got 0"),
         ("channel_attention", {"squeeze_ratio": 0}, "squeeze_ratio must be an integer of at least 1, got 0"),
         ("performer_relu", {"random_features": 0}, "random_features must be an integer of at least 1, got 0"),
@@ -161,7 +161,7 @@ def test_rejects_invalid_options(name, options, message):
 
 def test_mixers_include_the_lambda_layer():
     assert MIXERS["lambda"] is LambdaLayer2d
-    assert {"scope", "query_depth", "intra_depth"} <= set(options_of("lambda"))
+    assert {"scope", "query_depth", "intra_depth"} <= set(option_names("lambda"))
 
 
 @pytest.mark.parametrize("name", ["global_attention", "axial_attention", "local_attention", "augmented_attention"])

@@ -75,12 +75,12 @@ def axial_attention(layer, x):
 @per_example
 def augmented_attention(layer, x):
     projected = rows(layer.projection, x)
-    q, k = projected[..., : layer.keys], projected[..., layer.keys : 2 * layer.keys]
+    q, k = projected[..., : layer.key_channels], projected[..., layer.key_channels : 2 * layer.key_channels]
     attended = relative_heads(
-        x, q, k, projected[..., 2 * layer.keys :], layer.heads, layer.rows.table, layer.columns.table
+        x, q, k, projected[..., 2 * layer.key_channels :], layer.heads, layer.rows.table, layer.columns.table
     )
     projected = torch.einsum("od,dyx->oyx", layer.output_projection.weight[:, :, 0, 0], attended)
-    convolved = torch.zeros_like(x[:1]).expand(layer.dim_out - layer.values, -1, -1).clone()
+    convolved = torch.zeros_like(x[:1]).expand(layer.dim_out - layer.value_channels, -1, -1).clone()
     for y, z in positions(x):
         for i in range(3):
             for j in range(3):
@@ -244,7 +244,7 @@ def channel_attention(layer, x):
     return z * gate[:, None, None]
 
 
-PLAIN = {
+REFERENCES = {
     "channel_attention": channel_attention,
     "double_attention": double_attention,
     "efficient_attention": efficient_attention,
