@@ -331,7 +331,9 @@ INVALID_ARGUMENTS = {
     "integer for grid": ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of .*, got 7"),
     "string for flag": ({"content": "False"}, "content must be True or False, got 'False'"),
     "integer for causal": ({"causal": 1}, "causal must be True or False, got 1"),
-    "unknown normalization of keys": ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
+    "unknown normalization of keys": (
+        {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"
+    ),
     "unknown normalization of queries": ({"normalize_queries": "l2"}, "normalize_queries must be 'softmax' or None"),
     "tensor for embedding": ({"embedding": torch.zeros(5, 5, 16)}, "embedding must be a module, got Tensor"),
     "embedding with position=False": (
