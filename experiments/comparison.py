@@ -91,8 +91,8 @@ CLOSING = """\
 | `local_relation` | Hu et al. 2019, LR-Net | sums of shifted maps, 7x7 |
 | `pairwise_attention` | Zhao et al. 2020, SAN | sums of shifted maps, 7x7 |
 | `patchwise_attention` | Zhao et al. 2020, SAN | sums of shifted maps, 7x7 |
-| `performer_relu` | Choromanski et al. 2020 | linear attention with orthogonal random features and ReLU |
-| `performer_softmax` | Choromanski et al. 2020 | linear attention with orthogonal random features that approximate softmax |
+| `performer_relu` | Choromanski et al. 2020 | linear attention with random features and ReLU |
+| `performer_softmax` | Choromanski et al. 2020 | linear attention with random features that approximate softmax |
 | `lambda` | Bello 2021 | `LambdaLayer2d` |
 
 The docstrings in `lambdanets.layers.baselines` have the equation of each mixer, its cost, and the parts of the original

@@ -176,7 +176,7 @@ def test_images_without_padding_are_unchanged():
 def test_rejects_a_batch_that_differs_from_the_sizes():
     padding = Padding()
     padding.set_sizes([(4, 4), (8, 8)], (8, 8))
-    with pytest.raises(InputError, match="maps must have as many random_images as set_sizes, 2, got 3"):
+    with pytest.raises(InputError, match="maps must have as many images as set_sizes, 2, got 3"):
         padding.mask(torch.zeros(3, 1, 8, 8))
 
 
