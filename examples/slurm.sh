@@ -3,9 +3,9 @@
 #
 #   sbatch examples/slurm.sh imagenet_350_152_256 SHARDS /shared/runs/mine
 #
-# The same command starts a run, resumes it, and does nothing if it has finished. SLURM sends SIGTERM before the time
-# limit; the run then writes a checkpoint and exits, and the job is requeued, as it is after a node failure. A job that
-# wrote no checkpoint is not requeued.
+# The same command starts a run, resumes it, or exits at once if it has finished. SLURM sends SIGTERM two minutes before
+# the time limit. The run then writes a checkpoint and exits, and the job is requeued. It is also requeued after a node
+# failure. A job that wrote no checkpoint is not requeued.
 #SBATCH --job-name=lambdanets
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1
@@ -20,7 +20,7 @@ set -euo pipefail
 recipe=$1 data=$2 run=$3
 shift 3
 
-# The rendezvous node, and one thread per process, to leave cores for the data loading workers.
+# rendezvous on the first node; one OpenMP thread per process leaves cores for the data loading workers
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export OMP_NUM_THREADS=1
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK

@@ -16,6 +16,6 @@ def test_python_of_the_tools_page_runs(capsys):
     for block in blocks:
         exec(block, names)
     assert len(names["pyramid"]) == 5
-    assert names["layer"]["layer4.0.conv2"].shape == (2, 128, 4, 4)
+    assert names["layer_output"]["layer4.0.conv2"].shape == (2, 128, 4, 4)
     assert (names["traced"](names["x"]) - names["exported"].module()(names["x"])).abs().max() < 1e-4
     assert capsys.readouterr().out == "['layer4.0.conv2', 'layer4.1.conv2', 'layer4.2.conv2']\n"

@@ -1,4 +1,4 @@
-"""The examples run end to end, and reach the results that they describe."""
+"""The examples run end to end and learn their tasks."""
 
 import math
 
@@ -15,7 +15,7 @@ def load(name):
 
 
 @pytest.mark.slow
-def test_character_model_learns_better_with_positions(monkeypatch, capsys):
+def test_character_model_is_better_with_the_position_term(monkeypatch, capsys):
     module = load("character_model")
     text, held_out = module.read_text()
     monkeypatch.setattr(module, "read_text", lambda: (text, held_out[:3000]))
@@ -24,15 +24,15 @@ def test_character_model_learns_better_with_positions(monkeypatch, capsys):
     def has_converged(bits):
         content, position = bits["content only"], bits["content and position"]
         assert all(math.isfinite(b) for b in content + position)
-        learnt = content[-1] < content[0] and position[-1] < position[0]
-        return learnt and position[-1] < content[-1] - 0.05  # 1.2 with the default number of steps
+        both_improved = content[-1] < content[0] and position[-1] < position[0]
+        return both_improved and position[-1] < content[-1] - 0.05  # 1.2 with the default number of steps
 
     train_until(has_converged, lambda times: module.main(steps=60 * times, seed=SEED, **sizes))
-    assert "step by step and all at once, logits differ by at most" in capsys.readouterr().out
+    assert "logits of decoding and of a full forward pass differ by at most" in capsys.readouterr().out
 
 
 def make_character_model():
-    """An untrained model with nonzero residual branches, which are zero-initialized."""
+    """Return a model with random residual branches, which are zero-initialized by default."""
     torch.manual_seed(0)
     model = load("character_model").CharacterModel(20, width=32, depth=2, scope=7, position=True)
     for block in model.blocks:
@@ -53,24 +53,24 @@ def test_character_model_decoding_equals_a_full_forward_pass():
 def test_character_model_is_causal_in_training():
     model = make_character_model().train()
     text = torch.randint(20, (3, 50))
-    before = model(text)
+    original = model(text)
     text[:, 30:] = (text[:, 30:] + 1) % 20
-    after = model(text)
-    torch.testing.assert_close(after[:, :30], before[:, :30], rtol=1e-5, atol=1e-5)
-    assert (after[:, 30:] - before[:, 30:]).abs().max() > 0.1
+    changed = model(text)
+    torch.testing.assert_close(changed[:, :30], original[:, :30], rtol=1e-5, atol=1e-5)
+    assert (changed[:, 30:] - original[:, 30:]).abs().max() > 0.1
 
 
-def test_held_out_text_is_a_tenth_and_not_in_training():
+def test_held_out_text_is_a_tenth_and_rarely_in_the_training_text():
     module = load("character_model")
     train, held_out = module.read_text()
     assert 0.09 < len(held_out) / (len(train) + len(held_out)) < 0.11
     passages = [held_out[start : start + 100] for start in range(0, len(held_out) - 100, 50)]
-    # files share some text, such as argument checks and table rows
+    # files repeat some text, such as argument checks and table rows
     assert sum(passage in train for passage in passages) < 0.02 * len(passages)
 
 
 @pytest.mark.slow
-def test_graph_example_learns_labels_from_edges_not_content():
+def test_graph_model_learns_labels_only_with_edges():
     module = load("graph")
 
     def has_converged(results):
@@ -82,13 +82,13 @@ def test_graph_example_learns_labels_from_edges_not_content():
     train_until(has_converged, lambda times: module.main(steps=100 * times, seed=SEED, max_nodes=16))
 
 
-def test_labels_of_graphs_follow_the_rule():
+def test_graph_labels_compare_red_friends_and_red_foes():
     module = load("graph")
     graphs = module.make_graphs(20, 10, torch.Generator().manual_seed(0))
     assert set(graphs["labels"][graphs["valid"]].tolist()) == {0, 1, 2}
     for example, node in graphs["valid"].nonzero().tolist():
         friends, foes = (
-            sum(graphs["colors"][example, other].item() == module.RED for other in neighbors.nonzero())
+            sum(graphs["colors"][example, neighbor].item() == module.RED for neighbor in neighbors.nonzero())
             for neighbors in graphs["adjacent"][example, :, node]
         )
         assert graphs["labels"][example, node] == (friends > foes) + (friends >= foes)
@@ -98,7 +98,7 @@ def test_graph_model_is_independent_of_padding():
     module = load("graph")
     torch.manual_seed(0)
     model = module.GraphModel(16, 2, position=True)
-    for project in model.projects:  # zero-initialized
+    for project in model.projects:  # zero-initialized by default
         torch.nn.init.normal_(project[-1].weight)
     graphs = module.make_graphs(5, 12, torch.Generator().manual_seed(0))
     valid = graphs["valid"]
@@ -114,23 +114,25 @@ def test_graph_model_is_independent_of_padding():
 @pytest.mark.slow
 def test_video_model_learns_the_direction_of_motion(monkeypatch):
     module = load("video")
-    small, other = (6, 8, 8), (6, 12, 10)
-    monkeypatch.setattr(module, "TRAINED", small)
-    monkeypatch.setattr(module, "OTHERS", [other])
+    training_size, other_size = (6, 8, 8), (6, 12, 10)
+    monkeypatch.setattr(module, "TRAINING_SIZE", training_size)
+    monkeypatch.setattr(module, "OTHER_SIZES", [other_size])
 
     def has_converged(results):
         losses = results["losses"]
         assert all(math.isfinite(loss) for loss in losses)
-        found = [results[size] for size in (small, other)]  # chance is 0.125; with the default steps 0.99, 0 and 0.99
+        # chance is 0.125; the default number of steps reaches 0.99, 0.99 and 0
+        accuracies_by_size = [results[size] for size in (training_size, other_size)]
         return sum(losses[-5:]) < 0.9 * sum(losses[:5]) and all(
-            min(each["forwards"], each["backwards, the opposite"]) > 0.3 and each["backwards"] < 0.1 for each in found
+            min(accuracies["forwards"], accuracies["backwards, opposite direction"]) > 0.3
+            and accuracies["backwards"] < 0.1
+            for accuracies in accuracies_by_size
         )
 
     train_until(has_converged, lambda times: module.main(steps=80 * times, seed=SEED, width=16, held_out_clips=200))
 
 
-def test_single_frames_are_independent_of_the_direction():
-    """The frames of clips of every direction have the same mean, in every pixel."""
+def test_mean_frame_is_independent_of_the_direction():
     module = load("video")
     clips, labels = module.make_clips(4000, (5, 8, 8), torch.Generator().manual_seed(0))
     for frame in (0, 4):

@@ -1,4 +1,4 @@
-"""Invalid constructor arguments of layers."""
+"""Unknown, missing and superfluous constructor arguments of layers."""
 
 import copy
 import inspect
@@ -17,32 +17,40 @@ class Subclass(LambdaLayer2d):
         super().__init__(width, **options)
 
 
-CALLS = {
-    "heads": (
+UNKNOWN_ARGUMENTS = {
+    "PyTorch's num_heads": (
         LambdaLayer2d,
         {"num_heads": 8},
-        r"LambdaLayer2d\(\) got an unexpected argument num_heads; did you mean h",
+        r"LambdaLayer2d\(\) got an unexpected argument num_heads; did you mean heads\?",
     ),
-    "lucidrains' k": (LambdaLayer2d, {"dim_k": 16}, "argument dim_k; did you mean query_depth\\?"),
-    "lucidrains' u": (LambdaLayer2d, {"dim_u": 4}, "argument dim_u; did you mean intra_depth\\?"),
+    "lucidrains' dim_k": (LambdaLayer2d, {"dim_k": 16}, "argument dim_k; did you mean query_depth\\?"),
+    "lucidrains' dim_u": (LambdaLayer2d, {"dim_u": 4}, "argument dim_u; did you mean intra_depth\\?"),
     "lucidrains' r": (LambdaLayer2d, {"r": 23}, "argument r; did you mean scope\\?"),
-    "timm's depth": (LambdaLayer2d, {"dim_head": 16}, "argument dim_head; did you mean query_depth\\?"),
-    "timm's size": (LambdaLayer2d, {"feat_size": (7, 7)}, "argument feat_size; did you mean grid\\?"),
-    "a convolution's scope": (
+    "timm's dim_head": (LambdaLayer2d, {"dim_head": 16}, "argument dim_head; did you mean query_depth\\?"),
+    "timm's feat_size": (LambdaLayer2d, {"feat_size": (7, 7)}, "argument feat_size; did you mean grid\\?"),
+    "kernel_size of a convolution": (
         LambdaLayer3d,
         {"kernel_size": 3},
         r"LambdaLayer3d\(\) .* kernel_size; did you mean scope",
     ),
-    "a convolution's channels": (LambdaLayer1d, {"out_channels": 3}, r"LambdaLayer1d\(\) .*; did you mean dim_out"),
-    "another spelling": (LambdaLayer, {"normalise_keys": None}, r"LambdaLayer\(\) .*; did you mean normalize_keys\?"),
-    "nothing near": (LambdaLayer, {"bias": True}, r"unexpected argument bias; its arguments are dim, dim_out, dim_con"),
-    "an argument of other layers": (LambdaLayer, {"kernel_size": 3}, "kernel_size; its arguments are dim, "),
-    "a baseline": (GlobalAttention, {"num_heads": 8}, r"GlobalAttention\(\) .* num_heads; did you mean heads\?"),
-    "a subclass": (Subclass, {"num_heads": 8}, r"Subclass\(\) .* num_heads; did you mean heads\?"),
+    "out_channels of a convolution": (
+        LambdaLayer1d,
+        {"out_channels": 3},
+        r"LambdaLayer1d\(\) .*; did you mean dim_out",
+    ),
+    "British spelling": (LambdaLayer, {"normalise_keys": None}, r"LambdaLayer\(\) .*; did you mean normalize_keys\?"),
+    "no similar argument": (
+        LambdaLayer,
+        {"bias": True},
+        r"unexpected argument bias; its arguments are dim, dim_out, dim_con",
+    ),
+    "argument of another layer": (LambdaLayer, {"kernel_size": 3}, "kernel_size; its arguments are dim, "),
+    "baseline": (GlobalAttention, {"num_heads": 8}, r"GlobalAttention\(\) .* num_heads; did you mean heads\?"),
+    "subclass": (Subclass, {"num_heads": 8}, r"Subclass\(\) .* num_heads; did you mean heads\?"),
 }
 
 
-@pytest.mark.parametrize(("layer", "options", "message"), CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize(("layer", "options", "message"), UNKNOWN_ARGUMENTS.values(), ids=UNKNOWN_ARGUMENTS.keys())
 def test_unknown_argument_error_names_class_and_nearest_argument(layer, options, message):
     with pytest.raises(TypeError, match=message):
         layer(32, **options)

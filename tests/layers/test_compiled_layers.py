@@ -1,4 +1,4 @@
-"""Layers under torch.compile (fullgraph) and torch.export, with dynamic sizes."""
+"""Layers under torch.compile(fullgraph=True) and torch.export, with dynamic sizes."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from compilation import Counter
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding, create_model
 from lambdanets.layers import DenseEmbedding
 
-# class, options, sizes
+# layer class, options, input sizes
 LAYERS = {
     "1d": (LambdaLayer1d, {}, ((9,), (30,), (257,))),
     "2d": (LambdaLayer2d, {}, ((8, 8), (9, 12), (16, 20), (14, 14))),
@@ -32,37 +32,37 @@ LAYERS = {
 }
 
 
-def make_layer(kind, option):
+def make_layer(layer_class, options):
     torch.manual_seed(0)
-    option = {"query_depth": 4, "heads": 2, "scope": 5} | option
-    if kind is LambdaLayer:
-        del option["scope"]
-    return kind(8, **option)
+    options = {"query_depth": 4, "heads": 2, "scope": 5} | options
+    if layer_class is LambdaLayer:
+        del options["scope"]
+    return layer_class(8, **options)
 
 
-def random_input(kind, batch, size):
-    shape = (batch, *size, 8) if kind is LambdaLayer else (batch, 8, *size)
+def random_input(layer_class, batch, size):
+    shape = (batch, *size, 8) if layer_class is LambdaLayer else (batch, 8, *size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(batch))
 
 
-@pytest.mark.parametrize(("kind", "option", "sizes"), LAYERS.values(), ids=LAYERS.keys())
-def test_compiles_fullgraph_at_most_twice_for_all_sizes(kind, option, sizes):
+@pytest.mark.parametrize(("layer_class", "options", "sizes"), LAYERS.values(), ids=LAYERS.keys())
+def test_compiles_fullgraph_at_most_twice_for_all_sizes(layer_class, options, sizes):
     torch.compiler.reset()
-    layer, counter = make_layer(kind, option), Counter()
+    layer, counter = make_layer(layer_class, options), Counter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
-    # PyTorch's convolutions recompile for batches below 16
+    # batches start at 16, because PyTorch's convolutions recompile for smaller ones
     for batch, size in enumerate(sizes, 16):
-        x = random_input(kind, batch, size).requires_grad_()
-        one, other = compiled(x), layer(x)
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        x = random_input(layer_class, batch, size).requires_grad_()
+        actual, expected = compiled(x), layer(x)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
         inputs = (x, *layer.parameters())
-        gradients = (torch.autograd.grad(y.square().mean(), inputs) for y in (one, other))
-        for first, second in zip(*gradients, strict=True):
-            torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-3 * second.abs().max().item())
+        gradients = (torch.autograd.grad(y.square().mean(), inputs) for y in (actual, expected))
+        for gradient, reference in zip(*gradients, strict=True):
+            torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-3 * reference.abs().max().item())
     assert counter.compilations <= 2
 
 
-def test_compiles_with_a_padding_mask_in_eval():
+def test_compiles_with_a_padding_mask_in_eval_mode():
     torch.compiler.reset()
     layer, counter = make_layer(LambdaLayer2d, {"stride": 2}).eval(), Counter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
@@ -81,10 +81,10 @@ def test_compiles_under_autocast_and_channels_last():
         torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
 
 
-@pytest.mark.parametrize("dynamic_sides", [False, True], ids=["batch", "batch and sizes"])
-@pytest.mark.parametrize("option", [{}, {"algorithm": "convolution"}, {"causal": True}, {"stride": 2}], ids=str)
-def test_exported_layer_runs_other_batches_and_sizes(option, dynamic_sides):
-    layer = make_layer(LambdaLayer2d, option).eval()
+@pytest.mark.parametrize("dynamic_sides", [False, True], ids=["dynamic batch", "dynamic batch and sides"])
+@pytest.mark.parametrize("options", [{}, {"algorithm": "convolution"}, {"causal": True}, {"stride": 2}], ids=str)
+def test_exported_layer_accepts_other_batch_and_image_sizes(options, dynamic_sides):
+    layer = make_layer(LambdaLayer2d, options).eval()
     dimensions = {0: torch.export.Dim.AUTO}
     if dynamic_sides:
         dimensions |= {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}

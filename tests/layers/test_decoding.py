@@ -1,3 +1,5 @@
+"""Step-by-step decoding against forward passes over the whole sequence."""
+
 import pytest
 import torch
 
@@ -12,11 +14,11 @@ from lambdanets import (
 )
 from lambdanets.layers import DenseEmbedding
 
-# class, options, grid
+# layer class, options, grid
 CASES = {
     "1d": (LambdaLayer1d, {}, (40,)),
     "1d, dilated": (LambdaLayer1d, {"dilation": 3}, (40,)),
-    "1d, scope over the sequence": (LambdaLayer1d, {"scope": None, "grid": (40,)}, (40,)),
+    "1d, global scope": (LambdaLayer1d, {"scope": None, "grid": (40,)}, (40,)),
     "1d, l2 keys": (LambdaLayer1d, {"normalize_keys": "l2"}, (20,)),
     "1d, unnormalized keys, softmax queries": (
         LambdaLayer1d,
@@ -30,7 +32,7 @@ CASES = {
     "1d, dense embeddings": (LambdaLayer1d, {"embedding": DenseEmbedding(20, 20, 4, dtype=torch.float64)}, (20,)),
     "2d": (LambdaLayer2d, {}, (5, 7)),
     "2d, non-square, dilated": (LambdaLayer2d, {"scope": (3, 7), "dilation": 2}, (5, 7)),
-    "2d, scope over the map": (LambdaLayer2d, {"scope": 23}, (4, 3)),
+    "2d, scope larger than the map": (LambdaLayer2d, {"scope": 23}, (4, 3)),
     "3d": (LambdaLayer3d, {"scope": (3, 5, 3)}, (3, 4, 3)),
     "tokens": (LambdaLayer, {"scope": None, "embedding": RelativeEmbedding((9,), 4, dtype=torch.float64)}, (20,)),
     "tokens, dense, multi-head": (
@@ -41,12 +43,12 @@ CASES = {
 }
 
 
-def make_layer(kind, option, dtype=torch.float64):
+def make_layer(layer_class, options, dtype=torch.float64):
     torch.manual_seed(0)
-    option = {"query_depth": 4, "heads": 2, "scope": 5, "causal": True, "dtype": dtype} | option
-    if kind is LambdaLayer:
-        del option["scope"]
-    layer = kind(8, **option)
+    options = {"query_depth": 4, "heads": 2, "scope": 5, "causal": True, "dtype": dtype} | options
+    if layer_class is LambdaLayer:
+        del options["scope"]
+    layer = layer_class(8, **options)
     torch.nn.init.normal_(layer.value_projection.weight)
     for norm in (layer.query_norm, layer.value_norm):
         for buffer in norm.buffers():
@@ -56,13 +58,13 @@ def make_layer(kind, option, dtype=torch.float64):
 
 
 def full_forward(layer, x):
-    """The layer over the full sequence: (b, dim, n) -> (b, dim_out, n)."""
+    """Apply the layer to the full sequence; (b, dim, n) to (b, dim_out, n), also for token layers."""
     return layer(x.transpose(1, 2)).transpose(1, 2) if isinstance(layer, LambdaLayer) else layer(x)
 
 
-@pytest.mark.parametrize(("kind", "option", "grid"), CASES.values(), ids=CASES.keys())
-def test_decoding_equals_a_full_forward_pass(kind, option, grid):
-    layer = make_layer(kind, option)
+@pytest.mark.parametrize(("layer_class", "options", "grid"), CASES.values(), ids=CASES.keys())
+def test_decoding_equals_a_full_forward_pass(layer_class, options, grid):
+    layer = make_layer(layer_class, options)
     x = torch.randn(2, 8, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = full_forward(layer, x).flatten(2)
     state = start_decoding(layer, 2, grid if len(grid) > 1 else None)
@@ -88,44 +90,51 @@ def test_decoding_state_is_bounded_by_the_scope():
     state = start_decoding(layer, 1)
     for _ in range(50):
         _, state = decode_step(layer, torch.ones(1, 8, dtype=torch.float64), state)
-    assert state.values.shape[2] == 4  # half of the scope, and the current position
+    assert state.values.shape[2] == 4  # half of the scope and the current position
     assert state.content.sums.shape == (1, 4, 1, 4)
 
 
-def test_decoding_can_continue_twice_from_one_state():
+def test_decoding_can_resume_twice_from_the_same_state():
     layer = make_layer(LambdaLayer1d, {})
-    one, two = torch.randn(2, 1, 8, dtype=torch.float64)
-    _, state = decode_step(layer, one, start_decoding(layer, 1))
-    first, _ = decode_step(layer, two, state)
-    decode_step(layer, one, state)
-    repeated, _ = decode_step(layer, two, state)
-    assert torch.equal(first, repeated)
+    first, second = torch.randn(2, 1, 8, dtype=torch.float64)
+    _, state = decode_step(layer, first, start_decoding(layer, 1))
+    expected, _ = decode_step(layer, second, state)
+    decode_step(layer, first, state)
+    repeated, _ = decode_step(layer, second, state)
+    assert torch.equal(repeated, expected)
 
 
-WRONG = {
-    "not causal": (LambdaLayer1d, {"causal": False}, {}, "layer must be causal to be decoded"),
-    "another context": (
+INVALID_ARGUMENTS = {
+    "not causal": (LambdaLayer1d, {"causal": False}, {}, "layer must be causal for step-by-step decoding"),
+    "separate context": (
         LambdaLayer,
         {"dim_context": 5, "position": False},
         {},
-        "must be its own context.*= 5",
+        "layer must have dim_context equal to dim for decoding, got 5",
     ),
-    "embeddings given at the call": (
+    "no embedding module": (
         LambdaLayer,
         {},
         {},
-        "layer must have an embedding module to be decoded, got embedding=None",
+        "layer must have an embedding module for decoding, got embedding=None",
     ),
-    "a grid for a sequence": (LambdaLayer1d, {}, {"grid": (5,)}, "grid must be None for a layer on sequences"),
-    "no grid": (LambdaLayer2d, {}, {}, "grid must be 2 sides for this layer, got None"),
-    "an empty grid": (LambdaLayer2d, {}, {"grid": (5, 0)}, r"grid\[1\] must be an integer of at least 1, got 0"),
-    "no batch": (LambdaLayer1d, {}, {"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+    "grid for a sequence": (LambdaLayer1d, {}, {"grid": (5,)}, "grid must be None for a layer on sequences"),
+    "missing grid": (LambdaLayer2d, {}, {}, "grid must be a tuple of 2 sides for this layer, got None"),
+    "grid with an empty side": (
+        LambdaLayer2d,
+        {},
+        {"grid": (5, 0)},
+        r"grid\[1\] must be an integer of at least 1, got 0",
+    ),
+    "zero batch size": (LambdaLayer1d, {}, {"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
 }
 
 
-@pytest.mark.parametrize(("kind", "option", "arguments", "message"), WRONG.values(), ids=WRONG.keys())
-def test_start_decoding_rejects_invalid_arguments(kind, option, arguments, message):
-    layer = make_layer(kind, option)
+@pytest.mark.parametrize(
+    ("layer_class", "options", "arguments", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys()
+)
+def test_start_decoding_rejects_invalid_arguments(layer_class, options, arguments, message):
+    layer = make_layer(layer_class, options)
     with pytest.raises(ValueError, match=message):
         start_decoding(layer, **({"batch_size": 1} | arguments))
 
@@ -175,5 +184,5 @@ def test_decode_step_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="x must have the dtype of the layer's parameters"):
         decode_step(layer.eval(), torch.zeros(1, 8), state)
     _, state = decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
-    with pytest.raises(ValueError, match=r"state must have positions left, got a full grid of \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"state must have positions left to decode, got a complete grid of \(1, 1\)"):
         decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)

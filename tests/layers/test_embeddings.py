@@ -1,3 +1,5 @@
+"""Relative, dense and edge embeddings."""
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -9,7 +11,7 @@ from lambdanets.ops import definition, resize_table
 
 @pytest.mark.parametrize("intra_depth", [1, 2])
 @pytest.mark.parametrize("keep_sum", [True, False])
-def test_resize_replaces_the_table_by_the_interpolated_one(keep_sum, intra_depth):
+def test_resize_interpolates_the_table(keep_sum, intra_depth):
     embedding = RelativeEmbedding((5, 5), 4, intra_depth)
     expected = resize_table(embedding.table.detach(), (7, 3), keep_sum=keep_sum)
     embedding.resize((7, 3), keep_sum=keep_sum)
@@ -29,14 +31,14 @@ def test_resizing_keeps_dtype_device_and_requires_grad(requires_grad):
 
 def test_resized_table_is_a_new_leaf():
     embedding = RelativeEmbedding((5, 5), 4)
-    old = embedding.table
+    old_table = embedding.table
     embedding.resize((5, 5))
     assert embedding.table.is_leaf
-    assert embedding.table.data_ptr() != old.data_ptr()
-    assert torch.equal(embedding.table, old)
+    assert embedding.table.data_ptr() != old_table.data_ptr()
+    assert torch.equal(embedding.table, old_table)
 
 
-def test_layer_runs_and_trains_with_a_resized_table():
+def test_layer_has_outputs_and_gradients_with_a_resized_table():
     torch.manual_seed(0)
     layer = LambdaLayer2d(8, query_depth=4, heads=2, scope=5)
     layer.embedding.resize((7, 5))
@@ -52,7 +54,7 @@ def test_layer_runs_and_trains_with_a_resized_table():
     [
         ((7, 4), r"scope must be 1, 2 or 3 integers, odd and positive, got \(7, 4\)"),
         (7, "scope must be .*got 7"),
-        ((7,), r"scope must have as many sides as before, 2, got \(7,\)"),
+        ((7,), r"scope must have 2 side\(s\), like the current scope, got \(7,\)"),
         ((3, 3, 3), r"table must be .*, because scope has 3 elements"),
     ],
     ids=str,
@@ -97,15 +99,15 @@ def test_dense_embedding_returns_the_first_positions():
 @pytest.mark.parametrize("intra_depth", [1, 2])
 def test_edge_embeddings_are_sums_over_edge_types(intra_depth):
     embedding = EdgeEmbedding(3, 4, intra_depth)
-    listed = [(0, 0, 1, 2), (0, 1, 0, 1), (1, 2, 2, 0), (1, 2, 2, 2), (1, 0, 4, 1)]  # example, n, m, type
-    *edges, types = torch.tensor(listed).T
+    edge_list = [(0, 0, 1, 2), (0, 1, 0, 1), (1, 2, 2, 0), (1, 2, 2, 2), (1, 0, 4, 1)]  # (example, n, m, type)
+    *edges, types = torch.tensor(edge_list).T
     expected = torch.zeros(2, 3, 5, *embedding.table.shape[1:])
-    for example, n, m, kind in listed:
-        expected[example, n, m] += embedding.table.detach()[kind]
+    for example, n, m, edge_type in edge_list:
+        expected[example, n, m] += embedding.table.detach()[edge_type]
     torch.testing.assert_close(embedding(torch.stack(edges), types, (2, 3, 5)), expected)
 
 
-def test_gradcheck_with_duplicate_edges():
+def test_gradcheck_with_repeated_edges():
     embedding = EdgeEmbedding(3, 2, dtype=torch.float64)
     edges, types = torch.tensor([[0, 0, 0], [1, 1, 0], [0, 0, 1]]), torch.tensor([2, 0, 2])
 
@@ -116,21 +118,27 @@ def test_gradcheck_with_duplicate_edges():
 
 
 EDGES, TYPES = torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-WRONG_EDGES = {
-    "edges of two rows": ((EDGES[:2], TYPES, (1, 2, 2)), r"edges must be \(3, edges\) of int64.*\(2, 2\)"),
-    "edges of floats": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must be.*got torch.float32"),
-    "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"types must be \(2,\) of int64, one per edge"),
-    "a number for a size": ((EDGES, TYPES, 5), r"size must be \(b, n, m\), got 5"),
-    "a negative size": ((EDGES, TYPES, (1, -2, 2)), r"size\[1\] must be an integer of at least 1, got -2"),
-    "a list for edges": (([[0], [0], [0]], TYPES, (1, 2, 2)), "edges must be a tensor, got list"),
-    "a size of two": ((EDGES, TYPES, (2, 2)), r"size must be \(b, n, m\), got \(2, 2\)"),
-    "an edge outside": ((EDGES + 2, TYPES, (3, 2, 2)), r"edges must lie within size = \(3, 2, 2\)"),
-    "a negative edge": ((EDGES - 1, TYPES, (3, 2, 2)), r"edges must lie within size"),
-    "an unknown type": ((EDGES, TYPES + 3, (1, 2, 2)), "types must be from 0 to 2, got one outside"),
+INVALID_EDGES = {
+    "edges with two rows": (
+        (EDGES[:2], TYPES, (1, 2, 2)),
+        r"edges must have shape \(3, edges\) and dtype int64, got \(2, 2\)",
+    ),
+    "float edges": ((EDGES.float(), TYPES, (1, 2, 2)), "edges must have .* and torch.float32"),
+    "types of another length": (
+        (EDGES, TYPES[:1], (1, 2, 2)),
+        r"types must have shape \(2,\), one per edge, and dtype int64",
+    ),
+    "number for size": ((EDGES, TYPES, 5), r"size must be \(b, n, m\), got 5"),
+    "negative size": ((EDGES, TYPES, (1, -2, 2)), r"size\[1\] must be an integer of at least 1, got -2"),
+    "list for edges": (([[0], [0], [0]], TYPES, (1, 2, 2)), "edges must be a tensor, got list"),
+    "size with two sides": ((EDGES, TYPES, (2, 2)), r"size must be \(b, n, m\), got \(2, 2\)"),
+    "index beyond size": ((EDGES + 2, TYPES, (3, 2, 2)), r"edges must be indices within size = \(3, 2, 2\)"),
+    "negative index": ((EDGES - 1, TYPES, (3, 2, 2)), "edges must be indices within size"),
+    "unknown edge type": ((EDGES, TYPES + 3, (1, 2, 2)), "types must be from 0 to 2, got a value out of range"),
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), WRONG_EDGES.values(), ids=WRONG_EDGES.keys())
+@pytest.mark.parametrize(("arguments", "message"), INVALID_EDGES.values(), ids=INVALID_EDGES.keys())
 def test_rejects_invalid_edges(arguments, message):
     with pytest.raises(ValueError, match=message):
         EdgeEmbedding(3, 4)(*arguments)
@@ -140,10 +148,10 @@ def test_rejects_invalid_edges(arguments, message):
     ("make", "message"),
     [
         (lambda: RelativeEmbedding(5, 4), "scope must be a tuple of 1, 2 or 3 odd sides, got 5"),
-        (lambda: RelativeEmbedding((5, 4), 4), r"scope must be odd and positive in every side, got \(5, 4\)"),
+        (lambda: RelativeEmbedding((5, 4), 4), r"scope must have only odd and positive sides, got \(5, 4\)"),
         (lambda: RelativeEmbedding((5,), 0), "query_depth must be an integer of at least 1, got 0"),
         (lambda: RelativeEmbedding((5,), 4, heads=0), "heads must be an integer of at least 1, got 0"),
-        (lambda: RelativeEmbedding((True,), 4), r"scope must be odd and positive in every side, got \(True,\)"),
+        (lambda: RelativeEmbedding((True,), 4), r"scope must have only odd and positive sides, got \(True,\)"),
         (lambda: RelativeEmbedding((3,), 4).of_pairs((5, 5)), r"grid must be a tuple of 1 sides, got \(5, 5\)"),
         (
             lambda: RelativeEmbedding((3,), 4).of_pairs((5,), dilation=0),
@@ -154,7 +162,7 @@ def test_rejects_invalid_edges(arguments, message):
         (lambda: DenseEmbedding(0, 5, 4), "positions must be an integer of at least 1, got 0"),
         (lambda: EdgeEmbedding(0, 4), "edge_types must be an integer of at least 1, got 0"),
     ],
-    ids=lambda option: option if isinstance(option, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_rejects_invalid_constructor_arguments(make, message):
     with pytest.raises(ValueError, match=message):
@@ -169,5 +177,5 @@ def test_edge_embedding_runs_on_the_meta_device():
 def test_resize_rejects_parametrized_tables():
     embedding = RelativeEmbedding((5,), 4)
     torch.nn.utils.parametrize.register_parametrization(embedding, "table", torch.nn.Identity())
-    with pytest.raises(ValueError, match="table must not be parametrized when it is resized"):
+    with pytest.raises(ValueError, match="table must not be parametrized when resized"):
         embedding.resize((7,))

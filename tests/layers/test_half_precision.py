@@ -1,4 +1,4 @@
-"""float16: the layer is finite where the plain formula overflows."""
+"""float16: the layers are finite where a common implementation overflows."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
 SCOPE, DEPTH, HEADS = 23, 16, 4
 
 
-def image(scale, *shape):
+def random_image(scale, *shape):
     return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def conv3d_reference(layer, x):
-    """The layer as in other implementations: a 3-d convolution over (v, H, W), then einsum, in autocast's dtype."""
+    """Compute the layer as other packages do: a 3-D convolution over (v, H, W), then an einsum."""
     (b, _, height, width), h, k = x.shape, layer.heads, layer.query_depth
     queries = layer.query_projection(x).reshape(b, h, k, height * width)
     values = layer.value_projection(x).reshape(b, 1, layer.value_depth, height, width)
@@ -24,11 +24,11 @@ def conv3d_reference(layer, x):
     return torch.einsum("bhkn,bkvn->bhvn", queries, lambdas).reshape(b, -1, height, width)
 
 
-def test_layer_is_finite_in_float16_where_the_plain_formula_is_nan():
-    # Sums over 529 embeddings from N(0, 1), times a query, exceed 65504; the next batch norm computes inf - inf = NaN.
+def test_layer_is_finite_in_float16_where_a_reference_is_nan():
+    # sums of 529 embeddings times a query exceed the maximum of float16; batch norm then computes inf - inf = NaN
     torch.manual_seed(0)
     layer = LambdaLayer2d(16, content=False, batch_norm=False)
-    norm, x = nn.BatchNorm2d(16), image(100, 1, 16, 24, 24)
+    norm, x = nn.BatchNorm2d(16), random_image(100, 1, 16, 24, 24)
     with torch.autocast("cpu", torch.float16):
         assert norm(conv3d_reference(layer, x)).isnan().any()
         output = norm(layer(x))
@@ -40,11 +40,11 @@ def test_layer_is_finite_in_float16_where_the_plain_formula_is_nan():
 
 @pytest.mark.parametrize("scale", [1, 100])
 @pytest.mark.parametrize("size", [(7, 9), (32, 32), (128, 128)], ids=str)
-@pytest.mark.parametrize("batch_norm", [True, False], ids=["norm", "no norm"])
+@pytest.mark.parametrize("batch_norm", [True, False], ids=["batch norm", "no batch norm"])
 def test_float16_autocast_is_finite_up_to_128x128(size, scale, batch_norm):
     torch.manual_seed(0)
     layer = LambdaLayer2d(16, batch_norm=batch_norm)
-    x = image(scale, 1, 16, *size).requires_grad_()
+    x = random_image(scale, 1, 16, *size).requires_grad_()
     with torch.autocast("cpu", torch.float16):
         output = layer(x)
     output.float().mean().backward()
@@ -66,11 +66,11 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "option", "size"), VARIANTS.values(), ids=VARIANTS.keys())
-def test_every_variant_is_finite_under_float16_autocast_at_scale_100(kind, option, size):
+@pytest.mark.parametrize(("layer_class", "options", "size"), VARIANTS.values(), ids=VARIANTS.keys())
+def test_variants_are_finite_under_float16_autocast_for_large_inputs(layer_class, options, size):
     torch.manual_seed(0)
-    layer = kind(16, **option)
-    x = image(100, 1, 16, *size).requires_grad_()
+    layer = layer_class(16, **options)
+    x = random_image(100, 1, 16, *size).requires_grad_()
     with torch.autocast("cpu", torch.float16):
         output = layer(x)
     output.float().mean().backward()

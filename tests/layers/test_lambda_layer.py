@@ -1,3 +1,5 @@
+"""Lambda layers on sequences, images and volumes, against the definition of the operation."""
+
 import copy
 import itertools
 import pickle
@@ -15,18 +17,18 @@ from lambdanets.ops import definition
 LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
 
 
-def by_definition(layer, x, mask=None):
-    """The layer's output, before pooling, from its parameters by `ops.definition`."""
+def reference_output(layer, x, mask=None):
+    """Return the output of the layer before pooling, computed from its parameters by `ops.definition`."""
     (b, _, *grid), h, k, u, v = x.shape, layer.heads, layer.query_depth, layer.intra_depth, layer.value_depth
     n = x[0, 0].numel()
-    lead = (h,) if layer.multi_head else ()
+    per_head = (h,) if layer.multi_head else ()
     queries = layer.query_norm(layer.query_projection(x)).reshape(b, h, k, n).transpose(2, 3)
     if layer.normalize_queries:
         queries = queries.softmax(dim=3)
-    values = layer.value_norm(layer.value_projection(x)).reshape(b, *lead, v, u, n).movedim(-1, -3)
+    values = layer.value_norm(layer.value_projection(x)).reshape(b, *per_head, v, u, n).movedim(-1, -3)
     keys = embeddings = None
     if layer.key_projection is not None:
-        keys = layer.key_projection(x).reshape(b, *lead, k, u, n).movedim(-1, -3)
+        keys = layer.key_projection(x).reshape(b, *per_head, k, u, n).movedim(-1, -3)
     if isinstance(layer.embedding, RelativeEmbedding):
         tables = layer.embedding.table if layer.multi_head else layer.embedding.table[None]
         tables = tables if u > 1 else tables[..., None]
@@ -51,7 +53,7 @@ def by_definition(layer, x, mask=None):
     return output.transpose(2, 3).reshape(b, layer.dim_out, *grid)
 
 
-OPTIONS = {
+VARIANTS = {
     "default": {},
     "dim_out": {"dim_out": 12, "heads": 3},
     "intra-depth": {"intra_depth": 2},
@@ -76,26 +78,26 @@ OPTIONS = {
         "embedding": DenseEmbedding(30, 30, 4, heads=2, dtype=torch.float64), "multi_head": True, "causal": True,
     },
 }  # fmt: skip
-options = pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
+parametrize_variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def make_layer(dtype=torch.float64, dim=8, dimensions=2, **option):
+def make_layer(dtype=torch.float64, dim=8, dimensions=2, **options):
     torch.manual_seed(0)
-    return LAYERS[dimensions](dim, **({"query_depth": 4, "heads": 2, "scope": 5, "dtype": dtype} | option))
+    return LAYERS[dimensions](dim, **({"query_depth": 4, "heads": 2, "scope": 5, "dtype": dtype} | options))
 
 
-def image(*shape, dtype=torch.float64):
+def random_maps(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
 
 
-@options
+@parametrize_variants
 @pytest.mark.parametrize("size", [(5, 6), (4, 4), (1, 7)], ids=str)
-def test_equals_the_definition_at_any_size(size, option):
-    layer, x = make_layer(**option), image(2, 8, *size)
-    torch.testing.assert_close(layer(x), by_definition(layer, x), rtol=1e-12, atol=1e-12)
+def test_equals_the_definition_at_any_size(size, options):
+    layer, x = make_layer(**options), random_maps(2, 8, *size)
+    torch.testing.assert_close(layer(x), reference_output(layer, x), rtol=1e-12, atol=1e-12)
 
 
-SEVERAL_DIMENSIONS = {
+VARIANTS_1D_AND_3D = {
     "1d": (1, {}, (11,)),
     "1d causal": (1, {"causal": True}, (40,)),
     "1d global": (1, {"scope": None, "grid": (9,)}, (9,)),
@@ -106,74 +108,74 @@ SEVERAL_DIMENSIONS = {
 }
 
 
-@pytest.mark.parametrize(("dimensions", "option", "size"), SEVERAL_DIMENSIONS.values(), ids=SEVERAL_DIMENSIONS.keys())
-def test_sequences_and_volumes_equal_the_definition(dimensions, option, size):
-    layer, x = make_layer(dimensions=dimensions, **option), image(2, 8, *size)
-    torch.testing.assert_close(layer(x), by_definition(layer, x), rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize(("dimensions", "options", "size"), VARIANTS_1D_AND_3D.values(), ids=VARIANTS_1D_AND_3D.keys())
+def test_sequences_and_volumes_equal_the_definition(dimensions, options, size):
+    layer, x = make_layer(dimensions=dimensions, **options), random_maps(2, 8, *size)
+    torch.testing.assert_close(layer(x), reference_output(layer, x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("dimensions", "size", "expected"), [(1, (9,), (5,)), (3, (3, 4, 5), (2, 2, 3))], ids=["1d", "3d"]
 )
-def test_stride_in_1d_and_3d_averages_without_padding(dimensions, size, expected):
-    layer, x = make_layer(dimensions=dimensions, stride=2), image(2, 8, *size)
-    before = by_definition(layer, x)
+def test_stride_in_1d_and_3d_averages_excluding_padding(dimensions, size, expected):
+    layer, x = make_layer(dimensions=dimensions, stride=2), random_maps(2, 8, *size)
+    unpooled = reference_output(layer, x)
     result = layer(x)
     assert result.shape[2:] == expected
     corner = (slice(None), slice(None), *(slice(2),) * dimensions)
-    torch.testing.assert_close(result[(..., *(0,) * dimensions)], before[corner].flatten(2).mean(dim=2))
+    torch.testing.assert_close(result[(..., *(0,) * dimensions)], unpooled[corner].flatten(2).mean(dim=2))
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (2, 8, 8), (3, 2, 5)], ids=str)
-def test_strided_volume_may_be_smaller_than_the_pooling_window(size):
-    layer, x = make_layer(dimensions=3, scope=3, stride=3), image(2, 8, *size)
-    before, result = by_definition(layer, x), layer(x)
+def test_strided_layer_accepts_volumes_below_the_pooling_window(size):
+    layer, x = make_layer(dimensions=3, scope=3, stride=3), random_maps(2, 8, *size)
+    unpooled, result = reference_output(layer, x), layer(x)
     assert result.shape[2:] == tuple(-(-side // 3) for side in size)
     corner = (slice(None), slice(None), *(slice(min(side, 3)) for side in size))
-    torch.testing.assert_close(result[:, :, 0, 0, 0], before[corner].flatten(2).mean(dim=2))
+    torch.testing.assert_close(result[:, :, 0, 0, 0], unpooled[corner].flatten(2).mean(dim=2))
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_forward_mode_equals_finite_differences(dimensions, training):
+def test_forward_mode_derivatives_equal_finite_differences(dimensions, training):
     layer = make_layer(dimensions=dimensions, scope=3).train(training)
-    x, tangent = image(2, 8, *(3, 4, 2)[:dimensions]), image(3, 8, *(3, 4, 2)[:dimensions])[:2]
+    x, tangent = random_maps(2, 8, *(3, 4, 2)[:dimensions]), random_maps(3, 8, *(3, 4, 2)[:dimensions])[:2]
     parameters = dict(layer.named_parameters())
 
     def function(x):
         return torch.func.functional_call(copy.deepcopy(layer), parameters, (x,))
 
-    _, forward = torch.func.jvp(function, (x,), (tangent,))
+    _, actual = torch.func.jvp(function, (x,), (tangent,))
     step = 1e-6
     expected = (function(x + step * tangent) - function(x - step * tangent)) / (2 * step)
-    torch.testing.assert_close(forward, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("option", [{}, {"stride": 2}, {"multi_head": True}, {"causal": True}], ids=str)
-def test_every_example_has_its_own_mask(option):
-    layer = make_layer(**option).eval()
-    x, mask = image(3, 8, 5, 6), torch.zeros(3, 5, 6, dtype=torch.bool)
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"multi_head": True}, {"causal": True}], ids=str)
+def test_masked_batch_equals_single_examples(options):
+    layer = make_layer(**options).eval()
+    x, mask = random_maps(3, 8, 5, 6), torch.zeros(3, 5, 6, dtype=torch.bool)
     for example, (height, width) in enumerate(((5, 6), (3, 4), (2, 6))):
         mask[example, :height, :width] = True
     batched = layer(x, mask)
     for i in range(3):
         torch.testing.assert_close(batched[i : i + 1], layer(x[i : i + 1], mask[i : i + 1]), rtol=1e-12, atol=1e-12)
-    if "stride" not in option:
-        expected = by_definition(layer, x, mask).masked_fill(~mask.unsqueeze(1), 0)
+    if "stride" not in options:
+        expected = reference_output(layer, x, mask).masked_fill(~mask.unsqueeze(1), 0)
         torch.testing.assert_close(batched, expected, rtol=1e-12, atol=1e-12)
         ones = torch.ones(3, 5, 6, dtype=torch.bool)
         torch.testing.assert_close(layer(x, ones), layer(x), rtol=1e-12, atol=1e-12)
 
 
 def test_channels_last_3d_is_preserved():
-    layer, x = make_layer(dimensions=3, scope=3), image(2, 8, 3, 4, 5)
+    layer, x = make_layer(dimensions=3, scope=3), random_maps(2, 8, 3, 4, 5)
     result = layer(x.contiguous(memory_format=torch.channels_last_3d))
     assert result.is_contiguous(memory_format=torch.channels_last_3d)
     torch.testing.assert_close(result, layer(x))
 
 
 MASKED = {
-    "plain": (2, {}, (6, 7), (4, 5)),
+    "default": (2, {}, (6, 7), (4, 5)),
     "stride 2, odd": (2, {"stride": 2}, (8, 7), (5, 5)),
     "stride 2, even": (2, {"stride": 2}, (8, 7), (4, 6)),
     "stride 3": (2, {"stride": 3}, (8, 7), (5, 4)),
@@ -187,33 +189,33 @@ MASKED = {
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize(("dimensions", "option", "size", "valid"), MASKED.values(), ids=MASKED.keys())
-def test_outputs_at_valid_positions_are_independent_of_padding(dimensions, option, size, valid, training):
-    layer = make_layer(dimensions=dimensions, **option).train(training)
-    small, padded = image(2, 8, *valid), torch.full((2, 8, *size), torch.nan, dtype=torch.float64)
+@pytest.mark.parametrize(("dimensions", "options", "size", "valid"), MASKED.values(), ids=MASKED.keys())
+def test_outputs_at_valid_positions_are_independent_of_padding(dimensions, options, size, valid, training):
+    layer = make_layer(dimensions=dimensions, **options).train(training)
+    unpadded, padded = random_maps(2, 8, *valid), torch.full((2, 8, *size), torch.nan, dtype=torch.float64)
     inside = tuple(slice(side) for side in valid)
-    padded[(..., *inside)] = small
+    padded[(..., *inside)] = unpadded
     mask = torch.zeros(2, *size, dtype=torch.bool)
     mask[(slice(None), *inside)] = True
-    other = copy.deepcopy(layer)
-    expected, result = layer(small), other(padded, mask)
-    kept = (..., *(slice(side) for side in expected.shape[2:]))
-    torch.testing.assert_close(result[kept], expected, rtol=1e-10, atol=1e-12)
-    rest = result.clone()
-    rest[kept] = 0
-    assert not rest.any()
-    for (name, one), two in zip(layer.named_buffers(), other.buffers(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12, msg=name)
+    masked_layer = copy.deepcopy(layer)
+    expected, result = layer(unpadded), masked_layer(padded, mask)
+    valid_outputs = (..., *(slice(side) for side in expected.shape[2:]))
+    torch.testing.assert_close(result[valid_outputs], expected, rtol=1e-10, atol=1e-12)
+    padding = result.clone()
+    padding[valid_outputs] = 0
+    assert not padding.any()
+    for (name, buffer), masked_buffer in zip(layer.named_buffers(), masked_layer.buffers(), strict=True):
+        torch.testing.assert_close(masked_buffer, buffer, rtol=1e-10, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("option", [{}, {"stride": 2}, {"causal": True}], ids=str)
-def test_gradcheck_with_a_mask(option, batch, training):
-    layer = make_layer(dim=4, query_depth=3, **option).train(training)
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"causal": True}], ids=str)
+def test_gradcheck_with_a_mask(options, batch, training):
+    layer = make_layer(dim=4, query_depth=3, **options).train(training)
     mask = torch.ones(batch, 3, 4, dtype=torch.bool)
     mask[0, 2:], mask[-1, :, 3:] = False, False
-    x = image(batch, 4, 3, 4).requires_grad_()
+    x = random_maps(batch, 4, 3, 4).requires_grad_()
     assert gradcheck(lambda x: layer(x, mask), x, fast_mode=True)
 
 
@@ -221,16 +223,16 @@ def test_gradcheck_with_a_mask(option, batch, training):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(
-    "option",
+    "options",
     [
         {}, {"intra_depth": 2}, {"stride": 2}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"},
         {"normalize_keys": None, "normalize_queries": "softmax"},
     ],
     ids=str,
 )  # fmt: skip
-def test_gradcheck(option, batch, training, memory_format):
-    layer = make_layer(dim=4, query_depth=3, **option).train(training)
-    x = image(batch, 4, 3, 4).contiguous(memory_format=memory_format).requires_grad_()
+def test_gradcheck(options, batch, training, memory_format):
+    layer = make_layer(dim=4, query_depth=3, **options).train(training)
+    x = random_maps(batch, 4, 3, 4).contiguous(memory_format=memory_format).requires_grad_()
     names = [name for name, _ in layer.named_parameters()]
 
     def run(x, *parameters):
@@ -244,20 +246,20 @@ def test_gradcheck(option, batch, training, memory_format):
 )
 def test_stride_gives_the_output_size_of_a_convolution(size, stride, expected):
     layer = make_layer(stride=stride)
-    x = image(2, 8, *size)
+    x = random_maps(2, 8, *size)
     convolution = torch.nn.Conv2d(8, 8, 3, stride=stride, padding=1, dtype=torch.float64)
     assert layer(x).shape[2:] == convolution(x).shape[2:] == expected
 
 
-def test_stride_averages_without_padding():
-    layer, x = make_layer(stride=2), image(2, 8, 5, 5)
-    before = by_definition(layer, x)
-    torch.testing.assert_close(layer(x)[:, :, 0, 0], before[:, :, :2, :2].mean(dim=(2, 3)))
-    torch.testing.assert_close(layer(x)[:, :, 1, 1], before[:, :, 1:4, 1:4].mean(dim=(2, 3)))
+def test_stride_averages_windows_excluding_padding():
+    layer, x = make_layer(stride=2), random_maps(2, 8, 5, 5)
+    unpooled = reference_output(layer, x)
+    torch.testing.assert_close(layer(x)[:, :, 0, 0], unpooled[:, :, :2, :2].mean(dim=(2, 3)))
+    torch.testing.assert_close(layer(x)[:, :, 1, 1], unpooled[:, :, 1:4, 1:4].mean(dim=(2, 3)))
 
 
 def test_channels_last_is_preserved():
-    layer, x = make_layer(), image(2, 8, 5, 6)
+    layer, x = make_layer(), random_maps(2, 8, 5, 6)
     result = layer(x.contiguous(memory_format=torch.channels_last))
     assert result.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(result, layer(x))
@@ -267,7 +269,7 @@ def test_channels_last_is_preserved():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_layers_keep_their_dtype_and_stay_finite(dtype):
     layer = LambdaLayer2d(32, dtype=dtype)
-    x = image(2, 32, 13, 11, dtype=torch.float32).to(dtype)
+    x = random_maps(2, 32, 13, 11, dtype=torch.float32).to(dtype)
     output = layer(x)
     output.float().square().mean().backward()
     assert output.dtype == dtype
@@ -277,11 +279,11 @@ def test_low_precision_layers_keep_their_dtype_and_stay_finite(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_autocast_is_finite_forward_and_backward(scale, dtype):
+def test_autocast_outputs_and_gradients_are_finite(scale, dtype):
     torch.manual_seed(0)
     layer = LambdaLayer2d(16)
     with torch.autocast("cpu", dtype):
-        output = layer(scale * image(2, 16, 33, 30, dtype=torch.float32))
+        output = layer(scale * random_maps(2, 16, 33, 30, dtype=torch.float32))
     output.float().mean().backward()
     assert output.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
@@ -306,62 +308,64 @@ def test_parameter_count_equals_the_documented_formula(u):
     assert sum(parameter.numel() for parameter in layer.parameters()) == expected
 
 
-@pytest.mark.parametrize("option", [{}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"}], ids=str)
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_runs_on_the_meta_device(dimensions, option):
-    layer = make_layer(torch.float32, dimensions=dimensions, device="meta", **option).eval()
+def test_runs_on_the_meta_device(dimensions, options):
+    layer = make_layer(torch.float32, dimensions=dimensions, device="meta", **options).eval()
     size = (2, 8, *(5, 6, 3)[:dimensions])
     x, mask = torch.empty(size, device="meta"), torch.empty(2, *size[2:], device="meta", dtype=torch.bool)
     assert layer(x).shape == layer(x, mask).shape == size
 
 
-WRONG = {
+INVALID_ARGUMENTS = {
     "dim_out not divisible by heads": ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
-    "an even scope": ({"scope": 4}, "scope must be odd and positive.*got 4"),
-    "global without a grid": ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
-    "a grid with a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
-    "nothing to compute": ({"content": False, "position": False}, "content and position must not both be False"),
-    "no heads": ({"heads": 0}, "heads must be an integer of at least 1, got 0"),
-    "no stride": ({"stride": 0}, "stride must be an integer of at least 1, got 0"),
-    "a pair for a stride": ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
-    "a string for a scope": ({"scope": "5"}, "scope must be odd and positive.*got '5'"),
-    "a float for a scope": ({"scope": 5.0}, "scope must be odd and positive.*got 5.0"),
-    "one side for a grid": ({"scope": None, "grid": 7}, "grid must be 2 positive sides.*got 7"),
-    "a string for a flag": ({"content": "False"}, "content must be True or False, got 'False'"),
-    "a number for causal": ({"causal": 1}, "causal must be True or False, got 1"),
-    "a normalization of keys": ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
-    "a normalization of queries": ({"normalize_queries": "l2"}, "normalize_queries must be 'softmax' or None"),
-    "a tensor for an embedding": ({"embedding": torch.zeros(5, 5, 16)}, "embedding must be a module, got Tensor"),
-    "an embedding with position=False": (
+    "even scope": ({"scope": 4}, "scope must be an odd positive integer.*got 4"),
+    "global scope without grid": ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
+    "grid with a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
+    "neither term": ({"content": False, "position": False}, "content and position must not both be False"),
+    "zero heads": ({"heads": 0}, "heads must be an integer of at least 1, got 0"),
+    "zero stride": ({"stride": 0}, "stride must be an integer of at least 1, got 0"),
+    "tuple for stride": ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
+    "string for scope": ({"scope": "5"}, "scope must be an odd positive integer.*got '5'"),
+    "float for scope": ({"scope": 5.0}, "scope must be an odd positive integer.*got 5.0"),
+    "integer for grid": ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of .*, got 7"),
+    "string for flag": ({"content": "False"}, "content must be True or False, got 'False'"),
+    "integer for causal": ({"causal": 1}, "causal must be True or False, got 1"),
+    "unknown normalization of keys": (
+        {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"
+    ),
+    "unknown normalization of queries": ({"normalize_queries": "l2"}, "normalize_queries must be 'softmax' or None"),
+    "tensor for embedding": ({"embedding": torch.zeros(5, 5, 16)}, "embedding must be a module, got Tensor"),
+    "embedding with position=False": (
         {"embedding": RelativeEmbedding((5, 5), 16), "position": False}, "embedding must be None when position is False"
     ),
-    "an embedding with a grid": (
-        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None if embedding is given, got"
+    "embedding with grid": (
+        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None if an embedding is passed, got"
     ),
-    "an embedding of another depth": (
-        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.*= \(16, 1, None\), got \(8, 1, None\)"
+    "embedding with another query depth": (
+        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.* \(16, 1, None\), got \(8, 1, None\)"
     ),
-    "an embedding of other dimensions": (
-        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must be relative in 2 dimension\(s\), got 1"
+    "embedding with other dimensions": (
+        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have 2 dimension\(s\), got 1"
     ),
-    "multi-head embeddings in a layer with shared lambdas": (
-        {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.*= \(16, 1, None\), got \(16, 1, 4\)"
+    "multi-head embedding without multi_head": (
+        {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.* \(16, 1, None\), got \(16, 1, 4\)"
     ),
-    "edges for embeddings": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not need edges"),
-    "a stride that looks ahead": ({"stride": 2, "causal": True}, "stride must be 1 when causal is True.*got 2"),
-    "True for a scope": ({"scope": True}, "scope must be odd and positive.*got True"),
-    "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of"),
-    "dense embeddings dilated": (
-        {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless embedding is relative, got 2"
+    "edge embedding": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not be an EdgeEmbedding"),
+    "stride of a causal layer": ({"stride": 2, "causal": True}, "stride must be 1 if causal is True.*got 2"),
+    "True for scope": ({"scope": True}, "scope must be an odd positive integer.*got True"),
+    "list for algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of"),
+    "dilated dense embedding": (
+        {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"
     ),
-    "an unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of"),
+    "unknown algorithm": ({"algorithm": "fastest"}, "algorithm must be one of"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "message"), WRONG.values(), ids=WRONG.keys())
-def test_rejects_invalid_constructor_arguments(option, message):
+@pytest.mark.parametrize(("options", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
+def test_rejects_invalid_constructor_arguments(options, message):
     with pytest.raises(ValueError, match=message):
-        LambdaLayer2d(8, **({"scope": 5} | option))
+        LambdaLayer2d(8, **({"scope": 5} | options))
 
 
 @pytest.mark.parametrize(
@@ -384,23 +388,23 @@ def test_rejects_invalid_inputs(x, message):
 
 @pytest.mark.parametrize("mask", [torch.ones(1, 5, 5), torch.ones(1, 5, 4, dtype=torch.bool)], ids=["dtype", "shape"])
 def test_rejects_masks_of_wrong_dtype_or_shape(mask):
-    with pytest.raises(ValueError, match=r"mask must be bool, \(1, 5, 5\), True for valid positions; got"):
+    with pytest.raises(ValueError, match=r"mask must have shape \(1, 5, 5\) and dtype bool"):
         make_layer(torch.float32)(torch.zeros(1, 8, 5, 5), mask)
 
 
-def test_gradients_of_a_shared_table_add_up():
+def test_gradients_of_a_shared_table_are_summed():
     shared = RelativeEmbedding((5, 5), 4, dtype=torch.float64)
     layers = [make_layer(embedding=shared) for _ in range(2)]
-    x = image(2, 8, 5, 6)
+    x = random_maps(2, 8, 5, 6)
     (layers[0](x).square().sum() + layers[1](2 * x).square().sum()).backward()
-    batched = shared.table.grad.clone()
+    combined = shared.table.grad.clone()
     assert len(list(torch.nn.ModuleList(layers).parameters())) == 2 * len(list(layers[0].parameters())) - 1
-    alone = []
+    separate = []
     for layer, factor in zip(layers, (1, 2), strict=True):
         shared.table.grad = None
         layer(factor * x).square().sum().backward()
-        alone.append(shared.table.grad)
-    torch.testing.assert_close(batched, sum(alone))
+        separate.append(shared.table.grad)
+    torch.testing.assert_close(combined, sum(separate))
 
 
 def test_reset_parameters_keeps_a_shared_table():
@@ -412,32 +416,32 @@ def test_reset_parameters_keeps_a_shared_table():
 
 @settings(max_examples=20, deadline=None)
 @given(
-    height=st.integers(1, 7), width=st.integers(1, 7), beyond=st.integers(0, 3), causal=st.booleans(),
+    height=st.integers(1, 7), width=st.integers(1, 7), margin=st.integers(0, 3), causal=st.booleans(),
     dimensions=st.integers(1, 2),
 )  # fmt: skip
-def test_scope_larger_than_the_map_equals_global_scope(height, width, beyond, causal, dimensions):
+def test_scope_larger_than_the_map_equals_global_scope(height, width, margin, causal, dimensions):
     grid = (height, width)[:dimensions]
     global_layer = make_layer(scope=None, grid=grid, causal=causal, dimensions=dimensions)
-    scope = tuple(2 * (side + beyond) - 1 for side in grid)
+    scope = tuple(2 * (side + margin) - 1 for side in grid)
     local_layer = make_layer(scope=scope, causal=causal, dimensions=dimensions)
     state = global_layer.state_dict()
     state["embedding.table"] = torch.nn.functional.pad(
-        state["embedding.table"], (0, 0, *(beyond,) * (2 * dimensions)), value=7.0
+        state["embedding.table"], (0, 0, *(margin,) * (2 * dimensions)), value=7.0
     )
     local_layer.load_state_dict(state)
-    x = image(2, 8, *grid)
+    x = random_maps(2, 8, *grid)
     torch.testing.assert_close(local_layer(x), global_layer(x), rtol=1e-12, atol=1e-12)
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 1000), last=st.integers(0, 28), option=st.sampled_from([{}, {"normalize_keys": "l2"}]))
-def test_causal_layer_is_bit_identical_for_any_future(seed, last, option):
-    layer = make_layer(torch.float32, causal=True, **option).eval()
-    x = image(1, 8, 5, 6, dtype=torch.float32)
+@given(seed=st.integers(0, 1000), last=st.integers(0, 28), options=st.sampled_from([{}, {"normalize_keys": "l2"}]))
+def test_causal_output_is_bit_identical_for_any_later_input(seed, last, options):
+    layer = make_layer(torch.float32, causal=True, **options).eval()
+    x = random_maps(1, 8, 5, 6, dtype=torch.float32)
     changed = x.flatten(2).clone()
     changed[:, :, last + 1 :] = 100 * torch.randn(1, 8, 29 - last, generator=torch.Generator().manual_seed(seed))
-    one, other = (layer(y).flatten(2)[:, :, : last + 1] for y in (x, changed.view_as(x)))
-    assert torch.equal(one, other)
+    expected, actual = (layer(y).flatten(2)[:, :, : last + 1] for y in (x, changed.view_as(x)))
+    assert torch.equal(actual, expected)
 
 
 @settings(max_examples=15, deadline=None)
@@ -445,45 +449,47 @@ def test_causal_layer_is_bit_identical_for_any_future(seed, last, option):
 def test_position_term_is_translation_equivariant(shift, seed):
     layer = make_layer(content=False).eval()
     full = torch.randn(1, 8, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    one, other = full[:, :, 3:17, 3:17], full[:, :, 3 + shift[0] : 17 + shift[0], 3 + shift[1] : 17 + shift[1]]
-    one, other = layer(one), layer(other)
-    # compare positions whose context, 2 to each side, is inside both maps
+    crop, shifted = full[:, :, 3:17, 3:17], full[:, :, 3 + shift[0] : 17 + shift[0], 3 + shift[1] : 17 + shift[1]]
+    crop, shifted = layer(crop), layer(shifted)
+    # compare positions whose context, 2 positions to each side, is inside both crops
     rows, columns = (slice(2 + max(s, 0), 12 + min(s, 0)) for s in shift)
-    moved_rows, moved_columns = (slice(2 + max(-s, 0), 12 + min(-s, 0)) for s in shift)
-    torch.testing.assert_close(one[..., rows, columns], other[..., moved_rows, moved_columns], rtol=1e-12, atol=1e-12)
+    shifted_rows, shifted_columns = (slice(2 + max(-s, 0), 12 + min(-s, 0)) for s in shift)
+    torch.testing.assert_close(
+        crop[..., rows, columns], shifted[..., shifted_rows, shifted_columns], rtol=1e-12, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize("option", [{}, {"causal": True}, {"multi_head": True}], ids=str)
-def test_forward_and_backward_are_deterministic(option):
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"multi_head": True}], ids=str)
+def test_forward_and_backward_are_deterministic(options):
     def run():
-        layer = make_layer(torch.float32, dim=32, **option)
-        output = layer(image(4, 32, 14, 13, dtype=torch.float32))
+        layer = make_layer(torch.float32, dim=32, **options)
+        output = layer(random_maps(4, 32, 14, 13, dtype=torch.float32))
         return [output, *torch.autograd.grad(output.square().sum(), layer.parameters())]
 
-    assert all(torch.equal(one, other) for one, other in zip(run(), run(), strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(run(), run(), strict=True))
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
 @pytest.mark.parametrize(
-    "option",
+    "options",
     [
         {}, {"causal": True}, {"stride": 2}, {"multi_head": True}, {"intra_depth": 2}, {"normalize_keys": "l2"},
         {"normalize_queries": "softmax"}, {"dimensions": 1}, {"dimensions": 3},
     ],
     ids=str,
 )  # fmt: skip
-def test_gradgradcheck(option, masked, batch):
-    layer = make_layer(dim=4, query_depth=3, scope=3, **option)
-    size = (batch, 4, *(3, 2, 2)[: option.get("dimensions", 2)])
+def test_gradgradcheck(options, masked, batch):
+    layer = make_layer(dim=4, query_depth=3, scope=3, **options)
+    size = (batch, 4, *(3, 2, 2)[: options.get("dimensions", 2)])
     mask = torch.ones(batch, *size[2:], dtype=torch.bool)
     mask[0, 2] = False
-    x = image(*size).requires_grad_()
+    x = random_maps(*size).requires_grad_()
     assert gradgradcheck(lambda x: layer(x, mask if masked else None), x, fast_mode=True)
 
 
 def test_vmap_gives_per_sample_gradients():
-    layer, x = make_layer().eval(), image(3, 8, 4, 5)
+    layer, x = make_layer().eval(), random_maps(3, 8, 4, 5)
     parameters = dict(layer.named_parameters())
 
     def loss(parameters, x):
@@ -494,12 +500,12 @@ def test_vmap_gives_per_sample_gradients():
         torch.testing.assert_close(batched[name][i], torch.func.grad(loss)(parameters, x[i])[name])
 
 
-@pytest.mark.parametrize("option", [{}, {"multi_head": True, "causal": True}], ids=str)
-def test_pickle_deepcopy_and_state_dict_preserve_the_output(option):
-    layer, x = make_layer(**option), image(2, 8, 5, 6)
+@pytest.mark.parametrize("options", [{}, {"multi_head": True, "causal": True}], ids=str)
+def test_pickle_deepcopy_and_state_dict_preserve_the_output(options):
+    layer, x = make_layer(**options), random_maps(2, 8, 5, 6)
     layer(x)  # updates the running statistics
     layer.eval()
-    loaded = make_layer(**option)
+    loaded = make_layer(**options)
     loaded.reset_parameters()
     loaded.load_state_dict(layer.state_dict())
     for copied in (loaded.eval(), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
@@ -508,6 +514,6 @@ def test_pickle_deepcopy_and_state_dict_preserve_the_output(option):
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_repr_shows_options_that_differ_from_the_defaults(dimensions):
-    text = repr(make_layer(dimensions=dimensions, causal=True, normalize_keys=None))
-    assert f"LambdaLayer{dimensions}d" in text
-    assert "normalize_keys=None, causal=True" in text
+    description = repr(make_layer(dimensions=dimensions, causal=True, normalize_keys=None))
+    assert f"LambdaLayer{dimensions}d" in description
+    assert "normalize_keys=None, causal=True" in description

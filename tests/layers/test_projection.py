@@ -1,4 +1,4 @@
-"""Merged query, key and value projections, against separate calls of projection and norm."""
+"""Merged query, key and value projections, against separate calls of the projections and norms."""
 
 import copy
 
@@ -15,12 +15,12 @@ NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 SIZES = {1: (7,), 2: (3, 4), 3: (2, 3, 2)}
 
 
-def random(*shape):
+def random_tensor(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
 def make_pairs(dimensions=2, dim=6, training=False):
-    """Projections with norm (queries, values) and without (keys); the norms have nontrivial statistics."""
+    """Return two projections with a norm and one without; the norms have random statistics, weights and biases."""
     torch.manual_seed(0)
     pairs = []
     for channels, normalized in ((4, True), (3, True), (5, False)):
@@ -40,11 +40,11 @@ def separate_calls(x, pairs):
 
 
 def assert_all_close(results, expected):
-    for one, other in zip(results, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    for result, reference in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, reference, rtol=1e-11, atol=1e-11)
 
 
-def parameters_of(pairs):
+def collect_parameters(pairs):
     return [p for pair in pairs for module in pair if module is not None for p in module.parameters()]
 
 
@@ -53,24 +53,24 @@ def parameters_of(pairs):
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_rows_and_gradients_equal_projection_and_norm(dimensions, batch, training):
     pairs = make_pairs(dimensions, training=training)
-    others = copy.deepcopy(pairs)
-    x = random(batch, 6, *SIZES[dimensions]).requires_grad_()
-    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, others)
+    reference_pairs = copy.deepcopy(pairs)
+    x = random_tensor(batch, 6, *SIZES[dimensions]).requires_grad_()
+    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, reference_pairs)
     assert_all_close(outputs, expected)
-    # in the layout of maps, because PyTorch's batch norm, the reference, is wrong for other strides at batch 1
-    weights = [random(*y.mT.shape).mT for y in expected]
+    # with the strides of maps, because PyTorch's batch norm, the reference, is wrong for others at batch size 1
+    weights = [random_tensor(*y.mT.shape).mT for y in expected]
     assert_all_close(
-        torch.autograd.grad(outputs, [x, *parameters_of(pairs)], weights),
-        torch.autograd.grad(expected, [x, *parameters_of(others)], weights),
+        torch.autograd.grad(outputs, [x, *collect_parameters(pairs)], weights),
+        torch.autograd.grad(expected, [x, *collect_parameters(reference_pairs)], weights),
     )
-    for (_, norm), (_, other) in zip(pairs, others, strict=True):
+    for (_, norm), (_, reference) in zip(pairs, reference_pairs, strict=True):
         if norm is not None:
-            torch.testing.assert_close(norm.running_mean, other.running_mean)
-            torch.testing.assert_close(norm.running_var, other.running_var)
+            torch.testing.assert_close(norm.running_mean, reference.running_mean)
+            torch.testing.assert_close(norm.running_var, reference.running_var)
 
 
-def test_folded_norm_follows_changes_of_the_norm():
-    pairs, x = make_pairs(), random(2, 6, 3, 4)
+def test_folding_uses_the_current_state_of_the_norm():
+    pairs, x = make_pairs(), random_tensor(2, 6, 3, 4)
     for change in (
         lambda norm: norm.running_mean.add_(1),
         lambda norm: norm.running_var.mul_(2),
@@ -91,10 +91,10 @@ def forward_pre_hook(module):
 
 
 def backward_hook(module):
-    module.register_full_backward_hook(lambda module, into, out: (5 * into[0],))
+    module.register_full_backward_hook(lambda module, grad_inputs, grad_outputs: (5 * grad_inputs[0],))
 
 
-def own_forward(module):
+def replaced_forward(module):
     forward = module.forward
     module.forward = lambda x: forward(x) - 1
 
@@ -108,39 +108,41 @@ def parametrization(module):
 
 @pytest.mark.parametrize("index", [(0, 0), (1, 1), (2, 0)], ids=["projection", "norm", "projection without norm"])
 @pytest.mark.parametrize(
-    "modify", [forward_hook, forward_pre_hook, backward_hook, own_forward, parametrization], ids=lambda f: f.__name__
+    "modify",
+    [forward_hook, forward_pre_hook, backward_hook, replaced_forward, parametrization],
+    ids=lambda f: f.__name__,
 )
 def test_respects_hooks_and_parametrizations(modify, index):
-    pairs, x = make_pairs(), random(2, 6, 3, 4).requires_grad_()
-    before = separate_calls(x, pairs)
-    weights = [random(*y.shape) for y in before]
-    (gradient_before,) = torch.autograd.grad(before, x, weights)
+    pairs, x = make_pairs(), random_tensor(2, 6, 3, 4).requires_grad_()
+    outputs_before = separate_calls(x, pairs)
+    weights = [random_tensor(*y.shape) for y in outputs_before]
+    (gradient_before,) = torch.autograd.grad(outputs_before, x, weights)
     modify(pairs[index[0]][index[1]])
     outputs, expected = project(x, pairs, tokens=False), separate_calls(x, pairs)
     assert_all_close(outputs, expected)
-    (gradient,), (other,) = (torch.autograd.grad(y, x, weights) for y in (outputs, expected))
-    torch.testing.assert_close(gradient, other)
-    changed = [not torch.allclose(one, two) for one, two in zip(expected, before, strict=True)]
-    assert any(changed) or not torch.allclose(other, gradient_before) or modify is parametrization
+    (gradient,), (expected_gradient,) = (torch.autograd.grad(y, x, weights) for y in (outputs, expected))
+    torch.testing.assert_close(gradient, expected_gradient)
+    changed = [not torch.allclose(after, before) for after, before in zip(expected, outputs_before, strict=True)]
+    assert any(changed) or not torch.allclose(expected_gradient, gradient_before) or modify is parametrization
 
 
-PROJECTIONS = {
-    "a bias": lambda: nn.Conv2d(6, 3, 1),
-    "size 3": lambda: nn.Conv2d(6, 3, 3, padding=1, bias=False),
+OTHER_PROJECTIONS = {
+    "bias": lambda: nn.Conv2d(6, 3, 1),
+    "3x3 kernel": lambda: nn.Conv2d(6, 3, 3, padding=1, bias=False),
     "groups": lambda: nn.Conv2d(6, 3, 1, groups=3, bias=False),
-    "another module": lambda: nn.Sequential(nn.Conv2d(6, 3, 1), nn.ReLU()),
+    "Sequential": lambda: nn.Sequential(nn.Conv2d(6, 3, 1), nn.ReLU()),
 }
 
 
-@pytest.mark.parametrize("make", PROJECTIONS.values(), ids=PROJECTIONS.keys())
-def test_calls_projections_that_are_not_matrix_products(make):
-    pairs, x = make_pairs(), random(2, 6, 3, 4)
+@pytest.mark.parametrize("make", OTHER_PROJECTIONS.values(), ids=OTHER_PROJECTIONS.keys())
+def test_other_projections_are_called_as_modules(make):
+    pairs, x = make_pairs(), random_tensor(2, 6, 3, 4)
     pairs[1] = (make().double(), pairs[1][1])
     assert_all_close(project(x, pairs, tokens=False), separate_calls(x, pairs))
 
 
 class MapNorm(nn.Module):
-    """A custom norm that supports only maps (b, c, height, width), as frozen batch norms do."""
+    """A norm that supports only maps (b, c, height, width), like some frozen batch norms."""
 
     def __init__(self):
         super().__init__()
@@ -153,7 +155,7 @@ class MapNorm(nn.Module):
 
 
 OTHER_NORMS = {
-    "of maps": MapNorm,
+    "norm of maps": MapNorm,
     "group norm": lambda: nn.GroupNorm(3, 3).double(),
     "synchronized batch norm": lambda: nn.SyncBatchNorm(3).double(),
     "batch norm without running statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False).double(),
@@ -164,12 +166,12 @@ OTHER_NORMS = {
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("make", OTHER_NORMS.values(), ids=OTHER_NORMS.keys())
 def test_other_norms_are_called_with_maps(make, training):
-    pairs, x = make_pairs(training=training), random(2, 6, 3, 4).requires_grad_()
+    pairs, x = make_pairs(training=training), random_tensor(2, 6, 3, 4).requires_grad_()
     pairs[1] = (pairs[1][0], make().train(training))
-    others = copy.deepcopy(pairs)
-    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, others)
+    reference_pairs = copy.deepcopy(pairs)
+    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, reference_pairs)
     assert_all_close(outputs, expected)
-    weights = [random(*y.shape) for y in expected]
+    weights = [random_tensor(*y.shape) for y in expected]
     assert_all_close(torch.autograd.grad(outputs, x, weights), torch.autograd.grad(expected, x, weights))
     assert getattr(pairs[1][1], "calls", 1) == 1
 
@@ -178,25 +180,27 @@ def test_other_norms_are_called_with_maps(make, training):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_rows_and_gradients_are_equal_in_channels_last(batch, training):
     gradients, rows = [], []
-    for layout in torch.contiguous_format, torch.channels_last:
+    for memory_format in torch.contiguous_format, torch.channels_last:
         pairs = make_pairs(training=training)
-        x = random(batch, 6, 3, 4).contiguous(memory_format=layout).requires_grad_()
+        x = random_tensor(batch, 6, 3, 4).contiguous(memory_format=memory_format).requires_grad_()
         outputs = project(x, pairs, tokens=False)
-        (gradient,) = torch.autograd.grad(outputs, x, [random(*y.shape) for y in outputs])
-        assert gradient.is_contiguous(memory_format=layout)
+        (gradient,) = torch.autograd.grad(outputs, x, [random_tensor(*y.shape) for y in outputs])
+        assert gradient.is_contiguous(memory_format=memory_format)
         gradients.append(gradient)
         rows.append(outputs)
     assert_all_close(*rows)
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_gradcheck(batch, training, layout):
+def test_gradcheck(batch, training, memory_format):
     pairs = make_pairs(dim=3, training=training)
-    x = random(batch, 3, 2, 3).contiguous(memory_format=layout).requires_grad_()
-    assert gradcheck(lambda x, *_: tuple(project(x, pairs, tokens=False)), (x, *parameters_of(pairs)), fast_mode=True)
+    x = random_tensor(batch, 3, 2, 3).contiguous(memory_format=memory_format).requires_grad_()
+    assert gradcheck(
+        lambda x, *_: tuple(project(x, pairs, tokens=False)), (x, *collect_parameters(pairs)), fast_mode=True
+    )
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -204,7 +208,7 @@ def test_tokens_are_projected_as_rows(training):
     torch.manual_seed(0)
     projection = nn.Linear(6, 4, bias=False, dtype=torch.float64)
     norm = nn.BatchNorm1d(4, dtype=torch.float64).train(training)
-    x = random(2, 5, 6)
+    x = random_tensor(2, 5, 6)
     (rows,) = project(x, [(projection, norm)], tokens=True)
     expected = norm(projection(x).flatten(0, 1)).unflatten(0, (2, 5))
     torch.testing.assert_close(rows, expected, rtol=1e-11, atol=1e-11)

@@ -1,3 +1,5 @@
+"""Parameter and FLOP counts, against the paper and PyTorch."""
+
 import pytest
 import timm
 import torch
@@ -14,8 +16,8 @@ def flops(table, row):
     return count_flops(build.create(), build.image_size)
 
 
-# Independent counts of the paper's architectures.
-EXACT = {
+# By table and row of the paper, counted independently of this package.
+EXPECTED_PARAMETERS = {
     ("3", "conv (He et al. 2016, author run)"): 25_557_032,
     ("3", "conv + channel attention (Hu et al. 2018c, author run)"): 28_088_024,
     ("3", "lambda layer"): 14_995_592,
@@ -39,7 +41,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize(
-    ("row", "count"), EXACT.items(), ids=lambda value: " ".join(value) if type(value) is tuple else ""
+    ("row", "count"), EXPECTED_PARAMETERS.items(), ids=lambda value: " ".join(value) if type(value) is tuple else ""
 )
 def test_parameters_are_exact(row, count):
     assert count_parameters(build_of(*row).create()) == count
@@ -60,37 +62,37 @@ def test_flops_of_convolutions_and_linear_layers_match_pytorch(name):
     assert count_flops(model, 160) == counter.get_total_flops()
 
 
-def test_flops_count_separate_applications_unless_applied_together():
+def test_flops_count_separate_or_single_applications():
     with torch.device("meta"):
         layer = LambdaLayer2d(64, query_depth=8, heads=2, scope=31, algorithm="lambda_order").eval()
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 1, bias=False), layer)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(torch.empty(1, 3, 16, 16))
-    assert count_flops(model, 16, applied_together=True) == counter.get_total_flops()
-    applied = 2 * 256 * 2 * 8 * 32
-    assert count_flops(model, 16) == counter.get_total_flops() + applied
+    assert count_flops(model, 16, single_application=True) == counter.get_total_flops()
+    application = 2 * 256 * 2 * 8 * 32
+    assert count_flops(model, 16) == counter.get_total_flops() + application
 
 
-def test_flops_count_the_scope_up_to_the_side_of_the_map():
-    def position(scope, side):
+def test_flops_limit_the_scope_to_the_side_of_the_map():
+    def position_multiply_adds(scope, side):
         with torch.device("meta"):
             layer = LambdaLayer2d(16, query_depth=4, heads=2, content=False, scope=scope)
         queries_and_values = 2 * side**2 * 16 * (8 + 8)
-        applied = 2 * side**2 * 2 * 4 * 8
+        application = 2 * side**2 * 2 * 4 * 8
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 1, bias=False, device="meta"), layer)
         stem = 2 * side**2 * 3 * 16
-        return (count_flops(model, side) - queries_and_values - applied - stem) / (2 * side**2 * 4 * 8)
+        return (count_flops(model, side) - queries_and_values - application - stem) / (2 * side**2 * 4 * 8)
 
-    assert position(5, 10) == 25
-    assert position(23, 10) == 100
+    assert position_multiply_adds(5, 10) == 25
+    assert position_multiply_adds(23, 10) == 100
 
 
-def test_strided_lambda_layer_counts_at_the_input_resolution():
-    def flops_of_stride(stride):
+def test_strided_lambda_layer_is_counted_at_the_input_resolution():
+    def flops_with_stride(stride):
         layer = LambdaLayer2d(3, heads=1, scope=5, stride=stride, device="meta")
         return count_flops(torch.nn.Sequential(layer), 12)
 
-    assert flops_of_stride(2) == flops_of_stride(1)
+    assert flops_with_stride(2) == flops_with_stride(1)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +117,12 @@ def test_count_flops_rejects_models_not_on_meta():
         count_flops(create_model("lambda_resnet20_small"), 32)
 
 
-def test_every_row_with_a_model_is_in_the_paper():
-    known = {(figure.table, figure.row) for figure in paper_numbers()}
-    assert {(table, row) for table, rows in ROWS.items() for row in rows} <= known
+def test_every_table_row_with_a_model_exists_in_the_paper():
+    paper_rows = {(figure.table, figure.row) for figure in paper_numbers()}
+    assert {(table, row) for table, rows in ROWS.items() for row in rows} <= paper_rows
 
 
-def test_frozen_parameters_count_too_and_shared_ones_once():
+def test_counts_frozen_parameters_and_shared_ones_once():
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[0].requires_grad_(False)
     assert count_parameters(model) == 24

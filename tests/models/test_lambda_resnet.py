@@ -1,19 +1,21 @@
+"""LambdaResNets: parameter counts of the paper, architecture, and timm's functions."""
+
 import pytest
 import timm
 import torch
 
 from lambdanets import LambdaLayer2d, create_model, list_models
 from lambdanets.models import plain_resnetrs
-from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
+from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
 
 
-def parameters_of(name, **overrides):
+def count_parameters(name, **overrides):
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in create_model(name, **overrides).parameters())
 
 
-# Millions of parameters in the paper's Tables 8, 12, 13 and 15, without rows that could not be reproduced.
-TABLE_8 = {
+# Parameters in millions from Tables 8, 12, 13 and 15 of the paper, except rows that are not reproducible.
+TABLE_8 = {  # by (query_depth, heads, intra_depth)
     (4, 4, 1): 14.7, (8, 4, 1): 14.8, (16, 4, 1): 15.0, (32, 4, 1): 15.4, (8, 8, 1): 14.7, (16, 8, 1): 15.1,
     (8, 8, 4): 15.3, (8, 8, 8): 16.0, (16, 4, 4): 16.0,
 }  # fmt: skip
@@ -31,43 +33,45 @@ EXACT = {"lambda_resnet101": 36_866_920, "lambda_resnet152": 51_404_696, "resnet
 @pytest.mark.parametrize(("hyperparameters", "millions"), TABLE_8.items(), ids=str)
 def test_parameter_counts_match_table_8(hyperparameters, millions):
     k, h, u = hyperparameters
-    count = parameters_of("resnet50_lambda", query_depth=k, heads=h, intra_depth=u)
+    count = count_parameters("resnet50_lambda", query_depth=k, heads=h, intra_depth=u)
     assert round(count / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize(("pattern", "millions"), TABLE_12.items())
 def test_parameter_counts_match_table_12(pattern, millions):
-    assert round(parameters_of("resnet50_lambda", pattern=pattern) / 1e6, 1) == millions
+    assert round(count_parameters("resnet50_lambda", pattern=pattern) / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize(("name", "millions"), TABLES_13_AND_15.items())
 def test_parameter_counts_match_tables_13_and_15(name, millions):
-    assert round(parameters_of(name) / 1e6, 0 if isinstance(millions, int) else 1) == millions
+    assert round(count_parameters(name) / 1e6, 0 if isinstance(millions, int) else 1) == millions
 
 
 @pytest.mark.parametrize(("name", "count"), EXACT.items())
 def test_parameter_counts_are_exact(name, count):
-    assert parameters_of(name) == count
+    assert count_parameters(name) == count
 
 
 def test_pattern_cccc_has_as_many_parameters_as_resnet50():
-    assert parameters_of("resnet50_lambda", pattern="CCCC") == parameters_of("resnet50") == 25_557_032
+    assert count_parameters("resnet50_lambda", pattern="CCCC") == count_parameters("resnet50") == 25_557_032
 
 
-@pytest.mark.parametrize("depth", LAMBDA_RESNETS)
-def test_lambda_layers_and_squeeze_excitation_are_where_table_19_says(depth):
-    layers, c4_blocks = LAMBDA_RESNETS[depth]
+@pytest.mark.parametrize("depth", LAMBDA_RESNET_BLOCKS)
+def test_blocks_with_lambda_layers_and_se_match_table_19(depth):
+    layers, c4_blocks = LAMBDA_RESNET_BLOCKS[depth]
     with torch.device("meta"):
         model = create_model(f"lambda_resnet{depth}")
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     assert tuple(len(stage) for stage in stages) == layers
-    found = [[i for i, block in enumerate(stage, 1) if isinstance(block.conv2, LambdaLayer2d)] for stage in stages]
-    assert found == [[], [], list(c4_blocks), list(range(1, layers[3] + 1))]
+    lambda_blocks = [
+        [i for i, block in enumerate(stage, 1) if isinstance(block.conv2, LambdaLayer2d)] for stage in stages
+    ]
+    assert lambda_blocks == [[], [], list(c4_blocks), list(range(1, layers[3] + 1))]
     assert all(block.se is not None for stage in stages[:2] for block in stage)
     assert all(block.se is None for stage in stages[2:] for block in stage)
 
 
-def test_strided_blocks_run_lambda_layers_at_the_input_resolution():
+def test_lambda_layers_replace_the_stride_of_a_block_by_pooling():
     with torch.device("meta"):
         model = create_model("resnet50_lambda")
     assert [stage[0].conv2.stride for stage in (model.layer1, model.layer2, model.layer3, model.layer4)] == [1, 2, 2, 2]
@@ -88,7 +92,7 @@ def test_small_model_keeps_the_resolution_of_small_images():
     assert [f.shape[2] for f in features] == [28, 28, 14, 7, 4]
 
 
-def test_output_stride_keeps_the_last_stages_large():
+def test_output_stride_limits_the_downsampling():
     model = create_model("lambda_resnet50", features_only=True, output_stride=16, out_indices=(3, 4))
     assert [f.shape[2] for f in model(torch.randn(1, 3, 64, 64))] == [4, 4]
 
@@ -101,7 +105,7 @@ def test_classifier_can_be_reset():
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 512)
 
 
-def test_gradient_checkpointing_changes_no_gradient():
+def test_gradient_checkpointing_keeps_gradients_bit_identical():
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     gradients = []
     for checkpointing in (False, True):
@@ -110,7 +114,7 @@ def test_gradient_checkpointing_changes_no_gradient():
         model.set_grad_checkpointing(checkpointing)
         model(x).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
 
 
 def test_drop_path_drops_blocks_only_in_training():
@@ -133,7 +137,7 @@ def test_last_norm_of_every_block_is_zero_initialized(name):
     assert all(not block.bn3.weight.any() for stage in stages for block in stage)
 
 
-def test_surgery_keeps_the_layers_initialization():
+def test_lambda_layers_keep_their_initialization():
     torch.manual_seed(0)
     layer = create_model("lambda_resnet50").layer4[1].conv2
     assert layer.query_projection.weight.std().item() == pytest.approx((16 * 512) ** -0.5, rel=0.05)
@@ -152,9 +156,9 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
     assert torch.equal(loaded(x), model(x))
 
 
-def test_every_model_is_listed_and_known_to_timm():
+def test_every_model_is_listed_here_and_by_timm():
     names = list_models()
-    assert len(names) == 2 * len(LAMBDA_RESNETS) + 5 + len(plain_resnetrs.DEPTHS)
+    assert len(names) == 2 * len(LAMBDA_RESNET_BLOCKS) + 5 + len(plain_resnetrs.DEPTHS)
     assert set(names) <= set(timm.list_models())
 
 
@@ -177,7 +181,7 @@ def test_rejects_unknown_model_argument():
 def test_shared_embeddings_are_one_table_per_resolution():
     model = create_model("resnet50_lambda", share_embeddings=True)
     unshared = sum(p.numel() for p in create_model("resnet50_lambda").parameters())
-    # 16 layers: 4 at 56x56 (the first of c3 among them), then 4, 6 and 2
+    # 16 layers at 4 resolutions: 4 at 56x56, including the first of c3, then 4, 6 and 2
     assert sum(p.numel() for p in model.parameters()) == unshared - 12 * 23 * 23 * 16
     assert model.layer1[0].conv2.embedding is model.layer2[0].conv2.embedding
     assert model.layer2[1].conv2.embedding is model.layer3[0].conv2.embedding

@@ -1,10 +1,12 @@
+"""Mask R-CNN: images of any size, padding, losses and invalid arguments."""
+
 import pytest
 import torch
 from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.models.padding_check import as_trained
+from lambdanets.models.padding_check import simulate_trained_weights
 
 SMALL = {
     "pyramid_channels": 16,
@@ -18,18 +20,18 @@ SMALL = {
 SIZES = [(37, 70), (64, 33), (50, 50)]
 
 
-def small(backbone="lambda_resnet20_small", num_classes=2, **options):
+def small_mask_rcnn(backbone="lambda_resnet20_small", num_classes=2, **options):
     torch.manual_seed(0)
     return mask_rcnn(backbone, num_classes, **SMALL | options)
 
 
-def images(sizes=SIZES, dtype=torch.float32):
+def random_images(sizes=SIZES, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     return [torch.rand(3, *size, generator=generator, dtype=dtype) for size in sizes]
 
 
-def target(size, boxes):
-    """A target of rectangles with alternating classes 1 and 2."""
+def make_target(size, boxes):
+    """Return a target with rectangular masks and alternating labels 1 and 2."""
     masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
     for mask, (x, y, right, bottom) in zip(masks, boxes, strict=True):
         mask[y:bottom, x:right] = 1
@@ -38,17 +40,17 @@ def target(size, boxes):
 
 
 TARGETS = [
-    target(SIZES[0], [(3, 4, 20, 30), (30, 5, 60, 20)]),
-    target(SIZES[1], [(0, 0, 33, 64)]),
-    target(SIZES[2], []),
+    make_target(SIZES[0], [(3, 4, 20, 30), (30, 5, 60, 20)]),
+    make_target(SIZES[1], [(0, 0, 33, 64)]),
+    make_target(SIZES[2], []),
 ]
 
 
 @pytest.fixture(scope="module")
-def trained():
-    """A small float64 model with detections: batch norm statistics of random images, and random objectness."""
-    model = small(box_score_thresh=0.0, box_detections_per_img=20).double()
-    as_trained(model.backbone)
+def simulated_model():
+    """A small float64 model that detects objects: like after training, with random weights of the classifiers."""
+    model = small_mask_rcnn(box_score_thresh=0.0, box_detections_per_img=20).double()
+    simulate_trained_weights(model.backbone)
     torch.manual_seed(2)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
     nn.init.normal_(model.roi_heads.box_predictor.cls_score.weight, std=0.5)
@@ -59,142 +61,144 @@ def trained():
 def test_rejects_boxes_without_area_in_training(box):
     targets = [TARGETS[0], TARGETS[1] | {"boxes": torch.tensor([box])}]
     with pytest.raises(InputError, match=r"x1 below x2 and y1 below y2, got \[.*\] of image 1"):
-        small().train()(images(SIZES[:2]), targets)
+        small_mask_rcnn().train()(random_images(SIZES[:2]), targets)
 
 
 def test_rejects_fixed_size_networks_without_hide_padding():
-    with pytest.raises(InputError, match=r"vit_tiny_patch16_224 cannot take images of 64 x 192, as batches may have"):
-        small("vit_tiny_patch16_224", levels=(0,), hide_padding=False)
+    with pytest.raises(
+        InputError, match=r"vit_tiny_patch16_224 does not accept images of 64 x 192, a possible size of a batch"
+    ):
+        small_mask_rcnn("vit_tiny_patch16_224", levels=(0,), hide_padding=False)
 
 
-def test_detections_are_independent_of_the_rest_of_the_batch(trained):
+def test_detections_are_independent_of_other_images_in_the_batch(simulated_model):
     with torch.no_grad():
-        batched = trained(images(dtype=torch.float64))
-        for image, found in zip(images(dtype=torch.float64), batched, strict=True):
-            (single,) = trained([image])
-            assert len(found["boxes"]) == 20
-            assert torch.equal(single["labels"], found["labels"])
+        batched = simulated_model(random_images(dtype=torch.float64))
+        for image, detections in zip(random_images(dtype=torch.float64), batched, strict=True):
+            (single,) = simulated_model([image])
+            assert len(detections["boxes"]) == 20
+            assert torch.equal(single["labels"], detections["labels"])
             for name in ("boxes", "scores", "masks"):
-                torch.testing.assert_close(single[name], found[name], rtol=1e-9, atol=1e-9)
+                torch.testing.assert_close(single[name], detections[name], rtol=1e-9, atol=1e-9)
 
 
-def test_detections_depend_on_the_batch_without_hide_padding(trained):
-    model = small(hide_padding=False, box_score_thresh=0.0, box_detections_per_img=20).double()
-    model.load_state_dict(trained.state_dict())
+def test_detections_depend_on_the_batch_without_hide_padding(simulated_model):
+    model = small_mask_rcnn(hide_padding=False, box_score_thresh=0.0, box_detections_per_img=20).double()
+    model.load_state_dict(simulated_model.state_dict())
     with torch.no_grad():
-        batched = model.eval()(images(dtype=torch.float64))
-        (single,) = model([images(dtype=torch.float64)[1]])
+        batched = model.eval()(random_images(dtype=torch.float64))
+        (single,) = model([random_images(dtype=torch.float64)[1]])
     assert (
         single["boxes"].shape != batched[1]["boxes"].shape or (single["boxes"] - batched[1]["boxes"]).abs().max() > 1e-3
     )
 
 
-def test_masks_have_the_image_size_and_boxes_lie_within(trained):
+def test_masks_have_the_image_size_and_boxes_are_inside(simulated_model):
     with torch.no_grad():
-        found = trained(images(dtype=torch.float64))
-    for (height, width), detections in zip(SIZES, found, strict=True):
+        results = simulated_model(random_images(dtype=torch.float64))
+    for (height, width), detections in zip(SIZES, results, strict=True):
         assert detections["masks"].shape == (20, 1, height, width)
         assert (detections["boxes"] >= 0).all()
         assert (detections["boxes"] <= torch.tensor([width, height, width, height]) * (1 + 1e-5)).all()
 
 
 @pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1), (2, 300)])
-def test_accepts_images_of_any_shape(size, trained):
+def test_accepts_images_of_any_shape(size, simulated_model):
     with torch.no_grad():
-        (found,) = trained([torch.rand(3, *size, dtype=torch.float64)])
-    assert found["masks"].shape[-2:] == size
+        (detections,) = simulated_model([torch.rand(3, *size, dtype=torch.float64)])
+    assert detections["masks"].shape[-2:] == size
 
 
-def test_every_parameter_has_a_gradient_of_the_losses():
-    model = small().train()
-    losses = model(images(), TARGETS)
+def test_losses_have_a_gradient_for_every_parameter():
+    model = small_mask_rcnn().train()
+    losses = model(random_images(), TARGETS)
     assert set(losses) == {
         "loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg", "loss_mask",
     }  # fmt: skip
     sum(losses.values()).backward()
-    without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
-    assert without == set()
+    without_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert without_gradient == set()
 
 
 def test_losses_are_finite_for_a_batch_without_objects():
-    model = small().train()
-    losses = model(images(SIZES[:2]), [target(size, []) for size in SIZES[:2]])
+    model = small_mask_rcnn().train()
+    losses = model(random_images(SIZES[:2]), [make_target(size, []) for size in SIZES[:2]])
     total = sum(losses.values())
     total.backward()
     assert total.isfinite()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_autocast_to_bfloat16_is_finite():
-    model = small().train()
+def test_losses_and_gradients_are_finite_under_bfloat16_autocast():
+    model = small_mask_rcnn().train()
     with torch.autocast("cpu", torch.bfloat16):
-        losses = model(images(), TARGETS)
+        losses = model(random_images(), TARGETS)
     sum(losses.values()).backward()
     assert all(loss.isfinite() for loss in losses.values())
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_boxes_are_float32_under_autocast():
-    model = small(image_size=1024, box_score_thresh=0.0).eval()
+    model = small_mask_rcnn(image_size=1024, box_score_thresh=0.0).eval()
     for layer in (model.rpn.head.bbox_pred, model.roi_heads.box_predictor.bbox_pred):
         nn.init.zeros_(layer.weight)  # boxes then equal the anchors
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        (found,) = model([torch.rand(3, 64, 1024)])
-    assert found["boxes"].dtype == found["masks"].dtype == torch.float32
-    inside = found["boxes"][(found["boxes"] < 1024) & (found["boxes"] > 512)]
+        (detections,) = model([torch.rand(3, 64, 1024)])
+    assert detections["boxes"].dtype == detections["masks"].dtype == torch.float32
+    inside = detections["boxes"][(detections["boxes"] < 1024) & (detections["boxes"] > 512)]
     assert len(inside)
-    assert (inside % 4).any()  # bfloat16 represents only multiples of 4 there
+    assert (inside % 4).any()  # bfloat16 represents only multiples of 4 above 512
 
 
 def test_anchors_in_padding_are_ignored_in_training():
-    model = small().train()
-    batch, targets = model.transform(images(), TARGETS)
+    model = small_mask_rcnn().train()
+    batch, targets = model.transform(random_images(), TARGETS)
     maps = list(model.backbone(batch.tensors, batch.image_sizes).values())
     anchors = model.rpn.anchor_generator(batch, maps)
     model.rpn(batch, dict(enumerate(maps)), targets)
     labels, _ = model.rpn.assign_targets_to_anchors(anchors, targets)
     logits, _ = model.rpn.head(maps)
-    for number, label in enumerate(labels):
-        padded = torch.cat([level[number].permute(1, 2, 0).flatten() for level in logits]) == -100
+    for index, label in enumerate(labels):
+        padded = torch.cat([level[index].permute(1, 2, 0).flatten() for level in logits]) == -100
         assert (label[padded] == -1).all()
         assert (label[~padded] == 0).any()
-        assert padded.any() == (batch.image_sizes[number] != tuple(batch.tensors.shape[-2:]))
+        assert padded.any() == (batch.image_sizes[index] != tuple(batch.tensors.shape[-2:]))
 
 
 def test_targets_are_not_modified():
-    model = small().train()
+    model = small_mask_rcnn().train()
     before = [{name: tensor.clone() for name, tensor in each.items()} for each in TARGETS]
-    model(images(), TARGETS)
-    for copy, target in zip(before, TARGETS, strict=True):
-        assert all(torch.equal(copy[name], target[name]) for name in copy)
+    model(random_images(), TARGETS)
+    for expected, target in zip(before, TARGETS, strict=True):
+        assert all(torch.equal(target[name], expected[name]) for name in expected)
 
 
 def test_anchors_in_padding_have_low_objectness():
-    model = small().eval()
-    batch, _ = model.transform(images([(64, 96), (20, 96)]))
+    model = small_mask_rcnn().eval()
+    batch, _ = model.transform(random_images([(64, 96), (20, 96)]))
     with torch.no_grad():
         maps = model.backbone(batch.tensors, batch.image_sizes)
         logits, _ = model.rpn.head(list(maps.values()))
     for level, stride in zip(logits, model.backbone.strides, strict=True):
-        end = -(-batch.image_sizes[1][0] // stride)
-        assert (level[1, :, end:] == -100).all()
-        assert (level[1, :, :end] > -100).all()
+        valid_rows = -(-batch.image_sizes[1][0] // stride)
+        assert (level[1, :, valid_rows:] == -100).all()
+        assert (level[1, :, :valid_rows] > -100).all()
 
 
 def test_pyramid_strides_do_not_depend_on_the_first_image():
-    model = small("lambda_resnet50")
+    model = small_mask_rcnn("lambda_resnet50")
     assert model.backbone.strides == (4, 8, 16, 32, 64)
     with torch.no_grad():
         model.eval()([torch.rand(3, 10, 10)])
     assert model.roi_heads.box_roi_pool.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
-    sizes = [cell.shape for cell in model.rpn.anchor_generator.cell_anchors]
-    assert sizes == [(3, 4)] * 5
+    shapes = [cell.shape for cell in model.rpn.anchor_generator.cell_anchors]
+    assert shapes == [(3, 4)] * 5
     sides = [(cell[1, 2] - cell[1, 0]).item() for cell in model.rpn.anchor_generator.cell_anchors]
     assert sides == [32, 64, 128, 256, 512]
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
         ({"levels": (1, 3)}, "levels must have strides that double"),
@@ -208,34 +212,35 @@ def test_pyramid_strides_do_not_depend_on_the_first_image():
         ({"backbone": "lambda_resnet51"}, "there is no model named 'lambda_resnet51'"),
     ],
 )
-def test_rejects_invalid_arguments(options, sentence):
-    with pytest.raises(InputError, match=sentence):
-        small(**options)
+def test_rejects_invalid_arguments(options, message):
+    with pytest.raises(InputError, match=message):
+        small_mask_rcnn(**options)
 
 
 @pytest.mark.parametrize("backbone", ["ese_vovnet19b_dw", "legacy_seresnet18", "densenet121"])
 def test_padding_can_be_hidden_in_networks_of_timm(backbone):
-    assert small(backbone).backbone.strides == (4, 8, 16, 32, 64)
+    assert small_mask_rcnn(backbone).backbone.strides == (4, 8, 16, 32, 64)
 
 
 def test_rejects_training_without_targets():
-    with pytest.raises(InputError, match="targets must be given in training"):
-        small().train()(images())
+    with pytest.raises(InputError, match="targets must be a list of dictionaries in training, got None"):
+        small_mask_rcnn().train()(random_images())
 
 
-def test_mask_threshold_equals_thresholded_probabilities(trained):
-    model = small(box_score_thresh=0.0, box_detections_per_img=20, mask_threshold=0.3).double()
-    model.load_state_dict(trained.state_dict())
+def test_mask_threshold_equals_thresholded_probabilities(simulated_model):
+    model = small_mask_rcnn(box_score_thresh=0.0, box_detections_per_img=20, mask_threshold=0.3).double()
+    model.load_state_dict(simulated_model.state_dict())
     with torch.no_grad():
-        found, probabilities = model.eval()(images(dtype=torch.float64)), trained(images(dtype=torch.float64))
-    for detections, other in zip(found, probabilities, strict=True):
+        results = model.eval()(random_images(dtype=torch.float64))
+        expected = simulated_model(random_images(dtype=torch.float64))
+    for detections, probabilities in zip(results, expected, strict=True):
         assert detections["masks"].dtype == torch.bool
-        assert torch.equal(detections["masks"], other["masks"] > 0.3)
-    assert any(detections["masks"].any() for detections in found)
+        assert torch.equal(detections["masks"], probabilities["masks"] > 0.3)
+    assert any(detections["masks"].any() for detections in results)
 
 
-def test_image_without_detections_has_no_masks():
-    model = small(box_score_thresh=1.1, mask_threshold=0.5).eval()
-    (found,) = model(images(SIZES[:1]))
-    assert found["masks"].shape == (0, 1, *SIZES[0])
-    assert found["masks"].dtype == torch.bool
+def test_image_without_detections_has_zero_masks():
+    model = small_mask_rcnn(box_score_thresh=1.1, mask_threshold=0.5).eval()
+    (detections,) = model(random_images(SIZES[:1]))
+    assert detections["masks"].shape == (0, 1, *SIZES[0])
+    assert detections["masks"].dtype == torch.bool

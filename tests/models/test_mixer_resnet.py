@@ -1,3 +1,5 @@
+"""ResNets with mixers: architecture, options and errors."""
+
 import pytest
 import timm
 import torch
@@ -8,17 +10,18 @@ from lambdanets.layers.baselines import MIXERS, GlobalAttention, LocalAttention
 from lambdanets.models.mixer_resnet import MixerResNet
 
 
-def parameters_of(name, **options):
+def count_parameters(name, **options):
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in create_model(name, **options).parameters())
 
 
-def have_same_shapes(one, other):
-    return one.keys() == other.keys() and all(one[name].shape == other[name].shape for name in one)
+def have_same_shapes(state, other_state):
+    same_names = state.keys() == other_state.keys()
+    return same_names and all(state[name].shape == other_state[name].shape for name in state)
 
 
 def test_convolution_network_has_the_parameters_of_resnet50():
-    assert parameters_of("resnet50_mixer", mixer="convolution") == 25_557_032
+    assert count_parameters("resnet50_mixer", mixer="convolution") == 25_557_032
 
 
 def test_channel_attention_network_is_timms_seresnet50():
@@ -40,7 +43,7 @@ def test_small_mixer_lambda_is_lambda_resnet20_small():
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_every_mixer_network_has_gradients_for_any_image_size(mixer):
+def test_every_mixer_network_has_outputs_and_gradients(mixer):
     model = create_model("resnet20_mixer_small", mixer=mixer, pattern="CLLL", num_classes=5)
     output = model(torch.randn(2, 3, 20, 13))
     assert output.shape == (2, 5)
@@ -48,12 +51,12 @@ def test_every_mixer_network_has_gradients_for_any_image_size(mixer):
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_mixers_are_where_the_pattern_says():
+def test_pattern_selects_the_stages_with_mixers():
     with torch.device("meta"):
         model = create_model("resnet50_mixer", mixer="global_attention", pattern="C-C-L-L")
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
-    kinds = [{type(block.conv2) for block in stage} for stage in stages]
-    assert kinds == [{nn.Conv2d}, {nn.Conv2d}, {GlobalAttention}, {GlobalAttention}]
+    layer_types = [{type(block.conv2) for block in stage} for stage in stages]
+    assert layer_types == [{nn.Conv2d}, {nn.Conv2d}, {GlobalAttention}, {GlobalAttention}]
     assert model.layer3[0].conv2.stride == 2
 
 
@@ -64,15 +67,15 @@ def test_channel_attention_is_only_in_the_blocks_of_the_pattern():
     assert all(block.se.fc1.out_channels == 512 for block in model.layer4)
 
 
-def test_mixer_options_are_keywords_or_a_dict():
+def test_mixer_options_may_be_keywords_or_a_dict():
     with torch.device("meta"):
-        one = create_model("resnet50_mixer", mixer="local_attention", pattern="CCCL", scope=5)
-        other = create_model(
+        keyword_model = create_model("resnet50_mixer", mixer="local_attention", pattern="CCCL", scope=5)
+        dict_model = create_model(
             "resnet50_mixer", mixer="local_attention", pattern="CCCL", mixer_options={"scope": 5}, num_classes=7
         )
-    layers = [[module for module in model.modules() if isinstance(module, LocalAttention)] for model in (one, other)]
-    assert [[layer.scope for layer in model_layers] for model_layers in layers] == [[5] * 3] * 2
-    assert other.num_classes == 7
+    for model in (keyword_model, dict_model):
+        assert [layer.scope for layer in model.modules() if isinstance(layer, LocalAttention)] == [5] * 3
+    assert dict_model.num_classes == 7
 
 
 def test_output_stride_does_not_dilate_mixers():
@@ -81,7 +84,7 @@ def test_output_stride_does_not_dilate_mixers():
         assert model.forward_features(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 2048, 4, 4)
 
 
-def test_timm_creates_a_mixer_network_with_features_only():
+def test_mixer_network_supports_features_only():
     model = timm.create_model("resnet20_mixer_small", mixer="double_attention", features_only=True)
     shapes = [tuple(features.shape[1:]) for features in model(torch.randn(1, 3, 32, 32))]
     assert shapes[-1] == (512, 4, 4)
@@ -102,7 +105,7 @@ def test_mixer_lambda_accepts_lambda_resnet_arguments():
         ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
         ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
         ({"mixer": "convolution", "scope": 3}, "mixer convolution has no option scope; its options are: none"),
-        ({"mixer": "local_attention", "mixer_options": 3}, "mixer_options must be a dict of options, got 3"),
+        ({"mixer": "local_attention", "mixer_options": 3}, "mixer_options must be a dict, got 3"),
         ({"mixer": "local_attention", "mixer_options": {"scope": 3}, "scope": 3}, "mixer_options must not repeat"),
         ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
         ({"mixer": "global_attention", "heads": 7}, "heads must divide dim_out = 64, got 7"),

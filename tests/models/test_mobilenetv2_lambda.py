@@ -1,3 +1,5 @@
+"""MobileNet-v2 with lambda blocks: parameter counts, architecture, and timm's functions."""
+
 import pytest
 import timm
 import torch
@@ -6,26 +8,26 @@ from lambdanets import LambdaLayer2d, create_model
 from lambdanets.models.mobilenetv2_lambda import LambdaMobileNetV2, LightweightLambdaBlock
 
 
-def count(model):
+def count_parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_parameter_counts_match_table_17():
-    assert round(count(create_model("mobilenetv2_lambda")) / 1e6, 2) == 3.21
+    assert round(count_parameters(create_model("mobilenetv2_lambda")) / 1e6, 2) == 3.21
 
 
 def test_model_without_lambda_blocks_is_timms_mobilenetv2():
-    plain, ours = timm.create_model("mobilenetv2_100").eval(), LambdaMobileNetV2(lambda_blocks=()).eval()
-    ours.load_state_dict(plain.state_dict())
+    timm_model, model = timm.create_model("mobilenetv2_100").eval(), LambdaMobileNetV2(lambda_blocks=()).eval()
+    model.load_state_dict(timm_model.state_dict())
     x = torch.randn(1, 3, 64, 64)
-    assert torch.equal(ours(x), plain(x))
+    assert torch.equal(model(x), timm_model(x))
 
 
-def test_blocks_10_and_16_have_lambda_layers_with_8_queries_per_head():
+def test_blocks_10_and_16_have_lambda_layers_with_query_depth_8():
     model = create_model("mobilenetv2_lambda")
-    found = {name: m for name, m in model.named_modules() if isinstance(m, LambdaLayer2d)}
-    assert list(found) == ["blocks.3.3.mixer", "blocks.5.2.mixer"]
-    assert [(m.dim, m.query_depth, m.heads, m.embedding.scope) for m in found.values()] == [
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LambdaLayer2d)}
+    assert list(layers) == ["blocks.3.3.mixer", "blocks.5.2.mixer"]
+    assert [(layer.dim, layer.query_depth, layer.heads, layer.embedding.scope) for layer in layers.values()] == [
         (64, 8, 4, (5, 5)),
         (160, 8, 4, (5, 5)),
     ]
@@ -40,11 +42,11 @@ def test_lambda_block_is_initialized_as_identity():
     assert not torch.equal(block(x), x)
 
 
-def test_features_classifier_and_checkpointing_are_timms():
+def test_timms_features_classifier_and_checkpointing_work():
     features = create_model("mobilenetv2_lambda", features_only=True)
     x = torch.randn(2, 3, 65, 97)
-    plain = timm.create_model("mobilenetv2_100", features_only=True)
-    assert [f.shape for f in features(x)] == [f.shape for f in plain(x)]
+    timm_model = timm.create_model("mobilenetv2_100", features_only=True)
+    assert [f.shape for f in features(x)] == [f.shape for f in timm_model(x)]
     model = create_model("mobilenetv2_lambda", in_chans=1)
     model.reset_classifier(7)
     model.set_grad_checkpointing()
@@ -67,8 +69,8 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
 
 @pytest.mark.parametrize(
     ("blocks", "message"),
-    [((18,), "numbers from 1 to 17, got"), ((0,), "numbers from 1 to 17"), ((4,), "unlike block 4")],
+    [((18,), "numbers from 1 to 17, got"), ((0,), "numbers from 1 to 17"), ((4,), r"got block 4 in \(4,\)")],
 )
-def test_rejects_blocks_that_cannot_be_lambda_blocks(blocks, message):
+def test_rejects_invalid_lambda_blocks(blocks, message):
     with pytest.raises(ValueError, match=message):
         create_model("mobilenetv2_lambda", lambda_blocks=blocks)

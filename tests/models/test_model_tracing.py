@@ -13,7 +13,7 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 from lambdanets import LambdaLayer2d, replace_convolutions
 from lambdanets.layers.module import Layer
 
-# PyTorch deprecates tracing and scripting, at every call.
+# PyTorch warns at every call that tracing and scripting are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
 
 MODELS = {
@@ -21,41 +21,41 @@ MODELS = {
     "resnet20_mixer_small": {"mixer": "local_attention", "scope": 3},
     "mobilenetv2_lambda": {},
 }
-models = pytest.mark.parametrize(("name", "options"), MODELS.items(), ids=MODELS)
+parametrize_models = pytest.mark.parametrize(("name", "options"), MODELS.items(), ids=MODELS)
 
 
-def make(name, options):
+def create_model_and_images(name, options):
     torch.manual_seed(0)
-    # float64, because batch norm over two examples at a single position amplifies rounding errors
+    # float64, because batch norm over only two values amplifies rounding errors
     model = timm.create_model(name, num_classes=5, **options).double()
     return model, torch.randn(2, 3, 32, 32, dtype=torch.float64)
 
 
-def gradients(model, x):
+def output_and_gradients(model, x):
     output = model(x)
     return output, torch.autograd.grad(output.square().sum(), list(model.parameters()))
 
 
-def assert_same(model, other, x):
-    expected, expected_gradients = gradients(model, x)
-    output, actual_gradients = gradients(other, x)
+def assert_same(model, traced, x):
+    expected, expected_gradients = output_and_gradients(model, x)
+    output, actual_gradients = output_and_gradients(traced, x)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
-    # rounding errors of the largest gradients affect the smallest ones, depending on the CPU
+    # rounding errors of the largest output_and_gradients affect the smallest ones, depending on the CPU
     largest = max(float(gradient.abs().max()) for gradient in expected_gradients)
-    for one, another in zip(actual_gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(one, another, rtol=1e-6, atol=1e-6 + 1e-16 * largest)
+    for actual, reference in zip(actual_gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(actual, reference, rtol=1e-6, atol=1e-6 + 1e-16 * largest)
 
 
-@models
+@parametrize_models
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
 def test_torch_fx_traces_a_model_with_the_same_outputs_and_gradients(name, options, training):
-    model, x = make(name, options)
+    model, x = create_model_and_images(name, options)
     assert_same(model.train(training), fx.symbolic_trace(model), x)
 
 
-@models
-def test_torchvision_extracts_features_by_the_name_of_a_layer(name, options):
-    model, x = make(name, options)
+@parametrize_models
+def test_torchvision_extracts_the_output_of_each_layer(name, options):
+    model, x = create_model_and_images(name, options)
     model.eval()
     layers = [key for key, module in model.named_modules() if isinstance(module, Layer) and "embedding" not in key]
     _, nodes = get_graph_node_names(model)
@@ -81,24 +81,24 @@ def test_feature_extraction_works_after_surgery(library):
 
 def test_timm_extracts_features_by_fx_with_layers_as_leaves():
     assert Layer in get_notrace_modules()
-    model, x = make("lambda_resnet20_small", {"features_only": True, "feature_cls": "fx"})
+    model, x = create_model_and_images("lambda_resnet20_small", {"features_only": True, "feature_cls": "fx"})
     torch.manual_seed(0)
-    other = timm.create_model("lambda_resnet20_small", num_classes=5, features_only=True).double()
-    for one, another in zip(model.eval()(x), other.eval()(x), strict=True):
-        assert torch.equal(one, another)
+    reference = timm.create_model("lambda_resnet20_small", num_classes=5, features_only=True).double()
+    for actual, expected in zip(model.eval()(x), reference.eval()(x), strict=True):
+        assert torch.equal(actual, expected)
 
 
-@models
+@parametrize_models
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
 def test_traced_model_has_the_same_outputs_and_gradients(name, options, training):
-    model, x = make(name, options)
+    model, x = create_model_and_images(name, options)
     traced = torch.jit.trace(model.train(training), x, check_trace=False)
     assert_same(model, traced, x)
 
 
-@models
-def test_tensorboard_adds_the_graph(name, options, tmp_path):
-    model, x = make(name, options)
+@parametrize_models
+def test_tensorboard_graph_contains_the_layers(name, options, tmp_path):
+    model, x = create_model_and_images(name, options)
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_graph(model.eval(), x)
     events = EventAccumulator(str(tmp_path)).Reload()

@@ -1,3 +1,5 @@
+"""Hooks that hide padding: outputs, gradients and statistics do not depend on it."""
+
 import pytest
 import timm
 import torch
@@ -6,9 +8,10 @@ from torch import nn
 from lambdanets import LambdaLayer2d, create_model
 from lambdanets.errors import InputError
 from lambdanets.models.padding import Padding
-from lambdanets.models.padding_check import as_trained
+from lambdanets.models.padding_check import simulate_trained_weights
 
-# squeeze-and-excitation, pooled shortcuts, strided lambda layers, max pooling, depthwise convolutions
+# Together they have squeeze-and-excitation, pooled shortcuts, strided lambda layers, max pooling and depthwise
+# convolutions.
 NETWORKS = {
     "resnetrs50": {},
     "lambda_resnet50": {"scope": 7},
@@ -22,19 +25,19 @@ SIZES = [(37, 70), (64, 33), (50, 5)]
 @pytest.fixture(scope="module", params=NETWORKS)
 def network(request):
     torch.manual_seed(0)
-    network = as_trained(create_model(request.param, features_only=True, **NETWORKS[request.param]))
+    network = simulate_trained_weights(create_model(request.param, features_only=True, **NETWORKS[request.param]))
     return network, attach_padding(network)
 
 
-def padded(images, batch, value=7.0):
-    """A batch of images, padded with a value."""
+def pad_images(images, batch, value=7.0):
+    """Return a batch of images, padded with a value."""
     maps = torch.full((len(images), 3, *batch), value, dtype=images[0].dtype)
     for target, image in zip(maps, images, strict=True):
         target[:, : image.shape[1], : image.shape[2]] = image
     return maps
 
 
-def images(sizes=SIZES):
+def random_images(sizes=SIZES):
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(3, *size, generator=generator, dtype=torch.float64) for size in sizes]
 
@@ -46,7 +49,7 @@ def attach_padding(network):
 
 
 def valid_part(maps, batch, size):
-    """The part of maps that belongs to an image of a size."""
+    """Return the part of the maps that belongs to an image of this size."""
     strides = [side // small for side, small in zip(batch, maps.shape[-2:], strict=True)]
     return maps[..., : -(-size[0] // strides[0]), : -(-size[1] // strides[1])]
 
@@ -56,11 +59,11 @@ def assert_same(actual, expected):
     assert (actual - expected).abs().max() <= 1e-10 * expected.abs().max()
 
 
-def test_maps_in_a_padded_batch_equal_those_of_single_images(network):
+def test_maps_of_a_padded_batch_equal_maps_of_single_images(network):
     network, padding = network
     padding.set_sizes(SIZES, (96, 96))
-    batched = network(padded(images(), (96, 96)))
-    for number, image in enumerate(images()):
+    batched = network(pad_images(random_images(), (96, 96)))
+    for number, image in enumerate(random_images()):
         padding.set_sizes(None, SIZES[number])
         for single, maps in zip(network(image[None]), batched, strict=True):
             assert_same(valid_part(maps, (96, 96), SIZES[number])[number], single[0])
@@ -71,17 +74,17 @@ def test_gradients_are_independent_of_padding(network):
     gradients = []
     for side, value in ((96, 7.0), (128, -3.0)):
         padding.set_sizes(SIZES, (side, side))
-        inputs = padded(images(), (side, side), value).requires_grad_()
+        inputs = pad_images(random_images(), (side, side), value).requires_grad_()
         maps = network(inputs)[-1]
         loss = sum(valid_part(x, (side, side), size).square().sum() for x, size in zip(maps, SIZES, strict=True))
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        found = torch.autograd.grad(loss, [inputs, *parameters], allow_unused=True)
-        assert not found[0][0, :, SIZES[0][0] :].any()
-        gradients.append([found[0][..., :64, :70], *found[1:]])
-    for first, other in zip(*gradients, strict=True):
-        assert (first is None) == (other is None)
-        if first is not None:
-            assert (first - other).abs().max() <= 1e-9 * other.abs().max()
+        actual = torch.autograd.grad(loss, [inputs, *parameters], allow_unused=True)
+        assert not actual[0][0, :, SIZES[0][0] :].any()
+        gradients.append([actual[0][..., :64, :70], *actual[1:]])
+    for gradient, reference in zip(*gradients, strict=True):
+        assert (gradient is None) == (reference is None)
+        if gradient is not None:
+            assert (gradient - reference).abs().max() <= 1e-9 * reference.abs().max()
 
 
 def test_batch_norm_statistics_count_only_valid_positions():
@@ -89,9 +92,9 @@ def test_batch_norm_statistics_count_only_valid_positions():
     network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)).double().train()
     padding = attach_padding(network)
     padding.set_sizes(SIZES, (96, 96))
-    maps = network(padded(images(), (96, 96)))
+    maps = network(pad_images(random_images(), (96, 96)))
     padding.set_sizes(None, (96, 96))
-    rows = torch.cat([network[0](image[None])[0].flatten(1) for image in images()], 1)
+    rows = torch.cat([network[0](image[None])[0].flatten(1) for image in random_images()], 1)
     torch.testing.assert_close(network[1].running_mean, 0.1 * rows.mean(1))
     torch.testing.assert_close(network[1].running_var, 0.9 + 0.1 * rows.var(1))
     normalized = torch.cat([valid_part(x, (96, 96), size).flatten(1) for x, size in zip(maps, SIZES, strict=True)], 1)
@@ -103,10 +106,10 @@ def test_training_step_is_independent_of_the_amount_of_padding(name):
     states = []
     for side in (96, 128):
         torch.manual_seed(0)
-        network = as_trained(create_model(name, features_only=True)).train()
+        network = simulate_trained_weights(create_model(name, features_only=True)).train()
         padding = attach_padding(network)
         padding.set_sizes(SIZES, (side, side))
-        maps = network(padded(images(), (side, side)))[-1]
+        maps = network(pad_images(random_images(), (side, side)))[-1]
         sum(valid_part(x, (side, side), size).square().sum() for x, size in zip(maps, SIZES, strict=True)).backward()
         states.append(dict(network.named_buffers()) | {n: p.grad for n, p in network.named_parameters()})
     for key, tensor in states[0].items():
@@ -118,8 +121,8 @@ def test_average_pool_with_count_include_pad_is_preserved():
     pool = nn.AvgPool2d(3, 2, 1)
     padding = attach_padding(pool)
     padding.set_sizes(SIZES, (96, 96))
-    batched = pool(padded(images(), (96, 96)))
-    for number, image in enumerate(images()):
+    batched = pool(pad_images(random_images(), (96, 96)))
+    for number, image in enumerate(random_images()):
         assert_same(valid_part(batched, (96, 96), SIZES[number])[number], nn.functional.avg_pool2d(image, 3, 2, 1))
 
 
@@ -127,16 +130,16 @@ def test_gradient_checkpointing_recomputes_with_the_same_mask():
     gradients = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        network = as_trained(create_model("lambda_resnet50", scope=5, features_only=True))
+        network = simulate_trained_weights(create_model("lambda_resnet50", scope=5, features_only=True))
         network.set_grad_checkpointing(checkpointing)
         padding = attach_padding(network)
         padding.set_sizes(SIZES, (96, 96))
-        network(padded(images(), (96, 96)))[-1].sum().backward()
+        network(pad_images(random_images(), (96, 96)))[-1].sum().backward()
         gradients.append(network.conv1[0].weight.grad)
     assert torch.equal(*gradients)
 
 
-def test_lambda_layers_get_a_mask_hook_and_their_projections_none():
+def test_lambda_layers_have_one_hook_and_their_projections_none():
     network = create_model("lambda_resnet50", features_only=True)
     attach_padding(network)
     layers = [module for module in network.modules() if isinstance(module, LambdaLayer2d)]
@@ -173,7 +176,7 @@ def test_images_without_padding_are_unchanged():
 def test_rejects_a_batch_that_differs_from_the_sizes():
     padding = Padding()
     padding.set_sizes([(4, 4), (8, 8)], (8, 8))
-    with pytest.raises(InputError, match="maps must be of 2 images, as given to set_sizes, got 3"):
+    with pytest.raises(InputError, match="maps must have as many images as set_sizes, 2, got 3"):
         padding.mask(torch.zeros(3, 1, 8, 8))
 
 

@@ -1,3 +1,5 @@
+"""Replacing convolutions of timm's and torchvision's networks."""
+
 import pytest
 import timm
 import torch
@@ -9,8 +11,8 @@ from lambdanets.errors import InputError
 from lambdanets.layers.baselines import LocalAttention
 
 
-def lambda_layer(convolution):
-    return LambdaLayer2d(convolution.in_channels, convolution.out_channels, stride=convolution.stride[0], scope=5)
+def lambda_layer(conv):
+    return LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0], scope=5)
 
 
 def test_replacing_in_a_torchvision_resnet_keeps_its_output_shape():
@@ -24,9 +26,9 @@ def test_replacing_in_a_torchvision_resnet_keeps_its_output_shape():
 
 def test_replacing_strided_convolutions_keeps_the_output_size():
     model = timm.create_model("mobilenetv2_100", num_classes=3)
-    dense = {name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)}
+    strided = {name for name, conv in model.named_modules() if isinstance(conv, nn.Conv2d) and conv.stride == (2, 2)}
     before = model.forward_features(torch.randn(2, 3, 64, 64)).shape
-    replace_convolutions(model, lambda_layer, dense - {"conv_stem"})
+    replace_convolutions(model, lambda_layer, strided - {"conv_stem"})
     assert model.forward_features(torch.randn(2, 3, 64, 64)).shape == before
 
 
@@ -52,11 +54,11 @@ def test_rejects_names_that_are_not_convolutions():
 
 
 def test_rejects_an_empty_selection():
-    with pytest.raises(ValueError, match="where must select some of the 1 convolutions of Sequential"):
+    with pytest.raises(ValueError, match="where must select at least one of 1 convolutions of Sequential, got none"):
         replace_convolutions(nn.Sequential(nn.Conv2d(8, 8, 3)), lambda_layer, lambda name, conv: False)
 
 
-# a network, two convolutions of one block, the block, one convolution of another block
+# library, network, two convolutions of one block, the block, a convolution of another block
 BLOCKS = {
     "timm resnet18": (
         timm, "resnet18", ("layer1.0.conv1", "layer1.0.conv2"), r"layer1.0 \(BasicBlock\)", "layer2.0.conv2"
@@ -79,7 +81,9 @@ BLOCKS = {
         "features.3.conv.1.0",
     ),
 }  # fmt: skip
-blocks = pytest.mark.parametrize(("library", "network", "two", "block", "another"), BLOCKS.values(), ids=BLOCKS.keys())
+parametrize_blocks = pytest.mark.parametrize(
+    ("library", "network", "pair", "block", "other_name"), BLOCKS.values(), ids=BLOCKS.keys()
+)
 
 
 def create_on_meta(library, name):
@@ -87,107 +91,115 @@ def create_on_meta(library, name):
         return timm.create_model(name) if library is timm else getattr(torchvision.models, name)()
 
 
-def meta_layer(convolution):
+def lambda_layer_on_meta(conv):
     return LambdaLayer2d(
-        convolution.in_channels,
-        convolution.out_channels,
+        conv.in_channels,
+        conv.out_channels,
         heads=1,
-        stride=convolution.stride[0],
+        stride=conv.stride[0],
         scope=5,
         device="meta",
     )
 
 
-@blocks
-def test_rejects_two_lambda_layers_in_one_block(library, network, two, block, another):
+@parametrize_blocks
+def test_rejects_two_lambda_layers_in_one_block(library, network, pair, block, other_name):
     model = create_on_meta(library, network)
     before = dict(model.named_modules())
-    message = rf"where must select at most one lambda layer per block, got {two[0]}, {two[1]} in {block};.*Appendix B"
+    message = rf"where must select at most one lambda layer per block, got {pair[0]}, {pair[1]} in {block};.*Appendix B"
     with pytest.raises(InputError, match=message):
-        replace_convolutions(model, meta_layer, [*two, another])
+        replace_convolutions(model, lambda_layer_on_meta, [*pair, other_name])
     assert dict(model.named_modules()) == before
 
 
-@blocks
-def test_rejects_adding_a_second_lambda_layer_to_a_block(library, network, two, block, another):
+@parametrize_blocks
+def test_rejects_adding_a_second_lambda_layer_to_a_block(library, network, pair, block, other_name):
     model = create_on_meta(library, network)
-    assert set(replace_convolutions(model, meta_layer, [two[0], another])) == {two[0], another}
+    assert set(replace_convolutions(model, lambda_layer_on_meta, [pair[0], other_name])) == {pair[0], other_name}
     with pytest.raises(InputError, match=f"where must select at most one lambda layer per block, got .* in {block}"):
-        replace_convolutions(model, meta_layer, [two[1]])
-    assert isinstance(model.get_submodule(two[1]), nn.Conv2d)
+        replace_convolutions(model, lambda_layer_on_meta, [pair[1]])
+    assert isinstance(model.get_submodule(pair[1]), nn.Conv2d)
 
 
-@blocks
-def test_allow_several_per_block_accepts_two_lambda_layers(library, network, two, block, another):
+@parametrize_blocks
+def test_allow_several_per_block_accepts_two_lambda_layers(library, network, pair, block, other_name):
     model = create_on_meta(library, network)
-    replace_convolutions(model, meta_layer, two, allow_several_per_block=True)
-    assert all(isinstance(model.get_submodule(name), LambdaLayer2d) for name in two)
+    replace_convolutions(model, lambda_layer_on_meta, pair, allow_several_per_block=True)
+    assert all(isinstance(model.get_submodule(name), LambdaLayer2d) for name in pair)
 
 
-def test_one_lambda_layer_per_resnet_block_is_accepted():
+def test_accepts_one_lambda_layer_per_block():
     model = create_on_meta(timm, "resnet50")
-    names = replace_convolutions(model, meta_layer, lambda name, conv: name.endswith("conv2"))
+    names = replace_convolutions(model, lambda_layer_on_meta, lambda name, conv: name.endswith("conv2"))
     assert len(names) == 16
 
 
 @pytest.mark.parametrize("library", [timm, torchvision], ids=["timm", "torchvision"])
-def test_plain_sequentials_have_no_blocks(library):
+def test_sequential_networks_have_no_blocks(library):
     model = create_on_meta(library, "vgg11")
-    names = replace_convolutions(model, meta_layer, lambda name, conv: name.startswith("features"))
+    names = replace_convolutions(model, lambda_layer_on_meta, lambda name, conv: name.startswith("features"))
     assert len(names) == 8
 
 
-def test_several_other_layers_per_block_are_accepted():
+def test_accepts_several_layers_of_other_types_per_block():
     model = create_on_meta(torchvision, "resnet18")
     replace_convolutions(model, lambda conv: nn.Identity(), ["layer1.0.conv1", "layer1.0.conv2"])
     assert isinstance(model.layer1[0].conv1, nn.Identity)
 
 
-def test_nested_lambda_layers_count_in_a_block():
+def test_rejects_two_nested_lambda_layers_in_one_block():
     model = create_on_meta(torchvision, "resnet18")
     with pytest.raises(InputError, match=r"layer1.0 \(BasicBlock\)"):
         replace_convolutions(
-            model, lambda conv: nn.Sequential(meta_layer(conv), nn.ReLU()), ["layer1.0.conv1", "layer1.0.conv2"]
+            model,
+            lambda conv: nn.Sequential(lambda_layer_on_meta(conv), nn.ReLU()),
+            ["layer1.0.conv1", "layer1.0.conv2"],
         )
 
 
-def strideless(convolution):
-    return LambdaLayer2d(convolution.in_channels, convolution.out_channels, heads=1, device="meta")
+def layer_without_stride(conv):
+    return LambdaLayer2d(conv.in_channels, conv.out_channels, heads=1, device="meta")
 
 
-MISTAKES = {
+INVALID_LAYERS = {
     "output channels": (
         lambda conv: LambdaLayer2d(conv.in_channels, stride=conv.stride[0], device="meta"),
-        "512 out, stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 256 out, stride 2; pass on conv",
+        "512 out, stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 256 out, stride 2; pass conv",
     ),
     "input channels": (
         lambda conv: LambdaLayer2d(conv.out_channels, stride=conv.stride[0], device="meta"),
         "with 256 channels in, 512 out, .* got LambdaLayer2d with 512 channels in",
     ),
-    "stride": (strideless, "stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 512 out, stride 1"),
-    "another convolution": (lambda conv: nn.Conv2d(256, 512, 3, stride=(2, 1)), r"got Conv2d .* stride \(2, 1\)"),
-    "a baseline": (lambda conv: LocalAttention(256, 512), "got LocalAttention with 256 channels in, 512 out, stride 1"),
+    "stride": (
+        layer_without_stride,
+        "stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 512 out, stride 1",
+    ),
+    "other convolution": (lambda conv: nn.Conv2d(256, 512, 3, stride=(2, 1)), r"got Conv2d .* stride \(2, 1\)"),
+    "baseline": (lambda conv: LocalAttention(256, 512), "got LocalAttention with 256 channels in, 512 out, stride 1"),
     "stride inside another module": (
-        lambda conv: nn.Sequential(strideless(conv), nn.ReLU()),
+        lambda conv: nn.Sequential(layer_without_stride(conv), nn.ReLU()),
         "got Sequential with 256 channels in, 512 out, stride 1",
     ),
     "channels of another module": (
         lambda conv: nn.AvgPool2d(2),
         "got AvgPool2d with 256 channels in, 256 out, stride 2",
     ),
-    "no maps": (lambda conv: nn.Flatten(), r"layer that outputs \(b, channels, height, width\), got shape \(2, "),
+    "output without maps": (
+        lambda conv: nn.Flatten(),
+        r"layer that outputs \(b, channels, height, width\), got shape \(2, ",
+    ),
     "tokens": (lambda conv: LambdaLayer(256, 512), "a layer on maps .*, got LambdaLayer$"),
-    "a sequence": (lambda conv: LambdaLayer1d(256, 512), "a layer on maps .*, got LambdaLayer1d"),
-    "no module": (lambda conv: 3, "make_layer must return a module, got int"),
-    "a module in place of a function": (
+    "sequences": (lambda conv: LambdaLayer1d(256, 512), "a layer on maps .*, got LambdaLayer1d"),
+    "not a module": (lambda conv: 3, "make_layer must return a module, got int"),
+    "module instead of a function": (
         nn.Conv2d(256, 512, 3),
         "make_layer must be a function .* got a Conv2d; write la",
     ),
-    "a class in place of a function": (LambdaLayer2d, "make_layer must be a function .* got <class 'lambdanets"),
+    "class instead of a function": (LambdaLayer2d, "make_layer must be a function .* got <class 'lambdanets"),
 }
 
 
-@pytest.mark.parametrize(("make_layer", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+@pytest.mark.parametrize(("make_layer", "message"), INVALID_LAYERS.values(), ids=INVALID_LAYERS.keys())
 def test_rejects_layers_with_other_channels_or_stride(make_layer, message):
     model = create_on_meta(torchvision, "resnet18")
     before = dict(model.named_modules())
@@ -197,19 +209,19 @@ def test_rejects_layers_with_other_channels_or_stride(make_layer, message):
 
 
 class FixedSize(nn.Module):
-    """Supports only 7x7 maps."""
+    """Accepts only 7x7 maps."""
 
     def forward(self, x):
         return x * torch.ones(7, 7)
 
 
-def test_accepts_modules_for_a_fixed_size():
+def test_accepts_modules_for_maps_of_a_fixed_size():
     model = create_on_meta(torchvision, "resnet18")
     replace_convolutions(model, lambda conv: FixedSize(), ["layer4.1.conv1"])
     assert isinstance(model.layer4[1].conv1, FixedSize)
 
 
-def test_checking_a_layer_changes_no_statistics_or_random_state():
+def test_checking_a_layer_keeps_statistics_and_random_state():
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
     torch.manual_seed(0)
     norm, expected = nn.BatchNorm2d(8), torch.rand(3)
@@ -221,10 +233,10 @@ def test_checking_a_layer_changes_no_statistics_or_random_state():
 
 def test_where_accepts_shell_style_patterns():
     model = create_on_meta(torchvision, "resnet18")
-    assert replace_convolutions(model, meta_layer, "layer[34].*.conv2") == [
+    assert replace_convolutions(model, lambda_layer_on_meta, "layer[34].*.conv2") == [
         "layer3.0.conv2", "layer3.1.conv2", "layer4.0.conv2", "layer4.1.conv2",
     ]  # fmt: skip
-    names = replace_convolutions(model, meta_layer, ["layer1.0.conv1", "layer2.?.conv1"])
+    names = replace_convolutions(model, lambda_layer_on_meta, ["layer1.0.conv1", "layer2.?.conv1"])
     assert names == ["layer1.0.conv1", "layer2.0.conv1", "layer2.1.conv1"]
 
 
@@ -234,11 +246,11 @@ def test_where_accepts_shell_style_patterns():
         (["layer4.0.conv9"], "got 'layer4.0.conv9'; the nearest are layer4.0.conv"),
         ("layer9.*.conv2", "got 'layer9.*.conv2'; the nearest are layer"),
         ([3], "where must contain names, got 3"),
-        (3, "where must be a function of .*, or names; got 3"),
-        (nn.ReLU(), "or names; got a ReLU"),
+        (3, "where must be a function of .* or names, got 3"),
+        (nn.ReLU(), "or names, got a ReLU"),
     ],
     ids=str,
 )
 def test_rejects_unmatched_names_with_suggestions(where, message):
     with pytest.raises(InputError, match=message.replace("*", r"\*") if "layer9" in message else message):
-        replace_convolutions(create_on_meta(torchvision, "resnet18"), meta_layer, where)
+        replace_convolutions(create_on_meta(torchvision, "resnet18"), lambda_layer_on_meta, where)

@@ -1,6 +1,6 @@
-"""timm's requirements on models: on meta if shapes suffice, otherwise on small models.
+"""timm's requirements on models, tested on the meta device for shapes, and otherwise on small models.
 
-experiments/timm_tests.py runs timm's own tests for every name.
+experiments/timm_tests.py runs timm's own tests on all models.
 """
 
 import copy
@@ -15,14 +15,14 @@ from timm.models import FeatureInfo, group_parameters
 from lambdanets import create_model, list_models
 
 SMALL = ("lambda_resnet20_small", "resnet20_mixer_small", "mobilenetv2_lambda")
-# one model per family at full width, and the small ones
-MEMBERS = (*SMALL, "lambda_resnet50", "resnet50_lambda", "resnetrs50_plain")
-# deeper models differ only in the number of blocks
+# the small models, and one model of each other family
+FAMILIES = (*SMALL, "lambda_resnet50", "resnet50_lambda", "resnetrs50_plain")
+# without the deepest models, which differ only in the number of blocks
 SHALLOW = [name for name in list_models() if not re.search("152|[234][0-9]0", name)]
-shallow = pytest.mark.parametrize("name", SHALLOW)
-every_model = pytest.mark.parametrize("name", list_models())
-members = pytest.mark.parametrize("name", MEMBERS)
-small = pytest.mark.parametrize("name", SMALL)
+parametrize_shallow = pytest.mark.parametrize("name", SHALLOW)
+parametrize_all = pytest.mark.parametrize("name", list_models())
+parametrize_families = pytest.mark.parametrize("name", FAMILIES)
+parametrize_small = pytest.mark.parametrize("name", SMALL)
 
 
 def create_on_meta(name, **options):
@@ -33,8 +33,8 @@ def images(size=32, count=2):
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
-@shallow
-def test_features_and_head_have_the_shapes_of_the_default_cfg(name):
+@parametrize_shallow
+def test_feature_and_head_shapes_match_the_default_cfg(name):
     model = create_on_meta(name).eval()
     cfg = model.default_cfg
     assert cfg["architecture"] == name
@@ -48,7 +48,7 @@ def test_features_and_head_have_the_shapes_of_the_default_cfg(name):
     assert weights[f"{cfg['first_conv']}.weight"].shape[1] == model.in_chans == 3
 
 
-@members
+@parametrize_families
 def test_every_tensor_has_the_requested_device_and_dtype(name):
     model = timm.create_model(name, device="meta", dtype=torch.float64)
     tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -56,7 +56,7 @@ def test_every_tensor_has_the_requested_device_and_dtype(name):
     assert not [key for key, tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float64]
 
 
-@members
+@parametrize_families
 def test_classifier_and_pooling_can_be_removed(name):
     x = torch.empty(2, 3, 32, 32, device="meta")
     model = create_on_meta(name).eval()
@@ -73,25 +73,25 @@ def test_classifier_and_pooling_can_be_removed(name):
     assert model(x).shape == (2, 7)
 
 
-@members
-def test_parameters_fall_into_groups_without_overlap(name):
+@parametrize_families
+def test_parameter_groups_cover_every_parameter_once(name):
     model = create_on_meta(name)
     groups = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
     names = {key for key, _ in model.named_parameters()}
     assert set(groups) == names
     assert len(set(groups.values())) > 3
-    undecayed = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
-    assert not [pattern for pattern in undecayed if not fnmatch.filter(names, pattern)]
+    no_decay = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
+    assert not [pattern for pattern in no_decay if not fnmatch.filter(names, pattern)]
 
 
-@members
+@parametrize_families
 def test_unknown_argument_raises_type_error(name):
     with pytest.raises(TypeError, match="not_an_argument"):
         create_on_meta(name, not_an_argument=1)
 
 
-@members
-@pytest.mark.parametrize("feature_cls", [None, "getter"], ids=["as usual", "getter"])
+@parametrize_families
+@pytest.mark.parametrize("feature_cls", [None, "getter"], ids=["default", "getter"])
 def test_features_match_feature_info(name, feature_cls):
     model = create_on_meta(name, features_only=True, feature_cls=feature_cls).eval()
     info = model.feature_info
@@ -101,17 +101,17 @@ def test_features_match_feature_info(name, feature_cls):
     assert [tuple(x.shape[2:]) for x in outputs] == [(64 // r, 96 // r) for r in info.reduction()]
 
 
-@members
-def test_features_can_be_chosen(name):
+@parametrize_families
+def test_out_indices_select_features(name):
     model = create_on_meta(name, features_only=True, out_indices=(1, 3)).eval()
-    full = create_on_meta(name, features_only=True).feature_info
-    assert model.feature_info.channels() == [full.channels()[i] for i in (1, 3)]
+    all_features = create_on_meta(name, features_only=True).feature_info
+    assert model.feature_info.channels() == [all_features.channels()[i] for i in (1, 3)]
     outputs = model(torch.empty(1, 3, 64, 64, device="meta"))
-    assert [x.shape[2] for x in outputs] == [64 // full.reduction()[i] for i in (1, 3)]
+    assert [x.shape[2] for x in outputs] == [64 // all_features.reduction()[i] for i in (1, 3)]
 
 
-@small
-def test_training_reaches_every_parameter(name):
+@parametrize_small
+def test_every_parameter_has_a_gradient_in_training(name):
     model = timm.create_model(name, num_classes=7).train()
     output = model(images())
     assert output.shape == (2, 7)
@@ -119,15 +119,15 @@ def test_training_reaches_every_parameter(name):
     assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
 
 
-@small
-def test_checkpointing_changes_no_output(name):
+@parametrize_small
+def test_gradient_checkpointing_keeps_outputs(name):
     model = timm.create_model(name).eval()
     expected = model(images())
     model.set_grad_checkpointing()
     torch.testing.assert_close(model(images()), expected)
 
 
-@small
+@parametrize_small
 def test_last_intermediate_equals_forward_features(name):
     model = timm.create_model(name).eval()
     info = FeatureInfo(model.feature_info, len(model.feature_info))
@@ -138,9 +138,9 @@ def test_last_intermediate_equals_forward_features(name):
     assert [x.shape[2] for x in intermediates] == [-(-32 // r) for r in info.reduction()]
 
 
-@small
+@parametrize_small
 @pytest.mark.parametrize("index", [0, 2, 4])
-def test_pruning_keeps_intermediates_and_drops_unused_parameters(name, index):
+def test_pruning_keeps_intermediates_and_removes_unused_parameters(name, index):
     model = timm.create_model(name).eval()
     with torch.no_grad():
         (expected,) = model.forward_intermediates(images(), indices=[index], intermediates_only=True)
@@ -154,7 +154,7 @@ def test_pruning_keeps_intermediates_and_drops_unused_parameters(name, index):
     assert not [key for key, parameter in pruned.named_parameters() if parameter.grad is None]
 
 
-@small
+@parametrize_small
 def test_model_converts_to_bfloat16_after_a_forward_pass(name):
     model = timm.create_model(name).eval()
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_default_number_of_classes_is_1000():
     assert create_model("lambda_resnet20_small").num_classes == 1000
 
 
-@every_model
+@parametrize_all
 def test_pretrained_without_published_weights_raises(name):
     message = (
         f"pretrained must be a path for {name}, which has no published weights, got True; models of this "

@@ -1,3 +1,5 @@
+"""Loading weights: other architectures, corrupt files, code in pickles, and non-finite values."""
+
 import pickle
 
 import pytest
@@ -21,19 +23,19 @@ def test_rejects_weights_of_another_architecture(model, tmp_path):
     with pytest.raises(ValueError, match=r"another architecture: 1 \(extra.weight\) only in the file") as error:
         load_weights(model, tmp_path / "other.safetensors")
     assert "1 (layer4.0.conv2.embedding.table) only in the model" in str(error.value)
-    assert "1 (fc.bias (4,) for (3,)) of another shape" in str(error.value)
+    assert "1 (fc.bias (4,) instead of (3,)) of another shape" in str(error.value)
 
 
 def test_rejects_pickles_with_code_without_running_it(tmp_path):
     marker = tmp_path / "ran"
 
-    class Evil:
+    class RunsCode:
         def __reduce__(self):
             return (open, (str(marker), "w"))
 
-    (tmp_path / "evil.ckpt").write_bytes(pickle.dumps({"state_dict": Evil()}))
+    (tmp_path / "code.ckpt").write_bytes(pickle.dumps({"state_dict": RunsCode()}))
     with pytest.raises(ValueError, match="is not a checkpoint"):
-        read_weights(tmp_path / "evil.ckpt")
+        read_weights(tmp_path / "code.ckpt")
     assert not marker.exists()
 
 
@@ -56,7 +58,7 @@ def test_rejects_truncated_checkpoint(model, tmp_path):
 @pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"state_dict": 5}])
 def test_rejects_checkpoints_without_tensors(content, tmp_path):
     torch.save(content, tmp_path / "plain.ckpt")
-    with pytest.raises(ValueError, match="holds no named tensors"):
+    with pytest.raises(ValueError, match="contains no named tensors"):
         read_weights(tmp_path / "plain.ckpt")
 
 
@@ -65,15 +67,17 @@ def test_rejects_missing_file(tmp_path):
         read_weights(tmp_path / "nothing.ckpt")
 
 
-@pytest.mark.parametrize(("value", "found"), [(float("nan"), "NaN"), (float("inf"), "inf"), (float("-inf"), "inf")])
-def test_rejects_non_finite_weights(value, found, model, tmp_path):
+@pytest.mark.parametrize(
+    ("value", "non_finite"), [(float("nan"), "NaN"), (float("inf"), "inf"), (float("-inf"), "inf")]
+)
+def test_rejects_non_finite_weights(value, non_finite, model, tmp_path):
     before = model.state_dict()["conv1.weight"].clone()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name in ("fc.bias", "layer1.0.bn1.running_var"):
         weights[name][0] = value
     save_file(weights, tmp_path / "bad.safetensors")
     with pytest.raises(
-        ValueError, match=rf"bad\.safetensors must hold finite weights, got {found} in layer1\.0\.bn1\.run"
+        ValueError, match=rf"bad\.safetensors must contain only finite weights, got {non_finite} in layer1\.0\.bn1\.run"
     ):
         load_weights(model, tmp_path / "bad.safetensors")
     assert torch.equal(model.state_dict()["conv1.weight"], before)
@@ -86,7 +90,7 @@ def test_rejects_weights_beyond_the_range_of_the_dtype(tmp_path):
         load_weights(linear, tmp_path / "large.safetensors")
 
 
-def test_accepts_infinite_buffers_that_the_model_has_too(tmp_path):
+def test_accepts_infinite_buffers_if_the_model_has_them(tmp_path):
     class Masked(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -103,12 +107,12 @@ def test_rejects_missing_checkpoint_path(tmp_path, caplog):
 
 
 def test_rejects_checkpoint_path_with_code_without_suggesting_weights_only(tmp_path):
-    class Evil:
+    class RunsCode:
         def __reduce__(self):
             return (open, (str(tmp_path / "ran"), "w"))
 
-    torch.save({"state_dict": Evil()}, tmp_path / "evil.pth")
+    torch.save({"state_dict": RunsCode()}, tmp_path / "code.pth")
     with pytest.raises(ValueError, match="checkpoint_path must contain only tensors;") as error:
-        create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "evil.pth"))
+        create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "code.pth"))
     assert "weights_only" not in str(error.value)
     assert not (tmp_path / "ran").exists()

@@ -80,7 +80,7 @@ def test_commands_reject_a_classifier_with_nan_weights(
         "pseudo-label": ["pseudo-label", classifier, shards, tmp_path / "out"],
         "train": ["train", "--weights", classifier, "--channels", 3, "--data", two_classes, "--run", tmp_path / "run"],
     }[command]
-    expected = f"lambdanets: {classifier} must hold finite weights, got NaN in conv1.weight"
+    expected = f"lambdanets: {classifier} must contain only finite weights, got NaN in conv1.weight"
     assert error_of(capsys, *arguments) == expected
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -100,7 +100,7 @@ def test_commands_reject_a_detector_with_nan_weights(command, detector, two_clas
         "train": ["train", file, "--run", tmp_path / "run"],
     }[command]
     error = error_of(capsys, "detect", *arguments)
-    assert error.startswith(f"lambdanets: {detector} must hold finite weights, got NaN in ")
+    assert error.startswith(f"lambdanets: {detector} must contain only finite weights, got NaN in ")
     assert error.endswith("layer1.0.bn1.running_mean")
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -1,4 +1,11 @@
-"""Lambda layers as nn.Modules: on grids channels first like torch.nn.Conv*d, on tokens channels last like Linear."""
+"""Lambda layers as nn.Modules.
+
+Layers on grids take channels-first inputs, like torch.nn.Conv2d; the layer on tokens takes channels-last inputs, like
+torch.nn.Linear.
+
+Letters in shapes and formulas: b batch size, h heads, n query positions, m context positions, k query depth, v value
+depth, u intra-depth, d input channels, r scope, S_1..S_D the sides of a grid with D dimensions.
+"""
 
 from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.decoding import DecodingState, decode_step, start_decoding

@@ -16,10 +16,15 @@ from lambdanets.ops.precision import accumulation_dtype, autocast_dtype
 
 
 class LambdaBase(Layer):
-    """Base of the lambda layers: argument checks, projections and norms, and the calls of the operations.
+    """Base class of the lambda layers: checks arguments, creates projections and norms, and calls the operations.
 
-    projection(in_channels, out_channels) makes a projection without bias, norm(channels) a batch norm.
-    Without multi_head the heads share one lambda: keys (k, u) and values (v, u) are projected once; with it, h times.
+    By default the heads share one lambda, so keys (k, u) and values (v, u) are projected once per position. With
+    multi_head=True they are projected once per head.
+
+    Args:
+        projection: function of (in_channels, out_channels) that returns a projection without bias.
+        norm: function of the number of channels that returns a batch norm.
+        The other arguments are documented in LambdaLayer2d and LambdaLayer.
     """
 
     embedding: nn.Module | None
@@ -27,7 +32,7 @@ class LambdaBase(Layer):
     key_projection: Projection | None
     value_projection: Projection
     _owns_embedding = False
-    _tokens = False  # whether inputs are tokens (b, n, d), not maps
+    _tokens = False  # True if inputs are tokens (b, n, d), False if they are maps (b, d, S_1..S_D)
 
     def __init__(
         self,
@@ -80,9 +85,9 @@ class LambdaBase(Layer):
         self.value_norm = norm(lambdas * self.value_depth * intra_depth) if batch_norm else nn.Identity()
 
     def reset_parameters(self) -> None:
-        """Re-initialize the projections, the norms, and the layer's own embedding table (Sec. F.2).
+        """Re-initialize the projections, the norms, and the layer's own embedding table (Sec. F.2 of the paper).
 
-        An embedding module that was passed to the constructor is unchanged: other layers may share it.
+        An embedding module passed to the constructor is not re-initialized, because other layers may share it.
         """
         stds = {
             self.query_projection: (self.query_depth * self.dim) ** -0.5,
@@ -98,9 +103,10 @@ class LambdaBase(Layer):
                 reset()
 
     def _project(self, x: Tensor, context: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Queries (b, h, n, k) of x, keys and values (b, [h,] m, depth[, u]) of the context; None for x itself.
+        """Return queries (b, h, n, k), keys (b, [h,] m, k[, u]) or None, and values (b, [h,] m, v[, u]).
 
-        valid: (b, m), True for positions of the context that are not padding.
+        context: the source of keys and values; None for x itself.
+        valid: bool (b, m), False at padded positions of the context; None if there is no padding.
         """
         query_modules = (self.query_projection, self.query_norm)
         context_modules: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
@@ -112,20 +118,20 @@ class LambdaBase(Layer):
             (queries,) = project(x, [query_modules], tokens=self._tokens)
             values, *keys = project(context, context_modules, tokens=self._tokens, valid=valid)
         return (
-            self._as_queries(queries),
-            self._as_context(keys[0], self.query_depth) if keys else None,
-            self._as_context(values, self.value_depth),
+            self._reshape_queries(queries),
+            self._reshape_context(keys[0], self.query_depth) if keys else None,
+            self._reshape_context(values, self.value_depth),
         )
 
-    def _as_queries(self, rows: Tensor) -> Tensor:
-        """Projected and normalized (b, n, h k) to (b, h, n, k)."""
+    def _reshape_queries(self, rows: Tensor) -> Tensor:
+        """Reshape projected rows (b, n, h k) to queries (b, h, n, k), and apply the softmax to them if configured."""
         queries = rows.unflatten(2, (self.heads, self.query_depth)).transpose(1, 2)
         if self.normalize_queries == "softmax":
             queries = queries.softmax(dim=-1, dtype=accumulation_dtype(queries.dtype)).to(queries.dtype)
         return queries
 
-    def _as_context(self, rows: Tensor, depth: int) -> Tensor:
-        """Projected (b, m, [h] depth u) to (b, [h,] m, depth[, u])."""
+    def _reshape_context(self, rows: Tensor, depth: int) -> Tensor:
+        """Reshape projected rows (b, m, [h] depth u) to keys or values (b, [h,] m, depth[, u])."""
         intra = () if self.intra_depth == 1 else (self.intra_depth,)
         if self.multi_head:
             return rows.unflatten(2, (self.heads, depth, *intra)).movedim(2, 1)
@@ -144,14 +150,16 @@ class LambdaBase(Layer):
         dilation: int = 1,
         algorithm: str = "auto",
     ) -> Tensor:
-        """Content plus position term (b, h, n, v), with pairwise embeddings or a relative table on a grid.
+        """Return the sum of the content term and the position term, (b, h, n, v).
 
-        With a table the mask must be a padding mask, (b, 1, m).
+        The position term uses either `embeddings` of all pairs, or a relative `table` on a `grid`. With a table, the
+        mask must be a padding mask (b, 1, m).
         """
         output: Tensor | None = None
         valid = None if mask is None else mask[:, 0]
-        shared = keys is not None and table is not None and not (self.multi_head or self.causal)
-        if (keys is not None and not shared) or embeddings is not None:
+        # position_interaction adds the content lambda itself if all positions share it
+        merge_content = keys is not None and table is not None and not (self.multi_head or self.causal)
+        if (keys is not None and not merge_content) or embeddings is not None:
             output = lambda_interaction(
                 queries,
                 keys,
@@ -167,7 +175,7 @@ class LambdaBase(Layer):
                 padding = ~mask if self.multi_head else ~mask[:, 0]
                 values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
             options: dict[str, Any] = {"dilation": dilation, "causal": self.causal, "algorithm": algorithm}
-            if shared and keys is not None:
+            if merge_content and keys is not None:
                 options["content"] = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=valid)
             if self.multi_head:
                 terms = [
@@ -182,29 +190,29 @@ class LambdaBase(Layer):
         return output
 
     def _check_embedding(self, embedding: Any, dimensions: int) -> None:
-        """Raise ValueError if the attributes of an embedding module contradict the layer's."""
+        """Raise ValueError if an embedding module does not fit the layer."""
         if not isinstance(embedding, nn.Module):
             raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
         if not self.position:
             raise ValueError("embedding must be None when position is False")
         if isinstance(embedding, EdgeEmbedding):
-            raise ValueError("embedding must not need edges; pass EdgeEmbedding's output to LambdaLayer.forward")
+            raise ValueError("embedding must not be an EdgeEmbedding; pass its output to LambdaLayer.forward")
         if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != dimensions:
             raise ValueError(
-                f"embedding must be relative in {dimensions} dimension(s), got {embedding.dimensions}; use "
-                "LambdaLayer1d, 2d or 3d, or pass embedding.of_pairs(grid) to LambdaLayer.forward"
+                f"embedding must have {dimensions} dimension(s), got {embedding.dimensions}; use LambdaLayer1d, "
+                "LambdaLayer2d or LambdaLayer3d, or pass embedding.of_pairs(grid) to LambdaLayer.forward"
             )
         if isinstance(embedding, EmbeddingTable):
             expected = (self.query_depth, self.intra_depth, self.heads if self.multi_head else None)
             actual = (embedding.query_depth, embedding.intra_depth, embedding.heads)
             if actual != expected:
                 raise ValueError(
-                    "embedding must have the layer's (query_depth, intra_depth, heads of a multi-head layer) = "
-                    f"{expected}, got {actual}"
+                    "embedding must have the (query_depth, intra_depth, heads) of the layer, "
+                    f"{expected}, got {actual}; heads is None unless the layer has multi_head=True"
                 )
 
-    def _embeddings_of(self, positions: int, context_positions: int) -> Tensor:
-        """The embeddings of all pairs from a module that is not relative."""
+    def _pairwise_embeddings(self, positions: int, context_positions: int) -> Tensor:
+        """Return E ([h,] n, m, k[, u]) from an embedding module other than RelativeEmbedding."""
         assert self.embedding is not None
         embeddings = self.embedding(positions, context_positions)
         if not isinstance(embeddings, Tensor):
@@ -218,6 +226,6 @@ class LambdaBase(Layer):
 
     def extra_repr(self) -> str:
         shown = {"query_depth": self.query_depth, "heads": self.heads, "intra_depth": self.intra_depth}
-        others = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
-        shown |= {name: getattr(self, name) for name, default in others.items() if getattr(self, name) != default}
+        defaults = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
+        shown |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
         return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in shown.items())])

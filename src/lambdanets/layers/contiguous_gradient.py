@@ -1,4 +1,4 @@
-"""Makes the incoming gradient of batch norm contiguous, to work around a bug of PyTorch's CPU kernel."""
+"""An identity with a contiguous gradient: a workaround for a bug in PyTorch's batch norm on CPU."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ class _ContiguousGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        # flattened, because a batch of 1 with channels-last-like strides may count as contiguous
+        # contiguous() alone may do nothing for a batch of 1 with channels-last strides, so flatten as well
         return grad_output.contiguous().flatten().view(grad_output.shape)
 
 
 class _ForwardModeContiguousGradient(_ContiguousGradient):
-    """With forward-mode AD, which torch.compile cannot trace."""
+    """Adds forward-mode AD, which torch.compile cannot trace."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
@@ -32,12 +32,12 @@ class _ForwardModeContiguousGradient(_ContiguousGradient):
 
 
 def contiguous_gradient(x: Tensor) -> Tensor:
-    """The identity, whose incoming gradient is made contiguous.
+    """Return x unchanged, and make its gradient contiguous in the backward pass.
 
-    PyTorch's batch norm on CPU silently returns a wrong gradient at batch 1 if the incoming gradient has strides like
-    (C, 1, W C, C), which result from reshapes between an image and a sequence of positions.
+    PyTorch's batch norm on CPU silently returns a wrong gradient at batch size 1 if its incoming gradient has strides
+    like (C, 1, W C, C). Reshapes between an image and a sequence of positions produce such strides.
     """
-    if torch.jit.is_tracing():  # a trace cannot contain a Function; these operations return the same gradient
+    if torch.jit.is_tracing():  # a trace cannot contain an autograd.Function; this has the same gradient
         return x.flatten().view(x.shape)
     if not torch.is_grad_enabled():
         return x

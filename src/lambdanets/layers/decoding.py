@@ -1,4 +1,4 @@
-"""Step-by-step decoding with causal layers, equal to a forward pass over the whole sequence."""
+"""Step-by-step decoding with causal layers; outputs equal those of a forward pass over the whole sequence."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,15 @@ from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtyp
 
 @dataclass(frozen=True)
 class DecodingState:
-    """The decoding state of a causal layer. Immutable, so that several continuations can start from one state.
+    """The state of a causal layer between two calls of `decode_step`.
 
-    position: the number of positions so far. grid: filled in row-major order; None for a sequence of any length.
-    content: running sums, of fixed size. values (b, lambdas, w, v, u): of the last w positions within reach of the
-    embeddings.
+    States are immutable, so several continuations can start from the same state.
+
+    Attributes:
+        position: number of positions decoded so far.
+        grid: sides of the grid that is filled in row-major order; None for a sequence of any length.
+        content: running sums of the content term, of constant size; None if the layer has no content term.
+        values: (b, lambdas, w, v, u), the values of the last w positions that the embeddings still reach.
     """
 
     position: int
@@ -32,28 +36,34 @@ class DecodingState:
 def start_decoding(
     layer: GridLambdaLayer | LambdaLayer, batch_size: int, grid: tuple[int, ...] | None = None
 ) -> DecodingState:
-    """The state before the first position.
+    """Return the decoding state of a causal layer before the first position.
 
-    layer: causal, in eval mode if it has batch norm. grid: the (height, width) or (depth, height, width) to be filled
-    in row-major order; None for sequences. Memory: b k u v elements for the content, and b u v for each position that
-    the embeddings reach back to. Raises ValueError naming the invalid argument.
+    Memory: b k u v elements for the content term, and b u v elements for each position that the embeddings reach.
+    With multi_head=True, each head needs this memory.
+
+    Args:
+        layer: layer with causal=True. It must be in eval mode if it has batch norm.
+        batch_size: number of sequences decoded in parallel.
+        grid: (height, width) or (depth, height, width), filled in row-major order; None, the default, for sequences.
+
+    Raises ValueError naming the invalid argument.
     """
     if not isinstance(layer, GridLambdaLayer | LambdaLayer):
         raise ValueError(f"layer must be a lambda layer, got {type(layer).__name__}")
     check_sizes(batch_size=batch_size)
     if not layer.causal:
-        raise ValueError("layer must be causal to be decoded step by step, got causal=False")
+        raise ValueError("layer must be causal for step-by-step decoding, got causal=False")
     if layer.dim_context != layer.dim:
-        raise ValueError(f"layer must be its own context to be decoded, got dim_context = {layer.dim_context}")
+        raise ValueError(f"layer must have dim_context equal to dim for decoding, got {layer.dim_context}")
     if layer.position and layer.embedding is None:
-        raise ValueError("layer must have an embedding module to be decoded, got embedding=None")
+        raise ValueError("layer must have an embedding module for decoding, got embedding=None")
     _check_eval(layer)
     dimensions = _dimensions(layer)
     if dimensions == 1 and grid is not None:
         raise ValueError(f"grid must be None for a layer on sequences, got {grid}")
     if dimensions > 1:
         if not isinstance(grid, tuple) or len(grid) != dimensions:
-            raise ValueError(f"grid must be {dimensions} sides for this layer, got {grid!r}")
+            raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
         check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
     lambdas = layer.heads if layer.multi_head else 1
     weight = layer.value_projection.weight
@@ -68,12 +78,20 @@ def start_decoding(
 
 @torch.no_grad()
 def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-    """The layer's output at the next position, and the state after it.
+    """Decode one position: return the layer's output (b, dim_out) and the next state.
 
-    x (b, dim) -> (b, dim_out): equal, up to rounding, to the layer's output at that position over the whole sequence,
-    with its dtype, under autocast too. Computed in float32 or wider, without gradients.
-    Cost: the projections, b (u + h) k v multiply-adds for the content, and b w h (k + v) u for the w positions that the
-    embeddings reach back to: half of the scope in 1-D, its rows in 2-D, all positions if they are not relative.
+    Up to rounding, the output equals the output of layer(sequence) at this position, and has the same dtype, also under
+    autocast. It is computed in float32 or float64, without gradients.
+
+    Cost in multiply-adds: the projections, b (u + h) k v for the content term, and b w h (k + v) u for the position
+    term. w is the number of positions that the embeddings reach: about r / 2 positions in 1-D, about r / 2 full rows of
+    the grid in 2-D, and all preceding positions if the embedding is not relative.
+
+    Args:
+        layer: the layer that `start_decoding` was called with.
+        x: (b, dim), the input at the next position.
+        state: the state after the previous position.
+
     Raises ValueError naming the invalid argument.
     """
     check_tensors(x=x)
@@ -83,24 +101,27 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     layer._check_dtype("x", x)
     _check_eval(layer)
     if state.grid is not None and state.position >= torch.Size(state.grid).numel():
-        raise ValueError(f"state must have positions left, got a full grid of {state.grid}")
+        raise ValueError(f"state must have positions left to decode, got a complete grid of {state.grid}")
     lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     queries = _project(layer, x, layer.query_projection, layer.query_norm)
-    queries = layer._as_queries(queries.unsqueeze(1)).reshape(batch, lambdas, -1, k)  # (b, l, h / l, k)
+    queries = layer._reshape_queries(queries.unsqueeze(1)).reshape(batch, lambdas, -1, k)  # (b, l, h / l, k)
     values = _project(layer, x, layer.value_projection, layer.value_norm).reshape(batch, lambdas, v, u)
     keys = None
     if layer.key_projection is not None:
         keys = _project(layer, x, layer.key_projection, nn.Identity()).reshape(batch * lambdas, k, u)
     result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)[1]
     with without_autocast(x.device):
-        output, state = _step(layer, queries, keys, values, state)
+        output, state = _decode_projected(layer, queries, keys, values, state)
     return output.reshape(batch, layer.dim_out).to(result_dtype), state
 
 
-def _step(
+def _decode_projected(
     layer: GridLambdaLayer | LambdaLayer, queries: Tensor, keys: Tensor | None, values: Tensor, state: DecodingState
 ) -> tuple[Tensor, DecodingState]:
-    """queries (b, l, h / l, k), keys (b l, k, u), values (b, l, v, u) -> (b, l, h / l, v), with l = 1 or h lambdas."""
+    """Return the output (b, l, h / l, v) and the next state, with l lambdas: h if multi_head, else 1.
+
+    queries: (b, l, h / l, k). keys: (b l, k, u). values: (b, l, v, u).
+    """
     dtype = state.values.dtype
     queries, values = queries.to(dtype), values.to(dtype)
     output = queries.new_zeros(*queries.shape[:3], values.shape[2])
@@ -112,7 +133,7 @@ def _step(
         output = output + term.unflatten(0, queries.shape[:2])
     window = torch.cat([state.values, values.unsqueeze(2)], dim=2)
     if layer.embedding is not None:
-        window = window[:, :, -_reach(layer, state) :]
+        window = window[:, :, -_window_length(layer, state) :]
         embeddings = _embeddings(layer, state, window.shape[2]).to(dtype)  # (l, w, k, u)
         logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
         output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
@@ -125,7 +146,8 @@ def _check_eval(layer: LambdaBase) -> None:
     norms = [norm for norm in (layer.query_norm, layer.value_norm) if not isinstance(norm, nn.Identity)]
     if any(norm.training for norm in norms):
         raise ValueError(
-            "layer must be in eval mode to be decoded; batch norm in training mode depends on all positions"
+            "layer must be in eval mode for decoding, got training mode, in which batch norm depends on all positions; "
+            "call layer.eval()"
         )
 
 
@@ -138,7 +160,7 @@ def _dilation(layer: GridLambdaLayer | LambdaLayer) -> int:
 
 
 def _project(layer: GridLambdaLayer | LambdaLayer, x: Tensor, projection: Projection, norm: nn.Module) -> Tensor:
-    """(b, d) to (b, channels), normalized."""
+    """Project x (b, d) and normalize it; returns (b, channels)."""
     projected = nn.functional.linear(x, projection.weight.flatten(1))
     return norm(projected[(..., *(None,) * _dimensions(layer))]).flatten(1)
 
@@ -147,15 +169,15 @@ def _current_grid(state: DecodingState) -> tuple[int, ...]:
     return (state.position + 1,) if state.grid is None else state.grid
 
 
-def _reach(layer: GridLambdaLayer | LambdaLayer, state: DecodingState) -> int:
-    """The number of positions within reach of the embeddings, the next one included."""
+def _window_length(layer: GridLambdaLayer | LambdaLayer, state: DecodingState) -> int:
+    """Return the number of positions that the embeddings reach, including the current one."""
     if not isinstance(layer.embedding, RelativeEmbedding):
         return state.position + 1
     return min(causal_reach(layer.embedding.scope, _current_grid(state), _dilation(layer)), state.position + 1)
 
 
 def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, count: int) -> Tensor:
-    """Embeddings (lambdas, w, k, u) of the next position and the last w positions."""
+    """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
     embedding = layer.embedding
     assert embedding is not None
     if isinstance(embedding, RelativeEmbedding):
@@ -164,7 +186,7 @@ def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, coun
         grid, dilation = _current_grid(state), _dilation(layer)
         rows = [embeddings_for_query(table, grid, dilation, state.position, count) for table in tables]
         return torch.stack(rows)
-    pairs = layer._embeddings_of(state.position + 1, state.position + 1)
+    pairs = layer._pairwise_embeddings(state.position + 1, state.position + 1)
     pairs = pairs if layer.multi_head else pairs.unsqueeze(0)
     pairs = pairs.unsqueeze(-1) if layer.intra_depth == 1 else pairs
     return pairs[:, state.position]

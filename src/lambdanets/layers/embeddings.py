@@ -1,4 +1,4 @@
-"""Position embeddings as modules, which layers take as an argument and may share."""
+"""Position embedding modules: arguments of the layers, which several layers may share."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from lambdanets.ops.geometry import check_resize, pairwise_embeddings, resize_ta
 
 
 class EmbeddingTable(Layer):
-    """Base of the embedding modules: a parameter `table` ([h,] *sides, k[, u]), initialized from N(0, 1) (Sec. F.2)."""
+    """Base class of the embedding modules, with a parameter `table` ([h,] *sides, k[, u]) initialized from N(0, 1)."""
 
     def __init__(
         self, sides: tuple[int, ...], query_depth: int, intra_depth: int, heads: int | None, **factory: Any
@@ -21,8 +21,8 @@ class EmbeddingTable(Layer):
         super().__init__()
         check_sizes(query_depth=query_depth, intra_depth=intra_depth, **({} if heads is None else {"heads": heads}))
         self.query_depth, self.intra_depth, self.heads = query_depth, intra_depth, heads
-        lead, intra = () if heads is None else (heads,), () if intra_depth == 1 else (intra_depth,)
-        self.table = nn.Parameter(torch.empty(*lead, *sides, query_depth, *intra, **factory))
+        per_head, intra = () if heads is None else (heads,), () if intra_depth == 1 else (intra_depth,)
+        self.table = nn.Parameter(torch.empty(*per_head, *sides, query_depth, *intra, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -33,13 +33,17 @@ class EmbeddingTable(Layer):
 
 
 class RelativeEmbedding(EmbeddingTable):
-    """One embedding per relative offset: the table R (r_1..r_D, k[, u]) of Sec. 3.3, initialized from N(0, 1) (F.2).
+    """Relative position embeddings: a table R (r_1..r_D, k[, u]) with one embedding per offset (Sec. 3.3 of the paper).
 
-    e[n,m] = R[center + (m - n) / dilation]. The same table serves any grid; see `lambdanets.position_interaction`.
+    e[n,m] = R[center + (m - n) / dilation], initialized from N(0, 1) (Sec. F.2). A table works for grids of any size;
+    see `lambdanets.position_interaction`.
 
     Args:
-        scope: the odd sides r_1..r_D, D of 1, 2 or 3.
-        query_depth, intra_depth: k and u. heads: for a multi-head layer, one table per head, (h, r_1..r_D, k[, u]).
+        scope: tuple of 1, 2 or 3 odd sides r_1..r_D, in positions.
+        query_depth: k, the query depth of the layer.
+        intra_depth: u, the intra-depth of the layer; default 1.
+        heads: number of heads of a layer with multi_head=True, for one table per head, (h, r_1..r_D, k[, u]); default
+            None for one table.
     """
 
     def __init__(
@@ -55,13 +59,13 @@ class RelativeEmbedding(EmbeddingTable):
         if not isinstance(scope, tuple) or not 1 <= len(scope) <= 3:
             raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd sides, got {scope!r}")
         if any(not isinstance(side, int) or isinstance(side, bool) or side < 1 or side % 2 == 0 for side in scope):
-            raise ValueError(f"scope must be odd and positive in every side, got {scope!r}")
+            raise ValueError(f"scope must have only odd and positive sides, got {scope!r}")
         super().__init__(scope, query_depth, intra_depth, heads, device=device, dtype=dtype)
         self.dimensions = len(scope)
 
     @property
     def scope(self) -> tuple[int, ...]:
-        """The sides r_1..r_D of the table."""
+        """Sides r_1..r_D of the table."""
         first = 0 if self.heads is None else 1
         return tuple(self.table.shape[first : first + self.dimensions])
 
@@ -69,17 +73,24 @@ class RelativeEmbedding(EmbeddingTable):
         return self.table
 
     def resize(self, scope: tuple[int, ...], keep_sum: bool = True) -> None:
-        """Interpolate the table to another scope in place, for another resolution; see `resize_table`.
+        """Interpolate the table to another scope in place, for images of another resolution.
 
         Replaces the parameter by a new one with the same dtype, device and requires_grad, so optimizers must be created
-        again. Raises ValueError unless scope has D odd sides, or if the table is parametrized.
+        again.
+
+        Args:
+            scope: new sides, odd, as many as before.
+            keep_sum: rescale the table so that the outputs of the layer keep their scale; default True. See
+                `lambdanets.ops.resize_table`.
+
+        Raises ValueError if the scope is invalid or the table is parametrized.
         """
         if is_parametrized(self, "table"):
-            raise ValueError("table must not be parametrized when it is resized; remove the parametrization first")
+            raise ValueError("table must not be parametrized when resized; remove the parametrization first")
         tables = self.table.detach() if self.heads is not None else self.table.detach().unsqueeze(0)
         check_resize(tables[0], scope, "scope")
         if len(scope) != self.dimensions:
-            raise ValueError(f"scope must have as many sides as before, {self.dimensions}, got {scope}")
+            raise ValueError(f"scope must have {self.dimensions} side(s), like the current scope, got {scope}")
         resized = torch.stack([resize_table(table, scope, keep_sum=keep_sum) for table in tables])
         resized = resized if self.heads is not None else resized[0]
         self.table = nn.Parameter(resized, requires_grad=self.table.requires_grad)
@@ -87,9 +98,16 @@ class RelativeEmbedding(EmbeddingTable):
     def of_pairs(
         self, grid: tuple[int, ...], context_grid: tuple[int, ...] | None = None, *, dilation: int = 1
     ) -> Tensor:
-        """E ([h,] n, m, k[, u]) for all pairs of a grid with itself, or with a context grid of the same origin.
+        """Return the embeddings E ([h,] n, m, k[, u]) of all pairs of positions.
 
-        Memory: n m k u elements. Raises ValueError unless the grids have D positive sides.
+        Memory: n m k u elements, per head if the embedding has heads.
+
+        Args:
+            grid: sides of the grid of query positions.
+            context_grid: sides of the grid of context positions, with the same origin; default None for `grid`.
+            dilation: distance between adjacent entries of the table, in positions; default 1.
+
+        Raises ValueError unless the grids have D positive sides.
         """
         for name, sides in {"grid": grid, "context_grid": grid if context_grid is None else context_grid}.items():
             if not isinstance(sides, tuple) or len(sides) != self.dimensions:
@@ -97,10 +115,10 @@ class RelativeEmbedding(EmbeddingTable):
             check_sizes(**{f"{name}[{axis}]": side for axis, side in enumerate(sides)})
         check_sizes(dilation=dilation)
         if self.heads is not None:
-            return torch.stack([self._of_pairs(table, grid, context_grid, dilation) for table in self.table])
-        return self._of_pairs(self.table, grid, context_grid, dilation)
+            return torch.stack([self._expand_table(table, grid, context_grid, dilation) for table in self.table])
+        return self._expand_table(self.table, grid, context_grid, dilation)
 
-    def _of_pairs(
+    def _expand_table(
         self, table: Tensor, grid: tuple[int, ...], context_grid: tuple[int, ...] | None, dilation: int
     ) -> Tensor:
         if self.intra_depth == 1:
@@ -112,9 +130,16 @@ class RelativeEmbedding(EmbeddingTable):
 
 
 class DenseEmbedding(EmbeddingTable):
-    """A learned embedding for every pair of positions: E (n, m, k[, u]), initialized from N(0, 1).
+    """A learned embedding for each pair of positions: a table E (n, m, k[, u]), initialized from N(0, 1).
 
-    For up to n query and m context positions. n m k u parameters, h times as many with `heads` (multi-head).
+    Parameters: n m k u; with `heads`, h n m k u.
+
+    Args:
+        positions: n, the maximum number of query positions.
+        context_positions: m, the maximum number of context positions.
+        query_depth: k, the query depth of the layer.
+        intra_depth: u, the intra-depth of the layer; default 1.
+        heads: number of heads of a layer with multi_head=True, for one table per head; default None for one table.
     """
 
     def __init__(
@@ -134,7 +159,10 @@ class DenseEmbedding(EmbeddingTable):
         self.positions, self.context_positions = sides
 
     def forward(self, positions: int, context_positions: int) -> Tensor:
-        """E ([h,] n, m, k[, u]) of the first n and m positions, a view. Raises ValueError if the table is smaller."""
+        """Return a view E ([h,] n, m, k[, u]) of the table for the first n query and m context positions.
+
+        Raises ValueError if the table is smaller.
+        """
         check_sizes(positions=positions, context_positions=context_positions)
         if positions > self.positions or context_positions > self.context_positions:
             raise ValueError(
@@ -146,10 +174,17 @@ class DenseEmbedding(EmbeddingTable):
 
 
 class EdgeEmbedding(EmbeddingTable):
-    """Embeddings for graphs whose edges differ by example (A.2): one embedding per edge type, 0 without an edge.
+    """Embeddings of the edges of graphs, with one learned embedding per edge type (Sec. A.2 of the paper).
 
-    e[b,n,m] = sum over the edges (b, n, m) of T[type], with a table T (types, k[, u]) initialized from N(0, 1), or one
-    per head of a multi-head layer, (h, types, k[, u]).
+    e[b,n,m] is the sum of T[type] over the edges from node n to node m in graph b, and 0 without an edge. The table T
+    (types, k[, u]) is initialized from N(0, 1). Each example of a batch may have another graph.
+
+    Args:
+        edge_types: number of edge types.
+        query_depth: k, the query depth of the layer.
+        intra_depth: u, the intra-depth of the layer; default 1.
+        heads: number of heads of a layer with multi_head=True, for one table per head, (h, types, k[, u]); default None
+            for one table.
     """
 
     def __init__(
@@ -166,34 +201,41 @@ class EdgeEmbedding(EmbeddingTable):
         super().__init__((edge_types,), query_depth, intra_depth, heads, device=device, dtype=dtype)
 
     def forward(self, edges: Tensor, types: Tensor, size: tuple[int, int, int]) -> Tensor:
-        """E (b, [h,] n, m, k[, u]) from a list of edges.
+        """Return the embeddings E (b, [h,] n, m, k[, u]) of a batch of graphs.
 
-        edges: (3, edges) int64, rows example, query node n, context node m. Several edges between two nodes add up; for
-        edges in both directions list both. types: (edges,) int64, from 0 to edge_types - 1.
-        size: (b, n, m), with the number of nodes of the largest graph. Memory: b n m k u elements.
+        Memory: b n m k u elements, per head if the embedding has heads.
+
+        Args:
+            edges: (3, number of edges) int64. The rows are the index of the example, the query node n and the context
+                node m. Edges are directed: list an undirected edge in both directions. The embeddings of several edges
+                between the same nodes are summed.
+            types: (number of edges,) int64, the type of each edge, from 0 to edge_types - 1.
+            size: (b, n, m): number of examples, and number of query and context nodes of the largest graph.
+
         Raises ValueError naming the invalid argument.
         """
         if isinstance(edges, fx.Proxy):
             return self.fx_call(edges, types, size)
         check_tensors(edges=edges, types=types)
         if edges.ndim != 2 or edges.shape[0] != 3 or edges.dtype != torch.int64:
-            raise ValueError(f"edges must be (3, edges) of int64, got {edges.dtype} of shape {tuple(edges.shape)}")
+            shape = tuple(edges.shape)
+            raise ValueError(f"edges must have shape (3, edges) and dtype int64, got {shape} and {edges.dtype}")
         if types.dtype != torch.int64 or types.shape != edges.shape[1:]:
             raise ValueError(
-                f"types must be ({edges.shape[1]},) of int64, one per edge; got {types.dtype} of shape "
-                f"{tuple(types.shape)}"
+                f"types must have shape ({edges.shape[1]},), one per edge, and dtype int64, got {tuple(types.shape)} "
+                f"and {types.dtype}"
             )
         if not isinstance(size, tuple) or len(size) != 3:
             raise ValueError(f"size must be (b, n, m), got {size!r}")
         check_sizes(**{f"size[{axis}]": side for axis, side in enumerate(size)})
         table = self.table.unsqueeze(0) if self.heads is None else self.table  # (h or 1, types, k[, u])
-        # tensor values cannot be checked while compiling or on the meta device
+        # values are unknown while compiling and on the meta device
         if not torch.compiler.is_compiling() and edges.device.type != "meta":
             limits = torch.tensor(size, device=edges.device)[:, None]
             if ((edges < 0) | (edges >= limits)).any():
-                raise ValueError(f"edges must lie within size = {tuple(size)}, got one outside of it")
+                raise ValueError(f"edges must be indices within size = {tuple(size)}, got an index out of range")
             if ((types < 0) | (types >= table.shape[1])).any():
-                raise ValueError(f"types must be from 0 to {table.shape[1] - 1}, got one outside of that")
+                raise ValueError(f"types must be from 0 to {table.shape[1] - 1}, got a value out of range")
         rows = F.embedding(types, table.movedim(1, 0).flatten(1))  # (edges, h k u)
         pairs = rows.new_zeros(*size, rows.shape[1])
         pairs = pairs.index_put((edges[0], edges[1], edges[2]), rows, accumulate=True)

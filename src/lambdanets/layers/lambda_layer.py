@@ -1,4 +1,4 @@
-"""The lambda layer on sequences, images and volumes, channels first like torch.nn.Conv1d, Conv2d and Conv3d."""
+"""Lambda layers on sequences, images and volumes, channels first like torch.nn.Conv1d, Conv2d and Conv3d."""
 
 from typing import Any
 
@@ -18,7 +18,10 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class GridLambdaLayer(LambdaBase):
-    """Base of LambdaLayer1d, 2d and 3d, which differ only in `dimensions`. LambdaLayer2d documents the arguments."""
+    """Base class of LambdaLayer1d, LambdaLayer2d and LambdaLayer3d, which differ only in `dimensions`.
+
+    LambdaLayer2d documents the arguments.
+    """
 
     dimensions: int
 
@@ -68,14 +71,16 @@ class GridLambdaLayer(LambdaBase):
         check_sizes(stride=stride, dilation=dilation)
         check_algorithm(algorithm)
         if causal and stride != 1:
-            raise ValueError(f"stride must be 1 when causal is True, because pooling looks ahead; got {stride}")
+            raise ValueError(
+                f"stride must be 1 if causal is True, because pooling includes later positions; got {stride}"
+            )
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
         if embedding is not None:
             self._check_embedding(embedding, self.dimensions)
             if grid is not None:
-                raise ValueError(f"grid must be None if embedding is given, got {grid}")
+                raise ValueError(f"grid must be None if an embedding is passed, got {grid}")
             if dilation != 1 and not isinstance(embedding, RelativeEmbedding):
-                raise ValueError(f"dilation must be 1 unless embedding is relative, got {dilation}")
+                raise ValueError(f"dilation must be 1 unless embedding is a RelativeEmbedding, got {dilation}")
         elif position:
             sides = _table_sides(self.dimensions, scope, grid)
             self._owns_embedding = True
@@ -86,11 +91,14 @@ class GridLambdaLayer(LambdaBase):
         self.reset_parameters()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(b, dim, S_1..S_D) -> (b, dim_out, ceil(S_1 / stride)..), D of 1, 2 or 3; any sides at every call.
+        """Apply the layer to maps of any size; returns (b, dim_out, ceil(S_1 / stride), ..., ceil(S_D / stride)).
 
-        mask: (b, S_1..S_D) bool, True for valid positions, False for padding. Outputs at valid positions and batch norm
-        statistics are then independent of the padding; the output is 0 where the strided mask is False. In training,
-        the data-dependent number of valid positions causes a graph break in torch.compile.
+        Args:
+            x: (b, dim, S_1..S_D), with D = 1, 2 or 3 spatial dimensions. The sides may differ between calls.
+            mask: bool (b, S_1..S_D), True at valid positions, False at padding; default None for no padding. Outputs at
+                valid positions and batch norm statistics then do not depend on the padding. The output is 0 where
+                the mask, sampled with the stride, is False. In training, a mask causes a graph break in torch.compile,
+                because the number of valid positions depends on the data.
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, mask)
@@ -101,12 +109,12 @@ class GridLambdaLayer(LambdaBase):
         self._check_dtype("x", x)
         grid = static_shape(x)[2:]
         if torch.jit.is_tracing():
-            x = x.expand(-1, -1, *grid)  # the trace is for this grid only, and raises for others
+            x = x.expand(-1, -1, *grid)  # makes the trace raise for inputs of another size
         if mask is not None:
             if mask.dtype != torch.bool or tuple(mask.shape) != (x.shape[0], *grid):
                 raise ValueError(
-                    f"mask must be bool, {(x.shape[0], *grid)}, True for valid positions; "
-                    f"got {mask.dtype} of shape {tuple(mask.shape)}"
+                    f"mask must have shape {(x.shape[0], *grid)} and dtype bool, True at valid positions, got "
+                    f"{tuple(mask.shape)} and {mask.dtype}"
                 )
             x = x.masked_fill(~mask.unsqueeze(1), 0)
         queries, keys, values = self._project(x, None, None if mask is None else mask.flatten(1))
@@ -117,13 +125,13 @@ class GridLambdaLayer(LambdaBase):
             keys,
             values,
             mask=None if mask is None else mask.flatten(1).unsqueeze(1),  # (b, 1, m)
-            embeddings=None if self.embedding is None or relative else self._embeddings_of(positions, positions),
+            embeddings=None if self.embedding is None or relative else self._pairwise_embeddings(positions, positions),
             table=self.embedding() if self.embedding is not None and relative else None,
             grid=grid,
             dilation=self.dilation,
             algorithm=self.algorithm,
         )
-        # rows (b, n, h v) are channels-last maps; the gradient is converted to that layout once
+        # rows (b, n, h v) are maps in channels_last; the gradient is converted to this memory format once
         output = contiguous_gradient(output.transpose(1, 2).flatten(2)).mT.unflatten(2, grid)
         if mask is not None:
             output = output.masked_fill(~mask.unsqueeze(1), 0)
@@ -132,7 +140,7 @@ class GridLambdaLayer(LambdaBase):
         return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
-        """Average pooling with windows of 2 s - 1 and stride s over the valid positions of the map."""
+        """Average the valid positions in windows of side 2 s - 1, with stride s."""
         pooled = average_pool(output, self.stride)
         if mask is None:
             return pooled
@@ -146,50 +154,64 @@ class GridLambdaLayer(LambdaBase):
 
 
 class LambdaLayer1d(GridLambdaLayer):
-    """Lambda layer on sequences (b, dim, length); arguments as LambdaLayer2d with one side for scope and grid.
+    """Lambda layer on sequences (b, dim, length).
 
-    With causal=True outputs do not depend on later positions, and can be decoded step by step, see
-    `lambdanets.start_decoding`. In training, batch norm still computes its statistics over all positions: use
-    batch_norm=False where that matters, as in language models. For channels-last tokens see LambdaLayer.
+    The arguments are those of LambdaLayer2d; scope and grid have one side.
+
+    With causal=True, outputs do not depend on later positions and can be decoded step by step, see
+    `lambdanets.start_decoding`. In training, the statistics of batch norm still include later positions, so use
+    batch_norm=False for language models. LambdaLayer is the layer for channels-last tokens.
     """
 
     dimensions = 1
 
 
 class LambdaLayer2d(GridLambdaLayer):
-    """Lambda layer (Bello, ICLR 2021, Eqs. 1 and 2) in place of a 3x3 convolution: long-range content and position.
+    """Lambda layer on images (Bello, ICLR 2021, Eqs. 1 and 2), a replacement for a 3x3 convolution.
 
-    y[n,h] = (sum_m kbar[m] v[m]^T + sum_m e[n,m] v[m]^T)^T q[n,h], with the h outputs of a position concatenated.
-    Queries, keys and values are 1x1 projections without bias; batch norm on queries and values; kbar is the softmax of
-    the keys over the context; one table of relative embeddings e[n,m] = R[m - n], shared by the heads.
+    It captures long-range interactions by content and by relative position:
+    y[n,h] = (sum_m kbar[m] v[m]^T + sum_m e[n,m] v[m]^T)^T q[n,h]. The outputs of the h heads are concatenated.
+    Queries q, keys and values v are 1x1 projections without bias, and queries and values pass through a batch norm.
+    kbar is the softmax of the keys over all positions m. e[n,m] = R[m - n] are relative embeddings.
 
-    Input (b, dim, H, W), any H and W at every call; output (b, dim_out, H', W') with H' = ceil(H / stride), in the
-    memory format of the input. float64, float32, bfloat16, float16; autocast; accumulates in float32 or wider.
-    `forward` also takes a padding mask.
+    Input: (b, dim, H, W); H and W may differ between calls.
+    Output: (b, dim_out, ceil(H / stride), ceil(W / stride)), in the memory format of the input.
+    `forward` also accepts a padding mask.
+    Supports float64, float32, bfloat16, float16 and autocast; sums are accumulated in float32 or float64.
 
     Args:
-        dim, dim_out: channels in and out; dim_out defaults to dim and must be divisible by heads.
-        query_depth: k, depth of queries and keys. heads: h, queries that share a lambda; the value depth is
-            dim_out / heads. intra_depth: u, an extra dimension summed over in the lambdas (C.4).
-        scope: odd side, or (height, width), of the local context of the position term; None for a global context, which
-            needs `grid`, the largest (height, width) that the embedding table covers. On larger maps, offsets beyond it
-            have no embedding. `layer.embedding.resize` interpolates the table.
-        stride: average pooling after the layer, 3x3 for stride 2, as in the paper (F.2).
-        dilation: spacing of the scope, in positions.
-        content, position: whether to use the content term and the position term.
-        normalize_keys: over the context (Table 11): "softmax", "l2" or None. normalize_queries: "softmax", over the
-            query depth, or None. batch_norm: normalize queries and values.
-        embedding: replaces the layer's own table (and scope): a RelativeEmbedding, which several layers may share, or
-            any module that returns E (n, m, k[, u]) when called with n and m, such as a DenseEmbedding.
-        multi_head: separate lambdas, keys, values and embeddings per head (C.3); by default heads share them.
-        causal: only context positions up to and including the query in row-major order. Needs stride 1. In training
-            batch norm still computes its statistics over all positions.
-        algorithm: of the position term, see `lambdanets.position_interaction`.
+        dim: number of input channels, d.
+        dim_out: number of output channels, divisible by heads; default dim. The value depth v is dim_out / heads.
+        query_depth: k, the depth of queries and keys; default 16.
+        heads: h, the number of queries per position that share one lambda; default 4.
+        intra_depth: u, an extra dimension of keys, values and embeddings that the lambdas sum over (Sec. C.4);
+            default 1.
+        scope: side of the neighborhood that the position term covers, in positions, as an odd integer or a tuple
+            (height, width) of odd integers; default 23. None for a global scope, which requires `grid`.
+        stride: stride of the average pooling after the layer, as in Sec. F.2; default 1, no pooling. The window is 3x3
+            for stride 2.
+        dilation: distance between adjacent positions of the scope; default 1.
+        content: use the content term; default True.
+        position: use the position term; default True.
+        normalize_keys: normalization of the keys over the positions (Table 11): "softmax", the default, "l2" or None.
+        normalize_queries: "softmax" over the query depth, or None, the default.
+        batch_norm: normalize queries and values by batch norm; default True.
+        embedding: replaces the layer's own embedding table and scope; default None. Either a RelativeEmbedding, which
+            several layers may share, or any module that returns E (n, m, k[, u]) when called with n and m, such as a
+            DenseEmbedding.
+        grid: only with scope=None: the largest (height, width) that the embedding table covers. On larger maps, pairs
+            of positions further apart have no position interaction; `layer.embedding.resize` interpolates the table.
+        multi_head: use separate keys, values, embeddings and lambdas for each head (Sec. C.3); default False.
+        causal: use only context positions up to and including the query, in row-major order; default False. Requires
+            stride 1. In training, the statistics of batch norm still include all positions.
+        algorithm: algorithm of the position term, see `lambdanets.position_interaction`; default "auto".
 
-    Parameters: d h k + d k u + d v u + r r k u + 2 h k + 2 v u; with multi_head k u, v u and r r k u count h times.
-    Cost per image: projections plus n k v u (1 + min(n, r r)) + 2 h n k v multiply-adds.
-    Initialization (Sec. F.2): keys and values N(0, 1/sqrt(d)), queries N(0, 1/sqrt(k d)), embeddings N(0, 1).
-    Appendix B: zero-initialize the last norm of each residual block, and use at most one lambda layer per block.
+    Parameters: d h k + d k u + d v u + r r k u + 2 h k + 2 v u, with r the scope. With multi_head, the terms with u are
+    multiplied by h.
+    Cost per image: projections plus n k v u (1 + min(n, r r)) + 2 h n k v multiply-adds, with n = H W.
+    Initialization (Sec. F.2): normal with std 1/sqrt(d) for keys and values, 1/sqrt(k d) for queries, 1 for embeddings.
+    In residual networks, zero-initialize the last norm of each block, and use at most one lambda layer per block
+    (Appendix B).
     Raises ValueError naming the invalid argument.
     """
 
@@ -197,7 +219,10 @@ class LambdaLayer2d(GridLambdaLayer):
 
 
 class LambdaLayer3d(GridLambdaLayer):
-    """Lambda layer on volumes or video (b, dim, depth, height, width); arguments as LambdaLayer2d with three sides."""
+    """Lambda layer on volumes or video (b, dim, depth, height, width).
+
+    The arguments are those of LambdaLayer2d; scope and grid have three sides.
+    """
 
     dimensions = 3
 
@@ -208,13 +233,13 @@ def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
         if grid is None:
             raise ValueError(f"grid must be {names} if scope is None, got None")
         if not _are_sides(grid, dimensions):
-            raise ValueError(f"grid must be {dimensions} positive sides, {names}, got {grid!r}")
+            raise ValueError(f"grid must be a tuple {names} of positive integers, got {grid!r}")
         return tuple(2 * side - 1 for side in grid)
     if grid is not None:
-        raise ValueError(f"grid must be None unless scope is None, got {grid} with a scope of {scope}")
+        raise ValueError(f"grid must be None unless scope is None, got {grid} and scope={scope}")
     sides = (scope,) * dimensions if isinstance(scope, int) and not isinstance(scope, bool) else scope
     if not _are_sides(sides, dimensions) or any(side % 2 == 0 for side in sides):
-        raise ValueError(f"scope must be odd and positive, one side or {names}, got {scope!r}")
+        raise ValueError(f"scope must be an odd positive integer or a tuple {names} of them, got {scope!r}")
     return tuple(sides)
 
 

@@ -1,4 +1,4 @@
-"""Base class of all layers: errors for unknown arguments; torch.fx, torch.jit.trace and torch.jit.script."""
+"""Base class of all layers: errors for unknown arguments, and support for torch.fx and torch.jit.trace."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from lambdanets.errors import did_you_mean
 
-# Names in other packages and torch.nn of the arguments of these layers.
+# Names that other packages and torch.nn use for the arguments of these layers.
 SYNONYMS = {
     "num_heads": "heads", "n_heads": "heads", "nhead": "heads", "n_head": "heads", "head": "heads",
     "dim_k": "query_depth", "qk_dim": "query_depth", "dim_qk": "query_depth", "dim_key": "query_depth",
@@ -26,19 +26,21 @@ SYNONYMS = {
 
 
 class Layer(nn.Module):
-    """Base of the layers. An unknown constructor argument raises TypeError with the class and the nearest argument.
+    """Base class of the layers.
 
-    torch.fx sees a layer as one node, with any tracer: `forward` returns `fx_call` if x is a proxy. torch.jit.trace
-    records standard operations with the sizes of its example. torch.jit.script raises NotImplementedError.
+    An unknown constructor argument raises TypeError, which names the class and suggests the nearest argument.
+    torch.fx treats a layer as one node, with any tracer: `forward` returns `fx_call` if x is an fx.Proxy.
+    torch.jit.trace records PyTorch operations for the input sizes of its example.
+    torch.jit.script raises NotImplementedError.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
-            type.__setattr__(cls, "__init__", _with_named_errors(vars(cls)["__init__"]))
+            type.__setattr__(cls, "__init__", _with_helpful_type_errors(vars(cls)["__init__"]))
 
     def fx_call(self, x: fx.Proxy, *inputs: Any, **named: Any) -> Any:
-        """Add a call of this layer as one node to the graph of the torch.fx tracer of x."""
+        """Add a call of this layer to the torch.fx graph that traces x, as one node."""
         tracer: Any = x.tracer
         name = tracer.path_of_module(self)
         if not name:
@@ -49,7 +51,7 @@ class Layer(nn.Module):
         return tracer.create_proxy("call_module", name, (x, *inputs), named)
 
     def _slow_forward(self, *inputs: Any, **named: Any) -> Any:
-        """Called by nn.Module under torch.jit.trace: forward, without warnings that sizes become constants."""
+        """Call forward under torch.jit.trace, without warnings that sizes become constants; nn.Module calls this."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets\.")
             return super()._slow_forward(*inputs, **named)
@@ -61,28 +63,28 @@ class Layer(nn.Module):
         )
 
 
-def _with_named_errors(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor so that TypeErrors about its arguments name the class and the nearest argument."""
+def _with_helpful_type_errors(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a constructor so that its TypeErrors name the class and suggest the nearest argument."""
     signature = inspect.signature(init)
     parameters = list(signature.parameters.values())[1:]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    has_var_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = [parameter.name for parameter in parameters]
     positional = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(init)
     def checked(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        caller = f"{type(self).__name__}()"
+        constructor = f"{type(self).__name__}()"
         unknown = next((name for name in kwargs if name not in names), None)
-        if unknown is not None and not takes_any:
+        if unknown is not None and not has_var_keyword:
             close = did_you_mean(unknown, names, SYNONYMS) or f"; its arguments are {', '.join(names)}"
-            raise TypeError(f"{caller} got an unexpected argument {unknown}{close}")
+            raise TypeError(f"{constructor} got an unexpected argument {unknown}{close}")
         try:
             signature.bind(self, *args, **kwargs)
         except TypeError as error:
             if len(args) > len(positional):
                 accepted = f"{len(positional)} positional arguments, {', '.join(positional)}"
-                raise TypeError(f"{caller} takes at most {accepted}, got {len(args)}; use keywords") from None
-            raise TypeError(f"{caller}: {error}") from None
+                raise TypeError(f"{constructor} takes at most {accepted}, got {len(args)}; use keywords") from None
+            raise TypeError(f"{constructor}: {error}") from None
         init(self, *args, **kwargs)
 
     return checked

@@ -1,4 +1,4 @@
-"""Query, key and value projections in one matrix product, as rows (b, n, channels)."""
+"""Query, key and value projections, merged into one matrix product where possible."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,36 +13,43 @@ from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, without
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_MAX_SEQUENTIAL_SUM = 32  # examples whose products are accumulated one by one
-_FEW_POSITIONS = 64  # per example: too few for a fast product per example
+_MAX_SEQUENTIAL_SUM = 32  # accumulate one product per example for batches up to this size, else use one bmm
+_MAX_FLATTENED_POSITIONS = 64  # per example; with more positions, one product per example is faster
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def project(
     x: Tensor, pairs: Sequence[tuple[nn.Module, nn.Module | None]], *, tokens: bool, valid: Tensor | None = None
 ) -> list[Tensor]:
-    """norm(projection(x)) for each pair, as rows (b, n, channels).
+    """Return norm(projection(x)) for each (projection, norm) pair, as rows (b, n, channels).
 
-    x: tokens (b, n, d) for linear projections, or maps (b, d, S_1..S_D) for 1x1 convolutions.
-    valid: (b, n) bool; in training, batch norm counts only these positions, and returns 0 at the others.
+    Batch norms in eval mode are folded into the weights of their projections, and all projections become one matrix
+    product. Folding happens in float32 or float64 at each call, so changes of the norms always have an effect. Modules
+    of other types, and modules with hooks or parametrizations, are called normally.
 
-    Batch norms in eval mode are folded into the weights, in float32 or wider and at each call, so that no cache can
-    become stale; the projections are then one product. Modules of other types, or with hooks, are called normally.
+    Args:
+        x: tokens (b, n, d) for linear projections, or maps (b, d, S_1..S_D) for 1x1 convolutions.
+        pairs: the projections and their norms; None for no norm.
+        tokens: True if x has tokens, False if it has maps.
+        valid: bool (b, n); in training, batch norm uses only these positions and returns 0 elsewhere. Default None for
+            all positions.
     """
     grid = () if tokens else tuple(x.shape[2:])
-    if not all(_is_exactly(projection, _PROJECTIONS) and _is_product(projection) for projection, _ in pairs):
+    if not all(_is_exactly(projection, _PROJECTIONS) and _is_matrix_product(projection) for projection, _ in pairs):
         outputs = [projection(x) for projection, _ in pairs]
         rows = [output if tokens else output.flatten(2).mT for output in outputs]
         folded = [False] * len(pairs)
     else:
-        folded = [_folds(norm) for _, norm in pairs]
-        weights, biases = zip(*(_weight(*pair, fold) for pair, fold in zip(pairs, folded, strict=True)), strict=True)
+        folded = [_can_fold(norm) for _, norm in pairs]
+        weights, biases = zip(
+            *(_weight_and_bias(*pair, fold) for pair, fold in zip(pairs, folded, strict=True)), strict=True
+        )
         maps = x.mT if tokens else x.flatten(2)
         if any(folded):
-            (product,) = _products(maps, torch.cat(biases), torch.cat(weights))
+            (product,) = _project_rows(maps, torch.cat(biases), torch.cat(weights))
             rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
-        else:  # norms need separate rows
-            rows = list(_products(maps, None, *weights))
+        else:  # each norm needs its own contiguous rows
+            rows = list(_project_rows(maps, None, *weights))
     return [
         projected if norm is None or fold else normalize(norm, projected, grid, valid)
         for projected, (_, norm), fold in zip(rows, pairs, folded, strict=True)
@@ -50,15 +57,15 @@ def project(
 
 
 def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tensor | None) -> Tensor:
-    """norm(rows (b, n, c)); in training only over the valid positions (b, n), with 0 at the others.
+    """Apply a norm to rows (b, n, c); in training only to the valid positions (b, n), returning 0 elsewhere.
 
-    grid: the spatial sides for norms of maps; empty for tokens.
+    grid: spatial sides of the maps that the norm expects; empty for tokens.
     """
     if isinstance(norm, nn.Identity):
         return rows
     masked = valid is not None and norm.training
     if grid and not masked and not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm)):
-        # other norms may treat examples and positions differently
+        # norms other than batch norm may depend on the positions, so they need maps
         return contiguous_gradient(norm(rows.mT.unflatten(2, grid))).flatten(2).mT
     flat = rows[valid] if masked else rows.flatten(0, 1).contiguous()
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]).flatten(1))
@@ -66,20 +73,20 @@ def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tenso
 
 
 def _is_exactly(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module is exactly of one of the types, without hooks, parametrizations or its own forward."""
+    """Return whether a module has exactly one of the types, and no hooks, parametrizations or replaced forward."""
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return type(module) in types and not hooked and "forward" not in module.__dict__ and not is_parametrized(module)
 
 
-def _is_product(projection: Any) -> bool:
-    """Whether a projection is a matrix product per position: 1x1, without bias, groups, stride or padding."""
+def _is_matrix_product(projection: Any) -> bool:
+    """Return whether a projection is one matrix product per position: 1x1, without bias, groups, stride or padding."""
     if projection.bias is not None or isinstance(projection, nn.Linear):
         return projection.bias is None
     is_pointwise = {*projection.kernel_size, *projection.stride, projection.groups} == {1}
     return is_pointwise and not any(projection.padding)
 
 
-def _folds(norm: nn.Module | None) -> bool:
+def _can_fold(norm: nn.Module | None) -> bool:
     return (
         norm is not None
         and _is_exactly(norm, _BATCH_NORMS)
@@ -89,8 +96,8 @@ def _folds(norm: nn.Module | None) -> bool:
     )
 
 
-def _weight(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
-    """Weight (c, d) and bias (c,), with the norm folded into them if `fold`."""
+def _weight_and_bias(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
+    """Return the weight (c, d) and bias (c,) of a projection, with its norm folded into them if `fold`."""
     weight = projection.weight.flatten(1)
     if not fold:
         return weight, weight.new_zeros(weight.shape[0])
@@ -100,27 +107,27 @@ def _weight(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
     return (weight.to(dtype) * scale.unsqueeze(1)).to(weight.dtype), bias.to(weight.dtype)
 
 
-def _products(x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
-    """x (b, d, n), weights (c, d) to rows (b, n, c) each, plus bias (c,), in autocast's dtype if enabled."""
+def _project_rows(x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Return rows (b, n, c) of x (b, d, n) for each weight (c, d), plus bias (c,), in autocast's dtype if enabled."""
     dtype = autocast_dtype(x.device)
     if dtype is not None and x.dtype != torch.float64:
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         weights = tuple(weight.to(dtype) for weight in weights)
-    function = _Products if torch.compiler.is_compiling() else _ForwardModeProducts
-    # a trace cannot contain a Function
-    run = function.apply if torch.is_grad_enabled() and not torch.jit.is_tracing() else _Products.forward
+    function = _ProjectRows if torch.compiler.is_compiling() else _ProjectRowsForwardMode
+    # a trace cannot contain an autograd.Function
+    run = function.apply if torch.is_grad_enabled() and not torch.jit.is_tracing() else _ProjectRows.forward
     with without_autocast(x.device):
         return run(x, bias, *weights)
 
 
-class _Products(torch.autograd.Function):
-    """Rows from channels-first or channels-last x, and the gradient in the layout of x, without copies."""
+class _ProjectRows(torch.autograd.Function):
+    """Projects x in either memory format without copying it; the gradient has the memory format of x."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_rows(x, weight, bias) for weight in weights)
+        return tuple(_matmul(x, weight, bias) for weight in weights)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -139,7 +146,7 @@ class _Products(torch.autograd.Function):
         for i, grad_output in enumerate(grad_outputs):
             if not ctx.needs_input_grad[2 + i]:
                 continue
-            if _channels_last(x) or (not torch.compiler.is_compiling() and x.shape[2] <= _FEW_POSITIONS):
+            if _channels_last(x) or (not torch.compiler.is_compiling() and x.shape[2] <= _MAX_FLATTENED_POSITIONS):
                 grad_weights[i] = grad_output.flatten(0, 1).mT @ x.mT.flatten(0, 1)
             else:
                 grad_weights[i] = _sum_of_products(grad_output.mT, x.mT)
@@ -148,24 +155,25 @@ class _Products(torch.autograd.Function):
         return grad_x, grad_bias, *grad_weights
 
 
-class _ForwardModeProducts(_Products):
-    """With forward-mode AD, which torch.compile cannot trace."""
+class _ProjectRowsForwardMode(_ProjectRows):
+    """Adds forward-mode AD, which torch.compile cannot trace."""
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dbias: Tensor | None, *dweights: Tensor | None) -> tuple[Tensor, ...]:
         x, *weights = ctx.saved_tensors
         tangents = []
         for weight, dweight in zip(weights, dweights, strict=True):
-            total = torch.zeros_like(_rows(x, weight, None))
+            total = torch.zeros_like(_matmul(x, weight, None))
             if dx is not None:
-                total = total + _rows(dx, weight, None)
+                total = total + _matmul(dx, weight, None)
             if dweight is not None:
-                total = total + _rows(x, dweight, None)
+                total = total + _matmul(x, dweight, None)
             tangents.append(total if dbias is None else total + dbias)
         return tuple(tangents)
 
 
-def _rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows (b, n, c) of x (b, d, n)."""
     if _channels_last(x):
         return F.linear(x.mT, weight, bias)
     weights = weight.mT.expand(x.shape[0], -1, -1)
@@ -173,7 +181,7 @@ def _rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _grad_x(x: Tensor, weights: Sequence[Tensor], grad_outputs: Sequence[Tensor]) -> Tensor:
-    """sum over projections of W^T g, (b, d, n), in the layout of x."""
+    """Return the gradient of x (b, d, n), summed over the projections, in the memory format of x."""
     pairs = list(zip(weights, grad_outputs, strict=True))
     in_place = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if _channels_last(x):
@@ -192,15 +200,15 @@ def _grad_x(x: Tensor, weights: Sequence[Tensor], grad_outputs: Sequence[Tensor]
 
 
 def _channels_last(x: Tensor) -> bool:
-    """Whether x (b, d, n) has channels-last strides."""
+    """Return whether x (b, d, n) has channels-last strides."""
     return x.stride(1) == 1 and x.stride(2) != 1
 
 
-def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
-    """sum over b of first (b, c, n) @ second (b, n, d), if possible without storing the products of all examples."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(first) > _MAX_SEQUENTIAL_SUM:
-        return torch.bmm(first, second).sum(dim=0)
-    total = torch.mm(first[0], second[0])
-    for a, b in zip(first[1:], second[1:], strict=True):
-        total.addmm_(a, b)
+def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return left (b, c, n) @ right (b, n, d), summed over b; avoids storing all products where possible."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(left) > _MAX_SEQUENTIAL_SUM:
+        return torch.bmm(left, right).sum(dim=0)
+    total = torch.mm(left[0], right[0])
+    for example_left, example_right in zip(left[1:], right[1:], strict=True):
+        total.addmm_(example_left, example_right)
     return total

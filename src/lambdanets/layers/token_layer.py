@@ -1,4 +1,4 @@
-"""The lambda layer on tokens, with arbitrary contexts, masks and embeddings."""
+"""The lambda layer on tokens, with any context, mask and position embeddings."""
 
 from typing import Any
 
@@ -13,21 +13,25 @@ from lambdanets.ops.interaction import check_mask
 
 
 class LambdaLayer(LambdaBase):
-    """Lambda layer (Bello, ICLR 2021, Eqs. 1 and 2) on tokens (b, n, dim), with their own or another context.
+    """Lambda layer on tokens (b, n, dim), like self-attention or cross-attention (Bello, ICLR 2021, Eqs. 1 and 2).
 
-    y[n,h] = (sum_m kbar[n,m] v[m]^T + sum_m e[n,m] v[m]^T)^T q[n,h]: queries from x, keys and values from the context.
-    The embeddings e[n,m] can be relative, learned per pair, or depend on the edges of a graph (A.2).
+    y[n,h] = (sum_m kbar[n,m] v[m]^T + sum_m e[n,m] v[m]^T)^T q[n,h]. Queries come from x, keys and values from the
+    context, which is x itself or another sequence. The embeddings e[n,m] can be relative, learned for each pair of
+    positions, or depend on the edges of a graph (Sec. A.2).
 
     Args:
-        dim, dim_out: channels in and out; dim_out defaults to dim and must be divisible by heads.
-        dim_context: channels of the context; defaults to dim.
-        embedding: a 1-D RelativeEmbedding, or any module that returns E (n, m, k[, u]) when called with n and m, such
-            as a DenseEmbedding. Embeddings that differ between calls, such as those of graphs, are passed to `forward`.
+        dim: number of input channels.
+        dim_out: number of output channels, divisible by heads; default dim.
+        dim_context: number of channels of the context; default dim.
+        embedding: position embeddings; default None. Either a 1-D RelativeEmbedding, or any module that returns
+            E (n, m, k[, u]) when called with n and m, such as a DenseEmbedding. Pass embeddings that differ between
+            calls, such as those of graphs, to `forward` instead.
         query_depth, heads, intra_depth, content, position, normalize_keys, normalize_queries, batch_norm, multi_head,
-            causal: as for LambdaLayer2d.
+            causal: see LambdaLayer2d.
 
-    Dtypes, autocast, accumulation and initialization as LambdaLayer2d. Cost per example with shared embeddings:
-    projections and (m + n m) k v u + 2 h n k v multiply-adds; see `lambdanets.lambda_interaction` for other cases.
+    Supported dtypes, autocast and initialization are those of LambdaLayer2d.
+    Cost per example, if all examples have the same embeddings: projections plus (m + n m) k v u + 2 h n k v
+    multiply-adds; `lambdanets.lambda_interaction` documents other cases.
     Raises ValueError naming the invalid argument.
     """
 
@@ -84,12 +88,17 @@ class LambdaLayer(LambdaBase):
         mask: Tensor | None = None,
         embeddings: Tensor | None = None,
     ) -> Tensor:
-        """(b, n, dim), context (b, m, dim_context) or None for x itself -> (b, n, dim_out).
+        """Apply the layer to tokens; returns (b, n, dim_out).
 
-        mask: bool, True where query and context position interact: (n, m), (b, n, m), or (b, 1, m) for padded
-            contexts. Outputs do not depend on padding; if x is its own context, outputs at padding are 0. In training
-            batch norm counts all positions, except those excluded by a mask (b, 1, m).
-        embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), with heads before n if multi_head; replaces the module's.
+        Args:
+            x: (b, n, dim), the tokens that queries are computed from.
+            context: (b, m, dim_context), the tokens that keys and values are computed from; default None for x.
+            mask: bool, True where a query and a context position interact; default None for all pairs. (n, m) or
+                (b, n, m), or (b, 1, m) to exclude padding of the context. Outputs do not depend on excluded padding,
+                and are 0 there if x is its own context. Batch norm in training excludes padding given as (b, 1, m), but
+                counts positions excluded by masks of other shapes.
+            embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), or with multi_head=True (h, n, m, k[, u]) or
+                (b, h, n, m, k[, u]). Replaces the embedding module of the layer; default None.
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, context, mask=mask, embeddings=embeddings)
@@ -97,13 +106,15 @@ class LambdaLayer(LambdaBase):
         self._check_tokens("x", x, self.dim)
         if context is None:
             if self.dim_context != self.dim:
-                raise ValueError(f"context must be given to a layer with dim_context = {self.dim_context}, got None")
+                raise ValueError(
+                    f"context must be a tensor if dim_context = {self.dim_context} differs from dim, got None"
+                )
         else:
             self._check_tokens("context", context, self.dim_context)
             if context.shape[0] != x.shape[0]:
-                raise ValueError(f"context must have the batch of x, {x.shape[0]}, got shape {tuple(context.shape)}")
+                raise ValueError(f"context must have batch size {x.shape[0]}, like x, got shape {tuple(context.shape)}")
         if embeddings is not None and not self.position:
-            raise ValueError("embeddings must be None in a layer with position=False")
+            raise ValueError("embeddings must be None for a layer with position=False, got a tensor")
         source = x if context is None else context
         valid = None
         if mask is not None:
@@ -130,14 +141,14 @@ class LambdaLayer(LambdaBase):
         return output if valid is None or context is not None else output.masked_fill(~valid.unsqueeze(-1), 0)
 
     def _embeddings(self, positions: int, context_positions: int, is_self: bool) -> tuple[Tensor | None, Tensor | None]:
-        """The relative table if x is its own context, else E ([h,] n, m, k[, u])."""
+        """Return (table, None) for relative embeddings if x is its own context, else (None, E ([h,] n, m, k[, u]))."""
         if self.embedding is None:
             raise ValueError(
-                "embeddings must be given, as a module to the constructor or a tensor to forward, "
-                "unless position is False; got None"
+                "embeddings must be a tensor, or embedding a module, for a layer with position=True, got None; "
+                "pass one of them, or position=False"
             )
         if not isinstance(self.embedding, RelativeEmbedding):
-            return None, self._embeddings_of(positions, context_positions)
+            return None, self._pairwise_embeddings(positions, context_positions)
         if is_self:
             return self.embedding(), None
         return None, self.embedding.of_pairs((positions,), (context_positions,))

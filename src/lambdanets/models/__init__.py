@@ -1,4 +1,4 @@
-"""The paper's model families and module surgery. Importing registers the models with timm."""
+"""The models of the paper, and module surgery. Importing this package registers the models with timm."""
 
 from timm.models import register_notrace_module
 

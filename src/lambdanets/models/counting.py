@@ -1,4 +1,4 @@
-"""Parameter and FLOP counts of networks on the meta device, in the paper's convention."""
+"""Parameter and FLOP counts of networks on the meta device, counted as in the paper."""
 
 from typing import Any
 
@@ -9,12 +9,15 @@ from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of parameters, including frozen ones; shared parameters count once."""
+    """Return the number of parameters, including frozen ones; shared parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_parameters_in_use(model: nn.Module, image_size: int) -> int:
-    """Number of parameters used for square images of a size, without table entries for offsets beyond all maps."""
+    """Return the number of parameters that square images of a size use.
+
+    Entries of embedding tables for offsets larger than every map are not used.
+    """
     unused: dict[nn.Parameter, int] = {}
 
     def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
@@ -23,63 +26,69 @@ def count_parameters_in_use(model: nn.Module, image_size: int) -> int:
             height, width = table.shape[-(4 if layer.intra_depth > 1 else 3) :][:2]
             sides = arguments[0].shape[2:]
             used = min(height, 2 * sides[0] - 1) * min(width, 2 * sides[1] - 1)
-            left = table.numel() - table.numel() // (height * width) * used
-            unused[table] = min(left, unused.get(table, left))
+            count = table.numel() - table.numel() // (height * width) * used
+            unused[table] = min(count, unused.get(table, count))
 
     _run_on_meta(model, image_size, hook)
     return count_parameters(model) - sum(unused.values())
 
 
-def count_flops(model: nn.Module, image_size: int, *, channels: int = 3, applied_together: bool = False) -> int:
-    """FLOPs of a forward pass of one square image, 2 per multiply-add (Sec. F.3, FLOPS count).
+def count_flops(model: nn.Module, image_size: int, *, channels: int = 3, single_application: bool = False) -> int:
+    """Return the FLOPs of a forward pass for one square image, 2 per multiply-add (Sec. F.3 of the paper).
 
-    Counts convolutions, linear layers and the contractions of lambda layers; not biases, norms, activations, pooling or
-    additions. The model must be on the meta device, and is run there once.
-    applied_together: count one application of the sum of content and position lambda, as in this package; False counts
-        one application of each, as in the paper's Fig. 3.
+    Counts convolutions, linear layers and the contractions of lambda layers, but not biases, norms, activations,
+    pooling and additions. The model must be on the meta device, where it runs once.
+
+    Args:
+        image_size: side of the image, in pixels.
+        channels: number of channels of the image; default 3.
+        single_application: if True, count one application of the sum of the content and the position lambda, as this
+            package computes it. If False, the default, count one application of each, as in Fig. 3 of the paper.
     """
     total = 0
 
     def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal total
-        total += 2 * multiply_adds(layer, arguments, output, applied_together)
+        total += 2 * count_multiply_adds(layer, arguments, output, single_application)
 
     _run_on_meta(model, image_size, hook, channels)
     return total
 
 
-def multiply_adds(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor, applied_together: bool) -> int:
-    """Multiply-adds of one layer without its submodules; 0 for other layers."""
+def count_multiply_adds(
+    layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor, single_application: bool
+) -> int:
+    """Return the multiply-adds of one layer without its submodules; 0 for layers that are not counted."""
     if isinstance(layer, nn.Conv2d):
         return output.numel() * layer.weight[0].numel()
     if isinstance(layer, nn.Linear):
         return output.numel() * layer.in_features
     if isinstance(layer, LambdaLayer2d):
-        return _contractions(layer, arguments[0], applied_together)
+        return _contractions(layer, arguments[0], single_application)
     return 0
 
 
-def _contractions(layer: LambdaLayer2d, x: Tensor, applied_together: bool) -> int:
-    """Multiply-adds of computing lambdas and applying them.
+def _contractions(layer: LambdaLayer2d, x: Tensor, single_application: bool) -> int:
+    """Return the multiply-adds of computing and applying the lambdas.
 
-    A query's position lambda sums over min(r, S) positions along a side S, without correction at the border. Strided
-    layers run at the resolution of their input, because pooling comes after them.
+    The position lambda of each query is counted as a sum over min(r, S) positions along each side S, also near the
+    border. Layers with a stride run at the resolution of their input, because they pool afterwards.
     """
     batch, _, height, width = x.shape
     per_context = layer.query_depth * layer.value_depth * layer.intra_depth * (layer.heads if layer.multi_head else 1)
-    applied = layer.heads * layer.query_depth * layer.value_depth
-    contexts = []
+    per_application = layer.heads * layer.query_depth * layer.value_depth
+    context_sizes = []  # context positions per query, one entry per lambda
     if layer.key_projection is not None:
-        contexts.append(1)  # the content lambda, a sum over all positions
+        context_sizes.append(1)  # all queries share the content lambda
     if isinstance(layer.embedding, RelativeEmbedding):
         scope = layer.embedding.scope
-        contexts.append(min(scope[0], height) * min(scope[1], width))
-    applications = 1 if applied_together else len(contexts)
-    return batch * height * width * (sum(contexts) * per_context + applications * applied)
+        context_sizes.append(min(scope[0], height) * min(scope[1], width))
+    applications = 1 if single_application else len(context_sizes)
+    return batch * height * width * (sum(context_sizes) * per_context + applications * per_application)
 
 
 def _run_on_meta(model: nn.Module, image_size: int, hook: Any, channels: int = 3) -> None:
-    """Run one image through the model, calling hook(layer, arguments, output) for every module."""
+    """Run one image through the model in eval mode, and call hook(layer, arguments, output) after every module."""
     for parameter in model.parameters():
         if not parameter.is_meta:
             raise ValueError(f"model must be built on the meta device, got a parameter on {parameter.device}")

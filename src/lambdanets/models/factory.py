@@ -19,10 +19,14 @@ from lambdanets.models.weights import load_weights
 
 
 def list_models() -> list[str]:
-    """Sorted names of the models of this package, which timm.list_models includes too."""
-    singles = (lambda_resnet.resnet50_lambda, mobilenetv2_lambda.mobilenetv2_lambda)
-    others = (*singles, *mixer_resnet.MODELS, *plain_resnetrs.MODELS)
-    return sorted([*lambda_resnet.FAMILY, *(model.__name__ for model in others)])
+    """Return the sorted names of the models of this package. timm.list_models() includes them too."""
+    functions = (
+        lambda_resnet.resnet50_lambda,
+        mobilenetv2_lambda.mobilenetv2_lambda,
+        *mixer_resnet.MODELS,
+        *plain_resnetrs.MODELS,
+    )
+    return sorted([*lambda_resnet.LAMBDA_RESNET_ARGUMENTS, *(function.__name__ for function in functions)])
 
 
 def create_model(
@@ -30,16 +34,22 @@ def create_model(
 ) -> nn.Module:
     """Create a model of this package or of timm by name.
 
-    name: also "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model saved by timm.models.save_for_hf or push_to_hf_hub.
-    pretrained: None for random initialization; a path to weights in a .safetensors file or a checkpoint of this
-        package; True for the weights of the folder or hub, or of timm. This package has no published weights yet.
-    num_classes: None for that of the folder or hub, otherwise 1000; 0 for no classifier.
-    overrides: constructor arguments of the model: scope=7, drop_path_rate=0.1, in_chans=1, features_only=True, ..
+    Args:
+        name: a name in `list_models()` or `timm.list_models()`, or "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model
+            saved by timm.models.save_for_hf or timm.models.push_to_hf_hub.
+        pretrained: default None for random initialization. A path to load weights from a .safetensors file or a
+            checkpoint of this package. True for the weights of the folder or hub, or of timm; this package has no
+            published weights yet.
+        num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub,
+            or 1000 for other names.
+        overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
+            features_only=True.
 
-    Raises ValueError for an unknown name, with the nearest ones, an invalid override, or weights of another model.
+    Raises ValueError for an unknown name, with similar names, for an invalid override, or for weights that do not fit
+    the model.
     """
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
-        raise InputError(unknown_model(name))
+        raise InputError(unknown_model_message(name))
     if pretrained is True and name.split(".")[0] in list_models():
         _check_has_weights(name.split(".")[0])
     checkpoint = overrides.get("checkpoint_path")
@@ -51,13 +61,13 @@ def create_model(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*pickle protocol.*please file an issue.*")
             model = timm.create_model(name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
-    except Exception as error:  # timm's constructors and loaders raise any exception
+    except Exception as error:  # timm's constructors and loaders raise many types of exceptions
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown:
             close = did_you_mean(unknown[1], _constructor_arguments(name), SYNONYMS)
             raise InputError(f"{name} takes no argument {unknown[1]!r}{close}") from error
         reason = one_line(error)
-        if "weights_only" in reason:  # torch and timm suggest to disable it, which would run code
+        if "weights_only" in reason:  # torch and timm suggest disabling it, which could run code from the file
             reason = "checkpoint_path must contain only tensors; the file is corrupt or contains code"
         arguments = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{arguments}: {reason}") from error
@@ -67,7 +77,7 @@ def create_model(
 
 
 def _constructor_arguments(name: str) -> list[str]:
-    """Names of the constructor arguments of a model of this package."""
+    """Return the names of the constructor arguments of a model of this package; none for other models."""
     if name not in list_models():
         return []
     classes: tuple[type, ...] = (lambda_resnet.LambdaResNet, ResNet)
@@ -79,7 +89,7 @@ def _constructor_arguments(name: str) -> list[str]:
 
 
 def _check_has_weights(name: str) -> None:
-    """Raise ValueError unless the model has pretrained weights, with the models that have and how to load a file."""
+    """Raise ValueError, which explains how to load weights, unless the model has published weights."""
     available = [model for model in list_models() if is_model_pretrained(model)]
     if name not in available:
         raise InputError(
@@ -89,8 +99,8 @@ def _check_has_weights(name: str) -> None:
         )
 
 
-def unknown_model(name: str) -> str:
-    """An error message with the models nearest to an unknown name, of this package first, then of timm."""
+def unknown_model_message(name: str) -> str:
+    """Return an error message that suggests similar models, of this package first, else of timm."""
     ours = list_models()
-    close = nearest(name, ours, 3) or nearest(name, timm.list_models(), 3)
-    return f"there is no model named {name!r}{close or '; this package has ' + ', '.join(ours)}"
+    similar = nearest(name, ours, 3) or nearest(name, timm.list_models(), 3)
+    return f"there is no model named {name!r}{similar or '; this package has ' + ', '.join(ours)}"

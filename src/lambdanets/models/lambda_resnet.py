@@ -1,6 +1,6 @@
-"""LambdaResNets: timm's ResNet with 3x3 convolutions replaced by lambda layers (Secs. 4 and F.2).
+"""LambdaResNets: timm's ResNet with 3x3 convolutions replaced by lambda layers (Secs. 4 and F.2 of the paper).
 
-Stages are called c2, c3, c4 and c5 as in the paper; in timm's ResNet they are layer1 to layer4.
+Stages are called c2, c3, c4 and c5, as in the paper; in timm's ResNet they are layer1 to layer4.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,15 @@ from lambdanets.models.resnet import (
     SMALL_CFG,
     SMALL_RESNET_20,
     STAGES,
-    SurgicalResNet,
-    blocks_of_pattern,
+    ResNetBase,
+    all_blocks,
     default_cfg,
-    every_block,
+    parse_pattern,
 )
 
-# Numbers of blocks in c2..c5, and the blocks of c4 with a lambda layer, counted from 1 (Table 19). All of c5 have one.
-LAMBDA_RESNETS = {
+# By depth: the numbers of blocks in c2 to c5, and the blocks of c4 with a lambda layer, counted from 1 (Table 19).
+# All blocks of c5 have one.
+LAMBDA_RESNET_BLOCKS = {
     50: ((3, 4, 6, 3), (3,)),
     101: ((3, 4, 23, 3), (6, 12, 18)),
     152: ((3, 8, 36, 3), (5, 10, 15, 20, 25, 30)),
@@ -38,19 +39,24 @@ LAMBDA_RESNETS = {
 }
 
 
-class LambdaResNet(SurgicalResNet):
-    """timm's ResNet with lambda layers in chosen blocks; supports features_only, reset_classifier and checkpointing.
+class LambdaResNet(ResNetBase):
+    """timm's ResNet with lambda layers in some blocks.
 
-    lambda_blocks: for c2..c5 the blocks, counted from 1, whose 3x3 convolution becomes a lambda layer. In a strided
-        block the layer runs at the input resolution, followed by average pooling.
-    squeeze_excite: the stages that keep their squeeze-and-excitation, if `block_args` adds it. By the paper's
-        parameter counts these are c2 and c3; c4 has none, not even in its convolution blocks.
-    small_images: a stride-1 3x3 stem without pooling, as usual for images of 32 pixels.
-    query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
-        multi_head, algorithm: of each `LambdaLayer2d`; scope defaults to 23, or 7 with an intra-depth above 1 (F.2).
-        normalize_keys may also be "none", because timm.create_model drops options that are None.
-    share_embeddings: one table for all layers that run at the same resolution (Sec. 3.2, Table 4).
-    resnet: arguments of timm's ResNet.
+    It supports features_only, reset_classifier and gradient checkpointing.
+
+    Args:
+        lambda_blocks: for each of c2 to c5, the blocks whose 3x3 convolution becomes a lambda layer, counted from 1. In
+            a block with a stride, the layer runs at the input resolution and is followed by average pooling.
+        squeeze_excite: stages that keep their squeeze-and-excitation, if `block_args` adds it; default ("c2", "c3").
+            According to the parameter counts in the paper, c4 has none, not even in blocks with convolutions.
+        small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
+        query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
+            multi_head, algorithm: arguments of each `LambdaLayer2d`. The default scope is 23, or 7 if intra_depth is
+            above 1 (Sec. F.2). normalize_keys may also be "none", because timm.create_model drops arguments that are
+            None.
+        share_embeddings: share one embedding table between all layers at the same resolution (Sec. 3.2, Table 4);
+            default False.
+        resnet: arguments of timm's ResNet.
     """
 
     def __init__(
@@ -119,20 +125,20 @@ class LambdaResNet(SurgicalResNet):
 _RESNET_RS = RESNET_RS | {"block_args": {"attn_layer": partial(get_attn("se"), rd_ratio=0.25)}}
 
 
-def _family() -> dict[str, dict[str, Any]]:
-    """Constructor arguments of each LambdaResNet, by name."""
-    family: dict[str, dict[str, Any]] = {}
-    for depth, (layers, c4_blocks) in LAMBDA_RESNETS.items():
-        for name, c4 in ((f"lambda_resnet{depth}", c4_blocks), (f"lambda_resnet{depth}_c4", every_block(layers[2]))):
-            family[name] = _RESNET_RS | {"layers": layers, "lambda_blocks": ((), (), c4, every_block(layers[3]))}
-    family["lambda_resnet20_small"] = SMALL_RESNET_20 | {"lambda_blocks": SMALL_BLOCKS, "scope": 15}
-    return family
+def _lambda_resnet_arguments() -> dict[str, dict[str, Any]]:
+    """Return the constructor arguments of each LambdaResNet, by name."""
+    arguments: dict[str, dict[str, Any]] = {}
+    for depth, (layers, c4_blocks) in LAMBDA_RESNET_BLOCKS.items():
+        for name, c4 in ((f"lambda_resnet{depth}", c4_blocks), (f"lambda_resnet{depth}_c4", all_blocks(layers[2]))):
+            arguments[name] = _RESNET_RS | {"layers": layers, "lambda_blocks": ((), (), c4, all_blocks(layers[3]))}
+    arguments["lambda_resnet20_small"] = SMALL_RESNET_20 | {"lambda_blocks": SMALL_BLOCKS, "scope": 15}
+    return arguments
 
 
-FAMILY = _family()
+LAMBDA_RESNET_ARGUMENTS = _lambda_resnet_arguments()
 
 default_cfgs = generate_default_cfgs(
-    {f"{name}.untrained": default_cfg() for name in FAMILY}
+    {f"{name}.untrained": default_cfg() for name in LAMBDA_RESNET_ARGUMENTS}
     | {
         "lambda_resnet20_small.untrained": default_cfg(**SMALL_CFG),
         "resnet50_lambda.untrained": default_cfg(first_conv="conv1"),
@@ -142,23 +148,26 @@ default_cfgs = generate_default_cfgs(
 
 def _register(name: str) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **overrides: Any) -> nn.Module:
-        return build_model_with_cfg(LambdaResNet, name, pretrained, **FAMILY[name] | overrides)
+        return build_model_with_cfg(LambdaResNet, name, pretrained, **LAMBDA_RESNET_ARGUMENTS[name] | overrides)
 
     create.__name__ = create.__qualname__ = name
     create.__doc__ = f"{name} of Table 19; overrides are LambdaResNet's arguments."
     return register_model(create)
 
 
-for _name in FAMILY:
+for _name in LAMBDA_RESNET_ARGUMENTS:
     globals()[_name] = _register(_name)
 
 
 @register_model
 def resnet50_lambda(pretrained: bool = False, pattern: str = "LLLL", **overrides: Any) -> nn.Module:
-    """Vanilla ResNet-50 with the stages marked L in `pattern` (c2 to c5) on lambda layers (Tables 3 and 8 to 12).
+    """ResNet-50 with lambda layers in all blocks of some stages (Tables 3 and 8 to 12 of the paper).
 
-    overrides: LambdaResNet's arguments, such as query_depth, heads, intra_depth and scope.
-    Raises ValueError unless the pattern is four letters out of C and L.
+    Args:
+        pattern: one letter for each of the stages c2 to c5: L for lambda layers, C for convolutions; default "LLLL".
+        overrides: arguments of LambdaResNet, such as query_depth, heads, intra_depth and scope.
+
+    Raises ValueError unless the pattern has four letters C or L.
     """
-    arguments = RESNET_50 | {"lambda_blocks": blocks_of_pattern(pattern, RESNET_50["layers"])}
+    arguments = RESNET_50 | {"lambda_blocks": parse_pattern(pattern, RESNET_50["layers"])}
     return build_model_with_cfg(LambdaResNet, "resnet50_lambda", pretrained, **arguments | overrides)

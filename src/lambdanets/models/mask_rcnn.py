@@ -1,8 +1,8 @@
-"""Mask R-CNN (He et al. 2017) on a feature pyramid (Lin et al. 2017) over a backbone of this package or of timm.
+"""Mask R-CNN (He et al. 2017) with a feature pyramid (Lin et al. 2017) on a backbone of this package or of timm.
 
-torchvision's, with four changes: images may have any size and shape, outputs do not depend on padding (`padding.py`),
-pyramid levels are defined by their strides instead of inferred from the first batch, and boxes are float32 under
-autocast too, because bfloat16 resolves only every fourth pixel beyond 512.
+It extends torchvision's implementation in four ways: images may have any size and shape; outputs do not depend on
+padding (`padding.py`); the scales of pyramid levels are computed from their strides instead of inferred from the first
+batch; and boxes are float32 also under autocast, because bfloat16 represents only every fourth pixel beyond 512.
 """
 
 import math
@@ -29,15 +29,21 @@ from lambdanets.models.padding import Padding
 from lambdanets.models.padding_check import check_padding, check_sizes
 
 Target = dict[str, Tensor]
-_PADDING_LOGIT = -100.0  # objectness of anchors in padding: a probability of 4e-44
+_PADDING_LOGIT = -100.0  # objectness logit of anchors in padding, a probability of 4e-44
 _MIN_OBJECTNESS = 1e-30
 
 
 class PyramidBackbone(nn.Module):
-    """A feature pyramid on a network's maps: images (b, c, H, W) to maps by name, "0" the finest, "pool" the last.
+    """A feature pyramid on the maps of a network.
 
-    strides: of all maps, powers of two. sizes: height and width of each image in the padded batch; if given, and
-    hide_padding is True, maps at valid positions do not depend on padding, and equal those of each image alone.
+    Returns maps by name, from "0", the finest, to "pool", the coarsest. `strides` are the strides of the maps, powers
+    of two.
+
+    Args:
+        network: network with features_only=True, as created by timm or this package.
+        channels: number of channels of each map of the pyramid.
+        hide_padding: make maps at valid positions independent of padding, so that they equal the maps of each image
+            alone; default True. `forward` then needs `sizes`, the height and width of each image in the padded batch.
     """
 
     def __init__(self, network: nn.Module, channels: int, *, hide_padding: bool = True) -> None:
@@ -62,20 +68,21 @@ class PyramidBackbone(nn.Module):
 
 
 class MaskRCNN(TorchvisionMaskRCNN):
-    """Detects objects in images of any size, each (3, H, W) in [0, 1].
+    """Mask R-CNN for images of any size, each (3, H, W) with values in [0, 1].
 
-    In training it also takes one target dictionary per image: boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1,
-    masks (n, H, W) uint8; n may be 0; and returns the losses by name. In evaluation it returns for each image boxes,
-    labels, scores and masks (n, 1, H, W), probabilities or bool, at the image's original size.
+    In training mode, it requires one target dictionary per image, with boxes (n, 4) as x1, y1, x2, y2 in pixels, labels
+    (n,) int64 from 1, and masks (n, H, W) uint8, and returns the losses by name. n may be 0. In eval mode, it returns
+    one dictionary per image with boxes, labels, scores, and masks (n, 1, H, W) at the original size of the image, as
+    probabilities or bool.
     """
 
     def forward(
         self, images: list[Tensor], targets: list[Target] | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         if self.training and targets is None:
-            raise InputError("targets must be given in training")
-        for number, target in enumerate(targets or ()):
-            _check_boxes(target["boxes"], number)
+            raise InputError("targets must be a list of dictionaries in training, got None")
+        for index, target in enumerate(targets or ()):
+            _check_boxes(target["boxes"], index)
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batch, targets = self.transform(images, targets)
         maps = self.backbone(batch.tensors, batch.image_sizes)
@@ -86,19 +93,22 @@ class MaskRCNN(TorchvisionMaskRCNN):
         return self.transform.postprocess(detections, batch.image_sizes, sizes)
 
 
-def _check_boxes(boxes: Tensor, number: int) -> None:
+def _check_boxes(boxes: Tensor, image_index: int) -> None:
     empty = (boxes[:, 2:] > boxes[:, :2]).logical_not().any(1)
     if empty.any():
         raise InputError(
             "targets must have boxes with x1 below x2 and y1 below y2, "
-            f"got {boxes[empty][0].tolist()} of image {number}"
+            f"got {boxes[empty][0].tolist()} of image {image_index}"
         )
 
 
-class FitImages(GeneralizedRCNNTransform):
-    """torchvision's normalization and batching, for images of any shape: sides are resized to at least 1.
+class AnySizeTransform(GeneralizedRCNNTransform):
+    """torchvision's resizing, normalization and batching, extended to images of any shape.
 
-    mask_threshold: return bool masks, True above it; if None, float32 probabilities. Masks are pasted one by one.
+    Sides are at least 1 pixel after resizing. Masks are pasted into the image one by one, to save memory.
+
+    Attributes:
+        mask_threshold: return bool masks, True where the probability is above it; default None for probabilities.
     """
 
     mask_threshold: float | None = None
@@ -109,12 +119,12 @@ class FitImages(GeneralizedRCNNTransform):
         image_shapes: list[tuple[int, int]],
         original_image_sizes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
-        for found, shape, size in zip(result, image_shapes, original_image_sizes, strict=True):
-            found["boxes"] = resize_boxes(found["boxes"], list(shape), list(size))
-            small, dtype = found["masks"], None if self.mask_threshold is None else torch.bool
-            found["masks"] = small.new_empty(len(small), 1, *size, dtype=dtype)
-            for out, mask, box in zip(found["masks"], small, found["boxes"], strict=True):
-                out.copy_(self._paste(mask, box, size))
+        for detections, shape, size in zip(result, image_shapes, original_image_sizes, strict=True):
+            detections["boxes"] = resize_boxes(detections["boxes"], list(shape), list(size))
+            box_masks, dtype = detections["masks"], None if self.mask_threshold is None else torch.bool
+            detections["masks"] = box_masks.new_empty(len(box_masks), 1, *size, dtype=dtype)
+            for image_mask, box_mask, box in zip(detections["masks"], box_masks, detections["boxes"], strict=True):
+                image_mask.copy_(self._paste(box_mask, box, size))
         return result
 
     def _paste(self, mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
@@ -138,16 +148,16 @@ class FitImages(GeneralizedRCNNTransform):
         return image, target
 
 
-class _Anchors(AnchorGenerator):
-    """torchvision's, in float32 or wider, instead of the dtype of the maps."""
+class _Float32AnchorGenerator(AnchorGenerator):
+    """torchvision's AnchorGenerator, but with anchors in float32 or float64 instead of the dtype of the maps."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
         like = [torch.empty((), dtype=_at_least_float32(x.dtype), device=x.device).expand(x.shape) for x in maps]
         return super().forward(images, like)
 
 
-class _Proposals(RegionProposalNetwork):
-    """torchvision's, ignoring anchors in the padding, with centers beyond the image, in training."""
+class _MaskedRPN(RegionProposalNetwork):
+    """torchvision's region proposal network, but in training it ignores anchors whose centers are in the padding."""
 
     def forward(
         self, images: ImageList, features: dict[str, Tensor], targets: list[Target] | None = None
@@ -165,8 +175,8 @@ class _Proposals(RegionProposalNetwork):
         return labels, boxes
 
 
-class _RPNHead(RPNHead):
-    """torchvision's, with a low objectness for anchors in the padding."""
+class _MaskedRPNHead(RPNHead):
+    """torchvision's RPNHead, but with a low objectness for anchors in the padding."""
 
     def __init__(self, channels: int, anchors: int, padding: Padding) -> None:
         super().__init__(channels, anchors)
@@ -181,23 +191,23 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _in_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
-    """A forward hook that casts outputs to float32 or wider, before boxes and masks are computed from them."""
+def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """Cast outputs to float32 or float64, before boxes and masks are computed from them; a forward hook."""
     if isinstance(outputs, Tensor):
         return outputs.to(_at_least_float32(outputs.dtype))
-    return type(outputs)(_in_float32(head, inputs, output) for output in outputs)
+    return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
 
 
-def _pool(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
+def _make_roi_align(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
     pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], side, sampling_ratio=2)
-    # otherwise inferred from the first images, wrongly for small ones
+    # torchvision would infer these from the first images, wrongly for small ones
     pool.scales = [1 / stride for stride in strides]
     pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
     return pool
 
 
-def _network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -> Any:
-    """A backbone that returns the maps of these levels."""
+def _make_network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -> Any:
+    """Create a backbone that returns the maps of these levels."""
     try:
         if not levels or min(levels) < 0:
             raise IndexError
@@ -229,27 +239,36 @@ def mask_rcnn(
     backbone_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> MaskRCNN:
-    """Build a Mask R-CNN.
+    """Build a Mask R-CNN with a feature pyramid on a backbone, with random weights.
 
-    backbone: a network of this package or of timm with features_only, and backbone_options. num_classes: of objects,
-        without the background, which is class 0.
-    image_size: the longer side after resizing; or the shorter side, and the maximum of the longer one.
-    levels: indices of the network's maps for the pyramid, from 0. pyramid_channels: of each level.
-    box_layers: number of 3x3 convolutions, and width of the fully connected layer. mask_layers: 3x3 convolutions.
-    anchor_scale: side of a level's anchors in units of its stride; aspect_ratios: height / width.
-    image_mean, image_std: of images in [0, 1].
-    hide_padding: make the maps and detections of an image independent of the other images in its batch.
-    mask_threshold: return bool masks, True above it, with one byte per pixel; 100 masks of 12 megapixels then take
-        1.2 GB, instead of 4.8 GB as probabilities.
-    options: arguments of torchvision's MaskRCNN, such as box_detections_per_img.
+    The pyramid and both heads have batch norm.
 
-    Batch norm in the pyramid and in both heads. Raises ValueError for a network without feature maps, for strides that
-    are not consecutive powers of two, and for a network of timm in which padding cannot be hidden or, with hide_padding
-    False, that does not take images of all multiples of its largest stride, to which batches are padded.
+    Args:
+        backbone: name of a model of this package or of timm that supports features_only.
+        num_classes: number of object classes, not counting the background, which is class 0.
+        image_size: size of the images after resizing, in pixels: the longer side, or a tuple of the shorter side and
+            the maximum of the longer side; default 1024.
+        levels: indices of the feature maps of the backbone that the pyramid uses, from 0; default (1, 2, 3, 4).
+        pyramid_channels: number of channels of each level of the pyramid; default 256.
+        box_layers: number of 3x3 convolutions of the box head, and width of its fully connected layer; default
+            (4, 1024).
+        mask_layers: number of 3x3 convolutions of the mask head; default 4.
+        anchor_scale: side of the anchors of a level, in units of its stride; default 8.
+        aspect_ratios: ratios height / width of the anchors; default (0.5, 1.0, 2.0).
+        image_mean, image_std: mean and std of each image channel, for images in [0, 1]; default those of ImageNet.
+        hide_padding: make the detections in an image independent of the other images in its batch; default True.
+        mask_threshold: return bool masks, True where the probability is above it; default None for probabilities. Bool
+            masks need one byte per pixel instead of four: 1.2 GB for 100 masks of 12 megapixels.
+        backbone_options: arguments of the backbone, by name; default none.
+        options: arguments of torchvision's MaskRCNN, such as box_detections_per_img.
+
+    Raises ValueError if the backbone has no feature maps, if the strides of the levels are not consecutive powers of
+    two, or if a backbone of timm does not support padded batches: with hide_padding=True, its maps must be independent
+    of padding; with hide_padding=False, it must accept images whose sides are any multiples of its largest stride.
     """
     if num_classes < 1:
         raise InputError(f"num_classes must be at least 1, got {num_classes}")
-    network = _network(backbone, tuple(levels), backbone_options or {})
+    network = _make_network(backbone, tuple(levels), backbone_options or {})
     body = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     if backbone not in list_models() and not any(parameter.is_meta for parameter in body.parameters()):
         (check_padding if hide_padding else check_sizes)(body, body.strides[-1], backbone)
@@ -261,12 +280,12 @@ def mask_rcnn(
             f"anchor_scale must give anchors of at least one pixel at stride {strides[0]}, got {anchor_scale}"
         )
     sides = [round(anchor_scale * stride) for stride in strides]
-    anchors = _Anchors(tuple((side,) for side in sides), (tuple(aspect_ratios),) * len(strides))
-    head = _RPNHead(pyramid_channels, len(aspect_ratios), body.padding)
+    anchors = _Float32AnchorGenerator(tuple((side,) for side in sides), (tuple(aspect_ratios),) * len(strides))
+    head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios), body.padding)
     if hide_padding:
         body.padding.attach(head)
     shortest, longest = (image_size, image_size) if isinstance(image_size, int) else image_size
-    box_pool, mask_pool = _pool(strides[:-1], 7), _pool(strides[:-1], 14)
+    box_pool, mask_pool = _make_roi_align(strides[:-1], 7), _make_roi_align(strides[:-1], 14)
     convolutions, width = box_layers
     model = MaskRCNN(
         body,
@@ -283,10 +302,10 @@ def mask_rcnn(
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
         **options,
     )
-    model.rpn.__class__ = _Proposals  # torchvision constructs the base class, with all of its options
-    for part in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):
-        part.register_forward_hook(_in_float32)
-    # then the sides of every map are those of the batch divided by its stride
-    model.transform = FitImages(shortest, longest, list(image_mean), list(image_std), size_divisible=strides[-1])
+    model.rpn.__class__ = _MaskedRPN  # torchvision constructs the base class, with all options
+    for module in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):
+        module.register_forward_hook(_cast_outputs_to_float32)
+    # padding to a multiple of the largest stride makes the sides of each map those of the batch divided by its stride
+    model.transform = AnySizeTransform(shortest, longest, list(image_mean), list(image_std), size_divisible=strides[-1])
     model.transform.mask_threshold = mask_threshold
     return model

@@ -1,4 +1,4 @@
-"""The networks of Tables 3 and 4: ResNets whose 3x3 convolutions are replaced by a mixer of `layers.baselines`."""
+"""ResNets with a mixer of `lambdanets.layers.baselines` in place of 3x3 convolutions (Tables 3 and 4 of the paper)."""
 
 import inspect
 from typing import Any
@@ -8,32 +8,36 @@ from timm.models.resnet import ResNet
 from torch import nn
 
 from lambdanets.errors import InputError, did_you_mean, nearest
-from lambdanets.layers.baselines import MIXERS, options_of
+from lambdanets.layers.baselines import MIXERS, option_names
 from lambdanets.layers.baselines.channel_attention import squeeze_excitation
 from lambdanets.layers.module import SYNONYMS
-from lambdanets.models.lambda_resnet import FAMILY, LambdaResNet
+from lambdanets.models.lambda_resnet import LAMBDA_RESNET_ARGUMENTS, LambdaResNet
 from lambdanets.models.resnet import (
     RESNET_50,
     SMALL_BLOCKS,
     SMALL_CFG,
     SMALL_RESNET_20,
     Blocks,
-    SurgicalResNet,
-    blocks_of_pattern,
+    ResNetBase,
     default_cfg,
+    parse_pattern,
 )
 
 
-class MixerResNet(SurgicalResNet):
-    """timm's ResNet with a mixer in chosen blocks.
+class MixerResNet(ResNetBase):
+    """timm's ResNet with a mixer in some blocks.
 
-    mixer: a name in `lambdanets.layers.baselines.MIXERS`. "convolution" does not change the network;
-        "channel_attention" keeps the 3x3 convolution and adds squeeze-and-excitation before the residual sum, as timm's
-        seresnet50 does.
-    mixer_blocks: for c2..c5 the blocks, counted from 1, that get it. In a strided block the layer runs at the input
-        resolution, followed by average pooling.
-    mixer_options: options of the mixer.
-    Raises TypeError for an unknown option, ValueError for an invalid one.
+    Args:
+        mixer: a name in `lambdanets.layers.baselines.MIXERS`. "convolution" does not change the network.
+            "channel_attention" keeps the 3x3 convolution and adds squeeze-and-excitation before the residual sum, like
+            timm's seresnet50.
+        mixer_blocks: for each of c2 to c5, the blocks with a mixer, counted from 1. In a block with a stride, the mixer
+            runs at the input resolution and is followed by average pooling.
+        mixer_options: options of the mixer, by name; default none.
+        small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
+        resnet: arguments of timm's ResNet.
+
+    Raises TypeError for an unknown option, and ValueError for an invalid value.
     """
 
     def __init__(
@@ -46,12 +50,12 @@ class MixerResNet(SurgicalResNet):
         **resnet: Any,
     ) -> None:
         options = dict(mixer_options or {})
-        unknown = sorted(options.keys() - set(options_of(mixer)))
+        unknown = sorted(options.keys() - set(option_names(mixer)))
         unknown += sorted(resnet.keys() - inspect.signature(ResNet).parameters.keys())
         if unknown:
-            known = options_of(mixer)
-            close = did_you_mean(unknown[0], known, SYNONYMS) or f"; its options are: {', '.join(known) or 'none'}"
-            raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}{close}")
+            known = option_names(mixer)
+            hint = did_you_mean(unknown[0], known, SYNONYMS) or f"; its options are: {', '.join(known) or 'none'}"
+            raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}{hint}")
         super().__init__(small_images=small_images, **resnet)
         if mixer == "channel_attention":
             for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):
@@ -82,28 +86,33 @@ DEFAULT_MIXER = "lambda"
 
 @register_model
 def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
-    """Vanilla ResNet-50 with a mixer in the stages marked L in `pattern` (c2 to c5), by default in all (Tables 3, 4).
+    """ResNet-50 with a mixer in all blocks of some stages (Tables 3 and 4 of the paper).
 
-    mixer: a name in `lambdanets.layers.baselines.MIXERS`; "lambda", the default, makes `resnet50_lambda`.
-    mixer_options: options of the mixer, which may also be keyword arguments, as in create_model("resnet50_mixer",
-        mixer="local_attention", scope=5). overrides: arguments of timm's ResNet.
-    Raises TypeError for an unknown argument, ValueError for an invalid one.
+    Args:
+        mixer: a name in `lambdanets.layers.baselines.MIXERS`; default "lambda", which builds `resnet50_lambda`.
+        pattern: one letter for each of the stages c2 to c5: L for the mixer, C for convolutions; default "LLLL".
+        mixer_options: dict of options of the mixer; default none. They may also be passed as keyword arguments, as in
+            create_model("resnet50_mixer", mixer="local_attention", scope=5).
+        overrides: arguments of timm's ResNet.
+
+    Raises TypeError for an unknown argument, and ValueError for an invalid value.
     """
     pattern = overrides.pop("pattern", "LLLL")
-    return _build("resnet50_mixer", pretrained, blocks_of_pattern(pattern, RESNET_50["layers"]), RESNET_50, overrides)
+    return _build("resnet50_mixer", pretrained, parse_pattern(pattern, RESNET_50["layers"]), RESNET_50, overrides)
 
 
 @register_model
 def resnet20_mixer_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
-    """`lambda_resnet20_small` with a mixer instead of its lambda layers, or in the stages marked L in `pattern`.
+    """`lambda_resnet20_small` with another mixer in place of its lambda layers.
 
-    Arguments as `resnet50_mixer`; mixer="lambda", the default, makes `lambda_resnet20_small`.
+    The arguments are those of `resnet50_mixer`, except that the default pattern is None, for the blocks of
+    `lambda_resnet20_small` that have a lambda layer. mixer="lambda", the default, builds `lambda_resnet20_small`.
     """
     pattern = overrides.pop("pattern", None)
-    blocks = SMALL_BLOCKS if pattern is None else blocks_of_pattern(pattern, SMALL_RESNET_20["layers"])
+    blocks = SMALL_BLOCKS if pattern is None else parse_pattern(pattern, SMALL_RESNET_20["layers"])
     arguments = SMALL_RESNET_20
     if overrides.get("mixer", DEFAULT_MIXER) == "lambda":
-        arguments = FAMILY["lambda_resnet20_small"]
+        arguments = LAMBDA_RESNET_ARGUMENTS["lambda_resnet20_small"]
     return _build("resnet20_mixer_small", pretrained, blocks, arguments, overrides)
 
 
@@ -115,17 +124,17 @@ def _build(
 ) -> nn.Module:
     mixer = overrides.pop("mixer", DEFAULT_MIXER)
     if mixer not in MIXERS:
-        close = nearest(mixer, MIXERS) if isinstance(mixer, str) else ""
-        raise InputError(f"mixer must be one of {', '.join(MIXERS)}; got {mixer!r}{close}")
+        similar = nearest(mixer, MIXERS) if isinstance(mixer, str) else ""
+        raise InputError(f"mixer must be one of {', '.join(MIXERS)}; got {mixer!r}{similar}")
     options = overrides.pop("mixer_options", None) or {}
     if not isinstance(options, dict):
-        raise InputError(f"mixer_options must be a dict of options, got {options!r}")
+        raise InputError(f"mixer_options must be a dict, got {options!r}")
     duplicates = sorted(options.keys() & overrides.keys())
     if duplicates:
-        raise InputError(f"mixer_options must not repeat keyword arguments, got {', '.join(duplicates)} twice")
+        raise InputError(f"mixer_options must not repeat keyword arguments, got {', '.join(duplicates)} in both")
     if mixer == "lambda":
         arguments = arguments | {"lambda_blocks": blocks} | options | overrides
         return build_model_with_cfg(LambdaResNet, name, pretrained, **arguments)
-    options = options | {option: overrides.pop(option) for option in options_of(mixer) if option in overrides}
+    options = options | {option: overrides.pop(option) for option in option_names(mixer) if option in overrides}
     arguments = arguments | {"mixer": mixer, "mixer_blocks": blocks, "mixer_options": options} | overrides
     return build_model_with_cfg(MixerResNet, name, pretrained, **arguments)

@@ -1,4 +1,4 @@
-"""MobileNet-v2 with lightweight lambda blocks (Sec. 5.2, Table 17), based on timm's EfficientNet."""
+"""MobileNet-v2 with lightweight lambda blocks (Sec. 5.2 and Table 17 of the paper), based on timm's EfficientNet."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,14 +24,15 @@ _STAGES = [
     ["ir_r3_k3_s2_e6_c160"],
     ["ir_r1_k3_s1_e6_c320"],
 ]
-# The inverted residuals that the paper replaces, of 17, counted from 1: 64 channels at 14x14 and 160 at 7x7.
+# The paper replaces 2 of 17 inverted residuals, counted from 1: one with 64 channels at 14x14, one with 160 at 7x7.
 LAMBDA_BLOCKS = (10, 16)
 
 
 class LightweightLambdaBlock(nn.Module):
-    """x + norm(W2 norm(lambda(relu6(norm(W1 x))))), all with C channels; replaces an inverted residual block.
+    """A residual block with a lambda layer, which replaces an inverted residual block.
 
-    There is no activation after the norm of the lambda layer; the paper does not specify it. The last norm is
+    It computes x + norm(W2 norm(lambda(relu6(norm(W1 x))))), with the same number of channels throughout. The paper
+    does not specify whether an activation follows the norm of the lambda layer; here there is none. The last norm is
     zero-initialized (Appendix B).
     """
 
@@ -61,7 +62,7 @@ class LightweightLambdaBlock(nn.Module):
         nn.init.zeros_(self.bn3.weight)
 
     def feature_info(self, location: str) -> dict[str, Any]:
-        """Required by timm: the module whose output is the feature, and its number of channels."""
+        """Return the module whose output is the feature, and its number of channels; timm requires this method."""
         module = "conv_pwl" if location == "expansion" else ""
         return {"module": module, "num_chs": self.conv_pwl.in_channels}
 
@@ -71,12 +72,14 @@ class LightweightLambdaBlock(nn.Module):
 
 
 class LambdaMobileNetV2(EfficientNet):
-    """timm's MobileNet-v2 with chosen blocks replaced by lambda blocks.
+    """timm's MobileNet-v2 with some blocks replaced by lambda blocks.
 
-    lambda_blocks: the replaced inverted residuals, from 1 to 17; their stride must be 1 and their channels constant.
-    query_depth, heads, scope: of each `LambdaLayer2d`. The paper's "k = 32" matches its parameter counts as 32 query
-        channels in total, 8 for each of 4 heads.
-    efficientnet: arguments of timm's EfficientNet.
+    Args:
+        lambda_blocks: inverted residuals to replace, from 1 to 17; default (10, 16), as in the paper. They must have
+            stride 1 and as many output as input channels.
+        query_depth, heads, scope: arguments of each `LambdaLayer2d`; default 8, 4 and 5. The paper has "k = 32", which
+            agrees with its parameter counts only as 32 query channels in total, 8 for each of 4 heads.
+        efficientnet: arguments of timm's EfficientNet.
     """
 
     blocks: nn.Sequential
@@ -93,29 +96,31 @@ class LambdaMobileNetV2(EfficientNet):
         arguments = {"block_args": decode_arch_def(_STAGES), "stem_size": 32, "num_features": 1280}
         super().__init__(**arguments | {"act_layer": partial(nn.ReLU6)} | efficientnet)
         stages: Any = self.blocks
-        slots = [(stage, i) for stage in stages for i in range(len(stage))]
+        locations = [(stage, i) for stage in stages for i in range(len(stage))]
         for number in lambda_blocks:
-            if not 1 <= number <= len(slots):
-                raise InputError(f"lambda_blocks must be numbers from 1 to {len(slots)}, got {tuple(lambda_blocks)}")
-            stage, i = slots[number - 1]
-            replaced = stage[i]
-            if not replaced.has_skip:
+            if not 1 <= number <= len(locations):
                 raise InputError(
-                    f"lambda_blocks must be blocks with stride 1 and constant channels, unlike block {number}; "
-                    f"got {tuple(lambda_blocks)}"
+                    f"lambda_blocks must be numbers from 1 to {len(locations)}, got {tuple(lambda_blocks)}"
+                )
+            stage, i = locations[number - 1]
+            block = stage[i]
+            if not block.has_skip:
+                raise InputError(
+                    "lambda_blocks must be blocks with stride 1 and as many output as input channels, got block "
+                    f"{number} in {tuple(lambda_blocks)}"
                 )
             stage[i] = LightweightLambdaBlock(
-                replaced.conv_pwl.out_channels,
+                block.conv_pwl.out_channels,
                 query_depth=query_depth,
                 heads=heads,
                 scope=scope,
-                drop_path=getattr(replaced.drop_path, "drop_prob", 0.0),
-                device=replaced.conv_pwl.weight.device,
-                dtype=replaced.conv_pwl.weight.dtype,
+                drop_path=getattr(block.drop_path, "drop_prob", 0.0),
+                device=block.conv_pwl.weight.device,
+                dtype=block.conv_pwl.weight.dtype,
             )
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that timm's optimizers exclude from weight decay: the embedding tables."""
+        """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""
         return {name for name, _ in self.named_parameters() if name.endswith(".embedding.table")}
 
 
@@ -136,7 +141,7 @@ default_cfgs = generate_default_cfgs(
 
 @register_model
 def mobilenetv2_lambda(pretrained: bool = False, **overrides: Any) -> nn.Module:
-    """MobileNet-v2 with 2 lightweight lambda blocks (Table 17); overrides are LambdaMobileNetV2's arguments."""
+    """MobileNet-v2 with 2 lightweight lambda blocks (Table 17); overrides are arguments of LambdaMobileNetV2."""
     return build_model_with_cfg(
         LambdaMobileNetV2, "mobilenetv2_lambda", pretrained, feature_cfg={"feature_cls": "getter"}, **overrides
     )

@@ -1,8 +1,8 @@
 """Hooks that make the features of a network independent of the padding of its images.
 
-Images of several sizes are batched by padding at the right and bottom. Convolutions then mix padding into valid
-positions, and means and batch norm statistics include it. Hooks mask the padding before each operation that mixes
-positions; in between, its content is arbitrary.
+Images of different sizes are batched by padding them at the right and bottom. Convolutions then mix padding into valid
+positions, and means and batch norm statistics include padding. Hooks overwrite the padding before each operation that
+mixes positions. Between these operations, the padding may have any content.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d
 
-_SQUEEZE_LAYERS: dict[type[nn.Module], str] = {  # the layer after the mean, by squeeze-and-excitation module
+_SQUEEZE_LAYERS: dict[type[nn.Module], str] = {  # the layer after the mean, by type of squeeze-and-excitation module
     SEModule: "fc1",
     LegacySEModule: "fc1",
     EffectiveSEModule: "fc",
@@ -38,14 +38,14 @@ _POSITIONWISE = (  # modules that do not mix positions
 )
 _ACTIVATIONS = ("torch.nn.modules.activation", "timm.layers.activations", "timm.layers.activations_me")
 
-Sizes = tuple[tuple[int, int], ...]  # height and width of the valid part of each image's maps
+Sizes = tuple[tuple[int, int], ...]  # height and width of the valid part of the maps of each image
 
 
 class Padding:
-    """The image sizes of a batch, for hooks that mask the padding.
+    """Image sizes of a batch, and hooks that use them to mask the padding.
 
-    `attach` adds hooks to a network; one object serves all networks of a model. `set_sizes` must be called before each
-    forward pass, and is valid until the next one, so that gradient checkpointing recomputes with the same sizes.
+    `attach` adds the hooks to a network; several networks of a model may share one object. Call `set_sizes` before each
+    forward pass. The sizes stay until the next call, so gradient checkpointing recomputes with the same ones.
     """
 
     def __init__(self) -> None:
@@ -55,29 +55,36 @@ class Padding:
         self._masks: dict[tuple[int, int], Tensor] = {}
 
     def set_sizes(self, sizes: Sequence[tuple[int, int]] | None, batch: tuple[int, int]) -> None:
-        """sizes: height and width of each image; None if there is no padding. batch: height and width of the batch."""
+        """Set the sizes for the next forward pass.
+
+        Args:
+            sizes: height and width of each image, in pixels; None if there is no padding.
+            batch: height and width of the padded batch, in pixels.
+        """
         no_padding = sizes is None or all(tuple(size) == tuple(batch) for size in sizes)
         self._batch, self._sizes = batch, None if no_padding else sizes
         self._valid_sizes, self._masks = {}, {}
 
     def valid_sizes(self, maps: Tensor) -> Sizes | None:
-        """Height and width of the valid part of each of the maps (b, ..., h, w); None if no image is padded.
+        """Return the height and width of the valid part of maps (b, ..., h, w) by image; None if no image is padded.
 
-        The sides of the maps are those of the batch, and those of the valid part those of the image, divided by the
-        same power of two and rounded up.
+        If the batch has been downsampled to the maps by a stride, which must be a power of two, then the sides of the
+        valid part are the sides of the image divided by this stride and rounded up.
         """
         if self._sizes is None:
             return None
         grid = (maps.shape[-2], maps.shape[-1])
         if grid not in self._valid_sizes:
             if len(self._sizes) != len(maps):
-                raise InputError(f"maps must be of {len(self._sizes)} images, as given to set_sizes, got {len(maps)}")
-            rows, columns = (_stride(side, small) for side, small in zip(self._batch, grid, strict=True))
-            self._valid_sizes[grid] = tuple((_ceil_div(h, rows), _ceil_div(w, columns)) for h, w in self._sizes)
+                raise InputError(f"maps must have as many images as set_sizes, {len(self._sizes)}, got {len(maps)}")
+            strides = [_downsampling_stride(side, map_side) for side, map_side in zip(self._batch, grid, strict=True)]
+            self._valid_sizes[grid] = tuple(
+                (_ceil_div(h, strides[0]), _ceil_div(w, strides[1])) for h, w in self._sizes
+            )
         return self._valid_sizes[grid]
 
     def mask(self, maps: Tensor) -> Tensor | None:
-        """(b, h, w) bool for maps (b, ..., h, w), True at valid positions; None if no image is padded."""
+        """Return a bool mask (b, h, w) for maps (b, ..., h, w), True at valid positions; None if no image is padded."""
         valid_sizes = self.valid_sizes(maps)
         if valid_sizes is None:
             return None
@@ -88,27 +95,27 @@ class Padding:
         return self._masks[grid]
 
     def fill_padding(self, maps: Tensor, value: float = 0.0) -> Tensor:
-        """The maps (b, c, h, w) with the padding filled with a value."""
+        """Return the maps (b, c, h, w) with their padding filled with a value."""
         valid_sizes = self.valid_sizes(maps)
         return maps if valid_sizes is None else _Fill.apply(maps, valid_sizes, value)
 
     def replicate_border(self, maps: Tensor) -> Tensor:
-        """The maps (b, c, h, w) with the last valid row and column replicated into the padding."""
+        """Return the maps (b, c, h, w) with the last valid row and column replicated into the padding."""
         valid_sizes = self.valid_sizes(maps)
         if valid_sizes is None:
             return maps
-        parts = []
+        padded = []
         for image, (height, width) in zip(maps, valid_sizes, strict=True):
             pads = (0, maps.shape[-1] - width, 0, maps.shape[-2] - height)
-            parts.append(F.pad(image[None, :, :height, :width], pads, mode="replicate"))
-        return torch.cat(parts)
+            padded.append(F.pad(image[None, :, :height, :width], pads, mode="replicate"))
+        return torch.cat(padded)
 
     def attach(self, network: nn.Module) -> None:
-        """Add hooks to a network, after which its outputs at valid positions do not depend on padding, up to rounding.
+        """Add hooks to a network, so that its outputs at valid positions do not depend on padding, up to rounding.
 
-        In evaluation they equal those of each image alone; in training, batch norm counts the valid positions of all
-        images. Lambda layers get the mask, which excludes padding from the softmax of keys and from the position term.
-        Raises InputError naming a layer of an unsupported type, such as attention.
+        In eval mode, these outputs equal those for each image alone. In training, batch norm uses the valid positions
+        of all images. Lambda layers get a mask, which excludes padding from the softmax of the keys and from the
+        position term. Raises InputError naming the layer if a layer has an unsupported type, such as attention.
         """
         modules = [("", network)]
         while modules:
@@ -125,7 +132,7 @@ class Padding:
             modules += [(f"{name}.{child}".lstrip("."), inner) for child, inner in children]
 
     def _add_hooks(self, module: nn.Module) -> bool:
-        """Add the hooks of a module; False if its children need hooks."""
+        """Add the hooks that a module needs; return False if its children need hooks instead."""
         if isinstance(module, LambdaLayer2d):
             module.register_forward_pre_hook(self._pass_mask, with_kwargs=True)
         elif isinstance(module, nn.Conv2d) and module.padding_mode == "zeros":
@@ -144,7 +151,7 @@ class Padding:
             _MaskedMean(self, module)
         else:
             is_positionwise = isinstance(module, _POSITIONWISE) or type(module).__module__ in _ACTIVATIONS
-            # MultiheadAttention is in the activation module; empty containers do nothing
+            # nn.MultiheadAttention is in the module of the activations; empty containers do nothing
             return (is_positionwise and not isinstance(module, nn.MultiheadAttention)) or _is_empty(module)
         return True
 
@@ -177,7 +184,7 @@ class Padding:
 
 
 class _MaskedBatchNorm:
-    """Hooks for a batch norm in training: gather the valid positions, and scatter the outputs back into maps."""
+    """Hooks for a batch norm in training, which gather the valid positions and scatter the outputs back into maps."""
 
     def __init__(self, padding: Padding, norm: nn.Module) -> None:
         self._padding = padding
@@ -191,14 +198,14 @@ class _MaskedBatchNorm:
         if self._valid_sizes is None:
             return inputs
         self._grid = (inputs[0].shape[-2], inputs[0].shape[-1])
-        return (_Gather.apply(inputs[0], self._valid_sizes, _layout(inputs[0])),)
+        return (_Gather.apply(inputs[0], self._valid_sizes, _memory_format(inputs[0])),)
 
     def _after(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output if self._valid_sizes is None else _Scatter.apply(output, self._valid_sizes, self._grid)
 
 
 class _MaskedMean:
-    """Hooks for squeeze-and-excitation: take the mean over the valid positions."""
+    """Hooks for squeeze-and-excitation, which restrict its mean to the valid positions."""
 
     def __init__(self, padding: Padding, excitation: nn.Module) -> None:
         self._padding = padding
@@ -218,15 +225,17 @@ class _MaskedMean:
 
 
 class _Gather(torch.autograd.Function):
-    """Maps (b, c, h, w) to their valid positions (1, c, positions of all images, 1), in a memory format."""
+    """Gathers the valid positions of maps (b, c, h, w) into (1, c, valid positions of all images, 1)."""
 
     @staticmethod
-    def forward(ctx: Any, maps: Tensor, sizes: Sizes, layout: torch.memory_format) -> Tensor:
+    def forward(ctx: Any, maps: Tensor, sizes: Sizes, memory_format: torch.memory_format) -> Tensor:
         ctx.sizes, ctx.grid = sizes, maps.shape[-2:]
         count = sum(height * width for height, width in sizes)
-        gathered = torch.empty(1, maps.shape[1], count, 1, dtype=maps.dtype, device=maps.device, memory_format=layout)
-        for image, part, (height, width) in zip(maps, _parts(gathered, sizes), sizes, strict=True):
-            part.copy_(image[:, :height, :width])
+        gathered = torch.empty(
+            1, maps.shape[1], count, 1, dtype=maps.dtype, device=maps.device, memory_format=memory_format
+        )
+        for image, view, (height, width) in zip(maps, _image_views(gathered, sizes), sizes, strict=True):
+            view.copy_(image[:, :height, :width])
         return gathered
 
     @staticmethod
@@ -235,30 +244,30 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """The inverse of `_Gather`, with zeros in the padding."""
+    """Scatters gathered positions back into maps, with zeros in the padding; the inverse of `_Gather`."""
 
     @staticmethod
     def forward(ctx: Any, gathered: Tensor, sizes: Sizes, grid: tuple[int, int]) -> Tensor:
-        ctx.sizes, ctx.layout = sizes, _layout(gathered)
+        ctx.sizes, ctx.memory_format = sizes, _memory_format(gathered)
         maps = torch.empty(
             len(sizes),
             gathered.shape[1],
             *grid,
             dtype=gathered.dtype,
             device=gathered.device,
-            memory_format=ctx.layout,
+            memory_format=ctx.memory_format,
         )
-        for image, part, (height, width) in zip(maps, _parts(gathered, sizes), sizes, strict=True):
-            image[:, :height, :width] = part
+        for image, view, (height, width) in zip(maps, _image_views(gathered, sizes), sizes, strict=True):
+            image[:, :height, :width] = view
         return _fill(maps, sizes, 0.0)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        return _Gather.apply(grad_output, ctx.sizes, ctx.layout), None, None
+        return _Gather.apply(grad_output, ctx.sizes, ctx.memory_format), None, None
 
 
 class _Fill(torch.autograd.Function):
-    """Fill the padding of maps with a value; the gradient there is 0."""
+    """Fills the padding of maps with a value; the gradient of the padding is 0."""
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor, sizes: Sizes, value: float) -> Tensor:
@@ -270,19 +279,19 @@ class _Fill(torch.autograd.Function):
         return _Fill.apply(grad_output, ctx.sizes, 0.0), None, None
 
 
-def _parts(gathered: Tensor, sizes: Sizes) -> list[Tensor]:
-    """Views (c, h, w) of each image in the gathered tensor (1, c, positions of all images, 1)."""
-    parts = gathered[0, :, :, 0].split([height * width for height, width in sizes], dim=1)
-    return [part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)]
+def _image_views(gathered: Tensor, sizes: Sizes) -> list[Tensor]:
+    """Return one view (c, h, w) per image of a gathered tensor (1, c, valid positions of all images, 1)."""
+    views = gathered[0, :, :, 0].split([height * width for height, width in sizes], dim=1)
+    return [view.unflatten(1, size) for view, size in zip(views, sizes, strict=True)]
 
 
-def _layout(maps: Tensor) -> torch.memory_format:
-    last = not maps.is_contiguous() and maps.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
+def _memory_format(maps: Tensor) -> torch.memory_format:
+    channels_last = not maps.is_contiguous() and maps.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def _fill(maps: Tensor, sizes: Sizes, value: float) -> Tensor:
-    """Fill the padding with a value, in place."""
+    """Fill the padding of maps with a value, in place."""
     for image, (height, width) in zip(maps, sizes, strict=True):
         image[:, height:].fill_(value)
         image[:, :height, width:].fill_(value)
@@ -290,7 +299,7 @@ def _fill(maps: Tensor, sizes: Sizes, value: float) -> Tensor:
 
 
 def _is_empty(module: nn.Module) -> bool:
-    """Whether a module is an empty container, such as an identity shortcut."""
+    """Return whether a module is an empty container, such as an identity shortcut."""
     return isinstance(module, nn.Sequential | nn.ModuleList) and not len(module)
 
 
@@ -298,9 +307,9 @@ def _ceil_div(side: int, stride: int) -> int:
     return -(-side // stride)
 
 
-def _stride(side: int, small: int) -> int:
-    """The smallest power-of-two stride that downsamples `side` to at most `small`."""
+def _downsampling_stride(side: int, target: int) -> int:
+    """Return the smallest power of two that downsamples `side` to at most `target`."""
     stride = 1
-    while _ceil_div(side, stride) > small:
+    while _ceil_div(side, stride) > target:
         stride *= 2
     return stride

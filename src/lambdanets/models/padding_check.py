@@ -1,6 +1,6 @@
-"""Empirical checks that the features of a network do not depend on padding, and that it takes padded batches.
+"""Checks, by running a network, that its features do not depend on padding and that it accepts padded batches.
 
-`padding.py` checks layer types, not operations between layers: a mean over positions in `forward` would pass there.
+`padding.py` checks the types of layers, but cannot see operations in `forward`, such as a mean over positions.
 """
 
 import copy
@@ -10,51 +10,55 @@ from torch import Tensor, nn
 
 from lambdanets.errors import InputError, one_line
 
-_SIDE = 64  # of an image
-_TOLERANCE = 1e-8  # relative to the maximum of a map; rounding in float64 is below 1e-12
+_SIDE = 64  # of a test image, in pixels
+_TOLERANCE = 1e-8  # relative to the maximum of the expected map; rounding errors in float64 are below 1e-12
 
 
 def check_padding(pyramid: nn.Module, stride: int, name: str) -> None:
-    """Raise InputError if the maps of an image depend on the amount of padding, which is to multiples of the stride.
+    """Raise InputError if the feature maps of an image depend on the amount of padding.
 
-    pyramid: takes images (b, 3, H, W) and their sizes, and returns maps by name; checked on a float64 copy with
-    weights as after training. name: of the network, for the error.
+    The check runs on a float64 copy with weights similar to those of a trained network.
+
+    Args:
+        pyramid: module that is called with images (b, 3, H, W) and their sizes, and returns maps by name.
+        stride: images are padded to multiples of it.
+        name: name of the network, for the error message.
     """
-    small, size = max(_SIDE, stride), (_SIDE * 5 // 8, _SIDE * 7 // 8)
+    batch_side, size = max(_SIDE, stride), (_SIDE * 5 // 8, _SIDE * 7 // 8)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        network = as_trained(copy.deepcopy(pyramid))
-        images = torch.rand(1, 3, 2 * small, 2 * small, dtype=torch.float64)
-        large_maps = network(images, [size])
-        small_maps = network(images[:, :, :small, :small], [size])
-    for level, maps in small_maps.items():
-        height, width = (-(-side * maps.shape[2] // small) for side in size)
-        if not _all_close(large_maps[level][:, :, :height, :width], maps[:, :, :height, :width]):
+        network = simulate_trained_weights(copy.deepcopy(pyramid))
+        images = torch.rand(1, 3, 2 * batch_side, 2 * batch_side, dtype=torch.float64)
+        more_padded = network(images, [size])
+        less_padded = network(images[:, :, :batch_side, :batch_side], [size])
+    for level, maps in less_padded.items():
+        height, width = (-(-side * maps.shape[2] // batch_side) for side in size)
+        if not _all_close(more_padded[level][:, :, :height, :width], maps[:, :, :height, :width]):
             raise InputError(
-                f"padding cannot be hidden in {name}: its maps depend on padding; choose another "
-                "network, or hide_padding=False"
+                f"padding cannot be hidden in {name}: its maps depend on padding; use another network, or "
+                "hide_padding=False"
             )
 
 
 def check_sizes(pyramid: nn.Module, stride: int, name: str) -> None:
-    """Raise InputError if a network does not take images with sides that are multiples of the stride."""
+    """Raise InputError if a network does not accept all images whose sides are multiples of the stride."""
     height, width = max(_SIDE, stride), 3 * max(_SIDE, stride)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         network = copy.deepcopy(pyramid).eval()
         try:
             network(torch.rand(1, 3, height, width), [(height, width)])
-        except Exception as error:  # networks raise any exception for an unsupported size
+        except Exception as error:  # networks raise many types of exceptions for an unsupported size
             raise InputError(
-                f"{name} cannot take images of {height} x {width}, as batches may have: "
-                f"{one_line(error)}; choose another network"
+                f"{name} does not accept images of {height} x {width}, a possible size of a batch: {one_line(error)}; "
+                "use another network"
             ) from error
 
 
-def as_trained(network: nn.Module) -> nn.Module:
-    """Convert a network in place to float64 and eval mode, with weights as after training, and return it.
+def simulate_trained_weights(network: nn.Module) -> nn.Module:
+    """Convert a network to float64 and eval mode in place, give it weights like those of a trained one, and return it.
 
-    Norms get random affine parameters, and the statistics of random images, because at initialization residual branches
-    are 0 and statistics constant. All-zero weights are randomized too.
+    At initialization, residual branches output 0 and the statistics of norms are constant, which would hide errors. So
+    norms get random weights and biases, and the statistics of random images. Weights that are all 0 become random too.
     """
     network = network.double().train()
     norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]

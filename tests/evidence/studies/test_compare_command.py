@@ -34,7 +34,7 @@ def quick(two_classes):
     )
 
 
-def options_of(recipe):
+def option_names(recipe):
     sizes = ["--image-size", "8", "--channels", "3", "--epochs", "1", "--batch-size", "8", "--warmup-epochs", "0"]
     return ["--data", recipe.data, *sizes, "--model-options", "pattern", "CCCL"]
 
@@ -58,7 +58,7 @@ def test_runs_differ_only_in_seed_and_variant_options(quick):
 def test_compare_writes_runs_results_tables_and_figures(quick, tmp_path, capsys):
     out = tmp_path / "out"
     options = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
-    assert cli.main(["compare", "scope", *options_of(quick), *options]) == 0
+    assert cli.main(["compare", "scope", *option_names(quick), *options]) == 0
     assert {path.name for path in out.iterdir()} >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
     results = json.loads((out / "results.json").read_text())
     assert results["finished"]
@@ -102,7 +102,7 @@ def test_unfinished_files_of_a_killed_process_are_ignored(quick, tmp_path):
 def test_resuming_a_finished_comparison_prints_it_unchanged(quick, tmp_path, capsys):
     out = tmp_path / "out"
     options = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
-    assert cli.main(["compare", "scope", *options_of(quick), *options]) == 0
+    assert cli.main(["compare", "scope", *option_names(quick), *options]) == 0
     (out / "comparison.md").write_text("annotated")
     assert cli.main(["compare", "--resume", str(out)]) == 0
     assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 done")[1]
@@ -135,7 +135,7 @@ def test_runs_locked_by_another_process_are_skipped(quick, tmp_path, capsys):
 def test_interrupted_comparison_names_the_resume_command(quick, tmp_path):
     out = tmp_path / "out"
     options = ["--variants", "3x3", "--seeds", "0", "--out", str(out), "--training-images", "16", "--epochs", "400"]
-    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *options_of(quick), *options]
+    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *option_names(quick), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     metrics = out / "runs" / "lambda-scope=3-seed0" / "metrics.csv"
     deadline = time.monotonic() + 120

@@ -1,21 +1,21 @@
-"""Every baseline: reference equation, gradients, sizes, layouts, precisions and errors."""
+"""All baselines: reference implementations, gradients, sizes, memory formats, precision and errors."""
 
 import pytest
 import torch
 from torch import nn
 
 from lambdanets import LambdaLayer2d
-from lambdanets.layers.baselines import MIXERS, options_of
-from layers.baselines.plain_mixers import PLAIN
+from lambdanets.layers.baselines import MIXERS, option_names
+from layers.baselines.reference_mixers import REFERENCES
 
-HEADS = {name for name in MIXERS if "heads" in options_of(name)}
-SCOPE = {name for name in MIXERS if "scope" in options_of(name)}
+WITH_HEADS = {name for name in MIXERS if "heads" in option_names(name)}
+WITH_SCOPE = {name for name in MIXERS if "scope" in option_names(name)}
 
 
 def build(name, dim=16, dim_out=None, **options):
-    """A mixer in float64 with nontrivial norms."""
+    """Return a mixer in float64 whose batch norms have random statistics, weights and biases."""
     torch.manual_seed(0)
-    options = ({"heads": 2} if name in HEADS else {}) | options
+    options = ({"heads": 2} if name in WITH_HEADS else {}) | options
     layer = MIXERS[name](dim, dim_out, **options, dtype=torch.float64)
     for module in layer.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -26,34 +26,34 @@ def build(name, dim=16, dim_out=None, **options):
     return layer
 
 
-def maps(*shape, dtype=torch.float64):
+def random_maps(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
 
 @pytest.mark.parametrize("sides", [(5, 3), (1, 4), (9, 10)], ids=str)
-@pytest.mark.parametrize("name", PLAIN)
-def test_equals_its_plain_equation(name, sides):
-    layer = build(name, **({"scope": 3} if name in SCOPE else {})).eval()
-    x = maps(1, 16, *sides)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_equals_the_reference_implementation(name, sides):
+    layer = build(name, **({"scope": 3} if name in WITH_SCOPE else {})).eval()
+    x = random_maps(1, 16, *sides)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x), PLAIN[name](layer, x), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(layer(x), REFERENCES[name](layer, x), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if name != "channel_attention"])
-def test_equals_its_plain_equation_with_dim_out_and_batch(name):
+@pytest.mark.parametrize("name", [name for name in REFERENCES if name != "channel_attention"])
+def test_equals_the_reference_with_dim_out_and_batch(name):
     layer = build(name, 8, 24).eval()  # scopes of 7 are larger than the map
-    x = maps(2, 8, 4, 3)
+    x = random_maps(2, 8, 4, 3)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x), PLAIN[name](layer, x), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(layer(x), REFERENCES[name](layer, x), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_gradcheck(name):
-    options = {"scope": 3} if name in SCOPE else {}
-    options |= {"share": 2} if "share" in options_of(name) else {}
-    options |= {"max_distance": 1} if "max_distance" in options_of(name) else {}
+    options = {"scope": 3} if name in WITH_SCOPE else {}
+    options |= {"share": 2} if "share" in option_names(name) else {}
+    options |= {"max_distance": 1} if "max_distance" in option_names(name) else {}
     layer = build(name, 4, 4 if name != "augmented_attention" else 6, stride=2, **options)
-    x = maps(2, 4, 3, 2).requires_grad_()
+    x = random_maps(2, 4, 3, 2).requires_grad_()
     names, parameters = zip(*layer.named_parameters(), strict=True)
 
     def output(x, *values):
@@ -62,21 +62,21 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(output, (x, *parameters), fast_mode=True)
 
 
-def test_every_mixer_has_a_reference_in_plain_loops():
-    assert PLAIN.keys() == MIXERS.keys() - {"convolution", "lambda"}  # PyTorch's, and tests/layers/test_lambda_layer.py
+def test_every_mixer_has_a_reference_implementation():
+    assert REFERENCES.keys() == MIXERS.keys() - {"convolution", "lambda"}  # tests/layers tests "lambda"
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", MIXERS)
 def test_channels_last_changes_only_the_layout(name, training):
     layer = build(name, stride=2).train(training)
-    x = maps(2, 16, 9, 11)
+    x = random_maps(2, 16, 9, 11)
     gradients, outputs = [], []
     for memory_format in (torch.contiguous_format, torch.channels_last):
         inputs = x.clone(memory_format=memory_format).requires_grad_()
         output = layer(inputs)
         assert output.is_contiguous(memory_format=memory_format)
-        (output * maps(*output.shape)).sum().backward()
+        (output * random_maps(*output.shape)).sum().backward()
         outputs.append(output)
         gradients.append(inputs.grad)
     torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
@@ -88,14 +88,14 @@ def test_channels_last_changes_only_the_layout(name, training):
 def test_output_sides_are_input_sides_divided_by_the_stride(name, stride):
     layer = build(name, stride=stride, dim_out=24)
     for height, width in ((7, 4), (1, 2), (13, 9)):
-        assert layer(maps(2, 16, height, width)).shape == (2, 24, -(-height // stride), -(-width // stride))
+        assert layer(random_maps(2, 16, height, width)).shape == (2, 24, -(-height // stride), -(-width // stride))
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if name != "channel_attention"])
-def test_stride_2_averages_3x3_windows_without_padding(name):
-    options = {"scope": 3} if name in SCOPE else {}
+@pytest.mark.parametrize("name", [name for name in REFERENCES if name != "channel_attention"])
+def test_stride_2_averages_3x3_windows_excluding_padding(name):
+    options = {"scope": 3} if name in WITH_SCOPE else {}
     strided, unstrided = build(name, stride=2, **options).eval(), build(name, **options).eval()
-    x = maps(1, 16, 5, 4)
+    x = random_maps(1, 16, 5, 4)
     with torch.no_grad():
         mixed, pooled = unstrided(x), strided(x)
     for i in range(3):
@@ -108,17 +108,17 @@ def test_stride_2_averages_3x3_windows_without_padding(name):
 @pytest.mark.parametrize("name", MIXERS)
 def test_outputs_and_gradients_are_accurate_under_autocast(name, dtype):
     layer = build(name, 32).float().eval()
-    x = (10 * maps(2, 32, 12, 10, dtype=torch.float32)).requires_grad_()
+    x = (10 * random_maps(2, 32, 12, 10, dtype=torch.float32)).requires_grad_()
     with torch.no_grad():
-        exact = layer(x)
+        expected = layer(x)
     with torch.autocast("cpu", dtype):
         output = layer(x)
     output.float().mean().backward()
     assert output.isfinite().all()
     assert x.grad.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
-    # large queries make the softmax sharp and its rounding errors large
-    error = (output.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    # large queries make the softmax sharp, which amplifies rounding errors
+    error = (output.float() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     assert error < (0.3 if dtype == torch.bfloat16 else 0.05)
 
 
@@ -132,7 +132,7 @@ def test_runs_on_the_meta_device(name):
 @pytest.mark.parametrize("name", [name for name in MIXERS if name not in {"convolution", "channel_attention"}])
 def test_rejects_inputs_with_other_channels(name):
     with pytest.raises(ValueError, match=r"x must be \(b, dim = 16, height, width\), got shape \(2, 8, 4, 4\)"):
-        build(name)(maps(2, 8, 4, 4))
+        build(name)(random_maps(2, 8, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_rejects_inputs_with_other_channels(name):
         ("global_attention", {"heads": 5}, "heads must divide dim_out = 16, got 5"),
         ("axial_attention", {"heads": 0}, "heads must be an integer of at least 1, got 0"),
         ("axial_attention", {"max_distance": 0}, "max_distance must be an integer of at least 1, got 0"),
-        ("local_attention", {"heads": 16}, "heads must give an even number of channels each"),
+        ("local_attention", {"heads": 16}, "heads must have an even number of channels"),
         ("local_attention", {"scope": 4}, "scope must be odd, got 4"),
         ("local_relation", {"share": 3}, "share must divide dim_out = 16, got 3"),
         ("pairwise_attention", {"scope": 2}, "scope must be odd, got 2"),
         ("patchwise_attention", {"share": 32}, "share must divide dim_out"),
         ("augmented_attention", {"key_ratio": 0}, "key_ratio must be above 0 and at most 1, got 0"),
-        ("augmented_attention", {"value_ratio": 1}, "value_ratio must leave channels to the convolution"),
+        ("augmented_attention", {"value_ratio": 1}, "value_ratio must leave channels for the convolution"),
         ("double_attention", {"depth": 0}, "depth must be an integer of at least 1, got 0"),
         ("channel_attention", {"squeeze_ratio": 0}, "squeeze_ratio must be an integer of at least 1, got 0"),
         ("performer_relu", {"random_features": 0}, "random_features must be an integer of at least 1, got 0"),
@@ -161,17 +161,17 @@ def test_rejects_invalid_options(name, options, message):
 
 def test_mixers_include_the_lambda_layer():
     assert MIXERS["lambda"] is LambdaLayer2d
-    assert {"scope", "query_depth", "intra_depth"} <= set(options_of("lambda"))
+    assert {"scope", "query_depth", "intra_depth"} <= set(option_names("lambda"))
 
 
 @pytest.mark.parametrize("name", ["global_attention", "axial_attention", "local_attention", "augmented_attention"])
-def test_attention_uses_sdpas_fused_kernel(name):
-    layer, x = MIXERS[name](16, heads=2), maps(1, 16, 24, 24, dtype=torch.float32).requires_grad_()
+def test_attention_uses_a_fused_sdpa_kernel(name):
+    layer, x = MIXERS[name](16, heads=2), random_maps(1, 16, 24, 24, dtype=torch.float32).requires_grad_()
     with torch.profiler.profile() as profile:
         layer(x).sum().backward()
-    called = {event.key for event in profile.key_averages()}
-    assert any("flash_attention_for_cpu_backward" in name for name in called)
-    assert not any("attention_math" in name for name in called)
+    operations = {event.key for event in profile.key_averages()}
+    assert any("flash_attention_for_cpu_backward" in name for name in operations)
+    assert not any("attention_math" in name for name in operations)
 
 
 @pytest.mark.parametrize("sides", [(3, 5), (12, 20)], ids=str)
@@ -181,5 +181,5 @@ def test_offsets_beyond_max_distance_are_clipped(sides):
     for long_table, short_table in ((long.rows, short.rows), (long.columns, short.columns)):
         ends = (short_table.table[:1].expand(17, -1), short_table.table, short_table.table[-1:].expand(17, -1))
         long_table.table.data = torch.cat(ends)
-    x = maps(1, 16, *sides)
+    x = random_maps(1, 16, *sides)
     torch.testing.assert_close(short(x), long(x))

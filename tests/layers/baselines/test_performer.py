@@ -1,4 +1,4 @@
-"""Random features: convergence, sampling and state."""
+"""Random features of the Performer: convergence, sampling and state dict."""
 
 import math
 
@@ -9,14 +9,14 @@ from lambdanets.layers.baselines import ReluPerformer, SoftmaxPerformer
 from lambdanets.layers.baselines.performer import orthogonal_rows
 
 
-def heads(*shape):
+def random_heads(*shape):
     return torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def test_softmax_performer_converges_to_softmax_attention():
-    queries, keys, values = heads(1, 2, 30, 8)
+    queries, keys, values = random_heads(1, 2, 30, 8)
     queries, keys = queries / 2, keys / 2
-    exact = (queries @ keys.mT / math.sqrt(8)).softmax(dim=-1) @ values
+    expected = (queries @ keys.mT / math.sqrt(8)).softmax(dim=-1) @ values
     torch.manual_seed(0)
     errors = []
     for count in (16, 256, 4096):
@@ -24,22 +24,22 @@ def test_softmax_performer_converges_to_softmax_attention():
         squares = []
         for _ in range(8):
             layer.redraw_features()
-            squares.append((layer.attend(queries, keys, values) - exact).square().mean())
-        errors.append((torch.stack(squares).mean() / exact.square().mean()).sqrt().item())
-    # the error of r samples is about r^-1/2: 16 times as many divide it by about 4
+            squares.append((layer.attend(queries, keys, values) - expected).square().mean())
+        errors.append((torch.stack(squares).mean() / expected.square().mean()).sqrt().item())
+    # the error of r samples is about r^-1/2, so 16 times as many samples divide it by about 4
     assert errors[1] < errors[0] / 2
     assert errors[2] < errors[1] / 2.5
     assert errors[2] < 0.05
 
 
 def test_softmax_features_do_not_overflow():
-    queries, keys, values = (100 * heads(1, 2, 30, 8)).float()
+    queries, keys, values = (100 * random_heads(1, 2, 30, 8)).float()
     layer = SoftmaxPerformer(16, heads=2)
-    inputs = [part.requires_grad_() for part in (queries, keys, values)]
+    inputs = [x.requires_grad_() for x in (queries, keys, values)]
     output = layer.attend(*inputs)
     output.sum().backward()
     assert output.isfinite().all()
-    assert all(part.grad.isfinite().all() for part in inputs)
+    assert all(x.grad.isfinite().all() for x in inputs)
 
 
 def test_random_features_are_orthogonal_with_gaussian_norms():
@@ -55,11 +55,11 @@ def test_random_features_are_orthogonal_with_gaussian_norms():
 
 
 def test_random_features_are_in_the_state_dict_until_redrawn():
-    layer, other = ReluPerformer(32), ReluPerformer(32)
-    assert not torch.equal(layer.weights, other.weights)
-    other.load_state_dict(layer.state_dict())
+    layer, loaded = ReluPerformer(32), ReluPerformer(32)
+    assert not torch.equal(layer.weights, loaded.weights)
+    loaded.load_state_dict(layer.state_dict())
     x = torch.randn(1, 32, 5, 4)
-    assert torch.equal(layer(x), other(x))
+    assert torch.equal(layer(x), loaded(x))
     before = layer.weights.clone()
     layer.redraw_features()
     assert not torch.equal(layer.weights, before)

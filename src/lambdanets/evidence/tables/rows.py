@@ -9,7 +9,7 @@ from torch import nn
 
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import create_model
-from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
+from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def _mixer(mixer: str, **overrides: Any) -> Build:
 
 def _with_c3(depth: int, image_size: int, **overrides: Any) -> Build:
     """A LambdaResNet-C4 with lambda layers in c3 as well, as the FLOPs of Table 16 imply."""
-    blocks = ((), *(tuple(range(1, count + 1)) for count in LAMBDA_RESNETS[depth][0][1:]))
+    blocks = ((), *(tuple(range(1, count + 1)) for count in LAMBDA_RESNET_BLOCKS[depth][0][1:]))
     return Build(f"lambda_resnet{depth}_c4", {"lambda_blocks": blocks} | overrides, image_size)
 
 
@@ -130,7 +130,7 @@ ROWS: dict[str, dict[str, Build]] = {
         "MobileNet-v2 with 2 lightweight lambda blocks": Build("mobilenetv2_lambda"),
     },
     "18": _depths_and_sizes(),
-    "19": {f"LambdaResNet-{depth}": Build(f"lambda_resnet{depth}") for depth in LAMBDA_RESNETS},
+    "19": {f"LambdaResNet-{depth}": Build(f"lambda_resnet{depth}") for depth in LAMBDA_RESNET_BLOCKS},
 }  # fmt: skip
 
 

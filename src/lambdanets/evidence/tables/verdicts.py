@@ -113,11 +113,11 @@ def _counted(number: PaperNumber, build: Build | None, model: str) -> Line:
 
 
 @cache
-def _count(column: str, build: Build, applied_together: bool) -> int:
+def _count(column: str, build: Build, single_application: bool) -> int:
     model = build.create()
     if column == "params":
         return count_parameters(model)
-    return count_flops(model, build.image_size, applied_together=applied_together)
+    return count_flops(model, build.image_size, single_application=single_application)
 
 
 def _fitted(number: PaperNumber) -> Line:

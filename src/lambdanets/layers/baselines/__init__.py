@@ -1,4 +1,7 @@
-"""Baselines for the lambda layer (Tables 3 and 4, Appendix D.2): layers on maps that replace a 3x3 convolution."""
+"""Baselines for the lambda layer: layers on maps that replace a 3x3 convolution (Tables 3 and 4, Appendix D.2).
+
+Letters in the docstrings: b batch size, h heads, n = H W positions, m context positions, r scope, c channels per head.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -19,7 +22,7 @@ from lambdanets.layers.baselines.patchwise_attention import PatchwiseAttention
 from lambdanets.layers.baselines.performer import ReluPerformer, SoftmaxPerformer
 from lambdanets.layers.lambda_layer import LambdaLayer2d
 
-# Called as (dim, dim_out=None, *, stride=1, **options, device=None, dtype=None).
+# All have the signature (dim, dim_out=None, *, stride=1, **options, device=None, dtype=None).
 MIXERS: dict[str, Callable[..., nn.Module]] = {
     "convolution": Convolution,
     "channel_attention": ChannelAttention,
@@ -38,8 +41,8 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def options_of(mixer: str) -> tuple[str, ...]:
-    """The names of a mixer's own options, other than stride, device and dtype."""
+def option_names(mixer: str) -> tuple[str, ...]:
+    """Return the names of the options that only this mixer has, without stride, device and dtype."""
     arguments = inspect.signature(MIXERS[mixer]).parameters
     return tuple(name for name in arguments if name not in {"dim", "dim_out", "stride", "device", "dtype"})
 
@@ -59,5 +62,5 @@ __all__ = [
     "PatchwiseAttention",
     "ReluPerformer",
     "SoftmaxPerformer",
-    "options_of",
+    "option_names",
 ]

@@ -10,18 +10,19 @@ from lambdanets.layers.baselines.relative_attention import RelativeTable, attend
 class AxialAttention(Mixer):
     """Axial attention (Ho et al. 2019, Sec. 3; Wang et al. 2020, Axial-DeepLab, Sec. 3.2), height first.
 
-    Along an axis: y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R[m - n]) / sqrt(c)) v[m,h], c = dim_out / h, over the
-    positions m of the same column, then, with separate projections and table, of the same row. Two steps connect all
-    pairs of positions.
+    Attention within each column is followed by attention within each row, with separate projections and tables. The two
+    steps together connect all pairs of positions. Each step computes
+    y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R[m - n]) / sqrt(c)) v[m,h] over the positions m of the same column or
+    row, with c = dim_out / h.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
-    Args: as `GlobalAttention`.
+    The arguments are those of `GlobalAttention`.
 
     Parameters: 3 dim dim_out + 3 dim_out^2 + 2 (2 max_distance + 1) c.
     Cost per image: 3 n dim_out (dim + dim_out) + 2 n (H (dim_out + h H) + W (dim_out + h W)) multiply-adds.
-    Omitted from Axial-DeepLab: positional terms of the keys and of the values, which SDPA does not support, keys with
-    half the depth of values, and batch norms within the layer.
+    Omitted from Axial-DeepLab: the positional terms of keys and values, which SDPA does not support, the halved depth
+    of the keys, and the batch norms within the layer.
     Raises ValueError naming the invalid argument.
     """
 

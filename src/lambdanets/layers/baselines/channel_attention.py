@@ -10,14 +10,20 @@ from lambdanets.ops.checks import check_sizes
 class ChannelAttention(nn.Sequential):
     """A 3x3 convolution z, then y[n,c] = sigmoid(W_2 relu(W_1 mean_n z + b_1) + b_2)[c] z[n,c].
 
-    Squeeze-and-excitation (Hu et al. 2018, Sec. 3), by timm's SEModule. The authors place it at the end of a residual
-    block, on four times the channels, as `resnet50_mixer` does; the paper's row counts that network, not this layer.
+    Squeeze-and-excitation (Hu et al. 2018, Sec. 3), implemented by timm's SEModule. Its authors place it at the end of
+    a residual block, which has four times as many channels. `resnet50_mixer` does the same, and the parameter count in
+    the LambdaNetworks paper is of that network.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)); the convolution is strided.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
-    Args: squeeze_ratio: dim_out / hidden channels, which timm rounds to multiples of 8.
+    Args:
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the convolution; default 1.
+        squeeze_ratio: ratio of dim_out to the number of hidden channels, which timm rounds to a multiple of 8;
+            default 16.
 
-    Parameters: 9 dim dim_out + 2 dim_out s + s + dim_out, s = dim_out / squeeze_ratio as rounded.
+    Parameters: 9 dim dim_out + 2 dim_out s + s + dim_out, with s hidden channels.
     Cost per image: 9 n dim dim_out / stride^2 + 2 dim_out s multiply-adds.
     """
 
@@ -43,8 +49,8 @@ def squeeze_excitation(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """timm's SEModule with the initialization of timm's networks. Raises ValueError for an invalid squeeze_ratio."""
-    from timm.layers import SEModule  # lazily: importing timm takes seconds, and imports our models
+    """Return timm's SEModule, initialized as in timm's ResNets. Raises ValueError if squeeze_ratio is invalid."""
+    from timm.layers import SEModule  # not at the top: importing timm takes seconds, and imports this package
 
     check_sizes(squeeze_ratio=squeeze_ratio)
     module = SEModule(channels, rd_ratio=1 / squeeze_ratio, device=device, dtype=dtype)

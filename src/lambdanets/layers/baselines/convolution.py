@@ -1,11 +1,16 @@
-"""The 3x3 convolution that the other layers replace."""
+"""The 3x3 convolution, which the other layers replace."""
 
 import torch
 from torch import nn
 
 
 class Convolution(nn.Conv2d):
-    """The 3x3 convolution of a residual block (He et al. 2016), without bias, with its own stride.
+    """The 3x3 convolution of a residual block (He et al. 2016), without bias.
+
+    Args:
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the convolution; default 1.
 
     Parameters: 9 dim dim_out. Cost per image: 9 n dim dim_out / stride^2 multiply-adds.
     """

@@ -1,4 +1,4 @@
-"""Double attention: global features are gathered over all positions, then distributed to each position."""
+"""Double attention: gathers global features over all positions, then distributes them to each position."""
 
 import torch
 from torch import Tensor
@@ -12,18 +12,21 @@ class DoubleAttention(Mixer):
     """Double attention (Chen et al. 2018, A2-Nets, Sec. 3): Z = (A softmax_n(B)^T) softmax_c(V), y = W_o Z.
 
     A, B and V are 1x1 projections of x to `depth` channels each. The first factor gathers second-order features over
-    all positions n, the second distributes them by a softmax over the channels c of V. Computed as a content-only
-    lambda with normalized queries.
+    all positions n. The second factor distributes them, weighted by a softmax over the channels c of V. The
+    implementation is a lambda with only the content term and normalized queries.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
     Args:
-        depth: channels of A, B and V; None for dim_out / 2, which reproduces the paper's Table 3 most closely.
-        stride: average pooling after the layer, as in `LambdaLayer2d`.
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        depth: number of channels of A, B and V; default None for dim_out / 2, which reproduces Table 3 of the
+            LambdaNetworks paper most closely.
 
     Parameters: 3 dim depth + depth dim_out. Cost per image: n (parameters + 2 depth^2) multiply-adds.
-    Omitted: biases, and the residual and norm, which belong to the residual block. The original adds such a block in
-    addition to the convolutions; here it replaces them.
+    Omitted: biases, and the shortcut and norm, which belong to the residual block. The original inserts the layer
+    between blocks of convolutions; here it replaces the 3x3 convolutions.
     Raises ValueError naming the invalid argument.
     """
 

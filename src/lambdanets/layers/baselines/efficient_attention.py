@@ -1,4 +1,4 @@
-"""Linear attention with separate softmaxes of queries and keys."""
+"""Linear attention with a softmax of the queries and a softmax of the keys."""
 
 import torch
 from torch import Tensor
@@ -10,17 +10,20 @@ from lambdanets.ops import lambda_interaction
 class EfficientAttention(Mixer):
     """Efficient attention (Shen et al. 2018, Sec. 3.2): y[n,h] = softmax_k(q[n,h])^T (softmax_m(k[:,h])^T v[:,h]).
 
-    Queries are normalized over their channels, keys over all positions m; heads are concatenated and projected by W_o.
-    Computed as a multi-head content-only lambda with normalized queries. There is no position term.
+    Queries are normalized over their channels, keys over all positions m. Heads are concatenated and projected by W_o.
+    There is no position term. The implementation is a multi-head lambda with only the content term and normalized
+    queries.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
     Args:
-        heads: must divide dim_out; queries, keys and values have dim_out / heads channels in each.
-        stride: average pooling after the layer, as in `LambdaLayer2d`.
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        heads: h, must divide dim_out; default 8. Each head has dim_out / h channels of queries, keys and values.
 
     Parameters: 3 dim dim_out + dim_out^2. Cost per image: n (parameters + 2 dim_out^2 / heads) multiply-adds.
-    Omitted: biases, and the residual connection, which belongs to the residual block.
+    Omitted: biases, and the shortcut, which belongs to the residual block.
     Raises ValueError naming the invalid argument.
     """
 

@@ -1,4 +1,4 @@
-"""Global self-attention with relative positions."""
+"""Global self-attention with relative position logits."""
 
 import torch
 from torch import Tensor
@@ -10,21 +10,23 @@ from lambdanets.layers.baselines.relative_attention import RelativeTable, attend
 class GlobalAttention(Mixer):
     """Multi-head self-attention (Vaswani et al. 2017) with 2-D relative position logits (Bello et al. 2019, Sec. 3).
 
-    y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R_row[m_y - n_y] + R_column[m_x - n_x]) / sqrt(c)) v[m,h], over all
-    positions m, with c = dim_out / h; queries, keys and values are 1x1 projections without bias; heads share the
-    tables.
+    y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R_row[m_y - n_y] + R_column[m_x - n_x]) / sqrt(c)) v[m,h] over all
+    positions m, with c = dim_out / h. Queries, keys and values are 1x1 projections without bias. All heads share the
+    tables R_row and R_column.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
     Args:
-        heads: h, must divide dim_out.
-        max_distance: reach of the tables in rows and columns; farther offsets are clipped to it (Shaw et al. 2018).
-            55 covers 56x56, the largest map of a ResNet at 224.
-        stride: average pooling after the layer, as in `LambdaLayer2d`.
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        heads: h, must divide dim_out; default 8.
+        max_distance: largest offset of the tables, in rows and columns; larger offsets are clipped to it (Shaw et al.
+            2018). The default 55 covers 56x56, the largest map of a ResNet for images of 224x224.
 
     Parameters: 3 dim dim_out + 2 (2 max_distance + 1) c.
     Cost per image: 3 n dim dim_out + 2 h n^2 (c + H + W) multiply-adds; memory linear in n with SDPA's fused kernels.
-    Omitted: an output projection, because the last 1x1 convolution of the residual block follows.
+    Omitted: the output projection, because a 1x1 convolution of the residual block follows.
     Raises ValueError naming the invalid argument.
     """
 

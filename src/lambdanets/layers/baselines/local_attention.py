@@ -1,4 +1,4 @@
-"""Local self-attention, computed by tiles of queries with their halos."""
+"""Local self-attention, computed in tiles of queries with their halos."""
 
 import torch
 import torch.nn.functional as F
@@ -6,31 +6,40 @@ from torch import Tensor, nn
 
 from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
 from lambdanets.layers.baselines.neighborhoods import check_scope
-from lambdanets.layers.baselines.relative_attention import attend, extend_keys, extend_queries, pairwise
+from lambdanets.layers.baselines.relative_attention import (
+    attend,
+    expand_offsets,
+    extend_keys,
+    extend_queries,
+)
 from lambdanets.ops.geometry import windows
 
-TILE = 8  # side of a tile; larger tiles compute more masked pairs, smaller ones copy more overlapping halos
+TILE = 8  # side of a tile; larger tiles compute more masked pairs, smaller tiles copy more overlapping halos
 
 
 class LocalAttention(Mixer):
     """Stand-alone self-attention (Ramachandran et al. 2019, Secs. 3.1 and 3.2) over a scope r x r.
 
     y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + [R_row[h, m_y - n_y], R_column[h, m_x - n_x]]) / sqrt(c)) v[m,h] over
-    the positions m of the map at most r // 2 rows and columns away; c = dim_out / h, half of it for rows, half for
-    columns.
+    the positions m at most r // 2 rows and columns away, with c = dim_out / h. R_row and R_column have c / 2 channels
+    each.
 
-    Tiles of 8x8 queries attend to the tile and a halo of r // 2 positions, masked, in one call of SDPA; the position
-    term is part of the dot product (`relative_attention`), so that there is no bias tensor of all pairs.
+    The implementation calls SDPA once. Each tile of 8x8 queries attends to the tile and a halo of r // 2 positions
+    around it, with a mask. The position term is part of the dot product (see `relative_attention`), so there is no bias
+    tensor of all pairs.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
     Args:
-        heads: h; must divide dim_out and leave an even c. scope: r, odd.
-        stride: average pooling after the layer, as in `LambdaLayer2d`.
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        heads: h, must divide dim_out, with an even c; default 8.
+        scope: r, the odd side of the neighborhood, in positions; default 7.
 
     Parameters: 3 dim dim_out + r dim_out. Cost per image: 3 n dim dim_out + 2 h n (7 + r)^2 (c + 2 (7 + r))
-    multiply-adds; memory n (1 + (r - 1) / 8)^2 h (c + 2 (7 + r)) for tiles with halos.
-    Differs from the original, whose logits are not divided by sqrt(c).
+    multiply-adds; memory n (1 + (r - 1) / 8)^2 h (c + 2 (7 + r)) for the tiles with halos.
+    Unlike in the original, logits are divided by sqrt(c).
     Raises ValueError naming the invalid argument.
     """
 
@@ -50,7 +59,7 @@ class LocalAttention(Mixer):
         check_scope(scope)
         depth = self.dim_out // heads
         if depth % 2:
-            raise ValueError(f"heads must give an even number of channels each, got {self.dim_out} / {heads} = {depth}")
+            raise ValueError(f"heads must have an even number of channels, got {self.dim_out} / {heads} = {depth}")
         self.heads, self.scope = heads, scope
         self.projection = project(dim, 3 * self.dim_out, device, dtype)
         self.row_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
@@ -70,8 +79,10 @@ class LocalAttention(Mixer):
         queries = queries.permute(0, 2, 4, 3, 5, 1).flatten(1, 2)  # (b h, tiles, y, x, c)
         per_head = queries.unflatten(0, (batch, self.heads))
         by_row, by_column = per_head.chunk(2, dim=-1)
-        by_row = torch.einsum("bhtyxc,hycj->bhtyxj", by_row, _pairwise(self.row_table, tile[0])).flatten(0, 1)
-        by_column = torch.einsum("bhtyxc,hxcj->bhtyxj", by_column, _pairwise(self.column_table, tile[1])).flatten(0, 1)
+        by_row = torch.einsum("bhtyxc,hycj->bhtyxj", by_row, _expand_table(self.row_table, tile[0])).flatten(0, 1)
+        by_column = torch.einsum("bhtyxc,hxcj->bhtyxj", by_column, _expand_table(self.column_table, tile[1])).flatten(
+            0, 1
+        )
         sides = tile[0] + 2 * reach, tile[1] + 2 * reach
 
         def with_halo(maps: Tensor) -> Tensor:
@@ -93,9 +104,9 @@ class LocalAttention(Mixer):
     def _mask(
         self, grid: tuple[int, int], tile: tuple[int, int], counts: tuple[int, int], device: torch.device
     ) -> Tensor:
-        """(1, tiles, n, m) bool: True if a key is in the scope of the query and on the map.
+        """Return a bool mask (1, tiles, n, m), True if the key is within the scope of the query and on the map.
 
-        Four-dimensional, because otherwise SDPA on CPU does not use its fused kernel.
+        It has four dimensions because SDPA on CPU otherwise does not use its fused kernel.
         """
         reach, axes = self.scope // 2, []
         for side, length, count in zip(grid, tile, counts, strict=True):
@@ -103,7 +114,7 @@ class LocalAttention(Mixer):
             query = first + torch.arange(length, device=device)[:, None]
             key = first + torch.arange(length + 2 * reach, device=device) - reach
             on_map = (key >= 0) & (key < side)
-            # queries beyond the map are cropped later; without any key their softmax would be 0 / 0
+            # queries beyond the map are cropped later, but need a key: otherwise their softmax is 0 / 0
             axes.append(((key - query).abs() <= reach) & (on_map | (query >= side)))
         rows, columns = axes
         return (
@@ -118,6 +129,6 @@ class LocalAttention(Mixer):
         return f"{super().extra_repr()}, heads={self.heads}, scope={self.scope}"
 
 
-def _pairwise(table: Tensor, tile: int) -> Tensor:
-    """(h, n, c, m) for n in a tile and m in the tile with its halo, from (h, r, c); zero out of scope."""
-    return torch.stack([pairwise(F.pad(head_table, (0, 0, tile - 1, tile - 1)), tile) for head_table in table])
+def _expand_table(table: Tensor, tile: int) -> Tensor:
+    """Expand a table (h, r, c) to (h, n, c, m), for n in a tile and m in the tile with its halo; 0 beyond the scope."""
+    return torch.stack([expand_offsets(F.pad(head_table, (0, 0, tile - 1, tile - 1)), tile) for head_table in table])

@@ -1,4 +1,4 @@
-"""Local aggregation by the similarity of positions, with a geometry prior of their offset."""
+"""Local aggregation, weighted by the similarity of positions and a learned prior of their offset."""
 
 import torch
 from torch import Tensor, nn
@@ -8,21 +8,25 @@ from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pa
 
 
 class LocalRelation(Mixer):
-    """Local relation layer (Hu et al. 2019, Sec. 3) over a scope r x r: groups of channels share one scalar key.
+    """Local relation layer (Hu et al. 2019, Sec. 3) over neighborhoods of r x r positions.
 
-    y[n] = sum_m softmax_m(-(q[n] - k[m])^2 + P[m - n]) x[m] over the positions m of the map at most r // 2 rows and
-    columns away, for each group of `share` channels. q and k are one scalar per group, by 1x1 projections; of the
-    paper's three similarities this is the squared difference. P, the geometry prior, is an MLP with two layers
-    and a ReLU on the offset (y, x) / (r // 2), with one hidden channel per group.
+    For each group of `share` channels: y[n] = sum_m softmax_m(-(q[n] - k[m])^2 + P[m - n]) x[m] over the positions m at
+    most r // 2 rows and columns away. q and k are 1x1 projections to one scalar per group. The squared difference is
+    one of the three similarities of the original paper. P, the geometry prior, is an MLP of the offset (y, x) / (r //
+    2), with two linear layers, a ReLU and one hidden channel per group.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
     Args:
-        scope: r, odd. share: channels that share weights, the paper's m = 8; must divide dim_out.
-        stride: average pooling after the layer, as in `LambdaLayer2d`.
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        scope: r, the odd side of the neighborhood, in positions; default 7.
+        share: number of channels that share weights, m in the original paper; must divide dim_out; default 8.
 
-    Parameters: 2 dim g + 3 g + g^2 + g, g = dim_out / share; plus dim dim_out if dim_out differs from dim, because x is
-    then projected first. Cost per image: 2 n dim g + n r r (g + dim_out) multiply-adds.
+    Parameters: 2 dim g + 3 g + g^2 + g, with g = dim_out / share groups. If dim_out differs from dim, x is first
+    projected by dim dim_out more parameters.
+    Cost per image: 2 n dim g + n r r (g + dim_out) multiply-adds.
     Omitted: the wider blocks of the original network, and its local relation layer in the stem.
     Raises ValueError naming the invalid argument.
     """
@@ -44,8 +48,8 @@ class LocalRelation(Mixer):
         groups = self.dim_out // share
         self.scope = scope
         self.projection = project(dim, 2 * groups, device, dtype)
-        same = self.dim_out == dim
-        self.value_projection = nn.Identity() if same else project(dim, self.dim_out, device, dtype)
+        keeps_dim = self.dim_out == dim
+        self.value_projection = nn.Identity() if keeps_dim else project(dim, self.dim_out, device, dtype)
         self.geometry_prior = nn.Sequential(
             nn.Linear(2, groups, device=device, dtype=dtype),
             nn.ReLU(),

@@ -1,4 +1,4 @@
-"""The base class of the baselines, and their 1x1 projections and heads."""
+"""The base class of the baselines, and functions for their 1x1 projections and heads."""
 
 import torch
 from torch import Tensor, fx, nn
@@ -9,10 +9,11 @@ from lambdanets.ops.checks import check_sizes, check_tensors
 
 
 class Mixer(Layer):
-    """Base of the baselines: (b, dim, H, W) to (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    """Base class of the baselines.
 
-    Subclasses implement `mix` at the input resolution; strided layers apply average pooling after it (F.2), as
-    `LambdaLayer2d` does. The output has the memory format of the input.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)), in the memory format
+    of the input. Subclasses implement `mix` at the input resolution; layers with a stride apply average pooling after
+    it, as `LambdaLayer2d` does (Sec. F.2 of the paper).
     """
 
     def __init__(self, dim: int, dim_out: int | None, stride: int) -> None:
@@ -22,7 +23,7 @@ class Mixer(Layer):
         self.dim, self.dim_out, self.stride = dim, dim_out, stride
 
     def mix(self, x: Tensor) -> Tensor:
-        """(b, dim, H, W) to (b, dim_out, H, W)."""
+        """Return (b, dim_out, H, W) for x (b, dim, H, W)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,24 +42,24 @@ class Mixer(Layer):
 
 
 def project(dim: int, dim_out: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Conv2d:
-    """A 1x1 convolution without bias, initialized from N(0, dim^-1/2), which preserves the variance of the inputs."""
+    """Return a 1x1 convolution without bias. Its weights have std dim^-1/2, which preserves the variance of inputs."""
     convolution = nn.Conv2d(dim, dim_out, 1, bias=False, device=device, dtype=dtype)
     nn.init.normal_(convolution.weight, std=dim**-0.5)
     return convolution
 
 
 def check_divides(name: str, divisor: int, channels: int) -> None:
-    """Raise ValueError unless `divisor`, the argument named `name`, divides the output channels."""
+    """Raise ValueError unless the argument called `name` has a value, `divisor`, that divides `channels`."""
     check_sizes(**{name: divisor})
     if channels % divisor:
         raise ValueError(f"{name} must divide dim_out = {channels}, got {divisor}")
 
 
 def split_heads(maps: Tensor, heads: int) -> Tensor:
-    """(b, h c, H, W) to rows (b, h, n, c)."""
+    """Convert maps (b, h c, H, W) to rows (b, h, n, c)."""
     return maps.flatten(2).unflatten(1, (heads, -1)).mT
 
 
 def join_heads(rows: Tensor, height: int, width: int) -> Tensor:
-    """The inverse of `split_heads`."""
+    """Convert rows (b, h, n, c) to maps (b, h c, H, W); the inverse of `split_heads`."""
     return rows.mT.flatten(1, 2).unflatten(2, (height, width))

@@ -20,19 +20,20 @@ def pad_zeros(maps: Tensor, scope: int) -> Tensor:
 
 
 def pad_border(maps: Tensor, scope: int) -> Tensor:
-    """Replicate padding, which unlike reflection works for maps of any size."""
+    """Replicate the border. Unlike reflection, this works for maps of any size."""
     return F.pad(maps, (scope // 2,) * 4, mode="replicate")
 
 
 def neighbors(padded: Tensor, scope: int) -> Tensor:
-    """(b, c, H + r - 1, W + r - 1) to (b, c, r r, n): the neighborhood of each of the n = H W positions."""
+    """Return the r x r neighborhood of each position, (b, c, r r, n), of padded maps (b, c, H + r - 1, W + r - 1)."""
     return F.unfold(padded, scope).unflatten(1, (padded.shape[1], scope * scope))
 
 
 def weighted_sum(weights: Tensor, padded: Tensor, scope: int) -> Tensor:
-    """y[g,c,n] = sum_j weights[g,j,n] padded[g,c, n + j]: weights (b, g, r r, n), maps (b, g c, ..), to (b, g c, H, W).
+    """Return the weighted sum over the neighborhood of each position, (b, g c, H, W), with g groups of channels.
 
-    Accumulates shifted maps, because unfolding all channels would take r r times their memory.
+    y[g,c,n] = sum_j weights[g,j,n] padded[g,c,n + j], for weights (b, g, r r, n) and padded maps (b, g c, H + r - 1,
+    W + r - 1). It accumulates shifted maps, because unfolding all channels would need r r times their memory.
     """
     height, width = padded.shape[2] - scope + 1, padded.shape[3] - scope + 1
     groups = padded.unflatten(1, (weights.shape[1], -1))

@@ -1,4 +1,4 @@
-"""Self-attention with weights per channel group from pairs of positions."""
+"""Self-attention with one weight per channel group, computed from pairs of positions."""
 
 import torch
 from torch import Tensor, nn
@@ -8,23 +8,26 @@ from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pa
 
 
 class PairwiseAttention(Mixer):
-    """Pairwise self-attention (Zhao et al. 2020, SAN, Sec. 3.1) over a scope r x r, with vector attention weights.
+    """Pairwise self-attention (Zhao et al. 2020, SAN, Sec. 3.1) over neighborhoods of r x r positions.
 
-    y[n] = sum_m softmax_m(gamma([q[n] - k[m], p[n] - p[m]])) * v[m], each of gamma's outputs for `share` channels.
-    q, k have t = dim_out / 4 channels, v has dim_out; p is a linear map of the coordinates, -1 to 1 on each axis, to
-    two channels; gamma is norm, ReLU, linear to t, norm, ReLU, linear to dim_out / share.
+    y[n] = sum_m softmax_m(gamma([q[n] - k[m], p[n] - p[m]])) * v[m], where each output of gamma weights `share`
+    channels. q and k have t = dim_out / 4 channels, v has dim_out. p is a linear map of the coordinates, from -1 to 1
+    on each axis, to two channels. gamma is batch norm, ReLU, linear to t, batch norm, ReLU, linear to dim_out / share.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
     Args:
-        scope: r, odd. share: channels that share a weight; must divide dim_out.
-        stride: average pooling after the layer, as in `LambdaLayer2d`.
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        scope: r, the odd side of the neighborhood, in positions; default 7.
+        share: number of channels that share a weight; must divide dim_out; default 8.
 
     Parameters: dim (2 t + dim_out) + 4 + (t + 2) t + 2 (t + 2) + 2 t + (t + 1) dim_out / share.
     Cost per image: n dim (2 t + dim_out) + n r r (t (t + 2 + dim_out / share) + dim_out) multiply-adds; memory
-    n r r (t + 2), several times that in training.
-    Omitted: biases of q, k, p, which differences and norms cancel, and of v. Padding is by replication, where the
-    original reflects, which needs sides above r // 2.
+    n r r (t + 2), and several times as much in training.
+    Omitted: the biases of q, k and p, which differences and norms cancel, and of v. Padding replicates the border; the
+    original reflects, which requires sides above r // 2.
     Raises ValueError naming the invalid argument.
     """
 
@@ -64,7 +67,7 @@ class PairwiseAttention(Mixer):
         return weighted_sum(weights, pad_border(values, self.scope), self.scope)
 
     def _positions(self, x: Tensor) -> Tensor:
-        """p, (1, 2, H, W)."""
+        """Return p (1, 2, H, W)."""
         axes = [torch.linspace(-1, 1, side, device=x.device, dtype=self.position.weight.dtype) for side in x.shape[2:]]
         return self.position(torch.cartesian_prod(*axes)).mT.unflatten(1, x.shape[2:]).unsqueeze(0)
 

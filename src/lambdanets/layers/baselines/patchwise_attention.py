@@ -1,4 +1,4 @@
-"""Self-attention with weights per channel group and neighbor from the whole patch."""
+"""Self-attention with one weight per channel group and neighbor, computed from the whole neighborhood."""
 
 import torch
 from torch import Tensor, nn
@@ -8,19 +8,19 @@ from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pa
 
 
 class PatchwiseAttention(Mixer):
-    """Patchwise self-attention (Zhao et al. 2020, SAN, Sec. 3.2) over a scope r x r, with a weight per place in it.
+    """Patchwise self-attention (Zhao et al. 2020, SAN, Sec. 3.2) over neighborhoods of r x r positions.
 
-    y[n] = sum_j gamma([q[n], k[n + 1], .., k[n + r r]])[j] * v[n + j], each of gamma's outputs for `share` channels.
-    q, k have t = dim_out / 4 channels, v has dim_out; gamma is norm, ReLU, linear to g = dim_out / share, norm, ReLU,
-    linear to r r g, without a softmax.
+    y[n] = sum_j gamma([q[n], k[n + 1], .., k[n + r r]])[j] * v[n + j], where j counts the r r neighbors and each output
+    of gamma weights `share` channels. q and k have t = dim_out / 4 channels, v has dim_out. gamma is batch norm, ReLU,
+    linear to g = dim_out / share, batch norm, ReLU, linear to r r g; there is no softmax.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
-    Args: as `PairwiseAttention`.
+    The arguments are those of `PairwiseAttention`.
 
     Parameters: dim (2 t + dim_out) + t (r r + 1) (g + 2) + 2 g + (g + 1) r r g.
     Cost per image: n dim (2 t + dim_out) + n r r ((t + g) g + dim_out) multiply-adds; memory n r r t.
-    Omitted: biases of q, k and v. Padding as in `PairwiseAttention`.
+    Omitted: the biases of q, k and v. Padding replicates the border, as in `PairwiseAttention`.
     Raises ValueError naming the invalid argument.
     """
 

@@ -1,4 +1,4 @@
-"""Linear attention by random features (FAVOR+)."""
+"""Linear attention with random features (FAVOR+)."""
 
 import math
 
@@ -10,27 +10,31 @@ from lambdanets.ops.attention_forms import linear_attention
 from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.precision import accumulation_dtype, without_autocast
 
-_RELU_FLOOR = 1e-3  # keeps denominators positive; the constant of the authors' code
+_RELU_FLOOR = 1e-3  # keeps denominators positive; the value is from the authors' code
 
 
 class Performer(Mixer):
-    """Bidirectional attention by random features (Choromanski et al. 2020, Secs. 2.2 to 2.4), in linear time.
+    """Bidirectional attention in linear time, with random features (Choromanski et al. 2020, Secs. 2.2 to 2.4).
 
     y[n,h] = sum_m (phi(q[n,h]) . phi(k[m,h])) v[m,h] / sum_m phi(q[n,h]) . phi(k[m,h]). phi has r features, one for
-    each row w of a random matrix W (r, c), c = dim_out / h. Blocks of c rows are orthogonal, with norms distributed as
-    those of Gaussian vectors. Subclasses define phi. There is no position term.
+    each row w of a random matrix W (r, c), with c = dim_out / h. Each block of c rows is orthogonal, and the norms of
+    the rows have the distribution of the norms of Gaussian vectors. Subclasses define phi. There is no position term.
 
-    W is a buffer in the state dict, shared by the heads, and sampled once; `redraw_features` resamples it. Features and
-    sums are computed in float32 or wider.
+    W is sampled once, shared by the heads, and a buffer in the state dict; `redraw_features` samples it again. Features
+    and sums are computed in float32 or float64.
 
-    Input (b, dim, H, W), output (b, dim_out, ceil(H / stride), ceil(W / stride)), any H and W.
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 
     Args:
-        heads: h, must divide dim_out. random_features: r; None for c log c, rounded up (their Theorem 4), at least 1.
-        stride: average pooling after the layer, as in `LambdaLayer2d`.
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        heads: h, must divide dim_out; default 8.
+        random_features: r, the number of random features; default None for c log c, rounded up (Theorem 4 of the
+            original paper), at least 1.
 
     Parameters: 3 dim dim_out. Cost per image: 3 n dim dim_out + n r (4 dim_out + 2 h) multiply-adds.
-    Omitted: causal attention, an output projection, and a schedule for redrawing features.
+    Omitted: causal attention, the output projection, and a schedule for sampling the features again.
     Raises ValueError naming the invalid argument.
     """
 
@@ -59,24 +63,24 @@ class Performer(Mixer):
         self.redraw_features()
 
     def redraw_features(self) -> None:
-        """Resample W from the default CPU generator. A model trained with the old W may lose accuracy."""
+        """Sample W again, from the default CPU generator. A model trained with the old W may lose accuracy."""
         self.weights.copy_(orthogonal_rows(*self.weights.shape))
 
     def mix(self, x: Tensor) -> Tensor:
         projected = self.projection(x)
-        parts = (split_heads(part, self.heads) for part in projected.chunk(3, dim=1))
+        rows = (split_heads(part, self.heads) for part in projected.chunk(3, dim=1))
         with without_autocast(x.device):
-            queries, keys, values = (part.to(accumulation_dtype(part.dtype)) for part in parts)
+            queries, keys, values = (part.to(accumulation_dtype(part.dtype)) for part in rows)
             output = self.attend(queries, keys, values)
         return join_heads(output, *x.shape[2:]).to(projected.dtype)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """(b, h, n, c) each, to (b, h, n, c)."""
+        """Return the attention output (b, h, n, c) for queries, keys and values (b, h, n, c)."""
         query_features, key_features = self.features(queries, keys)
         return linear_attention(query_features, key_features, values, _identity, multi_head=True)
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """phi of queries and keys, (b, h, n, c) to (b, h, n, r), up to a factor per query, which attention cancels."""
+        """Return phi of queries and keys, (b, h, n, r), up to a factor per query, which cancels in the attention."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -84,14 +88,15 @@ class Performer(Mixer):
 
 
 class SoftmaxPerformer(Performer):
-    """`Performer` with positive features that estimate softmax attention: phi(x) = exp(w . x' - |x'|^2 / 2) / sqrt(r).
+    """`Performer` with positive features that approximate softmax attention.
 
-    x' = x c^(-1/4). The mean of phi(q) . phi(k) is exp(q . k / sqrt(c)), so that the estimate converges to softmax
-    attention with the number of features (Lemma 1).
+    phi(x) = exp(w . x' - |x'|^2 / 2) / sqrt(r), with x' = x c^(-1/4). The expectation of phi(q) . phi(k) is exp(q . k /
+    sqrt(c)), so with more features the output converges to that of softmax attention (Lemma 1 of the original paper).
 
-    For stability each key feature is divided by its maximum over positions, the query feature multiplied by it, and
-    then divided by the maximum per query, so that no exponential overflows and no denominator is below 1. The authors'
-    code uses one maximum for all keys and adds 1e-4 to each feature, a bias that more features do not reduce.
+    For numerical stability, each key feature is divided by its maximum over the positions and the query feature is
+    multiplied by it; the features of each query are then divided by their maximum. No exponential overflows, and no
+    denominator is below 1. The authors' code uses one maximum for all keys and adds 1e-4 to each feature, which is a
+    bias that more features do not reduce.
     """
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +111,7 @@ class SoftmaxPerformer(Performer):
 
 
 class ReluPerformer(Performer):
-    """`Performer` with generalized attention, not an estimate of softmax: phi(x) = relu(w . x / sqrt(r)) + 0.001."""
+    """`Performer` with phi(x) = relu(w . x / sqrt(r)) + 0.001, which does not approximate softmax attention."""
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.weights.to(queries.dtype).mT * len(self.weights) ** -0.5
@@ -114,7 +119,7 @@ class ReluPerformer(Performer):
 
 
 def orthogonal_rows(count: int, depth: int) -> Tensor:
-    """(count, depth) float32: random rows, orthogonal in blocks of `depth`, with the norms of Gaussian vectors."""
+    """Return random rows (count, depth), orthogonal in blocks of `depth` rows, with the norms of Gaussian vectors."""
     blocks = [
         nn.init.orthogonal_(torch.empty(depth, depth, device="cpu", dtype=torch.float32))
         for _ in range(-(-count // depth))

@@ -1,11 +1,11 @@
-"""Attention with relative position logits by row and column, without a bias tensor of all pairs.
+"""Attention with relative position logits for rows and columns, without a bias tensor of all pairs.
 
 logits[n,m] = scale * q[n] . (k[m] + R_row[m_y - n_y] + R_column[m_x - n_x])     (Shaw et al. 2018; Bello et al. 2019)
 
-The position term is a[n, m_y] + c[n, m_x], with a[n, y] = q[n] . R_row[y - n_y] and c likewise. It becomes part of the
-dot product when queries are extended by a and c, and keys by the one-hot codes of their row and column:
-scale * [q, a, c][n] . [k, onehot(m_y), onehot(m_x)]. That is standard attention with H + W more channels, for which the
-fused kernels of scaled_dot_product_attention (SDPA) take memory linear in n.
+The position term equals a[n, m_y] + c[n, m_x], with a[n, y] = q[n] . R_row[y - n_y] and c[n, x] = q[n] .
+R_column[x - n_x]. It becomes part of the dot product by concatenating a and c to the queries, and the one-hot encodings
+of row and column to the keys: scale * [q, a, c][n] . [k, onehot(m_y), onehot(m_x)]. This is standard attention with
+H + W more channels, and the fused kernels of scaled_dot_product_attention (SDPA) need memory linear in n for it.
 """
 
 import torch
@@ -17,9 +17,9 @@ from lambdanets.ops.geometry import windows
 
 
 class RelativeTable(nn.Module):
-    """Embeddings R[m - n] along one axis, (2 max_distance + 1, depth), initialized from N(0, depth^-1/2).
+    """Embeddings R[m - n] along one axis, a table (2 max_distance + 1, depth) initialized with std depth^-1/2.
 
-    For any side: unused offsets are cropped, and farther ones are clipped to max_distance (Shaw et al. 2018, Sec. 3.2).
+    The table works for any side: larger offsets are clipped to max_distance (Shaw et al. 2018, Sec. 3.2).
     """
 
     def __init__(
@@ -36,21 +36,24 @@ class RelativeTable(nn.Module):
         nn.init.normal_(self.table, std=depth**-0.5)
 
     def forward(self, side: int) -> Tensor:
-        """(n, depth, m) for the positions n and m of a side."""
+        """Return R[m - n] as (n, depth, m), for n and m from 0 to side - 1."""
         missing = side - 1 - self.max_distance
         if missing > 0:
             ends = (self.table[:1].expand(missing, -1), self.table, self.table[-1:].expand(missing, -1))
-            return pairwise(torch.cat(ends), side)
-        return pairwise(self.table.narrow(0, -missing, 2 * side - 1), side)
+            return expand_offsets(torch.cat(ends), side)
+        return expand_offsets(self.table.narrow(0, -missing, 2 * side - 1), side)
 
 
-def pairwise(table: Tensor, queries: int) -> Tensor:
-    """(n, depth, m) from a table (n + m - 1, depth) of the offsets 1 - n to m - 1."""
+def expand_offsets(table: Tensor, queries: int) -> Tensor:
+    """Return (n, depth, m), for n query positions, from a table (n + m - 1, depth) of the offsets 1 - n to m - 1."""
     return windows(table, 0, queries, table.shape[0] - queries + 1).flip(0)
 
 
 def attend_on_axis(queries: Tensor, keys: Tensor, values: Tensor, table: RelativeTable) -> Tensor:
-    """Attention along one axis: (b, h, n, c) each, to (b, h, n, c). Cost: b h n^2 (2 c + 2 n) multiply-adds."""
+    """Return the attention output (b, h, n, c) along one axis, for queries, keys and values (b, h, n, c).
+
+    Cost: b h n^2 (2 c + 2 n) multiply-adds.
+    """
     side, scale = queries.shape[2], queries.shape[-1] ** -0.5
     logits = torch.einsum("bhnc,ncm->bhnm", queries, table(side))
     return attend(extend_queries(queries, logits), extend_keys(keys, (side,)), values, scale)
@@ -59,7 +62,7 @@ def attend_on_axis(queries: Tensor, keys: Tensor, values: Tensor, table: Relativ
 def attend_on_grid(
     queries: Tensor, keys: Tensor, values: Tensor, rows: RelativeTable, columns: RelativeTable, grid: tuple[int, int]
 ) -> Tensor:
-    """Attention over a grid (H, W): queries, keys (b, h, n, c), values (b, h, n, v), to (b, h, n, v).
+    """Return the attention output (b, h, n, v) on a grid (H, W), for queries, keys (b, h, n, c), values (b, h, n, v).
 
     Cost: 2 b h n^2 max(c + H + W, v) multiply-adds.
     """
@@ -71,19 +74,19 @@ def attend_on_grid(
 
 
 def extend_queries(queries: Tensor, *logits: Tensor) -> Tensor:
-    """[q, a, c][n], in the dtype of the queries."""
+    """Return [q, a, c][n], in the dtype of the queries."""
     return torch.cat([queries, *(part.to(queries.dtype) for part in logits)], dim=-1)
 
 
 def extend_keys(keys: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """[k, onehot(m_y), onehot(m_x)] for keys (.., m, c) on a grid of one or two sides."""
+    """Return [k, onehot(m_y), onehot(m_x)] for keys (.., m, c) on a grid with one or two sides."""
     coordinates = torch.cartesian_prod(*(torch.arange(side, device=keys.device) for side in grid)).view(-1, len(grid))
     one_hot = [F.one_hot(coordinates[:, axis], side) for axis, side in enumerate(grid)]
     return torch.cat([keys, torch.cat(one_hot, dim=1).to(keys.dtype).expand(*keys.shape[:-1], -1)], dim=-1)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
-    """SDPA with queries, keys and values zero-padded to one depth, which its fused kernels require."""
+    """Call SDPA with queries, keys and values zero-padded to equal depths, which its fused kernels require."""
     value_depth, depth = values.shape[-1], max(queries.shape[-1], values.shape[-1])
     queries, keys, values = (F.pad(x, (0, depth - x.shape[-1])) for x in (queries, keys, values))
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)[..., :value_depth]

@@ -1,17 +1,20 @@
-"""Reference implementations of the baselines, as plain loops over positions with the layers' weights."""
+"""Reference implementations of the baselines: loops over positions, with the weights of the layers.
+
+Each function takes a layer and maps x (b, dim, H, W). Positions n and m are pairs (row, column).
+"""
 
 import math
 
 import torch
 
 
-def rows(convolution, x):
-    """A 1x1 convolution of (d, H, W) as (H, W, channels)."""
+def project(convolution, x):
+    """Apply a 1x1 convolution to x (d, H, W); returns (H, W, channels)."""
     return torch.einsum("od,dyx->yxo", convolution.weight[:, :, 0, 0], x)
 
 
 def positions(x):
-    return [(y, z) for y in range(x.shape[1]) for z in range(x.shape[2])]
+    return [(row, column) for row in range(x.shape[1]) for column in range(x.shape[2])]
 
 
 def per_example(mix):
@@ -22,7 +25,7 @@ def per_example(mix):
 
 
 def softmax_attention(queries, logits, values):
-    """Rows (n, v) from logits(n, m) of positions n and m."""
+    """Return rows (n, v); logits(n, m) is a function of the indices of query and key."""
     output = []
     for n in range(len(queries)):
         scores = torch.stack([logits(n, m) for m in range(len(values))])
@@ -31,21 +34,21 @@ def softmax_attention(queries, logits, values):
     return torch.stack(output)
 
 
-def clipped(offset, table):
+def clipped_entry(offset, table):
     middle = len(table) // 2
     return table[middle + max(-middle, min(middle, offset))]
 
 
-def relative_heads(x, queries, keys, values, heads, row_table, column_table):
-    """Multi-head attention with clipped relative positions; queries .. (H, W, h c), to (h v, H, W)."""
+def relative_attention(x, queries, keys, values, heads, row_table, column_table):
+    """Multi-head attention with clipped relative positions: queries, keys and values (H, W, h c) to (h v, H, W)."""
     grid_positions = positions(x)
     output = []
-    parts = (torch.stack([t[n] for n in grid_positions]).chunk(heads, dim=1) for t in (queries, keys, values))
-    for q, k, v in zip(*parts, strict=True):
+    per_head = (torch.stack([t[n] for n in grid_positions]).chunk(heads, dim=1) for t in (queries, keys, values))
+    for q, k, v in zip(*per_head, strict=True):
 
         def logits(n, m, q=q, k=k):
             (n_y, n_x), (m_y, m_x) = grid_positions[n], grid_positions[m]
-            key = k[m] + clipped(m_y - n_y, row_table) + clipped(m_x - n_x, column_table)
+            key = k[m] + clipped_entry(m_y - n_y, row_table) + clipped_entry(m_x - n_x, column_table)
             return q[n] @ key / math.sqrt(len(key))
 
         output.append(softmax_attention(q, logits, v))
@@ -54,145 +57,145 @@ def relative_heads(x, queries, keys, values, heads, row_table, column_table):
 
 @per_example
 def global_attention(layer, x):
-    q, k, v = rows(layer.projection, x).chunk(3, dim=-1)
-    return relative_heads(x, q, k, v, layer.heads, layer.rows.table, layer.columns.table)
+    q, k, v = project(layer.projection, x).chunk(3, dim=-1)
+    return relative_attention(x, q, k, v, layer.heads, layer.rows.table, layer.columns.table)
 
 
 @per_example
 def axial_attention(layer, x):
-    def in_columns(part, x):
+    def attend_in_columns(attention, x):
         output = []
-        no_columns = torch.zeros_like(part.offsets.table)
+        zero_table = torch.zeros_like(attention.offsets.table)
         for column in range(x.shape[2]):
             strip = x[:, :, column : column + 1]
-            q, k, v = rows(part.projection, strip).chunk(3, dim=-1)
-            output.append(relative_heads(strip, q, k, v, part.heads, part.offsets.table, no_columns))
+            q, k, v = project(attention.projection, strip).chunk(3, dim=-1)
+            output.append(relative_attention(strip, q, k, v, attention.heads, attention.offsets.table, zero_table))
         return torch.cat(output, dim=2)
 
-    return in_columns(layer.along_width, in_columns(layer.along_height, x).mT).mT
+    return attend_in_columns(layer.along_width, attend_in_columns(layer.along_height, x).mT).mT
 
 
 @per_example
 def augmented_attention(layer, x):
-    projected = rows(layer.projection, x)
-    q, k = projected[..., : layer.keys], projected[..., layer.keys : 2 * layer.keys]
-    attended = relative_heads(
-        x, q, k, projected[..., 2 * layer.keys :], layer.heads, layer.rows.table, layer.columns.table
+    projected = project(layer.projection, x)
+    q, k = projected[..., : layer.key_channels], projected[..., layer.key_channels : 2 * layer.key_channels]
+    attended = relative_attention(
+        x, q, k, projected[..., 2 * layer.key_channels :], layer.heads, layer.rows.table, layer.columns.table
     )
     projected = torch.einsum("od,dyx->oyx", layer.output_projection.weight[:, :, 0, 0], attended)
-    convolved = torch.zeros_like(x[:1]).expand(layer.dim_out - layer.values, -1, -1).clone()
-    for y, z in positions(x):
-        for i in range(3):
-            for j in range(3):
-                if 0 <= y + i - 1 < x.shape[1] and 0 <= z + j - 1 < x.shape[2]:
-                    convolved[:, y, z] += layer.convolution.weight[:, :, i, j] @ x[:, y + i - 1, z + j - 1]
+    convolved = torch.zeros_like(x[:1]).expand(layer.dim_out - layer.value_channels, -1, -1).clone()
+    for n in positions(x):
+        for i, j, m in neighbors(n, x, 3):
+            if m is not None:
+                convolved[(slice(None), *n)] += layer.convolution.weight[:, :, i, j] @ x[(slice(None), *m)]
     return torch.cat([convolved, projected])
 
 
 def neighbors(n, x, scope):
-    """Index (i, j) and positioposition of each neighbor; None beyond the map."""
+    """Yield the index (i, j) in the scope and the position of each neighbor, or None beyond the map."""
     reach = scope // 2
     for i in range(scope):
         for j in range(scope):
-            y, z = n[0] + i - reach, n[1] + j - reach
-            yield i, j, (y, z) if 0 <= y < x.shape[1] and 0 <= z < x.shape[2] else None
+            row, column = n[0] + i - reach, n[1] + j - reach
+            yield i, j, (row, column) if 0 <= row < x.shape[1] and 0 <= column < x.shape[2] else None
 
 
 @per_example
 def local_attention(layer, x):
-    q, k, v = (part.unflatten(-1, (layer.heads, -1)) for part in rows(layer.projection, x).chunk(3, dim=-1))
+    q, k, v = (part.unflatten(-1, (layer.heads, -1)) for part in project(layer.projection, x).chunk(3, dim=-1))
     output = x.new_zeros(layer.dim_out, *x.shape[1:])
     for n in positions(x):
         head_outputs = []
         for head in range(layer.heads):
-            total, weighted = 0, 0
+            weight_sum, weighted_sum = 0, 0
             for i, j, m in neighbors(n, x, layer.scope):
                 if m is not None:
                     key = k[m][head] + torch.cat([layer.row_table[head, i], layer.column_table[head, j]])
                     weight = (q[n][head] @ key / math.sqrt(len(key))).exp()
-                    total, weighted = total + weight, weighted + weight * v[m][head]
-            head_outputs.append(weighted / total)
+                    weight_sum, weighted_sum = weight_sum + weight, weighted_sum + weight * v[m][head]
+            head_outputs.append(weighted_sum / weight_sum)
         output[(slice(None), *n)] = torch.cat(head_outputs)
     return output
 
 
 @per_example
 def local_relation(layer, x):
-    q, k = rows(layer.projection, x).chunk(2, dim=-1)
-    values = x.movedim(0, -1) if layer.dim == layer.dim_out else rows(layer.value_projection, x)
+    q, k = project(layer.projection, x).chunk(2, dim=-1)
+    values = x.movedim(0, -1) if layer.dim == layer.dim_out else project(layer.value_projection, x)
     first, _, second = layer.geometry_prior
     groups, reach = q.shape[-1], max(layer.scope // 2, 1)
     output = x.new_zeros(layer.dim_out, *x.shape[1:])
     for n in positions(x):
-        total, weighted = 0, 0
+        weight_sum, weighted_sum = 0, 0
         for i, j, m in neighbors(n, x, layer.scope):
             if m is not None:
                 offset = x.new_tensor([(i - layer.scope // 2) / reach, (j - layer.scope // 2) / reach])
                 prior = second.weight @ (first.weight @ offset + first.bias).clamp(min=0) + second.bias
                 weight = (prior - (q[n] - k[m]) ** 2).exp()
-                total = total + weight
-                weighted = weighted + weight[:, None] * values[m].reshape(groups, -1)
-        output[(slice(None), *n)] = (weighted / total[:, None]).flatten()
+                weight_sum = weight_sum + weight
+                weighted_sum = weighted_sum + weight[:, None] * values[m].reshape(groups, -1)
+        output[(slice(None), *n)] = (weighted_sum / weight_sum[:, None]).flatten()
     return output
 
 
 def clamped_neighbor(n, i, j, x, scope):
-    """The neighbor (i, j), clamped to the map."""
-    y, z = n[0] + i - scope // 2, n[1] + j - scope // 2
-    return min(max(y, 0), x.shape[1] - 1), min(max(z, 0), x.shape[2] - 1)
+    """Return the position of the neighbor with index (i, j), clamped to the map."""
+    row, column = n[0] + i - scope // 2, n[1] + j - scope // 2
+    return min(max(row, 0), x.shape[1] - 1), min(max(column, 0), x.shape[2] - 1)
 
 
-def normalized(norm, x):
+def batch_norm(norm, x):
     return (x - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
 
 
-def weighing(layer, x):
-    """gamma of one vector, with norms in eval mode."""
+def gamma(layer, x):
+    """Return gamma(x) for one vector x, with norms in eval mode."""
     first, _, inner, second, _, last = layer.weighing
-    x = inner.weight[:, :, 0, 0] @ normalized(first, x).clamp(min=0)
-    return last.weight[:, :, 0, 0] @ normalized(second, x).clamp(min=0) + last.bias
+    x = inner.weight[:, :, 0, 0] @ batch_norm(first, x).clamp(min=0)
+    return last.weight[:, :, 0, 0] @ batch_norm(second, x).clamp(min=0) + last.bias
 
 
 @per_example
 def pairwise_attention(layer, x):
-    q, k, v = rows(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
+    q, k, v = project(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
     height, width = x.shape[1:]
 
-    def encode(y, z):
-        axis = [-1 + 2 * index / (side - 1) if side > 1 else -1 for index, side in ((y, height), (z, width))]
-        return layer.position.weight @ x.new_tensor(axis)
+    def encode_position(row, column):
+        coordinates = [
+            -1 + 2 * index / (side - 1) if side > 1 else -1 for index, side in ((row, height), (column, width))
+        ]
+        return layer.position.weight @ x.new_tensor(coordinates)
 
     output = x.new_zeros(layer.dim_out, height, width)
     for n in positions(x):
-        total, weighted = 0, 0
+        weight_sum, weighted_sum = 0, 0
         for i in range(layer.scope):
             for j in range(layer.scope):
                 m = clamped_neighbor(n, i, j, x, layer.scope)
-                relation = torch.cat([q[n] - k[m], encode(*n) - encode(*m)])
-                weight = weighing(layer, relation).exp()
-                total = total + weight
-                weighted = weighted + weight[:, None] * v[m].reshape(len(weight), -1)
-        output[(slice(None), *n)] = (weighted / total[:, None]).flatten()
+                relation = torch.cat([q[n] - k[m], encode_position(*n) - encode_position(*m)])
+                weight = gamma(layer, relation).exp()
+                weight_sum = weight_sum + weight
+                weighted_sum = weighted_sum + weight[:, None] * v[m].reshape(len(weight), -1)
+        output[(slice(None), *n)] = (weighted_sum / weight_sum[:, None]).flatten()
     return output
 
 
 @per_example
 def patchwise_attention(layer, x):
-    q, k, v = rows(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
+    q, k, v = project(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
     output = x.new_zeros(layer.dim_out, *x.shape[1:])
     for n in positions(x):
-        neighbors = [clamped_neighbor(n, i, j, x, layer.scope) for i in range(layer.scope) for j in range(layer.scope)]
-        # channels of the patch: r r neighbors for each channel
-        patch = torch.stack([k[m] for m in neighbors], dim=1).flatten()
-        weights = weighing(layer, torch.cat([q[n], patch])).reshape(layer.groups, len(neighbors))
-        groups = torch.stack([v[m] for m in neighbors]).unflatten(1, (layer.groups, -1))
+        patch = [clamped_neighbor(n, i, j, x, layer.scope) for i in range(layer.scope) for j in range(layer.scope)]
+        patch_keys = torch.stack([k[m] for m in patch], dim=1).flatten()  # r r neighbors for each channel
+        weights = gamma(layer, torch.cat([q[n], patch_keys])).reshape(layer.groups, len(patch))
+        groups = torch.stack([v[m] for m in patch]).unflatten(1, (layer.groups, -1))
         output[(slice(None), *n)] = torch.einsum("gj,jgc->gc", weights, groups).flatten()
     return output
 
 
 @per_example
 def double_attention(layer, x):
-    features, keys, queries = rows(layer.projection, x).flatten(0, 1).chunk(3, dim=1)  # (n, depth)
+    features, keys, queries = project(layer.projection, x).flatten(0, 1).chunk(3, dim=1)  # (n, depth)
     gathered = sum(torch.outer(a, b) for a, b in zip(features, keys.softmax(dim=0), strict=True))
     distributed = torch.stack([gathered @ v.softmax(dim=0) for v in queries], dim=1)
     return (layer.output_projection.weight[:, :, 0, 0] @ distributed).unflatten(1, x.shape[1:])
@@ -201,20 +204,21 @@ def double_attention(layer, x):
 @per_example
 def efficient_attention(layer, x):
     output = []
-    parts = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in rows(layer.projection, x).chunk(3, dim=-1))
-    for q, k, v in zip(*parts, strict=True):
+    per_head = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in project(layer.projection, x).chunk(3, dim=-1))
+    for q, k, v in zip(*per_head, strict=True):
         context = sum(torch.outer(key, value) for key, value in zip(k.softmax(dim=0), v, strict=True))
         output.append(torch.stack([query.softmax(dim=0) @ context for query in q]))
     mixed = torch.cat(output, dim=1).mT
     return (layer.output_projection.weight[:, :, 0, 0] @ mixed).unflatten(1, x.shape[1:])
 
 
-def performer_by(feature):
+def performer_with(feature):
     @per_example
     def performer(layer, x):
         output = []
-        parts = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in rows(layer.projection, x).chunk(3, dim=-1))
-        for q, k, v in zip(*parts, strict=True):
+        projected = project(layer.projection, x).chunk(3, dim=-1)
+        per_head = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in projected)
+        for q, k, v in zip(*per_head, strict=True):
             query_features, key_features = feature(layer, q), feature(layer, k)
             outputs = []
             for a in query_features:
@@ -244,7 +248,7 @@ def channel_attention(layer, x):
     return z * gate[:, None, None]
 
 
-PLAIN = {
+REFERENCES = {
     "channel_attention": channel_attention,
     "double_attention": double_attention,
     "efficient_attention": efficient_attention,
@@ -255,6 +259,6 @@ PLAIN = {
     "local_relation": local_relation,
     "pairwise_attention": pairwise_attention,
     "patchwise_attention": patchwise_attention,
-    "performer_relu": performer_by(relu_features),
-    "performer_softmax": performer_by(softmax_features),
+    "performer_relu": performer_with(relu_features),
+    "performer_softmax": performer_with(softmax_features),
 }
