@@ -39,13 +39,13 @@ def quick_recipe(images):
     )
 
 
-def weights_of(folder):
+def load_weights(folder):
     return load_file(folder / "weights.safetensors")
 
 
 def assert_same_result(expected, actual):
     """Two runs have bit-identical weights, the same metrics and the same scores."""
-    first, second = weights_of(expected), weights_of(actual)
+    first, second = load_weights(expected), load_weights(actual)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
     assert (expected / "metrics.csv").read_text() == (actual / "metrics.csv").read_text()

@@ -175,7 +175,7 @@ def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def as_options(fields: dict[str, object]) -> list[str]:
+def command_line_options(fields: dict[str, object]) -> list[str]:
     """Fields of a recipe as command-line options."""
     return [word for name, value in fields.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
@@ -210,7 +210,7 @@ def launch_and_stop(arguments: list[str]) -> None:
 @pytest.mark.forks
 def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path, capfd):
     folder = tmp_path / "stopped"
-    arguments = ["train", "digits", *as_options(FIELDS), "--workers", "1", "--run", str(folder)]
+    arguments = ["train", "digits", *command_line_options(FIELDS), "--workers", "1", "--run", str(folder)]
     launcher = multiprocessing.get_context("fork").Process(target=launch_and_stop, args=(arguments,))
     launcher.start()
     launcher.join(timeout=240)

@@ -233,7 +233,7 @@ def test_nan_loss_is_recomputed_with_the_same_seed_and_autocast(small, precision
 def test_nan_gradient_error_names_the_operation_and_parameter(small, micro_batch, tmp_path, monkeypatch):
     with_layer(monkeypatch, NaNBackwards())
     sentence = (
-        r"gradient became infinite or nan at step 0; the first operation whose backward pass has a non-finite result "
+        r"gradient became inf or nan at step 0; the first operation whose backward pass has a non-finite result "
         r"is SqrtBackward0 in layer2\.0\.act2 \(NaNBackwards\); the parameter nearest .* is layer2\.0\.bn2\.bias"
     )
     with pytest.raises(InputError, match=sentence):

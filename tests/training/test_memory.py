@@ -33,7 +33,7 @@ def test_micro_batch_is_halved_until_it_fits():
 
 
 def test_rejects_a_model_too_large_for_two_images():
-    with pytest.raises(ValueError, match=r"needs about .* GiB, and 0\.5 GiB are free; choose a smaller model"):
+    with pytest.raises(ValueError, match=r"needs about .* GiB, but only 0\.5 GiB are free; choose a smaller model"):
         largest_micro_batch(
             ClassificationProbe(replace(DIGITS, model="resnet50", channels=3, image_size=512), 10), 64, 2**29
         )

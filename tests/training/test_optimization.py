@@ -12,7 +12,7 @@ from torch import nn
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.callbacks import EMA
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.module import schedule_of, warmup_then_staircase
+from lambdanets.training.module import make_schedule, warmup_then_staircase
 
 
 class ThreeWeights(LightningModule):
@@ -82,13 +82,13 @@ def test_staircase_schedule_accepts_fractional_lengths():
 
 def test_schedules_without_warmup_begin_at_the_peak():
     for schedule in ("cosine", "staircase"):
-        assert schedule_of(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
+        assert make_schedule(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "staircase"])
 def test_schedule_lengths_are_in_epochs(schedule):
     recipe = replace(DIGITS, epochs=8, warmup_epochs=1.5, schedule=schedule, decay=0.5, decay_epochs=2)
-    scale = [schedule_of(recipe, 4)(step) for step in range(32)]
+    scale = [make_schedule(recipe, 4)(step) for step in range(32)]
     assert scale[:6] == pytest.approx([step / 6 for step in range(1, 7)])
     assert max(scale) == scale[6] == 1
     assert all(first >= second for first, second in pairwise(scale[5:]))

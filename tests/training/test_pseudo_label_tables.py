@@ -61,7 +61,7 @@ def test_class_names_and_teacher_are_in_the_parquet_metadata(tmp_path):
         ),
         ({"positions": np.arange(3)}, r"got \(3,\)"),
         ({"keys": ["a", "\udcff"]}, r"keys must be valid text, got '\\udcff'"),
-        ({"keys": ["a", "a"]}, "keys of a shard must be unique, got repeats among 2"),
+        ({"keys": ["a", "a"]}, "keys of a shard must be unique, got duplicates among 2"),
         ({"positions": np.array([5, 5])}, "positions of a shard must be unique"),
         ({"classes": np.array([[4, 0], [1, 2]])}, r"classes must be in \[0, 3\], got 0 to 4"),
         ({"classes": np.array([[-1, 0], [1, 2]])}, "got -1 to 2"),
@@ -79,8 +79,8 @@ def test_write_table_rejects_invalid_columns_and_leaves_no_file(tmp_path, change
 @pytest.mark.parametrize(
     ("classes", "top", "sentence"),
     [
-        ((), 1, "classes must be unique names"),
-        (("a", "a"), 1, "got 2 with repeats"),
+        ((), 1, "classes must be one or more unique names, got 0 names"),
+        (("a", "a"), 1, "got 2 names, 1 different"),
         (("a", "b"), 3, r"top must be in \[1, 2\]"),
         (("a", "b"), 0, "got 0"),
     ],

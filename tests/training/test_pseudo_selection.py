@@ -142,7 +142,7 @@ def test_the_seed_decides_which_rows_are_repeated(tmp_path):
 def test_rejects_duplicate_keys(tmp_path):
     labels = [Label(f"k{i}", 0, 1.0) for i in range(3)]
     write_labels(tmp_path / "in", [labels, labels])
-    with pytest.raises(InputError, match=r"keys of a data set must be unique, got 'k\d' twice"):
+    with pytest.raises(InputError, match=r"keys of a data set must be unique, got 'k\d' more than once"):
         select(tmp_path / "in", tmp_path / "out", per_class=3)
     assert not (tmp_path / "out").exists()
 

@@ -113,5 +113,5 @@ def test_recipes_with_former_field_names_are_read():
     names = {"scale": "crop_share", "ratio": "crop_ratio", "crop_pct": "eval_crop", "ema_decay": "average_decay"}
     fields = {names.get(name, name): value for name, value in recipe.fields().items()}
     assert Recipe.from_fields(fields, "recipe.json") == recipe
-    with pytest.raises(InputError, match="has the field 'scale' under its former name 'crop_share' too"):
+    with pytest.raises(InputError, match="has the field 'scale' and also its former name 'crop_share'"):
         Recipe.from_fields(fields | {"scale": (0.1, 1.0)}, "recipe.json")

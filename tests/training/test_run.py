@@ -22,7 +22,7 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import warmup_then_cosine
 from lambdanets.training.tasks import read_recipe
 from noise_images import write_two_classes
-from training.runs import CrashError, assert_same_result, at_step, crash, interrupted_run, quick_recipe, weights_of
+from training.runs import CrashError, assert_same_result, at_step, crash, interrupted_run, load_weights, quick_recipe
 
 
 @pytest.mark.figures
@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_bits(quick, quick_run, tmp_path):
     for name, seed in (("same", quick.seed), ("other", quick.seed + 1)):
         run.start(replace(quick, seed=seed), tmp_path / name)
     assert_same_result(quick_run, tmp_path / "same")
-    assert not torch.equal(weights_of(quick_run)["fc.weight"], weights_of(tmp_path / "other")["fc.weight"])
+    assert not torch.equal(load_weights(quick_run)["fc.weight"], load_weights(tmp_path / "other")["fc.weight"])
 
 
 @pytest.mark.parametrize("step", [2, 3, 5, 8])
@@ -287,7 +287,7 @@ def test_rejects_evaluation_on_other_classes(quick_run):
 def test_run_starts_from_given_weights(quick, quick_run, tmp_path):
     weights = str(quick_run / "weights.safetensors")
     run.start(replace(quick, weights=weights, learning_rate=0.0, epochs=1), tmp_path / "run")
-    assert torch.equal(weights_of(quick_run)["fc.weight"], weights_of(tmp_path / "run")["fc.weight"])
+    assert torch.equal(load_weights(quick_run)["fc.weight"], load_weights(tmp_path / "run")["fc.weight"])
 
 
 def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
@@ -403,7 +403,7 @@ def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split
     damage_split(two_classes, split)
     # as if they had been damaged after the run was opened
     monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
-    message = {"train": "no training batch had two readable images", "val": "none of the validation images"}
+    message = {"train": "no training batch had two readable images", "val": "no validation image could be read"}
     with pytest.raises(ValueError, match=message[split]):
         run.start(quick, tmp_path / "run")
 

@@ -12,7 +12,7 @@ from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
-from lambdanets.training.classification.quicktest import small
+from lambdanets.training.classification.quicktest import quicktest_recipe
 from training.runs import assert_same_result, interrupted_run
 from training.teachers import write_selection
 
@@ -156,7 +156,7 @@ def test_shards_teacher_and_student_on_the_command_line(data, tmp_path, capsys):
 
 def test_interrupted_quicktest_resumes(recipe, tmp_path, monkeypatch):
     def quicktest():
-        return small(replace(recipe, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
+        return quicktest_recipe(replace(recipe, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
 
     interrupted_run(quicktest(), tmp_path / "run", monkeypatch, 5)
     result = run.start(quicktest(), tmp_path / "run")

@@ -19,8 +19,8 @@ from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.weights import save_weights
-from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.model import build_model, card_of, describe
+from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.detection.model import build_model, describe, make_model_card
 from lambdanets.training.detection.module import VALIDATED
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import (
@@ -52,10 +52,10 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
         learning_rate=1e-4,
         batch_norm_momentum=0.001,
     )
-    images = open_sets(recipe)[1]
+    images = open_datasets(recipe)[1]
     pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
     names, ids = tuple(each["name"] for each in TWO_CATEGORIES), tuple(each["id"] for each in TWO_CATEGORIES)
-    detector = Detector(_construct(recipe, pixels), card_of(recipe, names, ids))
+    detector = Detector(_construct(recipe, pixels), make_model_card(recipe, names, ids))
     found = [
         _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)

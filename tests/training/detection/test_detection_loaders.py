@@ -18,7 +18,7 @@ from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.loaders import augment, training_batches
 from training.detection.tiny_detection import tiny_recipe
 
@@ -226,7 +226,7 @@ def recipe(tmp_path_factory):
 
 
 def batches_of(recipe, batch_slice=BatchSlice()):  # noqa: B008 - it is frozen
-    return training_batches(recipe, open_sets(recipe)[0], batch_slice)
+    return training_batches(recipe, open_datasets(recipe)[0], batch_slice)
 
 
 def test_detection_batches_do_not_depend_on_workers(recipe):
@@ -255,7 +255,7 @@ def test_ranks_divide_the_images_of_a_step(recipe):
 
 
 def test_validation_images_are_in_order_and_unchanged(recipe):
-    validation = open_sets(recipe)[1]
+    validation = open_datasets(recipe)[1]
     batches = list(evaluation_batches(validation, 1))
     assert [batch.indices.tolist() for batch in batches] == [[0], [1]]
     for number, batch in enumerate(batches):

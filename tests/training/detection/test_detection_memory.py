@@ -85,9 +85,8 @@ def test_detection_micro_batch_is_halved_down_to_1():
     assert largest_micro_batch(probe, 8, fixed + 8 * per_image) == 8
     assert largest_micro_batch(probe, 8, fixed + 7 * per_image) == 4
     assert largest_micro_batch(probe, 8, fixed + per_image) == 1
-    with pytest.raises(
-        InputError, match=r"on images of 128 x 128 with a micro-batch of 1 needs about .* GiB, and .* choose a smaller"
-    ):
+    message = r"on images of 128 x 128 with a micro-batch of 1 needs about .* GiB, but only .* choose a smaller"
+    with pytest.raises(InputError, match=message):
         largest_micro_batch(probe, 8, fixed + per_image - 1)
 
 

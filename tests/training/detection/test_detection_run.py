@@ -20,7 +20,7 @@ from lambdanets.training.detection.module import LOSSES
 from lambdanets.training.tasks import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_scores
 from training.detection.tiny_detection import IMAGES, edit_annotations, remove_annotations, tiny_recipe
-from training.runs import assert_same_result, interrupted_run, weights_of
+from training.runs import assert_same_result, interrupted_run, load_weights
 
 
 def rows_of(folder, split):
@@ -29,7 +29,7 @@ def rows_of(folder, split):
 
 
 def assert_finite(folder):
-    assert [name for name, tensor in weights_of(folder).items() if not tensor.isfinite().all()] == []
+    assert [name for name, tensor in load_weights(folder).items() if not tensor.isfinite().all()] == []
 
 
 def test_rejects_a_detection_set_without_a_readable_image(tmp_path):
@@ -119,7 +119,7 @@ def test_interrupted_detection_run_resumes_to_the_same_bits(ended, step, request
 
 def test_saved_detection_weights_are_the_ema(accumulated):
     _, folder = accumulated
-    kept, checkpoint = weights_of(folder), torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    kept, checkpoint = load_weights(folder), torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     name = "roi_heads.box_predictor.cls_score.weight"
     found = {key: torch.equal(kept[name], tensor) for key, tensor in tensors_in(checkpoint) if key.endswith(name)}
     assert sorted(found.values()) == [False, True], found
@@ -172,7 +172,8 @@ def test_rejects_resuming_on_changed_annotations(tiny, parts, sections, sentence
 def test_detection_run_resumes_with_moved_images(trained_detector, plain, tmp_path, monkeypatch):
     recipe, uninterrupted = plain
     shutil.copytree(trained_detector / "digits", tmp_path / "digits")
-    old_paths = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in recipe.FREE[:4]}
+    path_fields = recipe.CHANGEABLE[:4]
+    old_paths = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in path_fields}
     interrupted_run(replace(recipe, **old_paths), tmp_path / "run", monkeypatch, 1)
     (tmp_path / "digits").rename(tmp_path / "elsewhere")
     new_paths = {name: path.replace("digits", "elsewhere") for name, path in old_paths.items()}
@@ -235,7 +236,7 @@ def test_rejects_validation_with_other_categories(tiny, change_categories, tmp_p
 @pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
 def test_rejects_a_detection_set_without_objects(tiny, part, name, tmp_path):
     remove_annotations(tmp_path / f"digits/{part}.json")
-    with pytest.raises(InputError, match=f"^{name} must have objects that are no crowds, and has none"):
+    with pytest.raises(InputError, match=f"^{name} must have objects that are not crowds, got none"):
         run.start(tiny, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

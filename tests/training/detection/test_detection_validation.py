@@ -5,8 +5,8 @@ import pytest
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.inference.detection import detect_set
 from lambdanets.inference.detector import Detector
-from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.model import card_of
+from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.detection.model import make_model_card
 from lambdanets.training.detection.module import VALIDATED, Detection
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
@@ -16,13 +16,13 @@ from training.detection.tiny_detection import tiny_recipe
 def recipe_and_images(tmp_path_factory):
     """A recipe that keeps all detections, and its training set."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("validation"), detections=100, batch_size=3)
-    return recipe, open_sets(recipe)[0]
+    return recipe, open_datasets(recipe)[0]
 
 
 def detector_of(recipe, images, **more):
     categories = images.annotations.categories
     names, ids = tuple(each.name for each in categories), tuple(each.id for each in categories)
-    return Detector(Oracle(images, **more), card_of(recipe, names, ids))
+    return Detector(Oracle(images, **more), make_model_card(recipe, names, ids))
 
 
 def test_an_oracle_scores_1(recipe_and_images):

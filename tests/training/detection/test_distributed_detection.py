@@ -17,7 +17,7 @@ from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection import module as detection
-from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.module import VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -44,7 +44,7 @@ def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Te
     """Gradients of this slice of a step in float64, with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(recipe, 10).double()
-    module = Detection(model, recipe, open_sets(recipe)[1], 1, "", batch_slice=batch_slice)
+    module = Detection(model, recipe, open_datasets(recipe)[1], 1, "", batch_slice=batch_slice)
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     model.train()
     for norm in model.modules():
@@ -87,7 +87,7 @@ def test_gradients_of_equal_images_do_not_depend_on_their_division(division, tmp
 
 def validated(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str, float], list[list[int]]]:
     """The scores of this slice of a validation, blind in the last image, and the ids of the scored images."""
-    images = open_sets(recipe)[1]
+    images = open_datasets(recipe)[1]
     module = Detection(Oracle(images, blind=[len(images) - 1]), recipe, images, 1, "", batch_slice=batch_slice)
     module.log = lambda *_, **__: None  # Lightning's needs a trainer
     scored = []

@@ -10,9 +10,9 @@ from data.coco.coco_files import image, write
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import detect_set
 from lambdanets.inference.detector import Detector
-from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.loaders import training_batches
-from lambdanets.training.detection.model import build_model, card_of
+from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 
@@ -44,15 +44,14 @@ def test_overfits_one_image(tmp_path):
     steady = {"jitter": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0, "batch_size": 1}
     heads = {"pyramid_channels": 16, "box_layers": (1, 32), "proposals": 20, "sampled_regions": 16, "detections": 10}
     recipe = tiny_recipe(tmp_path, **annotated, **images, **steady, **heads)
-    training, validation = open_sets(recipe)[:2]
+    training, validation = open_datasets(recipe)[:2]
     torch.manual_seed(SEED)
     model = build_model(recipe, len(TWO_CATEGORIES))
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 0.3
-    detector = Detector(
-        model, card_of(recipe, [each["name"] for each in TWO_CATEGORIES], [each["id"] for each in TWO_CATEGORIES])
-    )
+    names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
+    detector = Detector(model, make_model_card(recipe, names, ids))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     (batch,) = training_batches(recipe, training, BatchSlice())
     reached = []
