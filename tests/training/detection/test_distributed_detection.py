@@ -72,8 +72,8 @@ def test_gradients_of_equal_images_do_not_depend_on_their_division(division, tmp
     """Gradients can only be equal if all images are equal and all regions are sampled.
 
     Each loss is a mean over the regions sampled in a micro-batch, and the number of regions depends on the images. Here
-    all regions are sampled: all 252 anchors, because up to 256 are sampled, and all 12 proposals, because up to a quarter
-    of 64 may be objects.
+    all regions are sampled: all 252 anchors (up to 256 are sampled) and all 12 proposals (up to a quarter of 64 may be
+    objects).
     """
     fields = {"image_size": 16, "proposals": 10, "sampled_regions": 64, "drop_path": 0.0}
     recipe = tiny_recipe(tmp_path / "digits", **fields)

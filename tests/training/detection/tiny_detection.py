@@ -15,7 +15,7 @@ TWO_CATEGORIES = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
 
 
 def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
-    """Write scattered digits into a folder, and return a recipe of 2 epochs of 2 steps with all random augmentations."""
+    """Write scattered digits into a folder; return a recipe of 2 epochs of 2 steps with all random augmentations."""
     if not (folder / "train.json").exists():
         write_scattered_digits(folder, IMAGES, VALIDATION, 0)
     fields = {
