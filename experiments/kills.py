@@ -40,14 +40,14 @@ from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.text_tables import markdown_table
 from lambdanets.training import run
-from lambdanets.training.checkpoints import BEFORE, BEST, LAST, AtomicCheckpointIO
+from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, AtomicCheckpointIO
 from lambdanets.training.recipe import Recipe
 
 # Phases of a run, and the functions that implement them.
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "opening data, building the model": [],  # before all other phases
     "making the folder": [(folders, "locked_folder"), (run, "_write_recipe")],
-    "reading the checkpoint": [(run, "newest"), (run, "check_resumable")],
+    "reading the checkpoint": [(run, "newest_checkpoint"), (run, "check_resumable")],
     "training": [(Trainer, "fit")],
     "writing a checkpoint": [(AtomicCheckpointIO, "save_checkpoint")],
     "validation": [(lightning.pytorch.loops._EvaluationLoop, "run")],
@@ -241,7 +241,7 @@ def kill_and_check(recipe: Recipe, uninterrupted: Path, folder: Path, aim: Aim) 
         "seconds": round(outcome.seconds, 3),
         "aim": dataclasses.asdict(aim),
         UNFINISHED: any(name.endswith(".unfinished") for name in left),
-        NO_LAST: f"checkpoints/{BEFORE}" in left and f"checkpoints/{LAST}" not in left,
+        NO_LAST: f"checkpoints/{PREVIOUS}" in left and f"checkpoints/{LAST}" not in left,
     }
 
 

@@ -84,31 +84,31 @@ def page(results: dict[str, Any]) -> str:
 {commands}
     lambdanets evaluate student --data test
 
-Noisy Student (Xie et al. 2020): a teacher learns from labeled images and labels others, the confident labels are
-selected and balanced over classes, and a student learns from both. Labeling runs on any number of processes, each
-shard once; every command resumes after an interruption.
+These commands are Noisy Student training (Xie et al. 2020): a teacher is trained on labeled images and labels other images;
+confident labels are selected and balanced over classes; a student is trained on both. Any number of processes can label at
+the same time; each shard is labeled once. Every command resumes after an interruption.
 
-`labeled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`, `unlabeled` is a folder of images.
+`labeled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`; `unlabeled` is a folder of images.
 `lambdanets pseudo-label --help` and `lambdanets pseudo-label select --help` list the options.
 
 ## Results
 
-Top-1 on the 10,000 test images of Fashion-MNIST. The teacher learns from {results["labelled"]:,} labeled images and labels the other
-{results["pseudo_labelled"]:,}; the student has the same architecture (`lambda_resnet20_small`). The control is the student's recipe
-without pseudo-labels.
+Top-1 on the 10,000 test images of Fashion-MNIST. The teacher is trained on {results["labelled"]:,} labeled images and labels the other
+{results["pseudo_labelled"]:,}. The student has the same architecture (`lambda_resnet20_small`). The control is trained with the
+student's recipe without pseudo-labels.
 
 {markdown_table(header, *rows, ["mean ± std", *means, mean_gain])}
 
-{alone:.2f} points of the gain come from the recipe alone. The pseudo-labels add {min(labels):+.2f} to {max(labels):+.2f} points, {statistics.mean(labels):+.2f} on
+{alone:.2f} points of the gain are due to the recipe alone. The pseudo-labels change top-1 by {min(labels):+.2f} to {max(labels):+.2f} points, {statistics.mean(labels):+.2f} on
 average. The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
 work on the machine, November 2026.
 
-The seed determines the labeled images, the weights and the order of the images. The test images select nothing: 500 of them
-are evaluated after each epoch, and the weights are those of the last epoch. The student's recipe is the second one
-tried; the first, 10 epochs with the teacher's crops and no EMA, gained 0.6 and 0.1 points on seeds 0 and 2.
+The seed determines the labeled images, the initial weights and the order of the images. The test images are not used for
+selection: 500 of them are evaluated after each epoch, but the weights of the last epoch are used. The student's recipe is the
+second of two that were tried; the first one (10 epochs with the teacher's crops and no EMA) gained 0.6 and 0.1 points on seeds 0 and 2.
 
 `python experiments/noisy_student.py FASHION_MNIST --work FOLDER` runs these commands for three seeds and writes this page.
-[130 million images](scale.md) estimates the same at the paper's size.
+[130 million images](scale.md) estimates the cost at the paper's scale.
 """  # noqa: E501
 
 

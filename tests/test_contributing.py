@@ -210,7 +210,7 @@ def test_a_task_is_a_package_and_an_entry(package, tmp_path):
     tasks = package / "training/tasks.py"
     add_line(
         tasks,
-        "\n\ndef task_of",
+        "\n\ndef task_class",
         'TASKS["echo"] = TaskEntry(EchoRecipe, "lambdanets.training.echo.task:EchoTask", "", "")\n',
     )
     add_line(tasks, "from lambdanets.training.recipe", "from lambdanets.training.echo.recipe import EchoRecipe\n")

@@ -362,4 +362,4 @@ def test_resume_of_the_other_task_names_the_right_command(trained_detector, tmp_
 def test_train_does_not_overwrite_a_run_of_another_task(trained_detector, two_classes, capsys):
     command = ["train", "--data", str(two_classes), "--channels", "3", "--run", str(trained_detector / "run")]
     assert main(command) == 2
-    assert "must be empty or hold a classification run, got" in capsys.readouterr().err
+    assert "must be empty or contain a classification run, got" in capsys.readouterr().err

@@ -22,8 +22,8 @@ def test_python_of_the_page_detects_objects_and_exports_to_onnx(trained_detector
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict = {}
     exec(code, names)
-    assert all(len(getattr(names["found"], what)) for what in ("boxes", "labels", "scores", "masks"))
-    assert sum(line.endswith("]") for line in capsys.readouterr().out.splitlines()) >= len(names["found"])
+    assert all(len(getattr(names["detections"], what)) for what in ("boxes", "labels", "scores", "masks"))
+    assert sum(line.endswith("]") for line in capsys.readouterr().out.splitlines()) >= len(names["detections"])
     session = runtime.InferenceSession("pyramid.onnx", providers=["CPUExecutionProvider"])
     images = torch.rand_like(names["images"])  # not those of the trace
     with torch.no_grad():

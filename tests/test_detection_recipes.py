@@ -16,7 +16,7 @@ from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.training import launching, run
 from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.module import schedule_of
+from lambdanets.training.module import make_schedule
 from lambdanets.training.tasks import read_recipe
 
 RECIPES = list(list_recipes(DetectionRecipe))
@@ -71,7 +71,7 @@ def test_coco_recipe_has_the_papers_hyperparameters():
     assert (recipe.image_size, recipe.jitter, recipe.sync_batch_norm) == (1024, (0.1, 2.0), True)
     steps = recipe.epochs * (118_287 // 256)
     assert steps == pytest.approx(130_000, rel=0.005)
-    scale = schedule_of(recipe, 118_287 // 256)
+    scale = make_schedule(recipe, 118_287 // 256)
     assert scale(999) == pytest.approx(1, abs=2e-3)
     assert scale(500) == pytest.approx(0.5, abs=2e-3)
     shares = (0.899, 0.901, 0.951, 0.976)

@@ -18,7 +18,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, run
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.module import prepare_batch_norm, schedule_of
+from lambdanets.training.module import make_schedule, prepare_batch_norm
 from lambdanets.training.recipe import Recipe
 
 # Of imagenet_350 a variant with early stopping on held-out images, which also covers imagenet_90, and of cifar10 one
@@ -147,7 +147,7 @@ def test_mobilenet_recipe_has_the_papers_hyperparameters():
 
 def test_mobilenet_learning_rate_decays_by_099_every_three_epochs():
     recipe = find_recipe("imagenet_mobilenetv2")
-    scale = schedule_of(recipe, 10)
+    scale = make_schedule(recipe, 10)
     warmup = int(recipe.warmup_epochs * 10)
     assert [scale(0), scale(warmup - 1), scale(warmup)] == pytest.approx([1 / warmup, 1, 1])
     for epochs in range(40):

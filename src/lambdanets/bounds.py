@@ -35,7 +35,7 @@ class Range:
 
 WORKERS = Range(0, 1024)
 # A smaller fraction holds out no image of most data sets; a larger one leaves too few for training.
-VALIDATION_SHARE = Range(0.001, 0.9)
+VALIDATION_FRACTION = Range(0.001, 0.9)
 
 
 _ONE = {int: "an integer", float: "a finite number", bool: "True or False", str: "a string", type(None): "None"}

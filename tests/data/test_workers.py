@@ -20,8 +20,8 @@ from lambdanets.data.shards.images import ShardedImages
 from lambdanets.inference import classification, detection
 from lambdanets.inference.classifier import Classifier, load_classifier
 from lambdanets.inference.detector import Detector
-from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.model import card_of
+from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.detection.model import make_model_card
 from lambdanets.training.pseudo_labels import labeling
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
@@ -116,9 +116,10 @@ def test_failed_evaluation_of_a_detector_kills_hanging_workers(
     hang: Callable[[type[Any]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny_recipe(tmp_path / "digits")
-    subset = open_sets(recipe)[0].selected([0, 1, 2, 3] * 4)
+    subset = open_datasets(recipe)[0].selected([0, 1, 2, 3] * 4)
     categories = subset.annotations.categories
-    detector = Detector(Oracle(subset), card_of(recipe, [c.name for c in categories], [c.id for c in categories]))
+    card = make_model_card(recipe, [category.name for category in categories], [category.id for category in categories])
+    detector = Detector(Oracle(subset), card)
     with kills_two_hanging_workers(hang(AnnotatedImages)) as stop:
         monkeypatch.setattr(Detector, "detect", stop)
         detection.detect_set(detector, subset, batch_size=2, workers=2)

@@ -1,4 +1,4 @@
-"""Small tables of pseudo-labels, and the selection in plain Python."""
+"""Small tables of pseudo-labels, and a reference implementation of the selection in Python."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,8 +10,6 @@ import numpy as np
 from lambdanets.training.pseudo_labels.tables import Origin, read_table, write_description, write_table
 
 ORIGIN = Origin(("ant", "bee", "cat", "dog"), {"model": "m", "weights": "w"}, 2)
-
-
 # Few values, so that ties are frequent.
 CONFIDENCES = [0.0, 0.1, 0.25, 0.3, 0.5, 0.75, float(np.nextafter(np.float32(1), np.float32(0))), 1.0]
 
@@ -23,11 +21,11 @@ class Label(NamedTuple):
 
 
 def random_labels(count: int, seed: int = 0, classes: int = 4) -> list[Label]:
-    """Labels with random classes of unequal frequency and random confidences, half of them from CONFIDENCES."""
+    """Return labels with random classes of unequal frequency and random confidences, half of them from CONFIDENCES."""
     random = np.random.default_rng(seed)
     numbers = random.choice(classes, count, p=random.dirichlet(np.ones(classes)))
-    chosen = np.where(random.random(count) < 0.5, random.choice(CONFIDENCES, count), random.random(count))
-    return [Label(f"n{i:06}", int(c), float(p)) for i, (c, p) in enumerate(zip(numbers, chosen, strict=True))]
+    confidences = np.where(random.random(count) < 0.5, random.choice(CONFIDENCES, count), random.random(count))
+    return [Label(f"n{i:06}", int(c), float(p)) for i, (c, p) in enumerate(zip(numbers, confidences, strict=True))]
 
 
 def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin = ORIGIN) -> Path:
@@ -49,9 +47,9 @@ def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin
 
 
 def expected_copies(labels: Sequence[Label], confidence: float, per_class: int | None, seed: int) -> dict[str, int]:
-    """The copies of each selected key, by sorting in Python."""
+    """Return the number of copies of each selected key, computed by sorting in Python."""
 
-    def hash_of(label: Label) -> int:
+    def md5_number(label: Label) -> int:
         return int.from_bytes(hashlib.md5(f"{seed} {label.key}".encode()).digest(), "little")
 
     copies = {}
@@ -62,16 +60,16 @@ def expected_copies(labels: Sequence[Label], confidence: float, per_class: int |
         if per_class is None:
             copies |= dict.fromkeys((x.key for x in in_class), 1)
         elif len(in_class) > per_class:
-            best = sorted(in_class, key=lambda x: (-np.float32(x.confidence), hash_of(x)))
+            best = sorted(in_class, key=lambda x: (-np.float32(x.confidence), md5_number(x)))
             copies |= dict.fromkeys((x.key for x in best[:per_class]), 1)
         elif in_class:
             base, extra = divmod(per_class, len(in_class))
-            copies |= {x.key: base + (i < extra) for i, x in enumerate(sorted(in_class, key=hash_of))}
+            copies |= {x.key: base + (i < extra) for i, x in enumerate(sorted(in_class, key=md5_number))}
     return copies
 
 
-def copies_in(folder: Path) -> dict[str, int]:
-    """The copies of each key in a selection; duplicate keys fail."""
+def read_copies(folder: Path) -> dict[str, int]:
+    """Return the number of copies of each key in a selection, and assert that no key occurs twice."""
     copies: dict[str, int] = {}
     for path in sorted(folder.glob("*.parquet")):
         table, _ = read_table(path)

@@ -1,4 +1,4 @@
-"""Runs that are interrupted at a step or distributed over ranks, and the comparison of their results."""
+"""Starts runs that are interrupted at a step or distributed over ranks, and compares their results."""
 
 import json
 import multiprocessing
@@ -17,11 +17,11 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
 
-SEED = int(os.environ.get("TRAINING_SEED", "0"))  # of the recipes of tests, which must pass with any seed
+SEED = int(os.environ.get("TRAINING_SEED", "0"))  # seed of all recipes in tests; the tests must pass with any seed
 
 
 def quick_recipe(images):
-    """A recipe that trains in about a second: 9 steps, 3 per epoch, with every random augmentation."""
+    """A recipe that trains in about a second: 3 epochs of 3 steps, with all random augmentations."""
     return replace(
         DIGITS,
         data=str(images),
@@ -39,15 +39,15 @@ def quick_recipe(images):
     )
 
 
-def weights_of(folder):
+def load_weights(folder):
     return load_file(folder / "weights.safetensors")
 
 
 def assert_same_result(expected, actual):
-    """Two runs have bit-identical weights, the same metrics and the same scores."""
-    first, second = weights_of(expected), weights_of(actual)
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    """Assert that two runs have bit-identical weights, the same metrics and the same scores."""
+    expected_weights, actual_weights = load_weights(expected), load_weights(actual)
+    assert expected_weights.keys() == actual_weights.keys()
+    assert [name for name, weight in expected_weights.items() if not torch.equal(weight, actual_weights[name])] == []
     assert (expected / "metrics.csv").read_text() == (actual / "metrics.csv").read_text()
     results = [json.loads((folder / "result.json").read_text()) for folder in (expected, actual)]
     scores = [{name: result[name] for name in ("top1", "bbox", "segm") if name in result} for result in results]
@@ -76,7 +76,7 @@ def crash():
 
 
 def interrupted_run(recipe, folder, monkeypatch, step=5):
-    """Start a run that crashes at a step; by default in mid-epoch, after a checkpoint."""
+    """Start a run that crashes at a step, and return its folder. Step 5 is in the middle of an epoch."""
     with monkeypatch.context() as patch:
         at_step(patch, step, crash)
         with pytest.raises(CrashError):
@@ -85,13 +85,13 @@ def interrupted_run(recipe, folder, monkeypatch, step=5):
 
 
 def train_on_ranks(recipe, folder, world_size, kill_at=None):
-    """Train a recipe with forked ranks, which saves the imports, and return their exit codes.
+    """Train a recipe on several ranks and return their exit codes.
 
-    kill_at: a step at which each rank gets SIGKILL.
+    The ranks are forked, which saves time for imports. kill_at: step at which each rank gets SIGKILL.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
     start = multiprocessing.get_context("fork").Process
     ranks = [start(target=_train, args=(recipe, folder, rank, world_size, port, kill_at)) for rank in range(world_size)]
     for process in ranks:
@@ -101,21 +101,21 @@ def train_on_ranks(recipe, folder, world_size, kill_at=None):
     return [process.exitcode for process in ranks]
 
 
-def run_on_two_ranks(work, folder):
-    """Call work(rank) in two forked ranks connected by gloo through a file in the folder, and return both results."""
-    start_processes(_run_rank, (work, str(folder)), nprocs=2, start_method="fork")
+def run_on_two_ranks(function, folder):
+    """Call function(rank) in two forked ranks, which gloo connects through a file, and return both results."""
+    start_processes(_run_rank, (function, str(folder)), nprocs=2, start_method="fork")
     return [torch.load(f"{folder}/result {rank}.pt") for rank in range(2)]
 
 
-def _run_rank(rank, work, folder):
+def _run_rank(rank, function, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.save(work(rank), f"{folder}/result {rank}.pt")
+    torch.save(function(rank), f"{folder}/result {rank}.pt")
     dist.destroy_process_group()
 
 
 def _train(recipe, folder, rank, world_size, port, kill_at):
-    """Train as one rank of torchrun."""
+    """Train as one rank that torchrun has started."""
     torch.set_num_threads(1)
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

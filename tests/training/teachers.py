@@ -1,4 +1,4 @@
-"""Small teachers, their pseudo-labels, and selections of these."""
+"""Writes small teachers, their pseudo-labels, and selections of the labels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ RECIPE = replace(DIGITS, data="", channels=3, image_size=8, batch_size=6, epochs
 
 
 def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int = 0, recipe: Recipe = RECIPE) -> Path:
-    """Write an untrained model with confident predictions into a folder."""
+    """Write a random model with confident predictions into a folder, and return the folder."""
     torch.manual_seed(seed)
     model = build_model(recipe, len(classes))
     head = model.get_classifier()
@@ -37,7 +37,7 @@ def write_selection(shards: Path, folder: Path, *, top: int = 2, classes: tuple[
 
 
 def replace_bytes(shards: Path, number: int, old: bytes, new: bytes) -> Path:
-    """Replace bytes in one training shard, and return its path."""
+    """Replace bytes in one training shard, and return the path of the shard."""
     path = sorted(shards.glob("train-*.tar"))[number]
     content = path.read_bytes()
     assert old in content

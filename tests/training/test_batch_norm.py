@@ -11,11 +11,11 @@ from lambdanets.models.padding import Padding
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.module import prepare_batch_norm, synchronized
+from lambdanets.training.module import convert_sync_batch_norm, prepare_batch_norm
 from noise_images import write_two_classes
-from training.runs import assert_same_result, interrupted_run, quick_recipe, weights_of
+from training.runs import assert_same_result, interrupted_run, load_weights, quick_recipe
 
-# freezes in the last 4 of 9 steps, when the running statistics are close to those of the images
+# freezes batch norm in the last 4 of 9 steps, when the running statistics are close to those of the images
 FROZEN = {"freeze_batch_norm": 0.4, "batch_norm_momentum": 0.5, "learning_rate": 0.02}
 
 
@@ -23,7 +23,7 @@ def norms(model):
     return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
-def test_every_batch_norm_has_the_momentum_of_the_recipe():
+def test_all_batch_norms_get_the_momentum_of_the_recipe():
     model = prepare_batch_norm(create_model("lambda_resnet20_small"), replace(DIGITS, batch_norm_momentum=0.0001))
     assert norms(model)
     assert {norm.momentum for norm in norms(model)} == {0.0001}
@@ -34,23 +34,23 @@ def test_frozen_batch_norms_keep_their_statistics_and_train_their_weights(
     quick, accumulation_steps, tmp_path, monkeypatch
 ):
     recipe = replace(quick, **FROZEN, micro_batch=6 // accumulation_steps)
-    seen, original = [], Classification.training_step
+    recorded, original = [], Classification.training_step
 
     def training_step(self, batch, batch_idx):
         norm = self.model.bn1
-        seen.append((self.global_step, norm.running_mean.clone(), norm.weight.detach().clone()))
-        assert {each.training for each in norms(self.model)} == {self.global_step < 5}
+        recorded.append((self.global_step, norm.running_mean.clone(), norm.weight.detach().clone()))
+        assert {module.training for module in norms(self.model)} == {self.global_step < 5}
         assert self.model.training
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(Classification, "training_step", training_step)
     run.start(recipe, tmp_path / "run")
-    end = weights_of(tmp_path / "run")
-    means = {step: mean for step, mean, _ in seen}
+    final_weights = load_weights(tmp_path / "run")
+    means = {step: mean for step, mean, _ in recorded}
     assert not torch.equal(means[4], means[5])
     assert torch.equal(means[5], means[8])
-    assert torch.equal(means[8], end["bn1.running_mean"])
-    assert not torch.equal(seen[-1][2], end["bn1.weight"])
+    assert torch.equal(means[8], final_weights["bn1.running_mean"])
+    assert not torch.equal(recorded[-1][2], final_weights["bn1.weight"])
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +68,15 @@ def test_a_run_with_frozen_batch_norms_resumes_to_the_same_bits(quick, frozen_ru
     assert_same_result(frozen_run, tmp_path / "interrupted")
 
 
-def test_one_process_does_not_synchronize_batch_norm():
-    model = synchronized(create_model("lambda_resnet20_small"), replace(DIGITS, sync_batch_norm=True), 1)
+def test_batch_norm_is_not_synchronized_in_a_single_process():
+    model = convert_sync_batch_norm(create_model("lambda_resnet20_small"), replace(DIGITS, sync_batch_norm=True), 1)
     assert not any(isinstance(norm, nn.SyncBatchNorm) for norm in norms(model))
 
 
 def test_rejects_sync_batch_norm_without_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="sync_batch_norm needs one GPU per process"):
-        prepare_batch_norm(create_model("lambda_resnet20_small"), replace(DIGITS, sync_batch_norm=True), processes=2)
+        prepare_batch_norm(create_model("lambda_resnet20_small"), replace(DIGITS, sync_batch_norm=True), world_size=2)
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2_100", "lambda_resnet50", "resnet50"])
@@ -85,7 +85,7 @@ def test_sync_batch_norm_converts_every_norm_and_keeps_activations(name):
         model = timm.create_model(name)
     before = len(norms(model))
     activations = sum(isinstance(module, nn.ReLU6) for module in model.modules())
-    model = synchronized(model, replace(DIGITS, sync_batch_norm=True), 2)
+    model = convert_sync_batch_norm(model, replace(DIGITS, sync_batch_norm=True), 2)
     assert len(norms(model)) == before
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms(model))
     assert sum(isinstance(module, nn.ReLU6) for module in model.modules()) == activations
@@ -95,7 +95,7 @@ def test_sync_batch_norm_keeps_the_padding_hooks():
     body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     Padding().attach(body)
     before = [dict(body[1]._forward_pre_hooks), dict(body[1]._forward_hooks)]
-    model = synchronized(body, replace(DIGITS, sync_batch_norm=True), 2)
+    model = convert_sync_batch_norm(body, replace(DIGITS, sync_batch_norm=True), 2)
     assert isinstance(model[1], nn.SyncBatchNorm)
     assert [dict(model[1]._forward_pre_hooks), dict(model[1]._forward_hooks)] == before
     assert all(before)

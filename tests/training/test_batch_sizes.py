@@ -34,17 +34,17 @@ def sizes(monkeypatch):
     return sizes
 
 
-def batch_size_for(free, classifier, monkeypatch):
-    monkeypatch.setattr(classification, "free_memory", lambda device: free)
+def batch_size_for(free_bytes, classifier, monkeypatch):
+    monkeypatch.setattr(classification, "free_memory", lambda device: free_bytes)
     return batch_size_that_fits(classifier)
 
 
 def test_batch_size_fits_into_memory(classifier, monkeypatch):
     assert batch_size_for(10**12, classifier, monkeypatch) == MAX_BATCH
-    some = batch_size_for(10**7, classifier, monkeypatch)
-    # the maps of 16 channels at 8 x 8 after the first convolution, norm and activation alone
-    assert 2 < some < 10**7 / (3 * 16 * 8 * 8 * 4)
-    assert batch_size_for(2 * 10**7, classifier, monkeypatch) in (2 * some, 2 * some + 1)
+    batch_size = batch_size_for(10**7, classifier, monkeypatch)
+    # an image needs at least three float32 maps of 16 channels at 8 x 8, for the first convolution, norm and activation
+    assert 2 < batch_size < 10**7 / (3 * 16 * 8 * 8 * 4)
+    assert batch_size_for(2 * 10**7, classifier, monkeypatch) in (2 * batch_size, 2 * batch_size + 1)
     assert batch_size_for(0, classifier, monkeypatch) == 2
 
 
@@ -65,16 +65,16 @@ def test_predict_files_uses_batch_size_1(classifier, two_classes, sizes):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "free", "expected"),
+    ("batch_size", "free_bytes", "expected"),
     [(None, 0, 2), (None, 10**12, 20), (5, 0, 5)],
 )
 def test_labeling_uses_the_given_batch_size_or_the_largest_that_fits(
-    batch_size, free, expected, two_classes, tmp_path, sizes, monkeypatch
+    batch_size, free_bytes, expected, two_classes, tmp_path, sizes, monkeypatch
 ):
-    monkeypatch.setattr(classification, "free_memory", lambda device: free)
+    monkeypatch.setattr(classification, "free_memory", lambda device: free_bytes)
     teacher = write_teacher(tmp_path / "a")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=20)
     label_shards(teacher, str(tmp_path / "shards"), tmp_path / "labels", batch_size=batch_size)
-    used = sizes if batch_size else sizes[1:]  # without the batch that measures memory
-    assert sum(used) == 20
-    assert used[0] == max(used) == expected
+    labeling_sizes = sizes if batch_size else sizes[1:]  # the first batch measures memory
+    assert sum(labeling_sizes) == 20
+    assert labeling_sizes[0] == max(labeling_sizes) == expected

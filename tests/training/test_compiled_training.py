@@ -7,22 +7,22 @@ from lambdanets.training import run
 from training.runs import assert_same_result, interrupted_run
 
 
-def test_compiled_training_resumes_to_the_same_bits_and_names(quick, tmp_path, monkeypatch):
-    compiled = []
+def test_compiled_training_resumes_to_the_same_bits_and_tensor_names(quick, tmp_path, monkeypatch):
+    compiled_modules = []
     compile_module = nn.Module.compile
 
     def compile_eagerly(self, *arguments, **options):
-        compiled.append(self)
-        compile_module(self, backend="eager")  # traced by torch.compile, run in eager mode
+        compiled_modules.append(self)
+        compile_module(self, backend="eager")  # the graph is traced, but not compiled
 
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
-    # steps of equal size are traced once
+    # all steps have the same number of images, so the model is traced once
     quick = replace(quick, model="test_resnet", image_size=32, batch_size=8, ema_decay=0.9)
     run.start(quick, tmp_path / "plain")
-    assert not compiled
+    assert not compiled_modules
     folder = interrupted_run(replace(quick, compile=True), tmp_path / "compiled", monkeypatch, step=3)
     run.resume(folder)
-    assert len(compiled) == 2
+    assert len(compiled_modules) == 2
     assert_same_result(tmp_path / "plain", folder)
     names = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert not any("_orig_mod" in name for name in names)

@@ -1,4 +1,4 @@
-"""Training with several ranks, as torchrun starts them."""
+"""Training on several ranks, which are started as by torchrun."""
 
 import contextlib
 import io
@@ -34,11 +34,11 @@ RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_siz
 
 
 def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
-    """Gradients of the second step in float64, with batch norm in eval mode, accumulated over micro-batches."""
+    """Return the gradients of the second step in float64, with micro-batches and with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
     module = Classification(model, RECIPE, 10, 1, "", batch_slice=batch_slice)
-    module.log = lambda *_, **__: None  # Lightning's needs a trainer
+    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()
@@ -62,22 +62,22 @@ class _Step(nn.Module):
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_gradients_of_two_ranks_equal_those_of_one(accumulation_steps, tmp_path):
+def test_two_ranks_have_the_same_gradients_as_one_rank(accumulation_steps, tmp_path):
     actual, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps)), tmp_path)
     expected = gradients(BatchSlice())
     largest = max(gradient.abs().max() for gradient in expected)
-    for one_rank, two_ranks in zip(expected, actual, strict=True):
-        assert (one_rank - two_ranks).abs().max() < 1e-12 * largest
+    for on_one_rank, on_two_ranks in zip(expected, actual, strict=True):
+        assert (on_one_rank - on_two_ranks).abs().max() < 1e-12 * largest
 
 
-def test_gradient_accumulation_equals_the_whole_batch():
+def test_gradient_accumulation_equals_the_full_batch():
     expected, actual = gradients(BatchSlice()), gradients(BatchSlice(accumulation_steps=4))
     largest = max(gradient.abs().max() for gradient in expected)
-    for whole, accumulated in zip(expected, actual, strict=True):
-        assert (whole - accumulated).abs().max() < 1e-12 * largest
+    for full_batch, accumulated in zip(expected, actual, strict=True):
+        assert (full_batch - accumulated).abs().max() < 1e-12 * largest
 
 
-# Random augmentations, EMA and micro-batches; 2 epochs of 4 steps.
+# 2 epochs of 4 steps, with random augmentations, EMA and micro-batches.
 FIELDS = {
     "data": "digits", "training_images": 64, "validation_share": 0.02, "batch_size": 16, "image_size": 8, "epochs": 2,
     "micro_batch": 4, "ema_decay": 0.9, "drop_path": 0.1, "rand_augment": "rand-m5-n1", "checkpoint_every": 3,
@@ -93,7 +93,7 @@ def uninterrupted(tmp_path_factory) -> Path:
 
 
 def train_and_kill_once(folder: Path) -> None:
-    """Train as a rank of torchrun; the second rank gets SIGKILL in the second epoch, before any restart."""
+    """Train as a rank of torchrun. Before the first restart, the second rank gets SIGKILL in the second epoch."""
     torch.set_num_threads(1)
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         at_step(pytest.MonkeyPatch(), 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -101,7 +101,7 @@ def train_and_kill_once(folder: Path) -> None:
 
 
 def run_agent(folder: Path, port: int) -> None:
-    """torchrun's agent on one of two nodes, with one rank; forked ranks save the imports."""
+    """Run torchrun's agent of one of two nodes with one rank each. Ranks are forked, which saves time for imports."""
     config = LaunchConfig(
         min_nodes=2,
         max_nodes=2,
@@ -119,9 +119,9 @@ def run_agent(folder: Path, port: int) -> None:
 @pytest.mark.slow
 @pytest.mark.forks
 def test_elastic_restart_is_bit_identical(uninterrupted, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
     start = multiprocessing.get_context("fork").Process
     agents = [start(target=run_agent, args=(tmp_path / "restarted", port)) for _ in range(2)]
     for agent in agents:
@@ -146,12 +146,12 @@ def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
     result = run.start(replace(recipe, data="digits"), folder)
     assert result["processes"] == 1
     rows = (folder / "metrics.csv").read_text().splitlines()
-    whole = (uninterrupted / "metrics.csv").read_text().splitlines()
-    assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in whole]
+    expected_rows = (uninterrupted / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in expected_rows]
 
 
-def train_into(rank: int, folder: Path) -> tuple[int, str]:
-    """The exit code and stderr of a command on one of two ranks."""
+def train_command_on_rank(rank: int, folder: Path) -> tuple[int, str]:
+    """Run a training command on one of two ranks; return its exit code and stderr."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     with contextlib.redirect_stderr(io.StringIO()) as output:
@@ -163,7 +163,7 @@ def test_input_error_of_two_ranks_is_printed_once(tmp_path):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
-    first, second = run_on_two_ranks(lambda rank: train_into(rank, folder), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: train_command_on_rank(rank, folder), tmp_path)
     assert first[0] == 2
     assert "thesis is not empty, it has thesis.tex; choose another folder" in first[1]
     assert second == (2, "")
@@ -175,31 +175,31 @@ def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def as_options(fields: dict[str, object]) -> list[str]:
-    """Fields of a recipe as command-line options."""
+def command_line_options(fields: dict[str, object]) -> list[str]:
+    """Convert fields of a recipe to command-line options."""
     return [word for name, value in fields.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 
 def run_command_until_sigterm(*arguments: str) -> None:
-    """Run a command as a rank; at step 5 the first rank sends SIGTERM to torchrun's agent, which forwards it to all."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # as in a new process
+    """Run a command as a rank. At step 5 the first rank sends SIGTERM to torchrun's agent, which forwards it to all."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the default handlers, as in a new process
         signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)
     sent: list[None] = []
 
-    def send() -> None:
-        if not sent:  # in the first micro-batch
+    def send_sigterm() -> None:
+        if not sent:  # only in the first micro-batch of the step
             sent.append(os.kill(os.getppid(), signal.SIGTERM))
-            time.sleep(2)  # the signal comes back within this step
+            time.sleep(2)  # wait until the agent has forwarded the signal
 
     if os.environ["RANK"] == "0":
-        at_step(pytest.MonkeyPatch(), 5, send)
+        at_step(pytest.MonkeyPatch(), 5, send_sigterm)
     assert arguments[:2] == ("-m", "lambdanets")
     sys.exit(main(list(arguments[2:])))
 
 
 def launch_and_stop(arguments: list[str]) -> None:
-    """Launch two ranks, forked to save the imports, and exit with the launcher's code."""
+    """Launch two forked ranks and exit with the exit code of the launcher."""
     launching.elastic_launch = lambda config, _: elastic_launch(
         replace(config, start_method="fork"), run_command_until_sigterm
     )
@@ -210,13 +210,13 @@ def launch_and_stop(arguments: list[str]) -> None:
 @pytest.mark.forks
 def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path, capfd):
     folder = tmp_path / "stopped"
-    arguments = ["train", "digits", *as_options(FIELDS), "--workers", "1", "--run", str(folder)]
+    arguments = ["train", "digits", *command_line_options(FIELDS), "--workers", "1", "--run", str(folder)]
     launcher = multiprocessing.get_context("fork").Process(target=launch_and_stop, args=(arguments,))
     launcher.start()
     launcher.join(timeout=240)
     assert launcher.exitcode == launching.INTERRUPTED
     output = capfd.readouterr().err
-    assert f"lambdanets train --resume {folder}" in output  # they stopped by themselves, before torchrun killed them
+    assert f"lambdanets train --resume {folder}" in output  # printed only if the ranks stop before torchrun kills them
     assert not (folder / "result.json").exists()
     assert "Traceback" not in output, output[-2000:]
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)

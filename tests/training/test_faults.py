@@ -1,4 +1,4 @@
-"""Faults during a run, in one process. docs/faults.md lists these and other faults with their tests."""
+"""Faults during a run in one process. docs/faults.md lists these and other faults with their tests."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ from training.runs import SEED, CrashError, assert_same_result, at_step, crash, 
 
 @pytest.fixture
 def small(two_classes):
-    """Two epochs of three steps, with dropout and stochastic depth."""
+    """A recipe of two epochs of three steps, with dropout and stochastic depth."""
     return replace(
         DIGITS,
         data=str(two_classes),
@@ -42,56 +42,56 @@ def small(two_classes):
 
 
 @pytest.fixture
-def peaked(small, monkeypatch):
-    """Six epochs of two steps with held-out images; the top-1 is replaced by `scores`, best in the second epoch."""
-    scores = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]
+def early_peak(small, monkeypatch):
+    """A recipe of six epochs of two steps with held-out images, whose top-1 is replaced by `scores`."""
+    scores = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]  # best in the second epoch
 
-    def report(self):
+    def on_validation_epoch_end(self):
         self.validated = {"loss": 1.0, "top1": scores[self.current_epoch]}
         self.log("top1", scores[self.current_epoch], logger=False)
 
-    monkeypatch.setattr(Classification, "on_validation_epoch_end", report)
+    monkeypatch.setattr(Classification, "on_validation_epoch_end", on_validation_epoch_end)
     return replace(small, epochs=6, hold_out=0.25, checkpoint_every=1000)
 
 
-def assert_same_best(*folders):
-    first, second = (read_weights(folder / "checkpoints/best.ckpt")[0] for folder in folders)
-    assert [name for name in first | second if not torch.equal(first[name], second[name])] == []
+def assert_same_best_ckpt(*folders):
+    expected, actual = (read_weights(folder / "checkpoints/best.ckpt")[0] for folder in folders)
+    assert [name for name in expected | actual if not torch.equal(expected[name], actual[name])] == []
 
 
 @pytest.mark.parametrize("step", [4, 7])
-def test_early_stopping_resumes_to_the_same_bits(peaked, step, tmp_path, monkeypatch):
-    recipe = replace(peaked, patience=2)
-    whole = run.start(recipe, tmp_path / "whole")
-    assert whole["epochs"] == 4
-    assert whole["held_out_top1"] == 0.75
+def test_early_stopping_resumes_to_the_same_bits(early_peak, step, tmp_path, monkeypatch):
+    recipe = replace(early_peak, patience=2)
+    result = run.start(recipe, tmp_path / "uninterrupted")
+    assert result["epochs"] == 4
+    assert result["held_out_top1"] == 0.75
     interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
     assert run.start(recipe, tmp_path / "interrupted")["epochs"] == 4
-    assert_same_result(tmp_path / "whole", tmp_path / "interrupted")
-    assert_same_best(tmp_path / "whole", tmp_path / "interrupted")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")
+    assert_same_best_ckpt(tmp_path / "uninterrupted", tmp_path / "interrupted")
 
 
-def test_early_stopped_run_without_a_result_does_not_train_again(peaked, tmp_path, monkeypatch):
-    recipe = replace(peaked, patience=2)
-    run.start(recipe, tmp_path / "whole")
+def test_early_stopped_run_without_result_json_does_not_train_again(early_peak, tmp_path, monkeypatch):
+    recipe = replace(early_peak, patience=2)
+    run.start(recipe, tmp_path / "uninterrupted")
     with monkeypatch.context() as patch:
         patch.setattr(run, "write_result", lambda *_, **__: crash())
         with pytest.raises(CrashError):
-            run.start(recipe, tmp_path / "ended")
+            run.start(recipe, tmp_path / "stopped")
     at_step(monkeypatch, 8, lambda: pytest.fail("trained again"))
-    run.start(recipe, tmp_path / "ended")
-    assert_same_result(tmp_path / "whole", tmp_path / "ended")
+    run.start(recipe, tmp_path / "stopped")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "stopped")
 
 
-def test_copied_run_keeps_best_ckpt_and_leaves_the_original_unchanged(peaked, tmp_path, monkeypatch):
-    run.start(peaked, tmp_path / "whole")
-    interrupted_run(peaked, tmp_path / "interrupted", monkeypatch, step=5)
+def test_copied_run_keeps_best_ckpt_and_leaves_the_original_unchanged(early_peak, tmp_path, monkeypatch):
+    run.start(early_peak, tmp_path / "uninterrupted")
+    interrupted_run(early_peak, tmp_path / "interrupted", monkeypatch, step=5)
     shutil.copytree(tmp_path / "interrupted", tmp_path / "copy")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")}
-    run.start(peaked, tmp_path / "copy")
-    assert_same_result(tmp_path / "whole", tmp_path / "copy")
-    assert_same_best(tmp_path / "whole", tmp_path / "copy")
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")} == before
+    times_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")}
+    run.start(early_peak, tmp_path / "copy")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "copy")
+    assert_same_best_ckpt(tmp_path / "uninterrupted", tmp_path / "copy")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")} == times_before
 
 
 def test_partial_files_are_removed_when_a_run_resumes(small, tmp_path, monkeypatch):
@@ -105,16 +105,16 @@ def test_partial_files_are_removed_when_a_run_resumes(small, tmp_path, monkeypat
 def test_run_without_last_ckpt_resumes_without_its_initial_weights(small, tmp_path, monkeypatch):
     run.start(replace(small, epochs=1), tmp_path / "base")
     small = replace(small, weights=str(tmp_path / "base"))
-    run.start(small, tmp_path / "whole")
+    run.start(small, tmp_path / "uninterrupted")
     folder = interrupted_run(small, tmp_path / "interrupted", monkeypatch, step=4)
     (folder / "checkpoints/last.ckpt").unlink()
     assert (folder / "checkpoints/before.ckpt").exists()
     shutil.rmtree(tmp_path / "base")
     run.resume(folder)
-    assert_same_result(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "uninterrupted", folder)
 
 
-def test_two_damaged_checkpoints_are_rejected_with_what_to_remove(small, tmp_path, monkeypatch):
+def test_error_for_two_damaged_checkpoints_says_which_file_to_remove(small, tmp_path, monkeypatch):
     folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
     for name in ("last.ckpt", "before.ckpt"):
         (folder / "checkpoints" / name).write_bytes(b"damaged")
@@ -123,7 +123,7 @@ def test_two_damaged_checkpoints_are_rejected_with_what_to_remove(small, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changes", "message"),
     [
         (
             {"seed": SEED + 1},
@@ -132,17 +132,17 @@ def test_two_damaged_checkpoints_are_rejected_with_what_to_remove(small, tmp_pat
         ({"epochs": 9, "dropout": 0.0}, r"has a run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
     ],
 )
-def test_rejects_a_run_of_another_recipe_with_the_fields_that_differ(small, changed, sentence, tmp_path):
+def test_error_for_another_recipe_names_the_fields_that_differ(small, changes, message, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "recipe.json").write_text(replace(small, precision="32-true").to_json())
-    with pytest.raises(InputError, match=sentence):
-        run.start(replace(small, **changed), folder)
+    with pytest.raises(InputError, match=message):
+        run.start(replace(small, **changes), folder)
     assert [path.name for path in folder.iterdir()] == ["recipe.json"]
 
 
-def test_the_same_command_resumes_and_then_changes_nothing(small, tmp_path, monkeypatch):
-    run.start(small, tmp_path / "whole")
+def test_repeating_the_command_resumes_and_then_changes_no_file(small, tmp_path, monkeypatch):
+    run.start(small, tmp_path / "uninterrupted")
     folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
     steps = []
     with monkeypatch.context() as patch:
@@ -150,18 +150,18 @@ def test_the_same_command_resumes_and_then_changes_nothing(small, tmp_path, monk
             at_step(patch, step, lambda step=step: steps.append(step))
         run.start(small, folder)
     assert steps == [4, 5]
-    assert_same_result(tmp_path / "whole", folder)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert_same_result(tmp_path / "uninterrupted", folder)
+    times_before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert run.start(small, folder)["epochs"] == 2
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times_before
 
 
 def test_rejects_resuming_on_other_data(small, two_classes, tmp_path, monkeypatch):
     folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
-    shutil.copytree(two_classes, tmp_path / "others")
-    (tmp_path / "others/dark/00.png").rename(tmp_path / "others/dark/another.png")
+    shutil.copytree(two_classes, tmp_path / "other")
+    (tmp_path / "other/dark/00.png").rename(tmp_path / "other/dark/another.png")
     with pytest.raises(InputError, match="the data has changed since the run started"):
-        run.start(replace(small, data=str(tmp_path / "others")), folder)
+        run.start(replace(small, data=str(tmp_path / "other")), folder)
 
 
 def test_more_than_max_unreadable_images_stop_the_run(small, two_classes, tmp_path):
@@ -180,29 +180,29 @@ class NaN(nn.Module):
         return x * float("nan")
 
 
-class NaNBackwards(nn.Module):
+class NaNGradient(nn.Module):
     def forward(self, x):
-        return x + 0 * (x - x.detach()).sqrt()  # the slope of a root is infinite at 0
+        return x + 0 * (x - x.detach()).sqrt()  # the derivative of the square root is infinite at 0
 
 
-class NaNByChance(nn.Module):
-    """Divide by 0 at random; if `autocast`, only under autocast."""
+class RandomNaN(nn.Module):
+    """Divides by 0 at random; if `autocast`, only under autocast."""
 
     def __init__(self, autocast):
         super().__init__()
         self.autocast = autocast
 
     def forward(self, x):
-        harmless = self.autocast and not torch.is_autocast_enabled(x.device.type)
-        return x / float(harmless or torch.rand(()) < 0.8)
+        never = self.autocast and not torch.is_autocast_enabled(x.device.type)
+        return x / float(never or torch.rand(()) < 0.8)
 
 
-def with_layer(monkeypatch, layer):
-    """Replace an activation in the middle of the models that runs build."""
-    build = task.build_model
+def replace_layer(monkeypatch, layer):
+    """Replace an activation in the middle of each model that a run builds."""
+    original = task.build_model
 
     def build_model(*arguments):
-        model = build(*arguments)
+        model = original(*arguments)
         model.layer2[0].act2 = layer
         return model
 
@@ -210,63 +210,63 @@ def with_layer(monkeypatch, layer):
 
 
 def test_nan_loss_error_names_the_operation(small, tmp_path, monkeypatch):
-    with_layer(monkeypatch, NaN())
-    sentence = (
+    replace_layer(monkeypatch, NaN())
+    message = (
         r"the loss became nan at step 0; the first operation with a non-finite result is mul in layer2\.0\.act2 \("
     )
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         run.start(small, tmp_path / "run")
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_nan_loss_is_recomputed_with_the_same_seed_and_autocast(small, precision, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "check_precision", lambda precision: None)
-    with_layer(monkeypatch, NaNByChance(autocast=precision != "32-true"))
-    sentence = (
+    replace_layer(monkeypatch, RandomNaN(autocast=precision != "32-true"))
+    message = (
         r"the loss became nan at step \d+; the first operation with a non-finite result is div in layer2\.0\.act2 "
     )
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         run.start(replace(small, precision=precision, epochs=8), tmp_path / "run")
 
 
 @pytest.mark.parametrize("micro_batch", [6, 3])
 def test_nan_gradient_error_names_the_operation_and_parameter(small, micro_batch, tmp_path, monkeypatch):
-    with_layer(monkeypatch, NaNBackwards())
-    sentence = (
-        r"gradient became infinite or nan at step 0; the first operation whose backward pass has a non-finite result "
-        r"is SqrtBackward0 in layer2\.0\.act2 \(NaNBackwards\); the parameter nearest .* is layer2\.0\.bn2\.bias"
+    replace_layer(monkeypatch, NaNGradient())
+    message = (
+        r"gradient became inf or nan at step 0; the first operation whose backward pass has a non-finite result "
+        r"is SqrtBackward0 in layer2\.0\.act2 \(NaNGradient\); the parameter nearest .* is layer2\.0\.bn2\.bias"
     )
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         run.start(replace(small, drop_path=0.0, micro_batch=micro_batch), tmp_path / "run")
 
 
 def test_micro_batches_are_halved_to_fit_into_memory(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(micro_batches, "largest_micro_batch", lambda probe, wanted, free: -(-wanted // 2))
+    monkeypatch.setattr(micro_batches, "largest_micro_batch", lambda probe, requested, free: -(-requested // 2))
     assert run.start(replace(small, epochs=1), tmp_path / "run")["micro_batch"] == 3
     assert "a micro-batch of 6 images does not fit into memory: using 3" in capsys.readouterr().err
 
 
-def fail_to_write(monkeypatch):
-    """Let every write fail as on a full disk."""
+def simulate_full_disk(monkeypatch):
+    """Make every write fail."""
 
-    def raise_error(descriptor):
+    def fsync(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", raise_error)
+    monkeypatch.setattr(os, "fsync", fsync)
 
 
 def test_metrics_csv_is_intact_if_resuming_fails_to_rewrite_it(small, tmp_path, monkeypatch):
     folder = interrupted_run(replace(small, checkpoint_every=1), tmp_path / "run", monkeypatch, step=5)
-    before = (folder / "metrics.csv").read_text() + "9,9,train,1.0,1.0\n"  # of a step after the checkpoint
+    before = (folder / "metrics.csv").read_text() + "9,9,train,1.0,1.0\n"  # a step after the checkpoint
     (folder / "metrics.csv").write_text(before)
     with monkeypatch.context() as patch:
-        fail_to_write(patch)
+        simulate_full_disk(patch)
         with pytest.raises(OSError, match="No space left"):
             run.resume(folder)
     assert (folder / "metrics.csv").read_text() == before
     run.resume(folder)
-    run.start(replace(small, checkpoint_every=1), tmp_path / "whole")
-    assert_same_result(tmp_path / "whole", folder)
+    run.start(replace(small, checkpoint_every=1), tmp_path / "uninterrupted")
+    assert_same_result(tmp_path / "uninterrupted", folder)
 
 
 def test_curves_png_is_intact_if_drawing_it_again_fails(tmp_path, monkeypatch):
@@ -274,7 +274,7 @@ def test_curves_png_is_intact_if_drawing_it_again_fails(tmp_path, monkeypatch):
     panels = [("loss", ["loss"]), ("top-1", ["top1"])]
     draw_curves([[10, 1, "train", 0.5, 0.5]], ["loss", "top1"], panels, path)
     before = path.read_bytes()
-    fail_to_write(monkeypatch)
+    simulate_full_disk(monkeypatch)
     with pytest.raises(OSError, match="No space left"):
         draw_curves([[20, 1, "train", 0.25, 0.75]], ["loss", "top1"], panels, path)
     assert path.read_bytes() == before
@@ -287,32 +287,32 @@ def test_micro_batch_in_recipe_json_is_not_halved_for_page_cache(small, cache, m
     for name, content in contents.items():
         (tmp_path / name).write_text(str(content))
     (tmp_path / "membership").write_text("0::/\n")
-    container = partial(micro_batches.free_memory, cgroups=tmp_path, membership=tmp_path / "membership")
-    monkeypatch.setattr(micro_batches, "free_memory", container)
+    free_memory = partial(micro_batches.free_memory, cgroups=tmp_path, membership=tmp_path / "membership")
+    monkeypatch.setattr(micro_batches, "free_memory", free_memory)
     run.start(replace(small, epochs=1), tmp_path / "run")
     assert json.loads((tmp_path / "run/recipe.json").read_text())["micro_batch"] == micro_batch
 
 
-def train_by_command(recipe, folder):
-    """Start a run of the recipe by the command line, and return its exit code."""
+def run_train_command(recipe, folder):
+    """Start a run of the recipe with `lambdanets train`, and return the exit code."""
     folder.mkdir()
     (folder / "recipe.json").write_text(recipe.to_json())
     return main(["train", "--resume", str(folder)])
 
 
-def test_out_of_memory_in_a_step_is_reported_in_one_sentence(small, tmp_path, monkeypatch, capsys):
-    def exhaust():
+def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(small, tmp_path, monkeypatch, capsys):
+    def raise_out_of_memory():
         raise torch.OutOfMemoryError
 
-    at_step(monkeypatch, 1, exhaust)
-    assert train_by_command(small, tmp_path / "run") == 2
+    at_step(monkeypatch, 1, raise_out_of_memory)
+    assert run_train_command(small, tmp_path / "run") == 2
     assert "lambdanets: out of memory; run the same command with a smaller --micro-batch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_signal_stops_training_and_prints_the_command_to_resume(small, number, tmp_path, monkeypatch, capsys):
-    at_step(monkeypatch, 1, lambda: signal.raise_signal(number))
-    assert train_by_command(small, tmp_path / "run") == 130
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_signal_stops_training_and_prints_the_command_to_resume(small, signal_number, tmp_path, monkeypatch, capsys):
+    at_step(monkeypatch, 1, lambda: signal.raise_signal(signal_number))
+    assert run_train_command(small, tmp_path / "run") == 130
     output = capsys.readouterr().err.splitlines()
     assert output[-1] == f"stopped; resume with: lambdanets train --resume {tmp_path / 'run'}"
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()

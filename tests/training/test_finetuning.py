@@ -1,10 +1,9 @@
-"""Finetuning: the model of the weights, other image sizes, scopes and classes."""
+"""Finetuning: the model is taken from the weights; image size, scope and classes may change."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
@@ -15,7 +14,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.classification.model import build_model, with_model_of_weights
 from lambdanets.training.tasks import read_recipe
-from training.runs import assert_same_result, interrupted_run
+from training.runs import assert_same_result, interrupted_run, load_weights
 from training.teachers import write_teacher
 
 BASE = replace(
@@ -42,34 +41,30 @@ def finetune(weights, two_classes):
     return replace(find_recipe("finetune"), weights=str(weights), data=str(two_classes), **fields)
 
 
-def tensors_of(folder):
-    return load_file(folder / "weights.safetensors")
-
-
-def test_model_options_and_normalization_come_from_the_weights(finetune, tmp_path):
+def test_model_options_and_normalization_are_taken_from_the_weights(finetune, tmp_path):
     run.start(replace(finetune, epochs=1), tmp_path / "run")
-    ended = read_recipe(tmp_path / "run/recipe.json")
+    recipe = read_recipe(tmp_path / "run/recipe.json")
     for name in ("model", "model_options", "channels", "mean", "std"):
-        assert getattr(ended, name) == getattr(BASE, name)
-    assert ended.learning_rate == finetune.learning_rate
-    assert load_classifier(tmp_path / "run").card.preprocessing == ended.preprocessing
+        assert getattr(recipe, name) == getattr(BASE, name)
+    assert recipe.learning_rate == finetune.learning_rate
+    assert load_classifier(tmp_path / "run").card.preprocessing == recipe.preprocessing
 
 
-def test_given_model_options_override_those_of_the_weights(finetune):
-    mixed = with_model_of_weights(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
-    assert mixed.model_options == {"scope": 9, "heads": 2, "query_depth": 4}
+def test_model_options_in_the_recipe_override_those_of_the_weights(finetune):
+    recipe = with_model_of_weights(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
+    assert recipe.model_options == {"scope": 9, "heads": 2, "query_depth": 4}
 
 
-def test_a_given_model_overrides_that_of_the_weights(finetune):
-    named = replace(finetune, model="lambda_resnet20_small")
-    assert with_model_of_weights(named) == named
+def test_model_in_the_recipe_overrides_the_model_of_the_weights(finetune):
+    recipe = replace(finetune, model="lambda_resnet20_small")
+    assert with_model_of_weights(recipe) == recipe
 
 
 @pytest.mark.parametrize("size", [15])
-def test_another_image_size_keeps_every_weight(finetune, weights, size, tmp_path):
+def test_another_image_size_keeps_all_weights(finetune, weights, size, tmp_path):
     recipe = replace(finetune, image_size=size, learning_rate=0.0, epochs=1)
     run.start(recipe, tmp_path / "run")
-    before, after = tensors_of(weights), tensors_of(tmp_path / "run")
+    before, after = load_weights(weights), load_weights(tmp_path / "run")
     parameters = [name for name in before if "running" not in name and "num_batches" not in name]
     assert [name for name in parameters if not torch.equal(before[name], after[name])] == []
     assert load_classifier(tmp_path / "run").card.preprocessing.image_size == size
@@ -78,25 +73,27 @@ def test_another_image_size_keeps_every_weight(finetune, weights, size, tmp_path
 @pytest.mark.parametrize("scope", [3, 11])
 def test_another_scope_interpolates_the_embedding_tables(finetune, weights, scope):
     recipe = with_model_of_weights(replace(finetune, model_options={"scope": scope}))
-    built = build_model(recipe, 2)
-    other = build_model(replace(recipe, model_options={"scope": 7, "heads": 2}), 2)
-    tables = [module for module in built.modules() if isinstance(module, RelativeEmbedding)]
-    expected = [module for module in other.modules() if isinstance(module, RelativeEmbedding)]
-    assert len(tables) == len(expected) > 1
-    for table, embedding in zip(tables, expected, strict=True):
-        embedding.resize((scope, scope))
-        assert table.table.shape[:2] == (scope, scope)
-        torch.testing.assert_close(table.table, embedding.table, rtol=0, atol=0)
+    finetuned = build_model(recipe, 2)
+    original = build_model(replace(recipe, model_options={"scope": 7, "heads": 2}), 2)
+    embeddings, original_embeddings = (
+        [module for module in model.modules() if isinstance(module, RelativeEmbedding)]
+        for model in (finetuned, original)
+    )
+    assert len(embeddings) == len(original_embeddings) > 1
+    for actual, expected in zip(embeddings, original_embeddings, strict=True):
+        expected.resize((scope, scope))
+        assert actual.table.shape[:2] == (scope, scope)
+        torch.testing.assert_close(actual.table, expected.table, rtol=0, atol=0)
     images = torch.randn(2, 3, 8, 8)
-    torch.testing.assert_close(built.eval()(images), other.eval()(images))
+    torch.testing.assert_close(finetuned.eval()(images), original.eval()(images))
 
 
 def test_multi_head_tables_are_interpolated_per_head(two_classes, tmp_path):
     base = replace(BASE, model_options={"scope": 5, "multi_head": True})
     recipe = replace(base, weights=str(write_teacher(tmp_path / "run", ("dark", "light"), recipe=base)))
-    built = build_model(replace(recipe, model_options={"scope": 7, "multi_head": True}), 2)
-    other = build_model(recipe, 2)
-    for actual, expected in zip(built.modules(), other.modules(), strict=True):
+    finetuned = build_model(replace(recipe, model_options={"scope": 7, "multi_head": True}), 2)
+    original = build_model(recipe, 2)
+    for actual, expected in zip(finetuned.modules(), original.modules(), strict=True):
         if isinstance(actual, RelativeEmbedding):
             assert actual.heads
             expected.resize((7, 7))
@@ -107,7 +104,7 @@ def test_train_accepts_a_scope_with_weights(finetune, weights, two_classes, tmp_
     fields = ["--weights", weights, "--data", two_classes, "--image-size", 12, "--epochs", 1, "--batch-size", 6]
     arguments = [*fields, "--model-options", "scope", 9, "--run", tmp_path / "run"]
     assert main(["train", "finetune", *map(str, arguments)]) == 0
-    tables = [tensor for name, tensor in tensors_of(tmp_path / "run").items() if name.endswith("embedding.table")]
+    tables = [tensor for name, tensor in load_weights(tmp_path / "run").items() if name.endswith("embedding.table")]
     assert {tuple(table.shape[:2]) for table in tables} == {(9, 9)}
 
 
@@ -116,29 +113,29 @@ def test_another_number_of_classes_reinitializes_the_classifier(finetune, weight
     for i in range(4):
         (two_classes / f"third/{i}.png").write_bytes((two_classes / f"dark/{i:02}.png").read_bytes())
     run.start(replace(finetune, learning_rate=0.0, epochs=1), tmp_path / "run")
-    before, after = tensors_of(weights), tensors_of(tmp_path / "run")
+    before, after = load_weights(weights), load_weights(tmp_path / "run")
     assert after["fc.weight"].shape[0] == 3
     assert torch.equal(after["layer1.0.conv1.weight"], before["layer1.0.conv1.weight"])
 
 
 def test_other_class_names_reinitialize_the_classifier(finetune, weights):
     recipe = with_model_of_weights(finetune)
-    before = tensors_of(weights)
-    for classes, same in ((("dark", "light"), True), (("light", "dark"), False), (("cat", "dog"), False)):
+    before = load_weights(weights)
+    for classes, keeps_head in ((("dark", "light"), True), (("light", "dark"), False), (("cat", "dog"), False)):
         after = build_model(recipe, classes).state_dict()
-        assert torch.equal(after["fc.weight"], before["fc.weight"]) == same
+        assert torch.equal(after["fc.weight"], before["fc.weight"]) == keeps_head
         assert torch.equal(after["layer1.0.conv1.weight"], before["layer1.0.conv1.weight"])
 
 
 def test_interrupted_finetuning_resumes_to_the_same_bits(finetune, tmp_path, monkeypatch):
-    run.start(finetune, tmp_path / "whole")
+    run.start(finetune, tmp_path / "uninterrupted")
     folder = interrupted_run(finetune, tmp_path / "interrupted", monkeypatch, 3)
     run.start(finetune, folder)
-    assert_same_result(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "uninterrupted", folder)
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "message"),
     [
         ({"weights": ""}, r"weights must be given; set it with --weights PATH"),
         ({"data": ""}, r"data must be given; set it with --data PATH"),
@@ -146,8 +143,8 @@ def test_interrupted_finetuning_resumes_to_the_same_bits(finetune, tmp_path, mon
         ({"model_options": {"scope": 4}}, "scope"),
     ],
 )
-def test_invalid_finetuning_is_rejected_without_creating_a_folder(finetune, fields, sentence, tmp_path):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_finetuning_is_rejected_without_creating_a_folder(finetune, fields, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
         run.start(replace(finetune, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

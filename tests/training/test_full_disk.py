@@ -1,4 +1,4 @@
-"""A full disk: a private tmpfs of the size of two and a half checkpoints, and a file size limit."""
+"""Training on a full disk, simulated by a small tmpfs and by a file size limit."""
 
 import ctypes
 import json
@@ -21,7 +21,7 @@ FIELDS = {"channels": 3, "image-size": 8, "epochs": 2, "batch-size": 6, "drop-pa
 
 
 def can_mount() -> bool:
-    """Whether a process may create private mounts on this machine."""
+    """Whether processes on this machine may create private mounts."""
     if sys.platform != "linux" or shutil.which("unshare") is None:
         return False
     return (
@@ -30,22 +30,22 @@ def can_mount() -> bool:
 
 
 @pytest.fixture
-def whole(two_classes, tmp_path) -> list[str]:
-    """A finished run in tmp_path / "whole"; the fields of its recipe as options."""
-    fields = ["--data", str(two_classes), *(f"--{name}={value}" for name, value in FIELDS.items())]
-    assert main(["train", *fields, "--run", str(tmp_path / "whole")]) == 0
-    return fields
+def options(two_classes, tmp_path) -> list[str]:
+    """The command-line options of a finished run in tmp_path / "uninterrupted"."""
+    options = ["--data", str(two_classes), *(f"--{name}={value}" for name, value in FIELDS.items())]
+    assert main(["train", *options, "--run", str(tmp_path / "uninterrupted")]) == 0
+    return options
 
 
 def check_stopped(folder: Path) -> None:
-    """The checkpoint before the failed one is intact, and no partial file is left."""
+    """Check that the checkpoint before the failed write is intact and that no partial file is left."""
     assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
     assert list(folder.rglob("*.unfinished")) == []
     assert not (folder / "result.json").exists()
 
 
 def unshare_mounts() -> None:
-    """Give this process private mounts, as `unshare -rm` does; it must have one thread."""
+    """Give this process private mounts, as `unshare -rm` does. The process must have a single thread."""
     maps = {"setgroups": "deny", "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
@@ -54,53 +54,53 @@ def unshare_mounts() -> None:
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
-def train_on_a_full_disk(disk: Path, out: Path, size: int, fields: list[str]) -> None:
-    """Train on a full disk, copy the folder, and train again with enough space."""
+def train_on_a_full_disk(disk: Path, out: Path, size: int, options: list[str]) -> None:
+    """Train on a tmpfs that is too small, copy the run folder, and train again with enough space."""
     torch.set_num_threads(1)
     unshare_mounts()
-    codes = []
-    for name, space in (("stopped", f"size={size}"), ("ended", "remount,size=1g")):
-        subprocess.run(["mount", "-t", "tmpfs", "-o", space, "none", disk], check=True)
-        codes.append(main(["train", *fields, "--run", f"{disk}/run"]))
+    exit_codes = []
+    for name, mount_options in (("stopped", f"size={size}"), ("finished", "remount,size=1g")):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", mount_options, "none", disk], check=True)
+        exit_codes.append(main(["train", *options, "--run", f"{disk}/run"]))
         shutil.copytree(f"{disk}/run", out / name)
-    (out / "codes.json").write_text(json.dumps(codes))
+    (out / "exit_codes.json").write_text(json.dumps(exit_codes))
 
 
 @pytest.mark.slow
 @pytest.mark.forks
-@pytest.mark.skipif(not can_mount(), reason="needs unshare, and a kernel that lets users mount")
-def test_run_stopped_by_a_full_disk_resumes_once_there_is_space(whole, tmp_path, capfd):
-    size = (tmp_path / "whole/checkpoints/last.ckpt").stat().st_size * 5 // 2
+@pytest.mark.skipif(not can_mount(), reason="needs unshare and the permission to mount")
+def test_run_stopped_by_a_full_disk_resumes_when_space_is_free(options, tmp_path, capfd):
+    size = (tmp_path / "uninterrupted/checkpoints/last.ckpt").stat().st_size * 5 // 2  # two and a half checkpoints
     (tmp_path / "disk").mkdir()
     capfd.readouterr()
-    arguments = (tmp_path / "disk", tmp_path, size, whole)
+    arguments = (tmp_path / "disk", tmp_path, size, options)
     process = multiprocessing.get_context("fork").Process(target=train_on_a_full_disk, args=arguments)
     process.start()
     process.join(timeout=240)
     assert process.exitcode == 0
-    assert json.loads((tmp_path / "codes.json").read_text()) == [2, 0]
+    assert json.loads((tmp_path / "exit_codes.json").read_text()) == [2, 0]
     (error,) = capfd.readouterr().err.strip().splitlines()
     assert error.endswith(
         "best.ckpt: No space left on device; the last checkpoint is intact; once fixed, resume with: "
         f"lambdanets train --resume {tmp_path}/disk/run"
     )
     check_stopped(tmp_path / "stopped")
-    assert_same_result(tmp_path / "whole", tmp_path / "ended")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "finished")
 
 
-def test_run_stopped_by_a_file_size_limit_resumes_to_the_same_bits(whole, tmp_path, monkeypatch, capsys):
-    # from the third step on, files are larger than the limit; Python ignores SIGXFSZ
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    command = ["train", *whole, "--run", str(tmp_path / "run")]
+def test_run_stopped_by_a_file_size_limit_resumes_to_the_same_bits(options, tmp_path, monkeypatch, capsys):
+    # the limit applies from step 3; without Python's handling of SIGXFSZ, exceeding it would kill the process
+    old_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    command = ["train", *options, "--run", str(tmp_path / "run")]
     with monkeypatch.context() as patch:
-        at_step(patch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1])))
+        at_step(patch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, old_limits[1])))
         try:
-            code = main(command)
+            exit_code = main(command)
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert code == 2
+            resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
+    assert exit_code == 2
     assert "last.ckpt: File too large; the last checkpoint is intact" in capsys.readouterr().err.splitlines()[-1]
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
     assert list((tmp_path / "run").rglob("*.unfinished")) == []
     assert main(command) == 0
-    assert_same_result(tmp_path / "whole", tmp_path / "run")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Runs killed by SIGKILL, by the functions of experiments/kills.py."""
+"""Runs killed with SIGKILL, with the functions of experiments/kills.py."""
 
 import functools
 import time
@@ -14,8 +14,8 @@ def script():
     return load_script("experiments/kills.py")
 
 
-def hold(patch, owner, name, count):
-    """Let a function block at its count-th call until the process is killed."""
+def block_at_call(patch, owner, name, count):
+    """Make a function block at its count-th call until the process is killed."""
     original, calls = getattr(owner, name), iter(range(1, count))
 
     @functools.wraps(original)
@@ -28,14 +28,14 @@ def hold(patch, owner, name, count):
 
 
 @pytest.fixture
-def held_phases(script, monkeypatch):
-    """Let the phase of a kill last until the kill, on fast and on busy machines."""
+def blocked_phases(script, monkeypatch):
+    """Make the phase in which a run is killed last until the kill, however fast the machine is."""
     original = script.attempt
 
     def attempt(recipe, folder, aim=None):
         with monkeypatch.context() as patch:
             for owner, name in script.PHASES.get(aim.at, ()) if aim else ():
-                hold(patch, owner, name, aim.count)
+                block_at_call(patch, owner, name, aim.count)
             return original(recipe, folder, aim)
 
     monkeypatch.setattr(script, "attempt", attempt)
@@ -43,29 +43,29 @@ def held_phases(script, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.forks
-@pytest.mark.usefixtures("held_phases")
+@pytest.mark.usefixtures("blocked_phases")
 def test_killed_run_resumes_to_the_same_bits_in_every_phase(script, tmp_path):
     recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)
-    script.attempt(recipe, tmp_path / "unbroken")
+    script.attempt(recipe, tmp_path / "uninterrupted")
     folder = tmp_path / "run"
-    found = [
-        script.kill_and_check(recipe, tmp_path / "unbroken", folder, script.Aim(*aim))
+    kills = [
+        script.kill_and_check(recipe, tmp_path / "uninterrupted", folder, script.Aim(*aim))
         for aim in (
             (script.HALF, 1),  # recipe.json
-            (script.RENAME, 4),  # the third checkpoint's, when last.ckpt is before.ckpt already
+            (script.RENAME, 4),  # of the third checkpoint, after last.ckpt was renamed to before.ckpt
             ("weights, pictures, result", 1, 0.1),
         )
     ]
-    assert [kill["phase"] for kill in found] == [
+    assert [kill["phase"] for kill in kills] == [
         "making the folder",
         "writing a checkpoint",
         "weights, pictures, result",
     ]
-    assert [kill["left_an_unfinished_file"] for kill in found] == [True, True, False]
-    assert [kill["left_no_last_checkpoint_but_one_before"] for kill in found] == [False, True, False]
+    assert [kill["left_an_unfinished_file"] for kill in kills] == [True, True, False]
+    assert [kill["left_no_last_checkpoint_but_one_before"] for kill in kills] == [False, True, False]
     script.attempt(recipe, folder)
-    script.check_bit_identical(tmp_path / "unbroken", folder)
+    script.check_bit_identical(tmp_path / "uninterrupted", folder)
     weights = folder / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(AssertionError, match=r"ended with another weights\.safetensors"):
-        script.check_bit_identical(tmp_path / "unbroken", folder)
+        script.check_bit_identical(tmp_path / "uninterrupted", folder)

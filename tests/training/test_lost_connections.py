@@ -1,4 +1,4 @@
-"""Errors of lost ranks are explained; others are raised unchanged."""
+"""Errors caused by a lost rank get an explanation; other errors are raised unchanged."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
     ],
     ids=lambda error: str(error)[-40:],
 )
-def test_lost_connection_errors_are_explained(error):
+def test_lost_connection_errors_get_an_explanation(error):
     with pytest.raises(InputError, match="connection to another rank was lost"), report_lost_connection():
         raise error
 
@@ -43,14 +43,14 @@ def test_lost_connection_errors_are_explained(error):
     ],
     ids=lambda error: str(error)[:40],
 )
-def test_other_runtime_errors_are_not_explained_as_lost_connections(error):
+def test_other_runtime_errors_are_not_reported_as_lost_connections(error):
     with pytest.raises(RuntimeError) as raised, report_lost_connection():
         raise error
     assert raised.value is error
 
 
 def all_reduce_with_a_lost_rank(rank, port, lost):
-    """Exit with 7 if an all-reduce raises the explained error, and with 1 on another error."""
+    """Exit with code 7 if an all-reduce raises the error with the explanation, with code 1 for another error."""
     torch.set_num_threads(1)
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -66,10 +66,10 @@ def all_reduce_with_a_lost_rank(rank, port, lost):
 
 @pytest.mark.forks
 @pytest.mark.parametrize("lost", [0, 1])
-def test_loss_of_another_rank_in_a_collective_is_explained(lost):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_loss_of_another_rank_in_a_collective_gets_an_explanation(lost):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
     start = multiprocessing.get_context("fork").Process
     ranks = [start(target=all_reduce_with_a_lost_rank, args=(rank, port, lost)) for rank in range(2)]
     for process in ranks:

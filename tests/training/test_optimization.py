@@ -1,4 +1,4 @@
-"""EMA, schedules and optimizers, compared with plain loops."""
+"""EMA, learning rate schedules and optimizers, compared with reference implementations."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +12,7 @@ from torch import nn
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.callbacks import EMA
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.module import schedule_of, warmup_then_staircase
+from lambdanets.training.module import make_schedule, warmup_then_staircase
 
 
 class ThreeWeights(LightningModule):
@@ -25,7 +25,7 @@ class ThreeWeights(LightningModule):
 
 
 def apply_ema(decay, weights):
-    """Apply the EMA callback to weights, the first of which are initial, in the order of calls of Lightning."""
+    """Call the EMA callback as Lightning does, for initial weights (the first row) and the weights after each step."""
     module, ema = ThreeWeights(), EMA(decay)
     module.weight.data = weights[0].clone()
     trainer = SimpleNamespace(global_step=0, current_epoch=0)
@@ -34,7 +34,7 @@ def apply_ema(decay, weights):
         module.weight.data = row.clone()
         module.count.fill_(step)
         trainer.global_step = step
-        for micro_batch in range(2):  # the second call, without an optimizer step in between, is ignored
+        for micro_batch in range(2):  # the second call is ignored, because no optimizer step has happened in between
             ema.on_train_batch_end(trainer, module, None, None, micro_batch)
     ema.on_train_end(trainer, module)
     return module
@@ -42,12 +42,12 @@ def apply_ema(decay, weights):
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.9999])
 @pytest.mark.parametrize("steps", [1, 2, 60])
-def test_ema_equals_a_plain_loop(decay, steps):
+def test_ema_equals_the_reference_implementation(decay, steps):
     weights = torch.randn(steps + 1, 3, generator=torch.Generator().manual_seed(0)).cumsum(0)
     expected = weights[0].double()
     for step in range(1, steps + 1):
-        kept = min(decay, (1 + step) / (10 + step))
-        expected = expected + (1 - kept) * (weights[step].double() - expected)
+        step_decay = min(decay, (1 + step) / (10 + step))
+        expected = expected + (1 - step_decay) * (weights[step].double() - expected)
     module = apply_ema(decay, weights)
     torch.testing.assert_close(module.weight.double(), expected, rtol=2e-6, atol=2e-6, check_dtype=False)
     assert module.count.tolist() == [steps, steps]
@@ -58,7 +58,7 @@ def test_ema_of_constant_weights_is_exact():
     assert torch.equal(apply_ema(0.9999, weights).weight, weights[0])
 
 
-def test_ema_weights_are_validated_and_raw_weights_trained():
+def test_validation_uses_ema_weights_and_training_does_not():
     module, ema = ThreeWeights(), EMA(0.9)
     trainer = SimpleNamespace(global_step=1, current_epoch=0)
     ema.setup(trainer, module, "fit")
@@ -80,24 +80,24 @@ def test_staircase_schedule_accepts_fractional_lengths():
     assert scale == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
 
 
-def test_schedules_without_warmup_begin_at_the_peak():
+def test_schedules_without_warmup_start_at_the_peak():
     for schedule in ("cosine", "staircase"):
-        assert schedule_of(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
+        assert make_schedule(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "staircase"])
-def test_schedule_lengths_are_in_epochs(schedule):
+def test_schedule_lengths_are_given_in_epochs(schedule):
     recipe = replace(DIGITS, epochs=8, warmup_epochs=1.5, schedule=schedule, decay=0.5, decay_epochs=2)
-    scale = [schedule_of(recipe, 4)(step) for step in range(32)]
+    scale = [make_schedule(recipe, 4)(step) for step in range(32)]
     assert scale[:6] == pytest.approx([step / 6 for step in range(1, 7)])
     assert max(scale) == scale[6] == 1
-    assert all(first >= second for first, second in pairwise(scale[5:]))
+    assert all(earlier >= later for earlier, later in pairwise(scale[5:]))
     if schedule == "staircase":
         assert [step for step in range(7, 32) if scale[step] != scale[step - 1]] == [14, 22, 30]
 
 
 def weights_after_steps(fields, gradients, start):
-    """The weights after each step of the recipe's optimizer, in float64."""
+    """Yield the weights after each step of the recipe's optimizer, in float64."""
     model = nn.Linear(3, 1, bias=False).double()
     model.weight.data = start.clone()
     recipe = replace(DIGITS, warmup_epochs=0, **fields)
@@ -113,21 +113,21 @@ START = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_rmsprop_equals_tensorflows(weight_decay):
+def test_rmsprop_equals_the_formula_of_tensorflow(weight_decay):
     fields = {"optimizer": "rmsprop", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": weight_decay}
     weight, square, velocity = START.clone(), torch.ones_like(START), torch.zeros_like(START)
-    for gradient, after in zip(GRADIENTS, weights_after_steps(fields, GRADIENTS, START), strict=True):
+    for gradient, actual in zip(GRADIENTS, weights_after_steps(fields, GRADIENTS, START), strict=True):
         gradient = gradient + weight_decay * weight
         square = 0.9 * square + 0.1 * gradient**2
         velocity = 0.8 * velocity + 0.1 * gradient / (square + 1e-10).sqrt()
         weight = weight - velocity
-        torch.testing.assert_close(after, weight, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(actual, weight, rtol=1e-12, atol=1e-12)
 
 
-def test_sgd_momentum_equals_a_plain_loop():
+def test_sgd_momentum_equals_the_reference_implementation():
     fields = {"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.1}
     weight, velocity = START.clone(), torch.zeros_like(START)
-    for gradient, after in zip(GRADIENTS, weights_after_steps(fields, GRADIENTS, START), strict=True):
+    for gradient, actual in zip(GRADIENTS, weights_after_steps(fields, GRADIENTS, START), strict=True):
         velocity = 0.8 * velocity + gradient + 0.1 * weight
         weight = weight - 0.1 * velocity
-        torch.testing.assert_close(after, weight, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(actual, weight, rtol=1e-12, atol=1e-12)

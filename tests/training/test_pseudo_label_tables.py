@@ -19,19 +19,19 @@ from lambdanets.training.pseudo_labels.tables import (
 from training.label_tables import ORIGIN, Label, write_labels
 
 
-def columns(**changed):
-    """Two valid rows, with some columns replaced."""
+def make_columns(**changes):
+    """Return the columns of two valid rows, with some columns replaced."""
     valid = {
         "keys": ["a", "b"],
         "positions": np.array([0, 2]),
         "classes": np.array([[3, 0], [1, 2]]),
         "probabilities": np.array([[0.75, 0.25], [0.5, 0.125]]),
     }
-    return valid | changed
+    return valid | changes
 
 
 def test_table_round_trip(tmp_path):
-    write_table(tmp_path / "t.parquet", ORIGIN, **columns())
+    write_table(tmp_path / "t.parquet", ORIGIN, **make_columns())
     table, origin = read_table(tmp_path / "t.parquet")
     assert origin == ORIGIN
     assert table.schema.equals(SCHEMA)
@@ -41,19 +41,19 @@ def test_table_round_trip(tmp_path):
     ]
 
 
-def test_a_table_may_be_empty(tmp_path):
+def test_empty_table_round_trip(tmp_path):
     write_labels(tmp_path, [[]])
     assert len(read_table(tmp_path / "train-00000.parquet")[0]) == 0
 
 
 def test_class_names_and_teacher_are_in_the_parquet_metadata(tmp_path):
-    write_table(tmp_path / "t.parquet", ORIGIN, **columns())
+    write_table(tmp_path / "t.parquet", ORIGIN, **make_columns())
     metadata = json.loads(pq.read_metadata(tmp_path / "t.parquet").metadata[b"lambdanets"])
     assert metadata == {"classes": ["ant", "bee", "cat", "dog"], "teacher": {"model": "m", "weights": "w"}, "top": 2}
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changes", "message"),
     [
         (
             {"classes": np.array([[3], [1]])},
@@ -61,7 +61,7 @@ def test_class_names_and_teacher_are_in_the_parquet_metadata(tmp_path):
         ),
         ({"positions": np.arange(3)}, r"got \(3,\)"),
         ({"keys": ["a", "\udcff"]}, r"keys must be valid text, got '\\udcff'"),
-        ({"keys": ["a", "a"]}, "keys of a shard must be unique, got repeats among 2"),
+        ({"keys": ["a", "a"]}, "keys of a shard must be unique, got duplicates among 2"),
         ({"positions": np.array([5, 5])}, "positions of a shard must be unique"),
         ({"classes": np.array([[4, 0], [1, 2]])}, r"classes must be in \[0, 3\], got 0 to 4"),
         ({"classes": np.array([[-1, 0], [1, 2]])}, "got -1 to 2"),
@@ -70,23 +70,23 @@ def test_class_names_and_teacher_are_in_the_parquet_metadata(tmp_path):
         ({"probabilities": np.array([[np.nan, 0.7], [0.5, 0.1]])}, r"probabilities must be in \[0, 1\]"),
     ],
 )
-def test_write_table_rejects_invalid_columns_and_leaves_no_file(tmp_path, changed, sentence):
-    with pytest.raises(InputError, match=sentence):
-        write_table(tmp_path / "t.parquet", ORIGIN, **columns(**changed))
+def test_write_table_rejects_invalid_columns_and_leaves_no_file(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message):
+        write_table(tmp_path / "t.parquet", ORIGIN, **make_columns(**changes))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("classes", "top", "sentence"),
+    ("classes", "top", "message"),
     [
-        ((), 1, "classes must be unique names"),
-        (("a", "a"), 1, "got 2 with repeats"),
+        ((), 1, "classes must be one or more unique names, got 0 names"),
+        (("a", "a"), 1, "got 2 names, 1 different"),
         (("a", "b"), 3, r"top must be in \[1, 2\]"),
         (("a", "b"), 0, "got 0"),
     ],
 )
-def test_rejects_an_invalid_origin(classes, top, sentence):
-    with pytest.raises(InputError, match=sentence):
+def test_rejects_an_invalid_origin(classes, top, message):
+    with pytest.raises(InputError, match=message):
         Origin(classes, {}, top)
 
 
@@ -113,22 +113,22 @@ def test_rejects_a_damaged_pseudo_labels_json(tmp_path, content):
         open_labels(tmp_path)
 
 
-def test_a_changed_byte_anywhere_is_detected(tmp_path):
+def test_a_changed_byte_in_any_row_is_detected(tmp_path):
     path = write_labels(tmp_path, [[Label(f"k{i}", i % 4, 0.5) for i in range(300)]]) / "train-00000.parquet"
     content = path.read_bytes()
-    whole = read_table(path)[0]
-    for place in range(0, len(content), 97):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
-        read = None
+    expected = read_table(path)[0]
+    for offset in range(0, len(content), 97):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 0x55]) + content[offset + 1 :])
+        actual = None
         with contextlib.suppress(InputError):
-            read = read_table(path)[0]
-        assert read is None or read.equals(whole)  # if it was read, the byte belongs to no row, such as a statistic
+            actual = read_table(path)[0]
+        assert actual is None or actual.equals(expected)  # not detected only in bytes outside the rows
 
 
-@pytest.mark.parametrize("kept", [0, 3, 200, -1])
-def test_rejects_a_truncated_table(tmp_path, kept):
+@pytest.mark.parametrize("length", [0, 3, 200, -1])
+def test_rejects_a_truncated_table(tmp_path, length):
     path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(InputError, match=r"train-00000.parquet is damaged \(.*\); remove train-00000.parquet and run"):
         read_table(path)
 

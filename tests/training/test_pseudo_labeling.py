@@ -34,13 +34,13 @@ def stop(*_):
     raise StoppedError
 
 
-def tables_in(folder):
+def read_tables(folder):
     return {path.stem: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
 
 
 def test_each_training_shard_gets_a_table_with_its_keys(teacher, shards, tmp_path):
-    done = label_shards(teacher, str(shards), tmp_path / "out")
-    assert (done.shards, done.images, done.unreadable, done.in_progress) == (8, 16, (), 0)
+    result = label_shards(teacher, str(shards), tmp_path / "out")
+    assert (result.shards, result.images, result.unreadable, result.in_progress) == (8, 16, (), 0)
     images = open_shards(str(shards))[0]["train"]
     origin, tables = open_labels(tmp_path / "out")
     assert [path.stem for path in tables] == SHARDS
@@ -56,18 +56,18 @@ def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path
     classifier = load_classifier(teacher)
     transform = classifier.card.preprocessing.transform()
     images = open_shards(str(shards))[0]["train"]
-    number = 0
+    index = 0
     for path in open_labels(tmp_path / "out")[1]:
         for row in read_table(path)[0].to_pylist():
-            image = transform(images.load(number)[0].convert("RGB"))
+            image = transform(images.load(index)[0].convert("RGB"))
             with torch.inference_mode():
                 logits = classifier.model(image[None].to(next(classifier.model.parameters()).device))[0]
-            best = logits.double().softmax(0).sort(descending=True)
-            assert row["classes"] == best.indices[:3].tolist()
-            np.testing.assert_allclose(row["probabilities"], best.values[:3].cpu(), atol=1e-5)
+            expected = logits.double().softmax(0).sort(descending=True)
+            assert row["classes"] == expected.indices[:3].tolist()
+            np.testing.assert_allclose(row["probabilities"], expected.values[:3].cpu(), atol=1e-5)
             assert (row["class"], row["confidence"]) == (row["classes"][0], row["probabilities"][0])
-            number += 1
-    assert number == 16
+            index += 1
+    assert index == 16
 
 
 def test_top_is_limited_to_the_number_of_classes(teacher, shards, tmp_path):
@@ -80,43 +80,43 @@ def test_top_is_limited_to_the_number_of_classes(teacher, shards, tmp_path):
 def test_labels_do_not_depend_on_workers(teacher, shards, tmp_path):
     for workers in (0, 1):
         label_shards(teacher, str(shards), tmp_path / str(workers), workers=workers)
-    assert tables_in(tmp_path / "0") == tables_in(tmp_path / "1")
+    assert read_tables(tmp_path / "0") == read_tables(tmp_path / "1")
 
 
 def test_shards_without_classes_are_labeled(teacher, two_classes, tmp_path):
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=8)
-    done = label_shards(teacher, str(tmp_path / "shards"), tmp_path / "out")
-    assert (done.shards, done.images) == (3, 20)
+    result = label_shards(teacher, str(tmp_path / "shards"), tmp_path / "out")
+    assert (result.shards, result.images) == (3, 20)
     assert select(tmp_path / "out", tmp_path / "selection", confidence=0).images == 20
 
 
-def test_a_second_call_labels_nothing(teacher, shards, tmp_path):
+def test_labeling_again_changes_no_table(teacher, shards, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
-    done = label_shards(teacher, str(shards), tmp_path / "out", report=stop)
-    assert (done.shards, done.images) == (0, 0)
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
+    times_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
+    result = label_shards(teacher, str(shards), tmp_path / "out", report=stop)
+    assert (result.shards, result.images) == (0, 0)
+    assert times_before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
 
 
 def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_path):
     with pytest.raises(StoppedError):
         label_shards(teacher, str(shards), tmp_path / "out", report=stop)
-    assert [*tables_in(tmp_path / "out")] == SHARDS[:1]
+    assert [*read_tables(tmp_path / "out")] == SHARDS[:1]
     with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, such as train-00001.parquet; finish lambdanets"):
         select(tmp_path / "out", tmp_path / "selection")
     reported = []
-    done = label_shards(
+    result = label_shards(
         teacher, str(shards), tmp_path / "out", report=lambda name, images, _: reported.append((name, images))
     )
     assert reported == [(f"{name}.tar", 2) for name in SHARDS[1:]]
-    assert (done.shards, done.images) == (7, 14)
+    assert (result.shards, result.images) == (7, 14)
 
 
-def test_locked_shard_is_left_to_its_owner(teacher, shards, tmp_path):
+def test_shard_locked_by_another_process_is_skipped(teacher, shards, tmp_path):
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out/.train-00003.tar.lock", tmp_path):
-        done = label_shards(teacher, str(shards), tmp_path / "out")
-    assert (done.shards, done.in_progress) == (7, 1)
+        result = label_shards(teacher, str(shards), tmp_path / "out")
+    assert (result.shards, result.in_progress) == (7, 1)
     assert not (tmp_path / "out/train-00003.parquet").exists()
     assert label_shards(teacher, str(shards), tmp_path / "out").shards == 1
 
@@ -129,20 +129,20 @@ def test_shard_locked_by_a_dead_host_is_labeled_last(teacher, shards, tmp_path, 
     (tmp_path / "out/train-00000.parquet").unlink()
     lock = tmp_path / "out/.train-00000.tar.lock"
     with locked(lock, tmp_path):
-        text = lock.read_text()
-    lock.write_text(text.replace("host=", "host=elsewhere-"))
+        content = lock.read_text()
+    lock.write_text(content.replace("host=", "host=elsewhere-"))
     names = []
     label_shards(teacher, str(shards), tmp_path / "out", report=lambda name, *_: names.append(name))
     assert names[-1] == "train-00000.tar"
-    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "uninterrupted")
+    assert read_tables(tmp_path / "out") == read_tables(tmp_path / "uninterrupted")
     assert capsys.readouterr().err.count("waiting 1 s to see if it is alive") == 1
 
 
-def in_processes(count, work):
-    """Run work(number, barrier) in forked processes, and return their exit codes."""
+def run_in_processes(count, function):
+    """Call function(number, barrier) in forked processes, and return their exit codes."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
-    processes = [context.Process(target=work, args=(number, barrier)) for number in range(count)]
+    processes = [context.Process(target=function, args=(number, barrier)) for number in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -153,24 +153,25 @@ def in_processes(count, work):
 @pytest.mark.forks
 @pytest.mark.slow
 def test_two_processes_label_each_shard_once(teacher, shards, tmp_path):
-    def work(number, barrier):
+    def label(number, barrier):
         torch.set_num_threads(1)
         with (tmp_path / f"labeled-{number}").open("w") as file:
-            first = [True]
+            waited = []
 
             def report(name, images, seconds):
                 file.write(f"{name}\n")
-                if first.pop() if first else False:
-                    barrier.wait(60)  # each holds a shard before either continues
+                if not waited:
+                    waited.append(True)
+                    barrier.wait(60)  # each process labels a shard before either continues
 
             label_shards(teacher, str(shards), tmp_path / "out", report=report)
 
-    assert in_processes(2, work) == [0, 0]
+    assert run_in_processes(2, label) == [0, 0]
     labeled = [(tmp_path / f"labeled-{number}").read_text().split() for number in range(2)]
     assert all(labeled)
     assert sorted(labeled[0] + labeled[1]) == [f"{name}.tar" for name in SHARDS]
     label_shards(teacher, str(shards), tmp_path / "single")
-    assert tables_in(tmp_path / "out") == tables_in(tmp_path / "single")
+    assert read_tables(tmp_path / "out") == read_tables(tmp_path / "single")
 
 
 @pytest.mark.forks
@@ -178,38 +179,38 @@ def test_two_processes_label_each_shard_once(teacher, shards, tmp_path):
 def test_labeling_resumes_after_a_kill(teacher, shards, tmp_path):
     out = tmp_path / "out"
 
-    def work(number, barrier):
+    def label(number, barrier):
         torch.set_num_threads(1)
         label_shards(teacher, str(shards), out, report=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
-    assert in_processes(1, work) == [-signal.SIGKILL]
-    assert [*tables_in(out)] == SHARDS[:1]
+    assert run_in_processes(1, label) == [-signal.SIGKILL]
+    assert [*read_tables(out)] == SHARDS[:1]
     (out / ".train-00002.parquet.4194305.unfinished").write_bytes(b"PAR1 half a table")
     assert label_shards(teacher, str(shards), out).shards == 7
-    assert [*tables_in(out)] == SHARDS
+    assert [*read_tables(out)] == SHARDS
     assert not list(out.glob(".*.unfinished"))
 
 
-@pytest.mark.parametrize("what", ["other weights", "top 2, not 3", "classes .*, not .*, other weights"])
-def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shards, what, tmp_path):
+@pytest.mark.parametrize("difference", ["other weights", "top 2, not 3", "classes .*, not .*, other weights"])
+def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shards, difference, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=2)
-    before = tables_in(tmp_path / "out")
+    tables_before = read_tables(tmp_path / "out")
     (tmp_path / "out/train-00000.parquet").unlink()
-    options = {"top": 3 if what.startswith("top") else 2}
-    if what == "other weights":
+    options = {"top": 3 if difference.startswith("top") else 2}
+    if difference == "other weights":
         teacher = write_teacher(tmp_path / "other", seed=1)
-    elif "classes" in what:
+    elif "classes" in difference:
         teacher = write_teacher(tmp_path / "other", (*CLASSES[:3], "spotted"))
-    with pytest.raises(InputError, match=f"out has labels with {what}; choose another folder"):
+    with pytest.raises(InputError, match=f"out has labels with {difference}; choose another folder"):
         label_shards(teacher, str(shards), tmp_path / "out", **options)
-    assert tables_in(tmp_path / "out") == {name: before[name] for name in SHARDS[1:]}
+    assert read_tables(tmp_path / "out") == {name: tables_before[name] for name in SHARDS[1:]}
 
 
 def test_damaged_teacher_is_rejected_without_creating_a_folder(shards, tmp_path):
     weights = write_teacher(tmp_path / "teacher") / "weights.safetensors"
-    whole = weights.read_bytes()
-    for content in (whole[:-1], whole[:100], b""):
-        weights.write_bytes(content)
+    content = weights.read_bytes()
+    for damaged in (content[:-1], content[:100], b""):
+        weights.write_bytes(damaged)
         with pytest.raises(InputError, match=r"weights.safetensors is not a readable safetensors file"):
             label_shards(tmp_path / "teacher", str(shards), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -230,11 +231,11 @@ def test_labeling_rejects_a_folder_with_unknown_content(teacher, shards, two_cla
         label_shards(teacher, str(shards), tmp_path / "file")
 
 
-def test_labeling_lists_counts_and_skips_unreadable_images(teacher, shards, tmp_path):
-    bad = replace_bytes(shards, 2, b"IHDR", b"XXXX")
-    done = label_shards(teacher, str(shards), tmp_path / "out")
-    assert (done.shards, done.images, len(done.unreadable)) == (8, 15, 1)
-    assert done.unreadable[0].startswith(f"{bad}/")
+def test_labeling_skips_and_lists_unreadable_images(teacher, shards, tmp_path):
+    damaged_shard = replace_bytes(shards, 2, b"IHDR", b"XXXX")
+    result = label_shards(teacher, str(shards), tmp_path / "out")
+    assert (result.shards, result.images, len(result.unreadable)) == (8, 15, 1)
+    assert result.unreadable[0].startswith(f"{damaged_shard}/")
     table, _ = read_table(tmp_path / "out/train-00002.parquet")
     assert table["position"].to_pylist() == [1]
     assert table["key"].to_pylist() == [open_shards(str(shards))[0]["train"].key(5)]
@@ -244,21 +245,21 @@ def test_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tm
     first, second = (replace_bytes(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
     with pytest.raises(InputError, match=rf"2 images cannot be read, more than max_unreadable \(1\): {first}/"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=1)
-    assert [*tables_in(tmp_path / "out")] == SHARDS[:4]
+    assert [*read_tables(tmp_path / "out")] == SHARDS[:4]
     second.write_bytes(second.read_bytes().replace(b"XXXX", b"IHDR"))
     assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 8
 
 
 def test_missing_shard_is_labeled_once_available(teacher, shards, tmp_path):
-    away = Path(shards, "train-00003.tar").rename(tmp_path / "away.tar")
+    moved = Path(shards, "train-00003.tar").rename(tmp_path / "moved.tar")
     with pytest.raises(InputError, match=r"2 images cannot be read, more than max_unreadable \(0\)"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0)
-    away.rename(shards / "train-00003.tar")
+    moved.rename(shards / "train-00003.tar")
     assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 10
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"top": 0}, "top must be at least 1, got 0"),
         ({"max_unreadable": -1}, "max_unreadable must be at least 0, got -1"),
@@ -267,7 +268,7 @@ def test_missing_shard_is_labeled_once_available(teacher, shards, tmp_path):
         ({"workers": -1}, "workers must be an integer, at least 0 and at most 1,024, got -1"),
     ],
 )
-def test_invalid_options_are_rejected_without_creating_a_folder(teacher, shards, options, sentence, tmp_path):
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_options_are_rejected_without_creating_a_folder(teacher, shards, options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
         label_shards(teacher, str(shards), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

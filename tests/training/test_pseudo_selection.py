@@ -20,15 +20,15 @@ from lambdanets.locks import locked_folder
 from lambdanets.training.pseudo_labels import ranking
 from lambdanets.training.pseudo_labels.selection import Report, select
 from lambdanets.training.pseudo_labels.tables import read_batches, read_table
-from training.label_tables import CONFIDENCES, ORIGIN, Label, copies_in, expected_copies, random_labels, write_labels
+from training.label_tables import CONFIDENCES, ORIGIN, Label, expected_copies, random_labels, read_copies, write_labels
 
 
 @pytest.mark.parametrize("confidence", [0, 0.3, 0.5, 0.99999])
 @pytest.mark.parametrize("per_class", [None, 1, 7, 40, 1000])
-def test_selection_equals_sorting_in_python(tmp_path, confidence, per_class):
+def test_selection_equals_the_reference_implementation(tmp_path, confidence, per_class):
     labels = random_labels(300)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=confidence, per_class=per_class)
-    assert copies_in(tmp_path / "out") == expected_copies(labels, confidence, per_class, 0)
+    assert read_copies(tmp_path / "out") == expected_copies(labels, confidence, per_class, 0)
 
 
 @settings(max_examples=15, deadline=None)
@@ -47,8 +47,8 @@ def test_selection_equals_sorting_in_python(tmp_path, confidence, per_class):
     seed=st.integers(0, 2**64 - 1),
     shards=st.integers(1, 5),
 )
-def test_selection_of_random_sets_equals_sorting_in_python(tmp_path_factory, rows, confidence, per_class, seed, shards):
-    folder = tmp_path_factory.mktemp("any")
+def test_selection_of_random_labels_equals_the_reference(tmp_path_factory, rows, confidence, per_class, seed, shards):
+    folder = tmp_path_factory.mktemp("random")
     labels = [Label(*row) for row in rows]
     write_labels(folder / "in", [labels[i::shards] for i in range(shards)])
     expected = expected_copies(labels, confidence, per_class, seed)
@@ -57,12 +57,12 @@ def test_selection_of_random_sets_equals_sorting_in_python(tmp_path_factory, row
             select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
         return
     report = select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
-    assert copies_in(folder / "out") == expected
+    assert read_copies(folder / "out") == expected
     assert (report.rows, report.kept, report.images) == (len(rows), len(expected), sum(expected.values()))
 
 
 @pytest.mark.slow
-def test_selection_that_spills_to_disk_equals_sorting_in_python(tmp_path, monkeypatch):
+def test_selection_that_spills_to_disk_equals_the_reference(tmp_path, monkeypatch):
     labels, out = random_labels(400_000), tmp_path / "out"
     write_labels(tmp_path / "in", [labels[:250_000], labels[250_000:250_001], labels[250_001:]])
     monkeypatch.setattr(ranking, "MEMORY_LIMIT", "30MB")
@@ -71,10 +71,10 @@ def test_selection_that_spills_to_disk_equals_sorting_in_python(tmp_path, monkey
     select(tmp_path / "in", out, per_class=100_000, seed=1)
     assert ".duckdb.unfinished" in listings[0]
     assert not list(out.glob(".*"))
-    assert copies_in(out) == expected_copies(labels, 0.3, 100_000, 1)
+    assert read_copies(out) == expected_copies(labels, 0.3, 100_000, 1)
 
 
-def test_out_of_memory_in_sorting_is_reported_in_one_sentence(tmp_path, monkeypatch):
+def test_error_for_too_little_memory_to_sort_says_what_to_free(tmp_path, monkeypatch):
     monkeypatch.setattr(ranking, "MEMORY_LIMIT", "1MB")
     write_labels(tmp_path / "in", [random_labels(20_000)])
     with pytest.raises(OSError, match=r"DuckDB cannot sort the rows .*; free memory or disk space") as raised:
@@ -87,54 +87,59 @@ def test_out_of_memory_in_sorting_is_reported_in_one_sentence(tmp_path, monkeypa
 def test_copies_within_a_class_differ_by_at_most_one(tmp_path):
     labels = random_labels(500, classes=3)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=100)
-    copies = copies_in(tmp_path / "out")
+    copies = read_copies(tmp_path / "out")
     for number in range(3):
-        of_class = [copies[x.key] for x in labels if x.class_number == number and x.key in copies]
-        assert sum(of_class) == 100
-        assert max(of_class) - min(of_class) <= 1
+        class_copies = [copies[x.key] for x in labels if x.class_number == number and x.key in copies]
+        assert sum(class_copies) == 100
+        assert max(class_copies) - min(class_copies) <= 1
 
 
-def test_kept_rows_are_the_most_confident(tmp_path):
+def test_selected_rows_are_the_most_confident(tmp_path):
     labels = random_labels(500)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=20)
-    kept = copies_in(tmp_path / "out")
+    selected = read_copies(tmp_path / "out")
     for number in range(4):
-        of_class = [x for x in labels if x.class_number == number]
-        inside = [x.confidence for x in of_class if x.key in kept]
-        assert len(inside) <= 20
-        assert max([x.confidence for x in of_class if x.key not in kept], default=0) <= min(inside, default=0.3)
+        class_labels = [x for x in labels if x.class_number == number]
+        selected_confidences = [x.confidence for x in class_labels if x.key in selected]
+        other_confidences = [x.confidence for x in class_labels if x.key not in selected]
+        assert len(selected_confidences) <= 20
+        assert max(other_confidences, default=0) <= min(selected_confidences, default=0.3)
 
 
-def test_confidence_equal_to_the_threshold_is_kept(tmp_path):
+def test_rows_with_the_minimum_confidence_are_selected(tmp_path):
     labels = [Label("a", 0, 0.3), Label("b", 0, float(np.nextafter(np.float32(0.3), np.float32(0)))), Label("c", 1, 1)]
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=0.3)
-    assert copies_in(tmp_path / "out") == {"a": 1, "c": 1}
+    assert read_copies(tmp_path / "out") == {"a": 1, "c": 1}
 
 
 def test_selection_does_not_depend_on_files_order_or_row_groups(tmp_path):
     labels = random_labels(240)
     shuffled = [labels[i] for i in np.random.default_rng(0).permutation(240)]
-    write_labels(tmp_path / "one", [labels])
-    write_labels(tmp_path / "many", [shuffled[:10], [], shuffled[10:200], shuffled[200:]])
-    write_labels(tmp_path / "groups", [labels])
-    path = tmp_path / "groups/train-00000.parquet"
+    write_labels(tmp_path / "one_table", [labels])
+    write_labels(tmp_path / "many_tables", [shuffled[:10], [], shuffled[10:200], shuffled[200:]])
+    write_labels(tmp_path / "row_groups", [labels])
+    path = tmp_path / "row_groups/train-00000.parquet"
     table, origin = read_table(path)
     with pq.ParquetWriter(path, table.schema, store_schema=False) as file:
         file.write_table(table, row_group_size=7)
         file.add_key_value_metadata({b"lambdanets": origin.to_json()})
-    for name in ("one", "many", "groups"):
+    for name in ("one_table", "many_tables", "row_groups"):
         select(tmp_path / name, tmp_path / f"{name}-out", per_class=30, seed=5)
-    assert copies_in(tmp_path / "one-out") == copies_in(tmp_path / "many-out") == copies_in(tmp_path / "groups-out")
+    assert (
+        read_copies(tmp_path / "one_table-out")
+        == read_copies(tmp_path / "many_tables-out")
+        == read_copies(tmp_path / "row_groups-out")
+    )
 
 
-def test_the_seed_decides_which_rows_are_repeated(tmp_path):
+def test_seed_determines_which_rows_get_more_copies(tmp_path):
     labels = [Label(f"k{i}", 0, 0.5 + i / 200) for i in range(100)]
     write_labels(tmp_path / "in", [labels[:40], labels[40:]])
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         select(tmp_path / "in", tmp_path / name, per_class=150, seed=seed)
-    files = [[path.read_bytes() for path in sorted((tmp_path / name).iterdir())] for name in "abc"]
-    assert files[0] == files[1]
-    repeated = [{key for key, copies in copies_in(tmp_path / name).items() if copies == 2} for name in "ac"]
+    contents = [[path.read_bytes() for path in sorted((tmp_path / name).iterdir())] for name in "abc"]
+    assert contents[0] == contents[1]
+    repeated = [{key for key, copies in read_copies(tmp_path / name).items() if copies == 2} for name in "ac"]
     assert [len(keys) for keys in repeated] == [50, 50]
     assert 10 < len(repeated[0] & repeated[1]) < 40
 
@@ -142,12 +147,12 @@ def test_the_seed_decides_which_rows_are_repeated(tmp_path):
 def test_rejects_duplicate_keys(tmp_path):
     labels = [Label(f"k{i}", 0, 1.0) for i in range(3)]
     write_labels(tmp_path / "in", [labels, labels])
-    with pytest.raises(InputError, match=r"keys of a data set must be unique, got 'k\d' twice"):
+    with pytest.raises(InputError, match=r"keys of a data set must be unique, got 'k\d' more than once"):
         select(tmp_path / "in", tmp_path / "out", per_class=3)
     assert not (tmp_path / "out").exists()
 
 
-def test_report_lists_short_and_empty_classes(tmp_path):
+def test_report_lists_classes_with_too_few_or_no_confident_rows(tmp_path):
     labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
     write_labels(tmp_path / "in", [labels[:3], labels[3:]])
     report = select(tmp_path / "in", tmp_path / "out", per_class=4)
@@ -172,11 +177,11 @@ def test_report_lists_short_and_empty_classes(tmp_path):
 def test_selected_rows_keep_their_columns_and_order(tmp_path):
     labels = random_labels(50)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out")
-    before = read_table(tmp_path / "in/train-00000.parquet")[0].to_pylist()
-    after = read_table(tmp_path / "out/train-00000.parquet")[0].to_pylist()
-    kept = [row | {"copies": 1} for row in before if row["confidence"] >= np.float32(0.3)]
-    assert after == kept
-    assert len(kept) > 20
+    rows = read_table(tmp_path / "in/train-00000.parquet")[0].to_pylist()
+    selected_rows = read_table(tmp_path / "out/train-00000.parquet")[0].to_pylist()
+    expected = [row | {"copies": 1} for row in rows if row["confidence"] >= np.float32(0.3)]
+    assert selected_rows == expected
+    assert len(expected) > 20
 
 
 def test_shard_without_selected_rows_has_an_empty_table(tmp_path):
@@ -185,7 +190,7 @@ def test_shard_without_selected_rows_has_an_empty_table(tmp_path):
     assert len(read_table(tmp_path / "out/train-00000.parquet")[0]) == 0
 
 
-def test_negative_zero_counts_as_zero(tmp_path):
+def test_confidence_of_negative_zero_is_treated_as_zero(tmp_path):
     path = write_labels(tmp_path / "in", [[Label("a", 0, 0.0), Label("b", 0, 0.5)]]) / "train-00000.parquet"
     table, origin = read_table(path)
     table = table.set_column(3, table.schema.field(3), pa.array([-0.0, 0.5], pa.float32()))
@@ -193,10 +198,10 @@ def test_negative_zero_counts_as_zero(tmp_path):
         file.write_table(table)
         file.add_key_value_metadata({b"lambdanets": origin.to_json()})
     select(tmp_path / "in", tmp_path / "out", confidence=0, per_class=1)
-    assert copies_in(tmp_path / "out") == {"b": 1}
+    assert read_copies(tmp_path / "out") == {"b": 1}
 
 
-def test_rejects_a_second_selection_into_a_folder(tmp_path):
+def test_rejects_selecting_into_a_folder_in_use(tmp_path):
     write_labels(tmp_path / "in", [random_labels(30)])
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
         select(tmp_path / "in", tmp_path / "out")
@@ -205,7 +210,7 @@ def test_rejects_a_second_selection_into_a_folder(tmp_path):
 def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
     labels = random_labels(300)
     write_labels(tmp_path / "in", [labels[i::20] for i in range(20)])
-    select(tmp_path / "in", tmp_path / "whole", per_class=50)
+    select(tmp_path / "in", tmp_path / "uninterrupted", per_class=50)
     out = tmp_path / "out"
 
     def interrupt(descriptor):
@@ -221,12 +226,14 @@ def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
     assert len(written) >= 3
     (out / ".train-00004.parquet.1.unfinished").write_bytes(b"half")
     (out / ".duckdb.unfinished").mkdir()
-    (out / ".duckdb.unfinished/duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"of a killed process")
+    (out / ".duckdb.unfinished/duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"temporary data of a killed process")
     report = select(tmp_path / "in", out, per_class=50)
-    for path, moment in written.items():
-        assert path.stat().st_mtime_ns == moment
-    whole, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "whole", out))
-    assert whole == again
+    for path, modified in written.items():
+        assert path.stat().st_mtime_ns == modified
+    expected, actual = (
+        {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "uninterrupted", out)
+    )
+    assert actual == expected
     monkeypatch.setattr(ranking, "read_batches", None)  # a finished selection does not read the labels
     assert select(tmp_path / "in", out, per_class=50) == report
 
@@ -236,7 +243,7 @@ def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
     write_labels(tmp_path / "in", [random_labels(30)])
     scans = []
 
-    def endless(*arguments):
+    def read_endless_batches(*arguments):
         scans.append(arguments)
         (batch,) = read_batches(*arguments)
         yield batch
@@ -244,7 +251,7 @@ def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
             os.kill(os.getpid(), signal.SIGINT)
             yield from itertools.repeat(batch)
 
-    monkeypatch.setattr(ranking, "read_batches", endless)
+    monkeypatch.setattr(ranking, "read_batches", read_endless_batches)
     with pytest.raises(KeyboardInterrupt):
         select(tmp_path / "in", tmp_path / "out", per_class=per_class)
     assert not (tmp_path / "out").exists()
@@ -255,27 +262,27 @@ def test_killed_selection_resumes(tmp_path):
     labels = random_labels(3000)
     write_labels(tmp_path / "in", [labels[i::40] for i in range(40)])
 
-    def killed_after_20(descriptor):
+    def kill_after_20_tables(descriptor):
         if len(list((tmp_path / "out").glob("train*"))) >= 20:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def work():
-        os.fsync = killed_after_20
+    def select_until_killed():
+        os.fsync = kill_after_20_tables  # called when a table is written
         select(tmp_path / "in", tmp_path / "out", per_class=500)
 
-    process = multiprocessing.get_context("fork").Process(target=work)
+    process = multiprocessing.get_context("fork").Process(target=select_until_killed)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "out/selection.json").exists()
     select(tmp_path / "in", tmp_path / "out", per_class=500)
-    assert copies_in(tmp_path / "out") == expected_copies(labels, 0.3, 500, 0)
+    assert read_copies(tmp_path / "out") == expected_copies(labels, 0.3, 500, 0)
     assert not list((tmp_path / "out").glob(".*"))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak memory of a process")
-def test_selecting_two_million_rows_takes_less_than_600_mib(tmp_path):
+def test_selecting_two_million_rows_needs_less_than_600_mib(tmp_path):
     script = """
 import sys
 from pathlib import Path
@@ -291,19 +298,19 @@ for shard in range(8):
     write_table(folder / f"s{shard}.parquet", origin, keys=keys, positions=np.arange(n), classes=classes[:, None],
                 probabilities=np.where(random.random(n) < 0.9, 1, random.random(n))[:, None])
 write_description(folder, origin)
-Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+Path("/proc/self/clear_refs").write_text("5")  # reset the peak memory
 before = peak_memory()
 report = select(folder, folder / "out", per_class=1500)
 print(report.images, (peak_memory() - before) >> 20)
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    images, mebibytes = map(int, done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    images, mebibytes = map(int, process.stdout.split())
     assert images == 1500 * 1000
     assert mebibytes < 600
-    assert not done.stderr
+    assert not process.stderr
 
 
-def test_select_command_prints_its_report_and_cost(tmp_path, capsys):
+def test_select_command_prints_report_throughput_and_memory(tmp_path, capsys):
     labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
     write_labels(tmp_path / "in", [labels])
     assert main(["pseudo-label", "select", str(tmp_path / "in"), str(tmp_path / "out"), "--per-class", "4"]) == 0

@@ -1,4 +1,4 @@
-"""What a selection of pseudo-labels rejects, in one sentence each."""
+"""Invalid input of a selection of pseudo-labels is rejected with an error."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +11,7 @@ from training.label_tables import ORIGIN, Label, random_labels, write_labels
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"confidence": -0.1}, r"confidence must be in \[0, 1\), got -0.1"),
         ({"confidence": 1.0}, r"confidence must be in \[0, 1\), got 1"),
@@ -22,15 +22,15 @@ from training.label_tables import ORIGIN, Label, random_labels, write_labels
         ({"confidence": 0.95}, r"confidence must be at most 0.9, the maximum of 2 rows in .*, got 0.95"),
     ],
 )
-def test_selection_rejects_options_out_of_range(tmp_path, options, sentence):
+def test_selection_rejects_options_out_of_range(tmp_path, options, message):
     write_labels(tmp_path / "in", [[Label("a", 0, 0.9), Label("b", 1, 0.2)]])
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         select(tmp_path / "in", tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"confidence": 0.2}, r"has a selection with confidence 0.3, not 0.2; choose another folder"),
         ({"per_class": 5}, r"has a selection with per_class None, not 5"),
@@ -38,11 +38,11 @@ def test_selection_rejects_options_out_of_range(tmp_path, options, sentence):
     ],
 )
 @pytest.mark.parametrize("finished", [True, False])
-def test_selection_rejects_a_folder_of_other_options(tmp_path, options, sentence, finished):
+def test_selection_rejects_a_folder_of_other_options(tmp_path, options, message, finished):
     select(write_labels(tmp_path / "in", [random_labels(20)]), tmp_path / "out")
     if not finished:
         (tmp_path / "out/selection.json").unlink()
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         select(tmp_path / "in", tmp_path / "out", **options)
 
 
@@ -57,12 +57,12 @@ def test_selection_rejects_a_folder_with_unknown_content(tmp_path):
     labels = write_labels(tmp_path / "in", [random_labels(20)])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("")
-    for out, sentence in (
+    for out, message in (
         (labels, "in is not empty, "),
         (tmp_path / "other", "is not empty, it has notes.txt; choose another folder"),
         (tmp_path / "other/notes.txt", "must be a folder, got a file"),
     ):
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(InputError, match=message):
             select(labels, out)
 
 
@@ -74,7 +74,7 @@ def test_selection_rejects_a_damaged_selection_json(tmp_path):
             select(tmp_path / "in", tmp_path / "out")
 
 
-def test_rejects_mixed_teachers_and_damaged_or_impossible_tables(tmp_path):
+def test_rejects_mixed_teachers_and_damaged_or_invalid_tables(tmp_path):
     labels = random_labels(20)
     write_labels(tmp_path / "in", [labels, labels], Origin(ORIGIN.classes, {"model": "another"}, 2))
     write_description(tmp_path / "in", ORIGIN)
@@ -85,16 +85,16 @@ def test_rejects_mixed_teachers_and_damaged_or_impossible_tables(tmp_path):
     with pytest.raises(InputError, match=r"train-00001.parquet is damaged"):
         select(tmp_path / "in", tmp_path / "out")
     table, origin = read_table(tmp_path / "in/train-00000.parquet")
-    for column, kind, value, sentence in (
+    for column, column_type, value, message in (
         (2, pa.int32(), 4, r"is damaged: class must be in \[0, 3\], got 4 to 4"),
         (3, pa.float32(), 1.5, r"is damaged: confidence must be in \[0, 1\]"),
         (3, pa.float32(), float("nan"), r"is damaged: confidence must be in \[0, 1\]"),
     ):
-        wrong = table.set_column(column, table.schema.field(column), pa.array([value] * len(table), kind))
-        with pq.ParquetWriter(path, wrong.schema, store_schema=False) as file:
-            file.write_table(wrong)
+        damaged = table.set_column(column, table.schema.field(column), pa.array([value] * len(table), column_type))
+        with pq.ParquetWriter(path, damaged.schema, store_schema=False) as file:
+            file.write_table(damaged)
             file.add_key_value_metadata({b"lambdanets": origin.to_json()})
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(InputError, match=message):
             select(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

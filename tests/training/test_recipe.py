@@ -27,7 +27,7 @@ def test_rejects_a_file_without_a_recipe(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("expression", "message"),
     [
         ("Recipe(epoch=3)", "unexpected keyword argument 'epoch'; the nearest is epochs"),
         ("Recipe(epochs='3')", "epochs must be an integer, at least 1 and at most 1,000,000, got '3'"),
@@ -35,17 +35,19 @@ def test_rejects_a_file_without_a_recipe(tmp_path):
         ("undefined", "NameError"),
     ],
 )
-def test_error_in_a_recipe_file_is_shown(text, message, tmp_path):
+def test_error_in_a_recipe_file_is_reported(expression, message, tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text(f"from lambdanets.training.recipe import Recipe\nrecipe = {text}\n")
+    path.write_text(f"from lambdanets.training.recipe import Recipe\nrecipe = {expression}\n")
     with pytest.raises(ValueError, match=message):
         find_recipe(str(path))
 
 
-def test_recipe_file_error_without_a_message_shows_its_type(tmp_path):
+def test_error_without_a_message_in_a_recipe_file_is_reported_by_type(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("class Mute(Exception):\n    def __str__(self):\n        raise TypeError\nraise Mute\n")
-    with pytest.raises(ValueError, match=r"mine\.py cannot be run: Mute: Mute$"):
+    path.write_text(
+        "class SilentError(Exception):\n    def __str__(self):\n        raise TypeError\nraise SilentError\n"
+    )
+    with pytest.raises(ValueError, match=r"mine\.py cannot be run: SilentError: SilentError$"):
         find_recipe(str(path))
 
 
@@ -55,7 +57,7 @@ def test_unknown_recipe_error_suggests_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
         (b"{", "run is not a valid recipe: "),
         (b"\xff", "run is not a valid recipe: "),
@@ -65,9 +67,9 @@ def test_unknown_recipe_error_suggests_the_nearest():
         (b'{"epoch": 3}', "run has the unknown field 'epoch'; the nearest is epochs"),
     ],
 )
-def test_rejects_an_invalid_recipe_json(text, message):
+def test_rejects_an_invalid_recipe_json(content, message):
     with pytest.raises(ValueError, match=message):
-        Recipe.from_json(text, "run")
+        Recipe.from_json(content, "run")
 
 
 INVALID = [
@@ -110,8 +112,8 @@ def test_rejects_a_recipe_field_out_of_range(field, value):
 
 def test_recipes_with_former_field_names_are_read():
     recipe = replace(DIGITS, scale=(0.5, 1.0), ratio=(0.8, 1.25), crop_pct=0.9, ema_decay=0.99)
-    names = {"scale": "crop_share", "ratio": "crop_ratio", "crop_pct": "eval_crop", "ema_decay": "average_decay"}
-    fields = {names.get(name, name): value for name, value in recipe.fields().items()}
+    former_names = {"scale": "crop_share", "ratio": "crop_ratio", "crop_pct": "eval_crop", "ema_decay": "average_decay"}
+    fields = {former_names.get(name, name): value for name, value in recipe.fields().items()}
     assert Recipe.from_fields(fields, "recipe.json") == recipe
-    with pytest.raises(InputError, match="has the field 'scale' under its former name 'crop_share' too"):
+    with pytest.raises(InputError, match="has the field 'scale' and also its former name 'crop_share'"):
         Recipe.from_fields(fields | {"scale": (0.1, 1.0)}, "recipe.json")

@@ -22,7 +22,7 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import warmup_then_cosine
 from lambdanets.training.tasks import read_recipe
 from noise_images import write_two_classes
-from training.runs import CrashError, assert_same_result, at_step, crash, interrupted_run, quick_recipe, weights_of
+from training.runs import CrashError, assert_same_result, at_step, crash, interrupted_run, load_weights, quick_recipe
 
 
 @pytest.mark.figures
@@ -57,7 +57,7 @@ def test_run_writes_its_files_metrics_and_result(quick, tmp_path):
             assert figure.width > 500
 
 
-def test_learns_to_separate_a_light_from_a_dark_class(quick, tmp_path):
+def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
     easy = replace(quick, drop_path=0.0, dropout=0.0, rand_augment=None, learning_rate=0.05)
     train_until(
         lambda result: result["top1"] == 1.0,
@@ -69,12 +69,12 @@ def test_the_same_seed_gives_the_same_bits(quick, quick_run, tmp_path):
     for name, seed in (("same", quick.seed), ("other", quick.seed + 1)):
         run.start(replace(quick, seed=seed), tmp_path / name)
     assert_same_result(quick_run, tmp_path / "same")
-    assert not torch.equal(weights_of(quick_run)["fc.weight"], weights_of(tmp_path / "other")["fc.weight"])
+    assert not torch.equal(load_weights(quick_run)["fc.weight"], load_weights(tmp_path / "other")["fc.weight"])
 
 
 @pytest.mark.parametrize("step", [2, 3, 5, 8])
 def test_interrupted_run_resumes_to_the_same_bits(quick, quick_run, step, tmp_path, monkeypatch):
-    # with a checkpoint every 2 steps and 3 steps per epoch: in mid-epoch, before and after the last step of an epoch
+    # checkpoints every 2 steps, 3 steps per epoch: interrupted in mid-epoch and before and after the end of an epoch
     with monkeypatch.context() as patch:
         at_step(patch, step, crash)
         with pytest.raises(CrashError):
@@ -85,13 +85,13 @@ def test_interrupted_run_resumes_to_the_same_bits(quick, quick_run, step, tmp_pa
 
 def test_interrupted_run_on_shards_resumes_to_the_same_bits(quick, shards, tmp_path, monkeypatch):
     recipe = replace(quick, data=str(shards), workers=1)
-    run.start(recipe, tmp_path / "whole")
+    run.start(recipe, tmp_path / "uninterrupted")
     with monkeypatch.context() as patch:
         at_step(patch, 5, crash)
         with pytest.raises(CrashError):
             run.start(recipe, tmp_path / "interrupted")
     run.resume(tmp_path / "interrupted")
-    assert_same_result(tmp_path / "whole", tmp_path / "interrupted")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")
 
 
 def test_rejects_resuming_on_changed_shards(quick, shards, tmp_path, monkeypatch):
@@ -99,19 +99,17 @@ def test_rejects_resuming_on_changed_shards(quick, shards, tmp_path, monkeypatch
         at_step(patch, 5, crash)
         with pytest.raises(CrashError):
             run.start(replace(quick, data=str(shards)), tmp_path / "run")
-    listed = json.loads((shards / "shards.json").read_text())
-    listed["parts"]["train"].reverse()
-    (shards / "shards.json").write_text(json.dumps(listed))
+    shard_list = json.loads((shards / "shards.json").read_text())
+    shard_list["parts"]["train"].reverse()
+    (shards / "shards.json").write_text(json.dumps(shard_list))
     with pytest.raises(InputError, match="the data has changed"):
         run.resume(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGINT)])
-def test_signal_stops_after_the_step_and_resumes_to_the_same_bits(
-    quick, quick_run, step, number, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(("step", "signal_number"), [(0, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGINT)])
+def test_run_stopped_by_a_signal_resumes_to_the_same_bits(quick, quick_run, step, signal_number, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        at_step(patch, step, lambda: os.kill(os.getpid(), number))
+        at_step(patch, step, lambda: os.kill(os.getpid(), signal_number))
         with pytest.raises(Interrupted):
             run.start(replace(quick, checkpoint_every=1000), tmp_path / "stopped")
     checkpoint = torch.load(tmp_path / "stopped/checkpoints/last.ckpt", weights_only=True)
@@ -120,7 +118,7 @@ def test_signal_stops_after_the_step_and_resumes_to_the_same_bits(
     assert_same_result(quick_run, tmp_path / "stopped")
 
 
-def test_signal_in_validation_stops_and_resumes_to_the_same_bits(quick, quick_run, tmp_path, monkeypatch):
+def test_run_stopped_in_validation_resumes_to_the_same_bits(quick, quick_run, tmp_path, monkeypatch):
     original = Classification.validation_step
 
     def validation_step(self, batch, batch_idx):
@@ -136,11 +134,11 @@ def test_signal_in_validation_stops_and_resumes_to_the_same_bits(quick, quick_ru
     assert_same_result(quick_run, tmp_path / "stopped")
 
 
-def test_second_start_of_a_run_is_rejected_with_the_owner(quick, quick_run, tmp_path, monkeypatch):
+def test_error_for_a_run_in_use_names_the_process(quick, quick_run, tmp_path, monkeypatch):
     unfinished = tmp_path / "run/checkpoints/.last.ckpt.1.unfinished"
 
     def start_again():
-        unfinished.touch()  # of the owner, which may be in the middle of writing a checkpoint
+        unfinished.touch()  # the first process may be in the middle of writing a checkpoint
         for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
             with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, running since"):
                 start_or_resume()
@@ -154,22 +152,22 @@ def test_second_start_of_a_run_is_rejected_with_the_owner(quick, quick_run, tmp_
     assert not (tmp_path / "run" / LOCK).exists()
 
 
-def test_run_that_lost_its_lock_writes_no_other_checkpoint(quick, tmp_path, monkeypatch):
+def test_run_that_lost_its_lock_writes_no_further_checkpoint(quick, tmp_path, monkeypatch):
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
-    left = []
+    contents = []
 
-    def lose():
-        left.append(checkpoint.read_bytes())
+    def lose_lock():
+        contents.append(checkpoint.read_bytes())
         (tmp_path / "run" / LOCK).unlink()
 
     with monkeypatch.context() as patch:
-        at_step(patch, 4, lose)
+        at_step(patch, 4, lose_lock)
         with pytest.raises(LostLockError, match="lost its lock file"):
             run.start(replace(quick, checkpoint_every=1), tmp_path / "run")
-    assert checkpoint.read_bytes() == left[0]
+    assert checkpoint.read_bytes() == contents[0]
 
 
-def test_refused_start_leaves_no_folder(quick, tmp_path):
+def test_run_with_an_unknown_model_leaves_no_folder(quick, tmp_path):
     with pytest.raises(InputError, match="there is no model named"):
         run.start(replace(quick, model="resnet0"), tmp_path / "runs/new")
     assert not (tmp_path / "runs").exists()
@@ -183,14 +181,14 @@ def test_run_interrupted_before_its_first_checkpoint_restarts(quick, tmp_path, m
     assert run.resume(tmp_path / "interrupted")["epochs"] == 3
 
 
-def test_run_without_a_result_gets_it_without_training_again(quick, quick_run, tmp_path, monkeypatch):
+def test_missing_result_json_is_written_without_training_again(quick, quick_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(run, "write_result", lambda *_, **__: crash())
         with pytest.raises(CrashError):
-            run.start(quick, tmp_path / "ended")
+            run.start(quick, tmp_path / "stopped")
     at_step(monkeypatch, 9, lambda: pytest.fail("trained again"))
-    run.resume(tmp_path / "ended")
-    assert_same_result(quick_run, tmp_path / "ended")
+    run.resume(tmp_path / "stopped")
+    assert_same_result(quick_run, tmp_path / "stopped")
 
 
 def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monkeypatch):
@@ -203,35 +201,35 @@ def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monke
 def test_run_resumes_with_moved_data_and_initial_weights(quick, two_classes, tmp_path, monkeypatch):
     run.start(replace(quick, epochs=1), tmp_path / "base")
     quick = replace(quick, weights=str(tmp_path / "base"))
-    run.start(quick, tmp_path / "whole")
+    run.start(quick, tmp_path / "uninterrupted")
     folder = interrupted_run(quick, tmp_path / "interrupted", monkeypatch)
     (tmp_path / "base").rename(tmp_path / "elsewhere")
     two_classes.rename(tmp_path / "moved")
     recipe = replace(quick, data=str(tmp_path / "moved"), workers=1)
     (folder / "recipe.json").write_text(recipe.to_json())
     run.resume(folder)
-    assert_same_result(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "uninterrupted", folder)
 
 
 def test_second_signal_stops_within_the_step(quick, tmp_path, monkeypatch):
-    before = signal.getsignal(signal.SIGINT)
+    old_handler = signal.getsignal(signal.SIGINT)
 
-    def twice():
+    def send_two_signals():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the step was not interrupted")
 
-    at_step(monkeypatch, 1, twice)
+    at_step(monkeypatch, 1, send_two_signals)
     with pytest.raises(Interrupted):
         run.start(quick, tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is old_handler
 
 
 def test_resuming_a_finished_run_changes_no_file(quick_run, tmp_path):
     shutil.copytree(quick_run, tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    times_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     run.resume(tmp_path / "run")
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    assert times_before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
 
 
 def test_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
@@ -257,21 +255,21 @@ def test_rejects_a_run_folder_with_unknown_content(quick, tmp_path):
 
 
 def test_unreadable_images_are_skipped_and_listed(quick, two_classes, tmp_path):
-    good = (two_classes / "dark/03.png").read_bytes()
-    (two_classes / "dark/03.png").write_bytes(good[: len(good) // 2])
+    content = (two_classes / "dark/03.png").read_bytes()
+    (two_classes / "dark/03.png").write_bytes(content[: len(content) // 2])
     (two_classes / "light/text.png").write_text("not an image")
     result = run.start(quick, tmp_path / "run")
     assert len(result["unreadable"]) == 2
-    assert any("03.png" in sentence for sentence in result["unreadable"])
-    assert any("text.png" in sentence for sentence in result["unreadable"])
+    assert any("03.png" in message for message in result["unreadable"])
+    assert any("text.png" in message for message in result["unreadable"])
 
 
-def test_infinite_loss_stops_the_run_and_says_what_to_change(quick, tmp_path):
+def test_nonfinite_loss_stops_the_run_with_advice(quick, tmp_path):
     with pytest.raises(ValueError, match=r"the (loss|gradient) became .*(parameter|operation) .*; lower learning_rate"):
         run.start(replace(quick, learning_rate=1e30, epochs=20, warmup_epochs=0), tmp_path / "run")
 
 
-def test_weights_checkpoint_and_run_folder_classify_equally(quick_run):
+def test_weight_file_checkpoint_and_run_folder_give_the_same_top1(quick_run):
     result = json.loads((quick_run / "result.json").read_text())
     for name in ("", "weights.safetensors", "checkpoints/last.ckpt"):
         classifier = load_classifier(quick_run / name)
@@ -284,23 +282,23 @@ def test_rejects_evaluation_on_other_classes(quick_run):
         evaluate(load_classifier(quick_run), "digits")
 
 
-def test_run_starts_from_given_weights(quick, quick_run, tmp_path):
+def test_run_starts_from_initial_weights(quick, quick_run, tmp_path):
     weights = str(quick_run / "weights.safetensors")
     run.start(replace(quick, weights=weights, learning_rate=0.0, epochs=1), tmp_path / "run")
-    assert torch.equal(weights_of(quick_run)["fc.weight"], weights_of(tmp_path / "run")["fc.weight"])
+    assert torch.equal(load_weights(quick_run)["fc.weight"], load_weights(tmp_path / "run")["fc.weight"])
 
 
 def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
     scale = [warmup_then_cosine(step, 4, 20) for step in range(20)]
     assert scale[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert scale[12] == pytest.approx(0.5)
-    assert all(first >= second for first, second in itertools.pairwise(scale[4:]))
+    assert all(earlier >= later for earlier, later in itertools.pairwise(scale[4:]))
     assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """The folder of a run of `quick` that crashed at its sixth step. Read-only."""
+    """The folder of a run of `quick` that crashed in its sixth step. Read-only."""
     folder = tmp_path_factory.mktemp("interrupted")
     return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
 
@@ -324,25 +322,23 @@ def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_
         run.resume(folder)
 
 
-@pytest.mark.parametrize(
-    "damage", ["truncated", "empty", "text", "only weights", "of another recipe", "a missing tensor"]
-)
-def test_damaged_checkpoint_without_before_ckpt_is_rejected(interrupted, damage, tmp_path):
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "only weights", "another recipe", "a missing tensor"])
+def test_rejects_a_damaged_last_ckpt_without_before_ckpt(interrupted, damage, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     recipe = read_recipe(folder / "recipe.json")
     path = folder / "checkpoints/last.ckpt"
     (folder / "checkpoints/before.ckpt").unlink()
-    whole = path.read_bytes()
+    original = path.read_bytes()
     if damage == "only weights":
         torch.save({"state_dict": {"x": torch.zeros(1)}}, path)
-    elif damage == "of another recipe":
+    elif damage == "another recipe":
         (folder / "recipe.json").write_text(replace(recipe, seed=recipe.seed + 1).to_json())
     elif damage == "a missing tensor":
         content = torch.load(path, weights_only=True)
         del content["state_dict"]["model.fc.bias"]
         torch.save(content, path)
     else:
-        path.write_bytes({"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"hello"}[damage])
+        path.write_bytes({"truncated": original[: len(original) // 2], "empty": b"", "text": b"hello"}[damage])
     with pytest.raises(ValueError, match=r"last\.ckpt .*(remove .* to restart the run|another architecture)"):
         run.resume(folder)
 
@@ -370,7 +366,7 @@ def test_rejects_a_damaged_result_json(quick, content, tmp_path):
         run.resume(tmp_path)
 
 
-def test_class_and_file_names_may_be_anything(quick, two_classes, tmp_path):
+def test_class_and_file_names_may_contain_any_characters(quick, two_classes, tmp_path):
     (two_classes / "dark").rename(two_classes / "a$x^$b 猫")
     (two_classes / "light/00.png").rename(two_classes / "light" / os.fsdecode(b"\xff\xfe.png"))
     (two_classes / "light/01.png").rename(two_classes / "light/日本.png")
@@ -381,7 +377,7 @@ def test_class_and_file_names_may_be_anything(quick, two_classes, tmp_path):
 
 
 def damage_split(two_classes, split):
-    """Write images into train/ and val/, those of one split damaged."""
+    """Write images into train/ and val/; the images of one split are damaged."""
     for name in ("train", "val"):
         for label in ("dark", "light"):
             (two_classes / name / label).mkdir(parents=True)
@@ -391,7 +387,7 @@ def damage_split(two_classes, split):
 
 
 @pytest.mark.parametrize(("split", "name"), [("train", "training"), ("val", "validation")])
-def test_split_without_a_readable_image_is_rejected_without_a_folder(quick, two_classes, split, name, tmp_path):
+def test_rejects_a_split_without_readable_images(quick, two_classes, split, name, tmp_path):
     damage_split(two_classes, split)
     with pytest.raises(InputError, match=rf"none of the 8 {name} images can be read; the first: \S*0\.png: it is not"):
         run.start(quick, tmp_path / "run")
@@ -401,17 +397,17 @@ def test_split_without_a_readable_image_is_rejected_without_a_folder(quick, two_
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split, tmp_path, monkeypatch):
     damage_split(two_classes, split)
-    # as if they had been damaged after the run was opened
+    # as if the images had been damaged after the run had checked them
     monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
-    message = {"train": "no training batch had two readable images", "val": "none of the validation images"}
+    message = {"train": "no training batch had two readable images", "val": "no validation image could be read"}
     with pytest.raises(ValueError, match=message[split]):
         run.start(quick, tmp_path / "run")
 
 
 def test_rejected_recipes_leave_no_folder(quick, tmp_path):
-    for wrong in ({"weights": "nowhere"}, {"rand_augment": "nonsense"}, {"model_options": {"scope": 4}}):
+    for invalid in ({"weights": "nowhere"}, {"rand_augment": "nonsense"}, {"model_options": {"scope": 4}}):
         with pytest.raises(ValueError, match=r"nowhere|rand_augment|scope"):
-            run.start(replace(quick, **wrong), tmp_path / "run")
+            run.start(replace(quick, **invalid), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 

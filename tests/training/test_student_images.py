@@ -20,12 +20,12 @@ def selection(shards, tmp_path):
     return write_selection(shards, tmp_path / "student")
 
 
-def student(shards, selection, *, classes=CLASSES, soft=True):
+def open_images(shards, selection, *, classes=CLASSES, soft=True):
     return open_student_images(str(shards), selection, classes, soft=soft)
 
 
-def rewrite(path, change):
-    """Change the rows of a table, as dictionaries, in place."""
+def edit_rows(path, change):
+    """Call change(rows) with the rows of a table as dictionaries, and write them back."""
     table = pq.read_table(path)
     rows = table.to_pylist()
     change(rows)
@@ -34,13 +34,13 @@ def rewrite(path, change):
         file.add_key_value_metadata(table.schema.metadata)
 
 
-def rows_in(selection):
-    """All rows, in the order of the tables."""
+def read_rows(selection):
+    """Return the rows of all tables, in order."""
     return [row for path in sorted(selection.glob("*.parquet")) for row in read_table(path)[0].to_pylist()]
 
 
-def contents(images):
-    """The pixels and label of each image, by name."""
+def load_all(images):
+    """Return the pixels and the label of each image by name."""
     return {
         images.name(number): (np.array(image).tobytes(), np.asarray(label).tolist())
         for number in range(len(images))
@@ -48,22 +48,22 @@ def contents(images):
     }
 
 
-def test_images_are_joined_with_their_rows_by_key(shards, selection):
-    images = student(shards, selection, soft=False)
-    plain = open_shards(str(shards))[0]["train"]
-    assert len(images) == len(plain) == 16
-    assert images.groups == plain.groups
-    for number, row in enumerate(rows_in(selection)):
-        assert images.name(number) == plain.name(number)
+def test_images_are_joined_to_their_rows_by_key(shards, selection):
+    images = open_images(shards, selection, soft=False)
+    shard_images = open_shards(str(shards))[0]["train"]
+    assert len(images) == len(shard_images) == 16
+    assert images.groups == shard_images.groups
+    for number, row in enumerate(read_rows(selection)):
+        assert images.name(number) == shard_images.name(number)
         assert f"/{row['key']}." in images.name(number)
-        assert np.array_equal(images.load(number)[0], plain.load(number)[0])
+        assert np.array_equal(images.load(number)[0], shard_images.load(number)[0])
         assert images.load(number)[1] == row["class"]
 
 
-def test_copies_repeat_images(shards, tmp_path):
+def test_images_are_repeated_as_often_as_they_have_copies(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", per_class=40)
-    images = student(shards, selection, soft=False)
-    rows = rows_in(selection)
+    images = open_images(shards, selection, soft=False)
+    rows = read_rows(selection)
     assert len(images) == sum(images.groups) == sum(row["copies"] for row in rows)
     assert len(images) % 40 == 0
     names = Counter(images.name(number).partition(".tar/")[2].rpartition(".")[0] for number in range(len(images)))
@@ -74,64 +74,64 @@ def test_copies_repeat_images(shards, tmp_path):
 
 def test_shards_without_selected_rows_are_skipped(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", per_class=2)
-    images = student(shards, selection)
+    images = open_images(shards, selection)
     assert 0 in images.groups
     assert len(images) == sum(images.groups) == len(images.labels)
-    assert len(contents(images)) == len(images)
+    assert len(load_all(images)) == len(images)
 
 
-def test_soft_label_spreads_the_rest_of_the_distribution_evenly(shards, selection):
-    classes = ("none", *reversed(CLASSES), "neither")  # in another order, with two more
-    images = student(shards, selection, classes=classes)
-    for number, row in enumerate(rows_in(selection)):
+def test_soft_label_divides_remaining_probability_equally(shards, selection):
+    classes = ("none", *reversed(CLASSES), "neither")  # in another order, with two more classes
+    images = open_images(shards, selection, classes=classes)
+    for number, row in enumerate(read_rows(selection)):
         label = images.load(number)[1]
         assert label.dtype == np.float32
         assert label.sum() == pytest.approx(1, abs=1e-6)
         expected = np.full(6, (1 - sum(row["probabilities"])) / 4)
-        for numbered, probability in zip(row["classes"], row["probabilities"], strict=True):
-            expected[classes.index(CLASSES[numbered])] = probability
+        for class_number, probability in zip(row["classes"], row["probabilities"], strict=True):
+            expected[classes.index(CLASSES[class_number])] = probability
         np.testing.assert_allclose(label, expected, atol=1e-6)
 
 
-def test_soft_label_of_all_classes_has_no_rest(shards, tmp_path):
+def test_soft_label_with_all_classes_stored_has_the_teachers_values(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", top=4)
-    label = student(shards, selection).load(0)[1]
-    row = rows_in(selection)[0]
+    label = open_images(shards, selection).load(0)[1]
+    row = read_rows(selection)[0]
     np.testing.assert_allclose(label[row["classes"]], row["probabilities"], atol=1e-6)
     assert label.sum() == pytest.approx(1, abs=1e-6)
 
 
 def test_hard_label_is_the_most_probable_class_by_name(shards, selection):
     classes = tuple(reversed(CLASSES))
-    images = student(shards, selection, classes=classes, soft=False)
-    expected = [CLASSES[row["class"]] for row in rows_in(selection)]
+    images = open_images(shards, selection, classes=classes, soft=False)
+    expected = [CLASSES[row["class"]] for row in read_rows(selection)]
     assert [classes[images.load(number)[1]] for number in range(16)] == expected
     assert [classes[label] for label in images.labels] == expected
 
 
 def test_rows_are_found_by_key_not_by_position(shards, selection):
-    before = contents(student(shards, selection))
+    expected = load_all(open_images(shards, selection))
 
     def reverse(rows):
         rows.reverse()
         for row in rows:
             row["position"] = 7 - row["position"]
 
-    rewrite(selection / "train-00003.parquet", reverse)
-    assert contents(student(shards, selection)) == before
+    edit_rows(selection / "train-00003.parquet", reverse)
+    assert load_all(open_images(shards, selection)) == expected
 
 
 def test_image_whose_key_is_not_in_the_shard_is_unreadable(shards, selection):
-    rewrite(selection / "train-00001.parquet", lambda rows: rows[1].update(key="dark/gone"))
-    images = student(shards, selection)
+    edit_rows(selection / "train-00001.parquet", lambda rows: rows[1].update(key="dark/gone"))
+    images = open_images(shards, selection)
     with pytest.raises(UnreadableImage, match=r"train-00001.parquet: no image has the key 'dark/gone'"):
         images.load(3)
     assert images.name(3) == f"{selection}/train-00001.parquet"
     images.load(2)
 
 
-def test_pseudo_labeled_image_that_is_damaged_is_unreadable(shards, selection):
-    images = student(shards, selection)
+def test_damaged_pseudo_labeled_image_is_unreadable(shards, selection):
+    images = open_images(shards, selection)
     replace_bytes(shards, 2, b"IHDR", b"XXXX")
     with pytest.raises(UnreadableImage):
         images.load(4)
@@ -139,7 +139,7 @@ def test_pseudo_labeled_image_that_is_damaged_is_unreadable(shards, selection):
 
 def test_images_of_a_missing_shard_are_unreadable(shards, selection):
     (shards / "train-00002.tar").unlink()
-    images = student(shards, selection)
+    images = open_images(shards, selection)
     for number in (4, 5):
         with pytest.raises(UnreadableImage):
             images.load(number)
@@ -148,26 +148,26 @@ def test_images_of_a_missing_shard_are_unreadable(shards, selection):
 
 def test_rejects_a_teacher_class_that_the_student_lacks(shards, selection):
     with pytest.raises(InputError, match=r"must be classes of the labeled images, .*, got 'red'"):
-        student(shards, selection, classes=("dark", "light", "striped"))
+        open_images(shards, selection, classes=("dark", "light", "striped"))
 
 
 def test_rejects_labels_of_other_images(shards, selection):
-    listed = json.loads((shards / "shards.json").read_text())
-    listed["parts"]["train"].reverse()
-    (shards / "shards.json").write_text(json.dumps(listed))
+    shard_list = json.loads((shards / "shards.json").read_text())
+    shard_list["parts"]["train"].reverse()
+    (shards / "shards.json").write_text(json.dumps(shard_list))
     with pytest.raises(InputError, match="selection has labels of other shards"):
-        student(shards, selection)
+        open_images(shards, selection)
 
 
 def test_rejects_labels_of_an_unknown_shard(shards, selection):
     content = json.loads((selection / "selection.json").read_text())
     del content["teacher"]["images"]
     (selection / "selection.json").write_text(json.dumps(content))
-    assert len(student(shards, selection)) == 16
+    assert len(open_images(shards, selection)) == 16
     content["shards"][3]["name"] = "part-3"
     (selection / "selection.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"selection has labels of the shard 'part-3', which does not exist"):
-        student(shards, selection)
+        open_images(shards, selection)
 
 
 @pytest.mark.parametrize("name", ["classes", "shards", "teacher", "images"])
@@ -176,7 +176,7 @@ def test_rejects_a_selection_json_with_missing_fields(shards, selection, name):
     del content[name]
     (selection / "selection.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"selection.json is damaged: .*; remove it and select again"):
-        student(shards, selection)
+        open_images(shards, selection)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_rejects_a_selection_json_with_invalid_entries(shards, selection, name, 
     content = json.loads((selection / "selection.json").read_text())
     (selection / "selection.json").write_text(json.dumps(content | {name: value}))
     with pytest.raises(InputError, match=r"selection.json is damaged: .*; remove it and select again"):
-        student(shards, selection)
+        open_images(shards, selection)
 
 
 def test_missing_table_error_names_the_file(shards, selection):
     (selection / "train-00000.parquet").unlink()
     with pytest.raises(OSError, match="No such file") as raised:
-        _ = student(shards, selection).labels
+        _ = open_images(shards, selection).labels
     assert is_for_user(raised.value)
     assert raised.value.filename == str(selection / "train-00000.parquet")
 
@@ -209,22 +209,22 @@ def test_missing_table_error_names_the_file(shards, selection):
 def test_rejects_an_unfinished_selection(shards, selection):
     (selection / "selection.json").unlink()
     with pytest.raises(InputError, match=r"finished selection of pseudo-labels, got a folder without"):
-        student(shards, selection)
+        open_images(shards, selection)
 
 
 def test_rejects_a_table_that_changed_after_selection(shards, selection):
-    rewrite(selection / "train-00000.parquet", lambda rows: rows[0].update(copies=2))
+    edit_rows(selection / "train-00000.parquet", lambda rows: rows[0].update(copies=2))
     with pytest.raises(InputError, match=r"train-00000.parquet has changed"):
-        student(shards, selection).load(0)
+        open_images(shards, selection).load(0)
 
 
 def test_student_images_can_be_pickled(shards, selection):
-    images = student(shards, selection)
+    images = open_images(shards, selection)
     images.load(5)
-    assert contents(pickle.loads(pickle.dumps(images))) == contents(images)
+    assert load_all(pickle.loads(pickle.dumps(images))) == load_all(images)
 
 
-def test_another_selection_has_another_fingerprint(shards, selection, tmp_path):
+def test_different_selections_have_different_fingerprints(shards, selection, tmp_path):
     other = write_selection(shards, tmp_path / "other", confidence=0.1)
-    assert student(shards, selection).fingerprint == student(shards, selection, soft=False).fingerprint
-    assert student(shards, selection).fingerprint != student(shards, other).fingerprint
+    assert open_images(shards, selection).fingerprint == open_images(shards, selection, soft=False).fingerprint
+    assert open_images(shards, selection).fingerprint != open_images(shards, other).fingerprint

@@ -12,7 +12,7 @@ from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
-from lambdanets.training.classification.quicktest import small
+from lambdanets.training.classification.quicktest import quicktest_recipe
 from training.runs import assert_same_result, interrupted_run
 from training.teachers import write_selection
 
@@ -21,7 +21,7 @@ DIGITS = tuple("0123456789")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with `shards`, of 30 digits for training and others for validation, and `student/selection`."""
+    """A folder with `shards` (30 training digits and some validation digits) and `student/selection`."""
     folder = tmp_path_factory.mktemp("digits")
     splits = subset(open_splits("digits", validation_share=0.01), 30, 0)
     write_shards(splits, folder / "shards", images_per_shard=5)
@@ -55,20 +55,20 @@ def recipe(data):
 )
 def test_interrupted_student_training_resumes_to_the_same_bits(recipe, step, fields, tmp_path, monkeypatch):
     recipe = replace(recipe, **fields)
-    run.start(recipe, tmp_path / "whole")
+    run.start(recipe, tmp_path / "uninterrupted")
     run.resume(interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step))
-    assert_same_result(tmp_path / "whole", tmp_path / "interrupted")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")
 
 
-def test_soft_and_hard_targets_train_differently(recipe, tmp_path):
+def test_soft_and_hard_targets_give_different_metrics(recipe, tmp_path):
     soft = run.start(replace(recipe, epochs=1), tmp_path / "soft")
     hard = run.start(replace(recipe, epochs=1, pseudo_targets="hard"), tmp_path / "hard")
     assert soft["training_images"] == hard["training_images"] == 30
-    rows = [(tmp_path / name / "metrics.csv").read_text() for name in ("soft", "hard")]
-    assert rows[0] != rows[1]
+    metrics = [(tmp_path / name / "metrics.csv").read_text() for name in ("soft", "hard")]
+    assert metrics[0] != metrics[1]
 
 
-def test_student_does_not_resume_with_another_selection(recipe, data, tmp_path, monkeypatch):
+def test_rejects_resuming_a_student_with_another_selection(recipe, data, tmp_path, monkeypatch):
     folder = interrupted_run(recipe, tmp_path / "run", monkeypatch)
     other = write_selection(data / "shards", tmp_path / "other", classes=DIGITS, top=3, per_class=11)
     (folder / "recipe.json").write_text(replace(recipe, pseudo_labels=str(other)).to_json())
@@ -77,16 +77,16 @@ def test_student_does_not_resume_with_another_selection(recipe, data, tmp_path, 
 
 
 def test_student_resumes_from_a_moved_selection(recipe, data, tmp_path, monkeypatch):
-    run.start(recipe, tmp_path / "whole")
+    run.start(recipe, tmp_path / "uninterrupted")
     folder = interrupted_run(recipe, tmp_path / "interrupted", monkeypatch)
     shutil.copytree(data / "student/selection", tmp_path / "moved")
     (folder / "recipe.json").write_text(replace(recipe, pseudo_labels=str(tmp_path / "moved")).to_json())
     run.resume(folder)
-    assert_same_result(tmp_path / "whole", folder)
+    assert_same_result(tmp_path / "uninterrupted", folder)
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "message"),
     [
         ({"pseudo_labels": "a"}, "pseudo_labels and pseudo_images must be given together, got one without the other"),
         ({"pseudo_images": "a"}, "pseudo_labels and pseudo_images must be given together"),
@@ -99,13 +99,13 @@ def test_student_resumes_from_a_moved_selection(recipe, data, tmp_path, monkeypa
         ),
     ],
 )
-def test_rejects_invalid_pseudo_label_fields(fields, sentence):
-    with pytest.raises(InputError, match=sentence):
+def test_rejects_invalid_pseudo_label_fields(fields, message):
+    with pytest.raises(InputError, match=message):
         replace(digits.recipe, **fields)
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "message"),
     [
         ({"pseudo_labels": ""}, "pseudo_labels must be given; set it with --pseudo-labels PATH"),
         ({"pseudo_images": ""}, "pseudo_images must be given; set it with --pseudo-images PATH"),
@@ -113,13 +113,13 @@ def test_rejects_invalid_pseudo_label_fields(fields, sentence):
         ({"pseudo_images": "nowhere"}, "nowhere"),
     ],
 )
-def test_missing_pseudo_labels_are_rejected_without_creating_a_folder(recipe, fields, sentence, tmp_path):
-    with pytest.raises(InputError, match=sentence):
+def test_missing_pseudo_labels_are_rejected_without_creating_a_folder(recipe, fields, message, tmp_path):
+    with pytest.raises(InputError, match=message):
         run.start(replace(recipe, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_damaged_table_stops_the_run_with_one_sentence(recipe, data, tmp_path, capsys):
+def test_damaged_table_is_reported_as_damaged(recipe, data, tmp_path, capsys):
     selection = write_selection(data / "shards", tmp_path / "other", classes=DIGITS)
     for path in selection.glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:-20])
@@ -129,34 +129,34 @@ def test_damaged_table_stops_the_run_with_one_sentence(recipe, data, tmp_path, c
     assert "is damaged" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_shards_teacher_and_student_on_the_command_line(data, tmp_path, capsys):
-    def lambdanets(*arguments):
+def test_student_training_with_commands_from_shards_to_evaluation(data, tmp_path, capsys):
+    def run_command(*arguments):
         assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
         return capsys.readouterr().out
 
-    small = ("--image-size", 8, "--epochs", 1, "--batch-size", 8)
+    options = ("--image-size", 8, "--epochs", 1, "--batch-size", 8)
     splits = subset(open_splits("digits", validation_share=0.01), 30, 0)
     for number, label in enumerate(splits.train.labels):
         folder = tmp_path / "images" / str(label)
         folder.mkdir(parents=True, exist_ok=True)
         splits.train.load(number)[0].save(folder / f"{number}.png")
     shards, out = tmp_path / "shards", tmp_path / "labels"
-    lambdanets("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--processes", 1)
-    lambdanets("train", "--data", shards, *small, "--run", tmp_path / "teacher")
-    output = lambdanets("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
+    run_command("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--processes", 1)
+    run_command("train", "--data", shards, *options, "--run", tmp_path / "teacher")
+    output = run_command("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
     assert "20 images in 4 shards labeled" in output
     assert f"lambdanets pseudo-label select {out} SELECTION" in output
-    lambdanets("pseudo-label", "select", out, tmp_path / "selection", "--confidence", 0, "--per-class", 4)
+    run_command("pseudo-label", "select", out, tmp_path / "selection", "--confidence", 0, "--per-class", 4)
     pseudo = ("--pseudo-labels", tmp_path / "selection", "--pseudo-images", shards, "--pseudo-ratio", 0.5)
-    output = lambdanets("train", "--data", shards, *small, *pseudo, "--run", tmp_path / "student")
+    output = run_command("train", "--data", shards, *options, *pseudo, "--run", tmp_path / "student")
     result = json.loads((tmp_path / "student/result.json").read_text())
     assert output.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
-    lambdanets("evaluate", tmp_path / "student")
+    run_command("evaluate", tmp_path / "student")
 
 
 def test_interrupted_quicktest_resumes(recipe, tmp_path, monkeypatch):
     def quicktest():
-        return small(replace(recipe, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
+        return quicktest_recipe(replace(recipe, data="", batch_size=8, pseudo_ratio=14.0), tmp_path / "data")
 
     interrupted_run(quicktest(), tmp_path / "run", monkeypatch, 5)
     result = run.start(quicktest(), tmp_path / "run")

@@ -12,7 +12,7 @@ from lambdanets.training.classification.loaders import make_transform
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_transforms_give_squares_of_the_recipes_size(channels, training):
+def test_transforms_return_squares_of_the_image_size(channels, training):
     recipe = replace(DIGITS, channels=channels, image_size=12)
     image = Image.new("L" if channels == 1 else "RGB", (31, 17), 128 if channels == 1 else (128, 128, 128))
     tensor = (make_transform(recipe) if training else recipe.preprocessing.transform())(image)

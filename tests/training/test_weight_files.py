@@ -1,4 +1,4 @@
-"""Invalid weight files: rejected in one sentence that names the file, without leaving files behind."""
+"""Invalid weight files are rejected with an error that names the file, and no files are written."""
 
 import json
 import os
@@ -23,13 +23,13 @@ from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 
 
-def edit(source, target, change, metadata=None):
-    """Copy a safetensors file with changed tensors or metadata."""
+def copy_changed(source, target, change, metadata=None):
+    """Copy a safetensors file with changed tensors or metadata, and return the path of the copy."""
     with safe_open(source, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        described = dict(file.metadata())
+        old_metadata = dict(file.metadata())
     change(tensors)
-    save_file(tensors, target, metadata=metadata or described)
+    save_file(tensors, target, metadata=metadata or old_metadata)
     return target
 
 
@@ -42,7 +42,7 @@ def classifier(tmp_path_factory):
     """Weights of an untrained classifier of dark and light images, with a NaN in its first convolution."""
     folder = tmp_path_factory.mktemp("classifier")
     teacher = write_teacher(folder / "teacher", ("dark", "light"))
-    return edit(teacher / "weights.safetensors", folder / "nan.safetensors", put_nan("conv1.weight"))
+    return copy_changed(teacher / "weights.safetensors", folder / "nan.safetensors", put_nan("conv1.weight"))
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +52,15 @@ def detector(tmp_path_factory):
     recipe = tiny_recipe(folder)
     description = describe(recipe, ["cup"], category_ids=[1])
     save_weights(folder / "weights.safetensors", build_model(recipe, 1), description)
-    return edit(
+    return copy_changed(
         folder / "weights.safetensors",
         folder / "nan.safetensors",
         put_nan("backbone.network.layer1.0.bn1.running_mean"),
     )
 
 
-def error_of(capsys, *arguments):
-    """The one line that a rejected command prints."""
+def run_rejected_command(capsys, *arguments):
+    """Run a command that is rejected, and return the only line that it prints."""
     assert main([str(argument) for argument in arguments]) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -73,7 +73,7 @@ def test_commands_reject_a_classifier_with_nan_weights(
     command, classifier, two_classes, shards, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
+    files_before = sorted(tmp_path.rglob("*"))
     arguments = {
         "predict": ["predict", classifier, two_classes],
         "evaluate": ["evaluate", classifier, "--data", two_classes],
@@ -81,8 +81,8 @@ def test_commands_reject_a_classifier_with_nan_weights(
         "train": ["train", "--weights", classifier, "--channels", 3, "--data", two_classes, "--run", tmp_path / "run"],
     }[command]
     expected = f"lambdanets: {classifier} must contain only finite weights, got NaN in conv1.weight"
-    assert error_of(capsys, *arguments) == expected
-    assert sorted(tmp_path.rglob("*")) == before
+    assert run_rejected_command(capsys, *arguments) == expected
+    assert sorted(tmp_path.rglob("*")) == files_before
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "train"])
@@ -93,16 +93,16 @@ def test_commands_reject_a_detector_with_nan_weights(command, detector, two_clas
         "from pathlib import Path\nfrom training.detection.tiny_detection import tiny_recipe\n"
         f"recipe = tiny_recipe(Path({str(detector.parent)!r}), weights={str(detector)!r})\n"
     )
-    before = sorted(tmp_path.rglob("*"))
+    files_before = sorted(tmp_path.rglob("*"))
     arguments = {
         "predict": ["predict", detector, two_classes],
         "evaluate": ["evaluate", detector, "--out", tmp_path / "out"],
         "train": ["train", file, "--run", tmp_path / "run"],
     }[command]
-    error = error_of(capsys, "detect", *arguments)
+    error = run_rejected_command(capsys, "detect", *arguments)
     assert error.startswith(f"lambdanets: {detector} must contain only finite weights, got NaN in ")
     assert error.endswith("layer1.0.bn1.running_mean")
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == files_before
 
 
 def test_predict_rejects_weights_whose_outputs_overflow(two_classes, tmp_path):
@@ -110,7 +110,7 @@ def test_predict_rejects_weights_whose_outputs_overflow(two_classes, tmp_path):
         tensors["fc.weight"].fill_(3e38)
 
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
-    large = load_classifier(edit(source, tmp_path / "large.safetensors", enlarge))
+    large = load_classifier(copy_changed(source, tmp_path / "large.safetensors", enlarge))
     with pytest.raises(ValueError, match=r"outputs of .* must be finite, got NaN"):
         next(predict_files(large, sorted(two_classes.glob("*/*.png")), []))
 
@@ -120,10 +120,10 @@ def test_rejects_classes_that_are_not_a_list_of_names(classes, tmp_path, capsys)
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
     with safe_open(source, framework="pt") as file:
         content = json.loads(file.metadata()["lambdanets"])
-    wrong = {"lambdanets": json.dumps(content | {"classes": classes})}
-    path = edit(source, tmp_path / "wrong.safetensors", lambda tensors: None, wrong)
+    metadata = {"lambdanets": json.dumps(content | {"classes": classes})}
+    path = copy_changed(source, tmp_path / "wrong.safetensors", lambda tensors: None, metadata)
     expected = "classes must have at least one name" if classes == [] else "has no valid model card: "
-    assert expected in error_of(capsys, "evaluate", path)
+    assert expected in run_rejected_command(capsys, "evaluate", path)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "train --weights", "detect evaluate", "detect train --weights"])
@@ -136,13 +136,13 @@ def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_p
     path.write_bytes(pickle.dumps(Evil(), protocol=4))
     options = ["--data", two_classes, "--run", tmp_path / "run"] if command == "train --weights" else []
     options += ["--quicktest", "--run", tmp_path / "run"] if command == "detect train --weights" else []
-    assert f"{path} is not a checkpoint" in error_of(capsys, *command.split(), path, *options)
+    assert f"{path} is not a checkpoint" in run_rejected_command(capsys, *command.split(), path, *options)
     assert not recwarn.list
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run").exists()
 
 
-# The metadata of weight files before model cards: the recipe, without defaults.
+# Metadata of weight files that were saved before model cards existed: the recipe, without defaults.
 BEFORE_CARDS = {
     "recipe": {
         "task": "classification", "model": "lambda_resnet20_small", "model_options": {"scope": 7}, "weights": None,

@@ -122,10 +122,10 @@ def _train(arguments: list[str]) -> int:
         prog=f"lambdanets detect train {name if named else '[RECIPE]'}",
         description=f"Train Mask R-CNN. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
-    from lambdanets.training.detection.quicktest import small
+    from lambdanets.training.detection.quicktest import quicktest_recipe
 
     changed = named or options.recipe != recipe
-    done = train(options, ["detect", "train"], arguments, name=name, changed=changed, small=small)
+    done = train(options, ["detect", "train"], arguments, name=name, changed=changed, small=quicktest_recipe)
     if isinstance(done, int):
         return done
     result, folder = done

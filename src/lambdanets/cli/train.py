@@ -48,10 +48,10 @@ def main(arguments: list[str]) -> int:
     )
     if options.plan:
         return _plan(options)
-    from lambdanets.training.classification.quicktest import small
+    from lambdanets.training.classification.quicktest import quicktest_recipe
 
     changed = named or options.recipe != recipe
-    done = train(options, ["train"], arguments, name=name, changed=changed, small=small)
+    done = train(options, ["train"], arguments, name=name, changed=changed, small=quicktest_recipe)
     if isinstance(done, int):
         return done
     if done[0]:  # on rank 0
@@ -66,7 +66,7 @@ def _plan(options: Train) -> int:
     if options.resume is not None or options.run is not None or options.quicktest:
         raise InputError("--plan trains nothing; remove --resume, --run and --quicktest")
     with Progress("planning"):
-        lines = plan(options.recipe, options.devices or get_world().world_size).lines()
+        lines = plan(options.recipe, options.devices or get_world().world_size).format_lines()
     echo(*lines)
     return 0
 

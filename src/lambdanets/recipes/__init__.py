@@ -1,4 +1,4 @@
-"""Training recipes, one Python file each, with data, model and result in the docstring; detection in `detection/`."""
+"""Training recipes: one Python file per recipe, with data, model and result in its docstring."""
 
 import dataclasses
 import importlib
@@ -15,53 +15,55 @@ from lambdanets.training.tasks import TASKS
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 
 
-def list_recipes(kind: type[TrainingRecipe] = Recipe) -> dict[str, str]:
-    """The names of a task's recipes, and the first line of each docstring."""
-    return {name: (module.__doc__ or "").splitlines()[0] for name, module in _modules(kind).items()}
+def list_recipes(recipe_class: type[TrainingRecipe] = Recipe) -> dict[str, str]:
+    """Return the names of a task's recipes, with the first line of each docstring."""
+    return {name: (module.__doc__ or "").splitlines()[0] for name, module in _modules(recipe_class).items()}
 
 
-def list_variants(name: str, kind: type[TrainingRecipe] = Recipe) -> list[str]:
-    """Names of the variants of a recipe, from the dict `recipes` in its file."""
-    return [f"{name}_{suffix}" for suffix in getattr(_modules(kind)[name], "recipes", {})]
+def list_variants(name: str, recipe_class: type[TrainingRecipe] = Recipe) -> list[str]:
+    """Return the names of the variants of a recipe, from the dict `recipes` in its file."""
+    return [f"{name}_{suffix}" for suffix in getattr(_modules(recipe_class)[name], "recipes", {})]
 
 
 @overload
 def find_recipe(name: str) -> Recipe: ...
 @overload
-def find_recipe(name: str, kind: type[AnyRecipe]) -> AnyRecipe: ...
-def find_recipe(name: str, kind: type[TrainingRecipe] = Recipe) -> TrainingRecipe:
-    """The recipe or variant of this name, or the one in a Python file that assigns `recipe`."""
+def find_recipe(name: str, recipe_class: type[AnyRecipe]) -> AnyRecipe: ...
+def find_recipe(name: str, recipe_class: type[TrainingRecipe] = Recipe) -> TrainingRecipe:
+    """Return a recipe or variant by name, or the `recipe` that is assigned in a Python file."""
     if name.endswith(".py"):
         if not Path(name).is_file():
-            raise InputError(f"{name} must be a Python file that assigns recipe = {kind.__name__}(...), got no file")
+            expected = f"a Python file that assigns recipe = {recipe_class.__name__}(...)"
+            raise InputError(f"{name} must be {expected}, got no file")
         import runpy
 
         try:
             recipe = runpy.run_path(name).get("recipe")
-        except (Exception, SystemExit) as error:  # the user's file may raise anything
+        except (Exception, SystemExit) as error:  # the user's file may raise any error
             reason = one_line(error)
-            unknown = re.search(r"unexpected keyword argument '(\w+)'", reason)
-            advice = nearest(unknown[1], [field.name for field in dataclasses.fields(kind)]) if unknown else ""
+            unknown_field = re.search(r"unexpected keyword argument '(\w+)'", reason)
+            known_fields = [field.name for field in dataclasses.fields(recipe_class)]
+            advice = nearest(unknown_field[1], known_fields) if unknown_field else ""
             raise InputError(f"{name} cannot be run: {type(error).__name__}: {reason}{advice}") from error
     else:
-        modules = _modules(kind)
-        variants = {variant: module for module in modules for variant in list_variants(module, kind)}
+        modules = _modules(recipe_class)
+        variants = {variant: module for module in modules for variant in list_variants(module, recipe_class)}
         if name not in modules and name not in variants:
             known = [*modules, *variants]
             raise InputError(f"recipe must be one of {', '.join(modules)}, got {name!r}{nearest(name, known)}")
         module = modules[variants.get(name, name)]
         recipe = module.recipe if name in modules else module.recipes[name.removeprefix(f"{variants[name]}_")]
-    if isinstance(recipe, TrainingRecipe) and not isinstance(recipe, kind):
+    if isinstance(recipe, TrainingRecipe) and not isinstance(recipe, recipe_class):
         raise InputError(
-            f"{name} must be a {kind.task} recipe, got a {recipe.task} recipe; "
+            f"{name} must be a {recipe_class.task} recipe, got a {recipe.task} recipe; "
             f"train with: lambdanets {TASKS[recipe.task].command} {name}"
         )
-    if not isinstance(recipe, kind):
-        raise InputError(f"{name} must assign recipe = {kind.__name__}(...), got {type(recipe).__name__}")
+    if not isinstance(recipe, recipe_class):
+        raise InputError(f"{name} must assign recipe = {recipe_class.__name__}(...), got {type(recipe).__name__}")
     return recipe
 
 
-def _modules(kind: type[TrainingRecipe]) -> dict[str, ModuleType]:
-    package = importlib.import_module(TASKS[kind.task].recipes)
+def _modules(recipe_class: type[TrainingRecipe]) -> dict[str, ModuleType]:
+    package = importlib.import_module(TASKS[recipe_class.task].recipes)
     names = sorted(name for _, name, is_package in pkgutil.iter_modules(package.__path__) if not is_package)
     return {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}

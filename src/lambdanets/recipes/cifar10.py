@@ -1,7 +1,8 @@
 """CIFAR-10 (60,000 images, 32x32), small LambdaResNet, 100 epochs; accuracy not measured.
 
-Hardware: one GPU; training time not measured (estimate it with --plan). Baseline: cifar10_convolution, the same network
-with 3x3 convolutions instead of lambda layers. Data: torchvision's CIFAR-10 files in --data-root.
+Hardware: one GPU; training time not measured (estimate it with --plan). Data: torchvision's
+CIFAR-10 files in --data-root. Baseline: cifar10_convolution, the same network with 3x3 convolutions instead of lambda
+layers.
 Run: lambdanets train cifar10 --data-root FOLDER
 """
 

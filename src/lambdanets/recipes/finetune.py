@@ -1,8 +1,8 @@
 """Fine-tune a trained model on other data or another resolution, 20 epochs; accuracy depends on the data.
 
-Model, model options and normalization are those of the weights. At another image size lambda layers keep their
-embedding tables; another scope, such as --model-options scope 31, interpolates them. The head is re-initialized for
-other classes. Hardware: one GPU, or two CPU cores for small data sets.
+Model, model options and normalization are taken from the weights. Lambda layers keep their embedding tables at another
+image size; the tables are interpolated for another scope, such as --model-options scope 31. The head is re-initialized
+if the classes differ. Hardware: one GPU, or two CPU cores for small data sets.
 Run: lambdanets train finetune --weights RUN --data FOLDER --image-size 160
 """
 

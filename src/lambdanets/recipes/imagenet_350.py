@@ -1,10 +1,10 @@
 """ImageNet, 350 epochs, LambdaResNets (Sec. F.3, Tables 18 and 20): 77.4% to 84.9% top-1 in the paper.
 
-Batch size 4096: 128 images per device on 32 devices, or 64 on 64. By the paper's latencies (Table 18), 1.8 hours on 32
-TPUv3 cores for the smallest model and 68 for the largest. One variant per row of Table 20, named by depth and image
-size, such as imagenet_350_152_256 (83.8%); imagenet_350 is LambdaResNet-50 at 128x128 (77.4%). From depth 350 at
-288x288 on, 2% of the training images are held out for early stopping, and the best epoch's weights are used. The paper
-does not give the patience; here it is 20 epochs.
+Batch size 4096: 128 images per device on 32 devices, or 64 on 64 devices. According to the paper's latencies (Table
+18), training takes 1.8 hours on 32 TPUv3 cores for the smallest model and 68 hours for the largest. Each row of Table
+20 has a variant named by depth and image size, such as imagenet_350_152_256 (83.8%). imagenet_350 is LambdaResNet-50 at
+128x128 (77.4%). The largest variants (350_288, 350_320 and 420_320) hold out 2% of the training images for early
+stopping and use the best epoch's weights. The paper does not give the patience; here it is 20 epochs.
 Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
 Run: lambdanets train imagenet_350_152_256 --data SHARDS --devices 8 --run DIR
 """
@@ -14,7 +14,7 @@ from dataclasses import replace
 from lambdanets.recipes.imagenet_90 import recipe as imagenet_90
 from lambdanets.training.recipe import Recipe
 
-# Depth, image size, RandAugment magnitude, dropout, stochastic depth rate: Table 20.
+# Table 20: depth, image size, RandAugment magnitude, dropout, stochastic depth rate.
 ROWS = (
     (50, 128, 10, 0.2, 0.0),
     (50, 160, 10, 0.2, 0.0),
@@ -32,23 +32,23 @@ ROWS = (
 )
 
 
-def _row(depth: int, image_size: int, magnitude: int, dropout: float, drop_path: float) -> Recipe:
-    largest = (depth, image_size) >= (350, 288)
+def _recipe_for_row(depth: int, image_size: int, magnitude: int, dropout: float, drop_path: float) -> Recipe:
+    early_stopping = (depth, image_size) >= (350, 288)
     return replace(
         imagenet_90,
         model=f"lambda_resnet{depth}",
         model_options={},
         image_size=image_size,
         crop_pct=image_size / (image_size + 32),
-        rand_augment=f"rand-m{magnitude}-n2-mstd0-mmax{magnitude}",  # timm's maximum is 10 without mmax
+        rand_augment=f"rand-m{magnitude}-n2-mstd0-mmax{magnitude}",  # without mmax, timm's maximum magnitude is 10
         dropout=dropout,
         drop_path=drop_path,
         epochs=350,
         weight_decay=4e-5,
-        hold_out=0.02 if largest else 0.0,
-        patience=20 if largest else None,
+        hold_out=0.02 if early_stopping else 0.0,
+        patience=20 if early_stopping else None,
     )
 
 
-recipes = {f"{row[0]}_{row[1]}": _row(*row) for row in ROWS}
+recipes = {f"{row[0]}_{row[1]}": _recipe_for_row(*row) for row in ROWS}
 recipe = recipes["50_128"]

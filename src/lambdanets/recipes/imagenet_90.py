@@ -1,9 +1,10 @@
 """ImageNet, 90 epochs, ResNet-50 with lambda layers (Sec. F.3; Tables 3 and 12): 78.4% top-1 in the paper.
 
-Batch size 4096: 128 images per device on 32 devices, or gradient accumulation on fewer. The paper does not give the
-training time; estimate it with --plan. Variants: the patterns of Table 12, C a convolution and L a lambda layer in all
-blocks of c2, c3, c4 or c5. imagenet_90_cccc is plain ResNet-50 (76.9%), imagenet_90_llll the recipe itself (78.4%), and
-imagenet_90_u4 has intra-depth 4 and scope 7 (78.9%).
+Batch size 4096: 128 images per device on 32 devices; fewer devices accumulate gradients. The paper does not give the
+training time; estimate it with --plan. The variants are the patterns of Table 12: one letter for each of the stages c2,
+c3, c4 and c5, where C means that its blocks use convolutions and L that they use lambda layers. imagenet_90_cccc is
+ResNet-50 (76.9%), imagenet_90_llll is the same as imagenet_90 (78.4%), and imagenet_90_u4 has intra-depth 4 and scope 7
+(78.9%).
 Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
 Run: lambdanets train imagenet_90 --data SHARDS --devices 8 --run DIR
 """
@@ -12,13 +13,13 @@ from dataclasses import replace
 
 from lambdanets.training.recipe import Recipe
 
-BATCH = 4096
+BATCH_SIZE = 4096
 
 recipe = Recipe(
     data="",
     model="resnet50_lambda",
     model_options={"pattern": "LLLL"},
-    batch_norm_momentum=0.0001,  # 1 minus TensorFlow's decay of 0.9999
+    batch_norm_momentum=0.0001,  # TensorFlow's decay is 1 - 0.0001 = 0.9999
     image_size=224,
     channels=3,
     mean=(0.485, 0.456, 0.406),
@@ -29,8 +30,8 @@ recipe = Recipe(
     flip=0.5,
     interpolation="bicubic",
     epochs=90,
-    batch_size=BATCH,
-    learning_rate=0.1 * BATCH / 256,
+    batch_size=BATCH_SIZE,
+    learning_rate=0.1 * BATCH_SIZE / 256,
     warmup_epochs=5.0,
     weight_decay=1e-4,
     label_smoothing=0.1,

@@ -1,10 +1,11 @@
 """ImageNet and 130 million pseudo-labeled images, LambdaResNets (Tables 5 and 18): 82.1% to 86.7% top-1 in the paper.
 
-As imagenet_350, with 14 pseudo-labeled images per labeled image in a step. The paper does not give the ratio; this one
-is that of Noisy Student's larger models (Xie et al. 2020). By Table 5's throughput, 18 hours on 512 TPUv3 cores
-(docs/scale.md). One variant per row of Table 18 with a reported accuracy, from imagenet_pseudo_50_128 (82.1%) to
-imagenet_pseudo_152_288 (86.7%), the recipe itself. The paper's images and teacher are not public: label your own with
-`lambdanets pseudo-label`. On several machines: examples/slurm.sh.
+The same as imagenet_350, with 14 pseudo-labeled images per labeled image in a step. The paper does not give this ratio;
+Noisy Student (Xie et al. 2020) uses it for its larger models. According to the throughput in Table 5, training takes 18
+hours on 512 TPUv3 cores (docs/scale.md). Each row of Table 18 with an accuracy has a variant, from
+imagenet_pseudo_50_128 (82.1%) to imagenet_pseudo_152_288, which is the same as imagenet_pseudo (86.7%). The paper's
+images and teacher are not public: label your own images with `lambdanets pseudo-label`. To use several machines, see
+examples/slurm.sh.
 Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
 Run: lambdanets train imagenet_pseudo --data SHARDS --pseudo-labels SELECTION --pseudo-images MORE --devices 8 --run DIR
 """

@@ -1,1 +1,1 @@
-"""Training, evaluation and prediction: data, the Lightning module, and the folder each run leaves."""
+"""Training with Lightning: recipes, tasks, callbacks, checkpoints and the run folder."""

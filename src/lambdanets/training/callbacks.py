@@ -1,4 +1,4 @@
-"""Callbacks: checkpoints, EMA, early stopping, and stopping on a signal."""
+"""Lightning callbacks: checkpoints, EMA, early stopping and signal handling."""
 
 import signal
 from collections.abc import Iterator
@@ -21,45 +21,52 @@ from lambdanets.training.distributed import all_reduce_sum
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether the optimizer steps after this micro-batch."""
+    """Whether this micro-batch is the last of its optimizer step."""
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
 def ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether a micro-batch is the last of its epoch."""
+    """Whether this micro-batch is the last of its epoch."""
     return batch_idx + 1 >= trainer.num_training_batches
 
 
 class KeepLast(Callback):
-    """Writes last.ckpt every `every` steps and after each epoch's validation, with the position in the training data.
+    """Writes last.ckpt every `every_n_steps` steps and after each epoch's validation.
 
-    Not after the last step of an epoch: Lightning skips the validation of a run that resumes there. Lightning restores
-    the state of a data loader in the middle of an epoch only, so it is stored here.
+    No checkpoint is written between the last step of an epoch and its validation, because Lightning would skip the
+    validation when the run resumes. The position in the training data is stored here, because Lightning restores the
+    state of a data loader only in the middle of an epoch.
+
+    data_fingerprint: hash of the data set; a checkpoint with another fingerprint is rejected.
     """
 
-    def __init__(self, path: Path, every: int, training: Batches[Any], data: str) -> None:
+    def __init__(self, path: Path, every_n_steps: int, training_batches: Batches[Any], data_fingerprint: str) -> None:
         self.path = path
-        self.every = every
-        self.training = training
-        self.data = data
+        self.every_n_steps = every_n_steps
+        self.training_batches = training_batches
+        self.data_fingerprint = data_fingerprint
 
     def state_dict(self) -> dict[str, Any]:
-        return {"data": self.data, "parts": self.training.accumulation_steps, **self.training.state_dict()}
+        return {
+            "data": self.data_fingerprint,
+            "parts": self.training_batches.accumulation_steps,
+            **self.training_batches.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["data"] != self.data:
+        if state["data"] != self.data_fingerprint:
             raise InputError(
-                "the data has changed since the run started: other images, names or classes; start a new run"
+                "the data has changed since the run started (images, file names or classes); start a new run"
             )
-        self.training.load_state_dict(state)
+        self.training_batches.load_state_dict(state)
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # Lightning counts micro-batches, and another world size has another number of them per step
-        before, now = checkpoint["callbacks"]["KeepLast"]["parts"], self.training.accumulation_steps
+        # Lightning counts micro-batches; their number per step changes with the world size
+        old_steps, new_steps = checkpoint["callbacks"]["KeepLast"]["parts"], self.training_batches.accumulation_steps
         for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
             if isinstance(counts, dict):
-                in_progress = counts["processed"] - counts["completed"]  # the batch at whose end it was written
-                counts.update({name: -(-count // before) * now for name, count in counts.items()})
+                in_progress = counts["processed"] - counts["completed"]  # 1 if written in on_train_batch_end
+                counts.update({name: -(-count // old_steps) * new_steps for name, count in counts.items()})
                 counts["completed"] = counts["processed"] - in_progress
 
     def on_train_batch_end(
@@ -68,7 +75,7 @@ class KeepLast(Callback):
         if (
             ends_step(trainer, batch_idx)
             and not ends_epoch(trainer, batch_idx)
-            and trainer.global_step % self.every == 0
+            and trainer.global_step % self.every_n_steps == 0
         ):
             trainer.save_checkpoint(self.path)
 
@@ -77,7 +84,7 @@ class KeepLast(Callback):
 
 
 class KeepBest(ModelCheckpoint):
-    """Keeps best.ckpt by a validation metric, also if the run folder was moved or copied since."""
+    """Keeps best.ckpt, the checkpoint with the highest validation metric; the run folder may be moved or copied."""
 
     def __init__(self, folder: Path, metric: str) -> None:
         super().__init__(
@@ -87,50 +94,56 @@ class KeepBest(ModelCheckpoint):
             mode="max",
             enable_version_counter=False,
             auto_insert_metric_name=False,
-            save_on_train_epoch_end=False,  # after validation instead, so that last.ckpt knows the best score
+            save_on_train_epoch_end=False,  # save after validation, so that last.ckpt contains the best score
         )
         self._path = str(Path(str(self.dirpath)) / BEST)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Lightning drops the scores of another folder, and any epoch would then be the best
+        # If the folder has changed, Lightning drops the scores, and the next epoch would become the best
         scores = dict.fromkeys([self._path] if state["best_k_models"] else [], state["best_model_score"])
-        here = self._path if scores else ""
+        best_path = self._path if scores else ""
         super().load_state_dict(
             state
-            | {"dirpath": self.dirpath, "best_model_path": here, "kth_best_model_path": here, "best_k_models": scores}
+            | {
+                "dirpath": self.dirpath,
+                "best_model_path": best_path,
+                "kth_best_model_path": best_path,
+                "best_k_models": scores,
+            }
         )
 
 
 class EMA(WeightAveraging):
-    """EMA of the trainable parameters, which is validated, kept as best.ckpt and saved at the end.
+    """EMA of the trainable parameters. Validation, best.ckpt and the final weights use the EMA.
 
-    After step t: ema += (1 - min(decay, (1 + t) / (10 + t))) (weights - ema), as in TensorFlow, so that the initial
-    weights fade quickly. Buffers, such as the statistics of batch norm, are not averaged.
+    After step t: ema += (1 - min(decay, (1 + t) / (10 + t))) (weights - ema). As in TensorFlow, the decay is smaller
+    in the first steps, so the initial weights lose their influence quickly. Buffers, such as the running statistics of
+    batch norm, are not averaged.
     """
 
     def __init__(self, decay: float) -> None:
         @torch.no_grad()
         def average(averages: list[Tensor], weights: list[Tensor], steps: Tensor | int) -> None:
-            kept = min(decay, (1 + int(steps)) / (10 + int(steps)))
-            torch._foreach_lerp_(averages, weights, 1 - kept)
+            step_decay = min(decay, (1 + int(steps)) / (10 + int(steps)))
+            torch._foreach_lerp_(averages, weights, 1 - step_decay)
 
         super().__init__(use_buffers=False, multi_avg_fn=average)
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         super().setup(trainer, module, stage)
         if self._average_model is not None:
-            self._average_model.n_averaged.fill_(1)  # at 0, torch would copy the weights after the first step
+            self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
 
     def copy_to(self, module: LightningModule) -> None:
-        """Copy the EMA weights into the model, also where training had ended before this process was started."""
+        """Copy the EMA weights into the model. Works also if this process resumed a run that had finished training."""
         self._copy_average_to_current(module)
 
 
 class StopEarly(EarlyStopping):
-    """Stops after `patience` epochs without a better metric; a run that is resumed after that stops again at once."""
+    """Stops after `patience` epochs without improvement of the metric. If resumed later, the run stops immediately."""
 
     def __init__(self, metric: str, patience: int) -> None:
-        # after validation instead, so that last.ckpt has the state
+        # check after validation, so that last.ckpt contains the state
         super().__init__(metric, mode="max", patience=patience, check_on_train_epoch_end=False)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
@@ -143,11 +156,13 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class StopOnSignal(Callback):
-    """On a signal, finishes the step, writes a checkpoint and stops; a second SIGINT stops at once.
+    """On a signal, finishes the step, writes a checkpoint and stops. A second SIGINT stops immediately.
 
-    All ranks stop after the same step, whichever of them received the signal. At the end of an epoch and in its
-    validation no new checkpoint is written. lock: that of the run folder, on rank zero; a run that has lost it stops
-    before it writes anything.
+    All ranks stop after the same step, even if only one of them received the signal. No checkpoint is written after
+    the last step of an epoch or during its validation.
+
+    lock: lock of the run folder on rank zero, None on other ranks. If the lock is lost, the run stops before it writes
+    anything.
     """
 
     def __init__(self, checkpoint: Path, lock: Lock | None = None) -> None:
@@ -157,21 +172,21 @@ class StopOnSignal(Callback):
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Handle signals here; Lightning's own handlers can stop in the middle of an optimizer step."""
-        before = {number: signal.getsignal(number) for number in handled_signals()}
+        """Handle signals within the block. Lightning's own handlers can stop in the middle of an optimizer step."""
+        old_handlers = {number: signal.getsignal(number) for number in handled_signals()}
         try:
             self._install()
             yield
-        except SystemExit as end:  # Lightning raises it for a signal before the first step
+        except SystemExit as error:  # Lightning raises it for a signal before the first step
             if not self.signaled:
                 raise
-            raise Interrupted from end
+            raise Interrupted from error
         finally:
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._install()  # again, as Lightning installs its own handlers in between
+        self._install()  # again, because Lightning has installed its own handlers
 
     def _install(self) -> None:
         for number in handled_signals():

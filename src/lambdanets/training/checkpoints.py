@@ -1,4 +1,4 @@
-"""Checkpoint files: atomic writes, the newest readable one, and whether it belongs to the run."""
+"""Checkpoint files: write them atomically, find the newest readable one, check that it belongs to the run."""
 
 import io
 import sys
@@ -20,11 +20,14 @@ from lambdanets.training.recipe import TrainingRecipe
 
 LAST = "last.ckpt"
 BEST = "best.ckpt"
-BEFORE = "before.ckpt"  # the previous one, in case last.ckpt is damaged
+PREVIOUS = "before.ckpt"  # the previous last.ckpt, used if last.ckpt is damaged
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints atomically and keeps the previous last.ckpt. lock: that of the folder, checked before."""
+    """Writes checkpoints atomically and keeps the previous last.ckpt.
+
+    lock: lock of the run folder; checked before each write.
+    """
 
     def __init__(self, lock: Lock | None = None) -> None:
         super().__init__()
@@ -37,37 +40,37 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if self.lock is not None:
             self.lock.check()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_open(path, path.with_name(BEFORE) if path.name == LAST else None) as file:
+        with atomic_open(path, path.with_name(PREVIOUS) if path.name == LAST else None) as file:
             file.write(content.getbuffer())
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest readable checkpoint in a folder; None if there is none.
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest readable checkpoint in a folder, or None if there are no checkpoints.
 
-    A damaged one is renamed to .damaged, with a message. Raises InputError if all are damaged.
+    Damaged checkpoints are renamed to .damaged, with a message. Raises InputError if all checkpoints are damaged.
     """
     damaged = []
-    for path in (folder / LAST, folder / BEFORE):
+    for path in (folder / LAST, folder / PREVIOUS):
         if not path.is_file():
             continue
         try:
             read_weights(path)
             with zipfile.ZipFile(path) as archive:
-                changed = archive.testzip()  # torch.load does not verify checksums
+                damaged_member = archive.testzip()  # torch.load does not verify checksums
         except (InputError, zipfile.BadZipFile) as error:
             damaged.append((path, str(error)))
             continue
-        if changed is not None:
-            damaged.append((path, f"{path} is damaged: the checksum of its part {changed} is wrong"))
+        if damaged_member is not None:
+            damaged.append((path, f"{path} is damaged: the checksum of {damaged_member} in it is wrong"))
             continue
-        for other, why in damaged:
-            aside = other.with_suffix(".damaged")
-            echo(f"{why}; renamed to {aside.name}, resuming from {path.name}", file=sys.stderr)
-            other.replace(aside)
+        for damaged_path, reason in damaged:
+            new_path = damaged_path.with_suffix(".damaged")
+            echo(f"{reason}; renamed to {new_path.name}, resuming from {path.name}", file=sys.stderr)
+            damaged_path.replace(new_path)
         return path
     if damaged:
-        path, why = damaged[0]
-        raise InputError(f"{why}; {_advice(path)}")
+        path, reason = damaged[0]
+        raise InputError(f"{reason}; {_advice(path)}")
     return None
 
 
@@ -76,9 +79,10 @@ def _advice(path: Path) -> str:
 
 
 def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...]) -> int:
-    """The step of a checkpoint. Raises InputError unless it is one of a run of the recipe on data with these classes.
+    """Load a checkpoint's weights into the model and return its step.
 
-    The fields in `FREE` may differ.
+    Raises InputError unless the checkpoint is from a run of this recipe on data with these classes. The recipe's
+    `CHANGEABLE` fields may differ.
     """
     advice = _advice(path)
     try:
@@ -90,9 +94,9 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is a weight file, not a checkpoint of a run; {advice}") from error
-    if saved.without_free_fields() != recipe.without_free_fields():
-        raise InputError(f"{path} is of another recipe than the run's recipe.json; {advice}")
+        raise InputError(f"{path} must be a checkpoint of a run, got a file of weights; {advice}") from error
+    if saved.without_changeable_fields() != recipe.without_changeable_fields():
+        raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
     if content["classes"] != classes:
         raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
     load_tensors(model, tensors, str(path))

@@ -1,4 +1,4 @@
-"""Learning curves: curves.png and TensorBoard."""
+"""Learning curves: draws curves.png and logs to TensorBoard."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,29 +11,30 @@ from matplotlib.figure import Figure
 from lambdanets.files import atomic_open
 from lambdanets.training.metrics_log import MetricsLog, Row
 
-Panels = Sequence[tuple[str, Sequence[str]]]
+Panels = Sequence[tuple[str, Sequence[str]]]  # title and metrics of each panel
 _COLORS = {"train": "#94a3b8", "val": "#1d4ed8"}
 
 
 class Curves(Callback):
-    """Draws curves.png after an epoch, unless it was drawn within the last minute."""
+    """Draws curves.png after an epoch, at most once per minute."""
 
     def __init__(self, folder: Path, log: MetricsLog, panels: Panels) -> None:
         self._path = folder / "curves.png"
         self._log = log
         self._panels = panels
-        self._drawn = time.monotonic()
+        self._last_drawn = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if time.monotonic() - self._drawn > 60:
+        if time.monotonic() - self._last_drawn > 60:
             draw_curves(self._log.rows, self._log.metrics, self._panels, self._path)
-            self._drawn = time.monotonic()
+            self._last_drawn = time.monotonic()
 
 
 def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, path: Path) -> None:
     """Plot training and validation metrics against the step, with epochs on a second axis.
 
-    rows: those of metrics.csv. panels: titles and their metrics; a panel of several metrics has one color each.
+    rows: rows of metrics.csv. metrics: their columns after the first three. panels: title and metrics of each panel; in
+    a panel with several metrics, each metric has its own color.
     """
     steps_per_epoch = max((row[0] / row[1] for row in rows if row[2] == "val"), default=0)
     figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
@@ -41,12 +42,12 @@ def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, pat
         for name in names:
             for split, color in _COLORS.items():
                 column = 3 + metrics.index(name)
-                chosen = [row for row in rows if row[2] == split and row[column] is not None]
-                if not chosen:
+                measured = [row for row in rows if row[2] == split and row[column] is not None]
+                if not measured:
                     continue
                 axis.plot(
-                    [row[0] for row in chosen],
-                    [row[column] for row in chosen],
+                    [row[0] for row in measured],
+                    [row[column] for row in measured],
                     color=color if len(names) == 1 else None,
                     label=split if len(names) == 1 else name,
                     marker="o" if split == "val" else None,
@@ -64,9 +65,11 @@ def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, pat
 
 
 class TensorBoard(TensorBoardLogger):
-    """Lightning's logger, into tensorboard/. resumed_at: the step of the checkpoint; later rows are purged.
+    """Lightning's TensorBoard logger, with event files in tensorboard/.
 
-    Rows are flushed at once, so that a checkpoint never has rows that the event file lacks.
+    Rows are flushed immediately: rows that a checkpoint contains are then also in the event file.
+
+    resumed_at: step of the checkpoint that the run resumes from; TensorBoard discards later rows.
     """
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
@@ -77,4 +80,4 @@ class TensorBoard(TensorBoardLogger):
         self.experiment.flush()
 
     def save(self) -> None:
-        """Write no hparams.yaml, which would repeat recipe.json."""
+        """Do not write hparams.yaml: recipe.json has the hyperparameters."""

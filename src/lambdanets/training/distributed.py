@@ -1,6 +1,6 @@
 """Distributed training: rank, world size and collectives.
 
-torchrun sets rank and world size in the environment; without it there is one process.
+torchrun sets rank and world size in environment variables. Without torchrun there is one process.
 """
 
 import os
@@ -21,11 +21,11 @@ from lambdanets.errors import InputError, RankZeroFailed
 T = TypeVar("T")
 Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
-# Ranks wait while rank zero evaluates or writes; a lost rank is noticed by its closed connection.
+# Long, because ranks wait while rank zero evaluates or writes. A lost rank closes its connection, which is noticed.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
-# gloo raises a plain RuntimeError for a lost connection, whose message begins with its source file.
-_LOST_BY_GLOO = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
-_RENDEZVOUS_SECONDS = 300.0  # a rank's timeout for the store
+# For a lost connection, gloo raises a RuntimeError whose message begins with the path of a gloo source file.
+_GLOO_ERROR = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
+_STORE_CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of rank zero
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class World:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, which all have the same number of processes."""
+        """Number of nodes. All nodes have the same number of processes."""
         return self.world_size // self.local_world_size
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this process writes files and prints."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
 
 def get_world() -> World:
-    """Rank and world size from torchrun's environment variables; a single process without torchrun."""
+    """Return rank and world size from torchrun's environment variables, or those of a single process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return World()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -57,19 +57,20 @@ def get_world() -> World:
 
 
 def set_device(world: World) -> None:
-    """Select the GPU of this local rank, if there are GPUs. Raises InputError if there are too few."""
+    """Select the GPU with the number of this local rank, if there are GPUs. Raises InputError if there are too few."""
     if not torch.cuda.is_available():
         return
     if world.local_world_size > torch.cuda.device_count():
         raise InputError(
-            f"processes per node must be at most {torch.cuda.device_count()}, its GPUs, got {world.local_world_size}"
+            f"processes per node must be at most {torch.cuda.device_count()}, the number of its GPUs, "
+            f"got {world.local_world_size}"
         )
     torch.cuda.set_device(world.local_rank)
 
 
 @contextmanager
 def process_group() -> Iterator[World]:
-    """Initialize the process group: gloo for CPU tensors, NCCL for CUDA tensors."""
+    """Set the device and initialize the process group: gloo for CPU tensors, NCCL for CUDA tensors."""
     world = get_world()
     set_device(world)
     if world.world_size == 1 or dist.is_initialized():
@@ -80,7 +81,7 @@ def process_group() -> Iterator[World]:
         with report_lost_connection():
             dist.init_process_group(
                 backend,
-                store=_store_of_rank_zero(world),
+                store=_connect_store(world),
                 rank=world.rank,
                 world_size=world.world_size,
                 timeout=_COLLECTIVE_TIMEOUT,
@@ -95,32 +96,33 @@ def process_group() -> Iterator[World]:
 def report_lost_connection() -> Iterator[None]:
     """Raise InputError if a collective or the store lost the connection to another rank.
 
-    Other errors pass unchanged, such as CUDA's about peer access or NCCL's about a GPU that two ranks use.
+    Other errors are not changed, for example CUDA errors about peer access, or NCCL errors about a GPU that two ranks
+    use.
     """
     try:
         yield
     except RuntimeError as error:
         lost = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
         lost |= isinstance(error, dist.DistBackendError) and "ncclRemoteError" in str(error)
-        lost |= _LOST_BY_GLOO.match(str(error)) is not None
+        lost |= _GLOO_ERROR.match(str(error)) is not None
         if not lost:
             raise
         raise InputError(f"connection to another rank was lost: {' '.join(str(error).split())[:200]}") from error
 
 
-def rank_zero_first(do: Callable[[], T]) -> T:
-    """Run do() on rank zero first, then on the others, so that an error of rank zero is reported once."""
+def rank_zero_first(compute: Callable[[], T]) -> T:
+    """Call compute() on rank zero, then on the other ranks. If rank zero fails, only its error is reported."""
     if not dist.is_initialized():
-        return do()
-    done: list[T] = []
-    broadcast_from_rank_zero(lambda: done.append(do()))
-    return done[0] if done else do()
+        return compute()
+    results: list[T] = []
+    broadcast_from_rank_zero(lambda: results.append(compute()))
+    return results[0] if results else compute()
 
 
-def _store_of_rank_zero(world: World) -> dist.Store:
-    """A TCPStore of this process group, on rank zero.
+def _connect_store(world: World) -> dist.Store:
+    """Create the TCPStore of this process group on rank zero, or connect to it.
 
-    torchrun's own store survives the loss of a rank, and passes the address to the ranks that replace it.
+    Its port is passed through the store of torchrun's agent, which survives when ranks die and are restarted.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
@@ -130,11 +132,11 @@ def _store_of_rank_zero(world: World) -> dist.Store:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         agent_store.set("lambdanets", str(store.port))
         return store
-    deadline = time.monotonic() + _RENDEZVOUS_SECONDS
+    deadline = time.monotonic() + _STORE_CONNECT_SECONDS
     while True:
         try:
-            port = int(agent_store.get("lambdanets"))  # waits for a port, which may be that of a dead rank
-            socket.create_connection((host, port), 2).close()  # TCPStore prints long warnings if refused
+            port = int(agent_store.get("lambdanets"))  # waits until it is set; it may be the port of a dead rank
+            socket.create_connection((host, port), 2).close()  # TCPStore would print long warnings on failure
             return dist.TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT)
         except (OSError, RuntimeError):
             if time.monotonic() > deadline:
@@ -143,7 +145,7 @@ def _store_of_rank_zero(world: World) -> dist.Store:
 
 
 def all_reduce_sum(*numbers: float) -> list[float]:
-    """Sum each number over all ranks, in float64, with the same bits on every rank."""
+    """Sum each number over all ranks in float64. The sums are bit-identical on all ranks."""
     if not dist.is_initialized():
         return list(numbers)
     sums = torch.tensor(numbers, dtype=torch.float64)
@@ -152,7 +154,7 @@ def all_reduce_sum(*numbers: float) -> list[float]:
 
 
 def all_reduce_min(number: int) -> int:
-    """The minimum over all ranks."""
+    """Return the minimum of a number over all ranks."""
     if not dist.is_initialized():
         return number
     smallest = torch.tensor(number)
@@ -161,26 +163,29 @@ def all_reduce_min(number: int) -> int:
 
 
 def all_gather_lists(items: list[Item]) -> list[Item]:
-    """The lists of all ranks, concatenated by rank."""
+    """Return the lists of all ranks, concatenated in order of rank."""
     if not dist.is_initialized():
         return items
     lists: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(lists, items)
-    return [item for some in lists for item in some]
+    return [item for rank_items in lists for item in rank_items]
 
 
 def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:
-    """The result of compute() on rank 0, broadcast to all ranks. If it raises, the other ranks raise RankZeroFailed."""
+    """Call compute() on rank zero and return its result on all ranks.
+
+    If compute() raises an error, the other ranks raise RankZeroFailed.
+    """
     if not dist.is_initialized():
         return compute()
-    answer: list[Any] = [None, False]
+    result_and_success: list[Any] = [None, False]
     if dist.get_rank() == 0:
         try:
-            answer = [compute(), True]
+            result_and_success = [compute(), True]
         finally:
-            dist.broadcast_object_list(answer)
+            dist.broadcast_object_list(result_and_success)
     else:
-        dist.broadcast_object_list(answer)
-        if not answer[1]:
+        dist.broadcast_object_list(result_and_success)
+        if not result_and_success[1]:
             raise RankZeroFailed
-    return answer[0]
+    return result_and_success[0]

@@ -1,4 +1,4 @@
-"""Launches one process per device on this machine, as torchrun does."""
+"""Launches one training process per device on this machine, as torchrun does."""
 
 import logging
 import os
@@ -9,15 +9,15 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit code
 
 
 def launch(count: int, arguments: list[str]) -> int:
-    """Run `lambdanets` with the arguments in `count` processes; the exit code of the first failure, or 0.
+    """Run `lambdanets` with these arguments in `count` processes. Return 0, or the exit code of the first failure.
 
-    The process that fails prints its own error.
+    The failed process prints its own error.
     """
-    # by default each process would start one thread per core
+    # otherwise each process would start one thread per core
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(

@@ -1,4 +1,4 @@
-"""Estimates the memory of a training step, and the largest micro-batch that fits."""
+"""Estimates the memory of a training step and the largest micro-batch that fits."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -11,18 +11,18 @@ from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, one_line
 from lambdanets.training.recipe import TrainingRecipe
 
-_cache: dict[str, tuple[int, int]] = {}  # results of training_memory by the key of the probe
+_cache: dict[str, tuple[int, int]] = {}  # results of training_memory by MemoryProbe.key
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryProbe(ABC):
-    """A recipe's forward pass on synthetic images, to estimate the memory of a step."""
+    """Forward pass and loss of a recipe on synthetic images, to estimate the memory of a training step."""
 
     recipe: TrainingRecipe
 
     @property
     def key(self) -> str:
-        """Cache key: equal for probes that need the same memory, whatever the data paths and the seed."""
+        """Cache key. It does not contain paths and the seed, which do not change the memory."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         recipe = dataclasses.asdict(fields.pop("recipe"))
         for name in (*self.recipe.PATHS, "seed"):
@@ -35,51 +35,51 @@ class MemoryProbe(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
-        """The loss of a synthetic batch of `images` on a device, which may be the meta device."""
+        """Return the loss of a batch of `images` synthetic images on a device, which may be the meta device."""
 
     @property
     @abstractmethod
     def size(self) -> str:
-        """The image size, for messages."""
+        """The image size as text, for messages."""
 
 
-def largest_micro_batch(probe: MemoryProbe, wanted: int, free_bytes: int | None = None) -> int:
-    """The wanted micro-batch, halved until it fits.
+def largest_micro_batch(probe: MemoryProbe, requested: int, free_bytes: int | None = None) -> int:
+    """Return the requested micro-batch size, halved until it fits.
 
-    free_bytes: free memory; that of the device by default. Raises InputError if not even the recipe's smallest
-    micro-batch fits, and if the model cannot take images of the recipe's size.
+    free_bytes: memory that may be used; if None, the free memory of the device. Raises InputError if the recipe's
+    smallest micro-batch does not fit, or if the model does not support the recipe's image size.
     """
     free = free_memory(best_device()) if free_bytes is None else free_bytes
     try:
         fixed, per_image = training_memory(probe)
     except InputError:
         raise
-    except Exception as error:  # models raise anything for a size that they cannot take
+    except Exception as error:  # models raise errors of any type for an unsupported size
         raise InputError(f"{probe.recipe.model} cannot take images of {probe.size}: {one_line(error)}") from error
-    images, smallest = wanted, probe.recipe.MIN_MICRO_BATCH
+    images, smallest = requested, probe.recipe.MIN_MICRO_BATCH
     while images > smallest and fixed + per_image * images > free:
         images = -(-images // 2)
     if fixed + per_image * images <= free:
         return images
     raise InputError(
         f"training {probe.recipe.model} on images of {probe.size} with a micro-batch of {smallest} needs about "
-        f"{(fixed + smallest * per_image) / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; choose a smaller "
+        f"{(fixed + smallest * per_image) / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free; choose a smaller "
         "model or image_size"
     )
 
 
 def training_memory(probe: MemoryProbe) -> tuple[int, int]:
-    """Memory of a training step in bytes: weights, gradients and optimizer states; and activations per image.
+    """Return the memory of a training step in bytes: (weights, gradients and optimizer states; activations per image).
 
-    The step runs on the meta device, and the tensors that autograd saves for the backward pass are added up. This takes
-    seconds for a large model, so results are cached.
+    The forward pass runs on the meta device, and the sizes of the tensors that autograd saves for the backward pass are
+    added up. This takes seconds for a large model, so results are cached.
     """
     if probe.key not in _cache:
-        _cache[probe.key] = _count(probe)
+        _cache[probe.key] = _measure_on_meta_device(probe)
     return _cache[probe.key]
 
 
-def _count(probe: MemoryProbe) -> tuple[int, int]:
+def _measure_on_meta_device(probe: MemoryProbe) -> tuple[int, int]:
     meta = torch.device("meta")
     with meta:
         model = probe.build()
@@ -97,10 +97,10 @@ def _count(probe: MemoryProbe) -> tuple[int, int]:
         storage.nbytes() for key, storage in saved.items() if key not in parameters and storage.device.type == "meta"
     )
     if probe.recipe.precision in ("bf16-mixed", "16-mixed"):
-        activations //= 2  # all but a few statistics are in half precision
+        activations //= 2  # almost all activations are in half precision
     return sum(parameters.values()) * (2 + states_per_parameter(probe.recipe)), activations // 2
 
 
 def states_per_parameter(recipe: TrainingRecipe) -> int:
-    """Values kept per parameter in addition to weight and gradient: optimizer states and EMA."""
+    """Return the number of values stored per parameter besides weight and gradient: optimizer states and EMA."""
     return (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema_decay is not None)

@@ -1,4 +1,4 @@
-"""Metrics of a run: metrics.csv, one printed line per epoch, and the list of unreadable images."""
+"""Logs the metrics of a run: metrics.csv, one printed line per epoch, and the list of unreadable images."""
 
 import csv
 import io
@@ -15,21 +15,21 @@ from lambdanets.training.callbacks import ends_step
 from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
 
-# Step, epoch, split, and one value per metric, None if it was not measured.
+# Step, epoch, split, and one value per metric; None if a metric was not measured.
 Row = list[Any]
 COLUMNS = ("step", "epoch", "split")
-# A training row is a mean over this many steps.
+# Number of steps that are averaged in a training row.
 STEPS_PER_ROW = 10
 
 
-class ReadBatch(Protocol):
-    """What every batch has: messages about its unreadable images."""
+class HasUnreadable(Protocol):
+    """A batch, with one message per unreadable image."""
 
     unreadable: list[str]
 
 
 def append_row(path: Path, columns: Sequence[str], row: Sequence[Any]) -> None:
-    """Append a row to a CSV file, after a header if the file is new."""
+    """Append a row to a CSV file. A new file starts with a header."""
     new = not path.exists()
     with path.open("a", newline="") as file:
         csv.writer(file).writerows([columns, row] if new else [row])
@@ -38,14 +38,14 @@ def append_row(path: Path, columns: Sequence[str], row: Sequence[Any]) -> None:
 class MetricsLog(Callback):
     """Collects metrics over all ranks and writes metrics.csv on rank zero.
 
-    The rows are stored in checkpoints, so that metrics.csv of a resumed run has no gap and no repeated step.
+    The rows are also stored in checkpoints. Thus metrics.csv of a resumed run has each step exactly once.
 
-    metrics: the columns of metrics.csv after the first three. rows: one per STEPS_PER_ROW steps of training and one per
-    validation. unreadable: one message per skipped image, of all ranks; more than max_unreadable stop the run.
-    format_speed: returns the speed for the line that is printed after an epoch.
+    metrics: columns of metrics.csv after the first three. rows: one per STEPS_PER_ROW training steps and one per
+    validation. unreadable: one message per skipped image, over all ranks. max_unreadable: the run stops if more images
+    are unreadable. format_speed: returns the speed as text for the line that is printed after an epoch.
     """
 
-    state_key = "History"  # in checkpoints
+    state_key = "History"  # its name in checkpoints
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class MetricsLog(Callback):
         self._world = world
         self._max_unreadable = max_unreadable
         self._format_speed = format_speed
-        self._sums: list[float] = []  # images and the module's SUMS since the last row, of all ranks
-        self._step_sums: list[float] = []  # of this rank, in the present step
-        self._new: list[str] = []
+        self._sums: list[float] = []  # number of images and the module's SUMS since the last row, over all ranks
+        self._step_sums: list[float] = []  # the same for this rank and the current step
+        self._new_unreadable: list[str] = []  # messages of this rank that are not yet in `unreadable`
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.rows and self._world.is_rank_zero:  # a run without a checkpoint restarts
+        if not self.rows and self._world.is_rank_zero:  # the run (re)starts without a checkpoint
             self.path.unlink(missing_ok=True)
 
     def on_train_batch_end(
@@ -76,71 +76,71 @@ class MetricsLog(Callback):
         trainer: Trainer,
         module: LightningModule,
         outputs: dict[str, Any] | None,
-        batch: ReadBatch,
+        batch: HasUnreadable,
         batch_idx: int,
     ) -> None:
         assert isinstance(module, TrainingModule)
         zeros = [0.0] * (1 + len(module.SUMS))
-        self._new += [sentence for sentence in batch.unreadable if sentence not in self.unreadable]
+        self._new_unreadable += [message for message in batch.unreadable if message not in self.unreadable]
         if outputs and "sums" in outputs:
             sums = [outputs["images"], *outputs["sums"].tolist()]
             self._step_sums = [total + value for total, value in zip(self._step_sums or zeros, sums, strict=True)]
         if not ends_step(trainer, batch_idx):
             return
-        *step, unreadable = all_reduce_sum(*(self._step_sums or zeros), len(self._new))
+        *step_sums, unreadable = all_reduce_sum(*(self._step_sums or zeros), len(self._new_unreadable))
         self._step_sums = []
-        self.images += int(step[0])
-        self._sums = [total + value for total, value in zip(self._sums or zeros, step, strict=True)]
+        self.images += int(step_sums[0])
+        self._sums = [total + value for total, value in zip(self._sums or zeros, step_sums, strict=True)]
         if unreadable:
             self._add_unreadable()
         if trainer.global_step % STEPS_PER_ROW == 0:
-            self._end_row(trainer, module)
+            self._add_training_row(trainer, module)
 
     def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         assert isinstance(module, TrainingModule)
-        self._end_row(trainer, module)
+        self._add_training_row(trainer, module)
         if not self.rows:
             reason = min(self.unreadable, default="the images are too small")
-            needed = "two readable images" if module.recipe.MIN_MICRO_BATCH > 1 else "a readable image"
-            raise InputError(f"no training batch had {needed}: {reason}")
+            required = "two readable images" if module.recipe.MIN_MICRO_BATCH > 1 else "a readable image"
+            raise InputError(f"no training batch had {required}: {reason}")
 
     def on_validation_batch_end(
         self,
         trainer: Trainer,
         module: LightningModule,
         outputs: Any,
-        batch: ReadBatch,
+        batch: HasUnreadable,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._new += [sentence for sentence in batch.unreadable if sentence not in self.unreadable]
+        self._new_unreadable += [message for message in batch.unreadable if message not in self.unreadable]
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         self._add_unreadable()
         if not module.validated:
-            raise InputError(f"none of the validation images could be read; the first: {min(self.unreadable)}")
+            raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         epoch = trainer.current_epoch + 1
-        self._add(trainer, "val", module.validated)
-        trained = next((row for row in reversed(self.rows) if row[2] == "train"), None)
-        training_loss = f"loss {trained[3]:.3f}  " if trained else ""
+        self._add_row(trainer, "val", module.validated)
+        last_training_row = next((row for row in reversed(self.rows) if row[2] == "train"), None)
+        training_loss = f"loss {last_training_row[3]:.3f}  " if last_training_row else ""
         trainer.print(
             f"epoch {epoch:>3}/{trainer.max_epochs}  {training_loss}{module.format_validated()}  {self._format_speed()}"
         )
 
     def _add_unreadable(self) -> None:
-        self.unreadable.update(all_gather_lists(self._new))
-        self._new = []
+        self.unreadable.update(all_gather_lists(self._new_unreadable))
+        self._new_unreadable = []
         check_unreadable(sorted(self.unreadable), self._max_unreadable)
 
-    def _end_row(self, trainer: Trainer, module: TrainingModule) -> None:
+    def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
         if self._sums and self._sums[0]:
             images, *sums = self._sums
-            self._add(trainer, "train", {name: sum / images for name, sum in zip(module.SUMS, sums, strict=True)})
+            self._add_row(trainer, "train", {name: sum / images for name, sum in zip(module.SUMS, sums, strict=True)})
             self._sums = []
 
-    def _add(self, trainer: Trainer, split: str, measured: dict[str, float]) -> None:
-        values = [round(measured[name], 6) if name in measured else None for name in self.metrics]
+    def _add_row(self, trainer: Trainer, split: str, metrics: dict[str, float]) -> None:
+        values = [round(metrics[name], 6) if name in metrics else None for name in self.metrics]
         row = [trainer.global_step, trainer.current_epoch + 1, split, *values]
         self.rows.append(row)
         if self._world.is_rank_zero:
@@ -154,7 +154,7 @@ class MetricsLog(Callback):
             logger.log_metrics(logged, trainer.global_step)
 
     def values(self, split: str, metric: str) -> list[float]:
-        """All values of a metric, in order."""
+        """Return all values of a metric in order of the steps."""
         column = len(COLUMNS) + self.metrics.index(metric)
         return [row[column] for row in self.rows if row[2] == split and row[column] is not None]
 
@@ -172,4 +172,4 @@ class MetricsLog(Callback):
         if self._world.is_rank_zero:
             text = io.StringIO(newline="")
             csv.writer(text).writerows([[*COLUMNS, *self.metrics], *self.rows])
-            atomic_write(self.path, text.getvalue().encode())  # drops rows of steps after the checkpoint
+            atomic_write(self.path, text.getvalue().encode())  # removes rows that were written after the checkpoint

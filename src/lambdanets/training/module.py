@@ -1,4 +1,4 @@
-"""The training step as a LightningModule: gradient accumulation, optimizer, learning rate schedule, batch norm."""
+"""The base LightningModule: training step, optimizer, learning rate schedule and batch norm settings."""
 
 import math
 from abc import abstractmethod
@@ -17,15 +17,15 @@ from lambdanets.errors import InputError
 from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
 from lambdanets.training.recipe import TrainingRecipe
 
-# timm's "sgd" has Nesterov momentum, its "rmsprop" is PyTorch's and "rmsproptf" TensorFlow's.
+# In timm, "sgd" uses Nesterov momentum and "momentum" does not; "rmsprop" is PyTorch's, "rmsproptf" TensorFlow's.
 _OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
 
 
 class TrainingModule(LightningModule):
-    """Trains a model by a recipe. A task's subclass computes the loss and validates.
+    """Trains a model with a recipe. Each task has a subclass, which computes the loss and the validation metrics.
 
-    batch_slice: the part of each batch that this rank computes. description: model card and recipe as JSON
-    (`ModelCard.to_json`), stored in every checkpoint.
+    description: model card and recipe as JSON (`ModelCard.to_json`), stored in every checkpoint. batch_slice: the
+    images of each global batch that this rank computes, and its accumulation steps.
 
     SUMS: keys of `sums`, the loss first. validated: metrics of the last validation, the same on all ranks; empty if no
     image was readable.
@@ -48,23 +48,23 @@ class TrainingModule(LightningModule):
         self.description = description
         self.batch_slice = batch_slice or BatchSlice()
         self.validated: dict[str, float] = {}
-        self._micro_batch: tuple[Any, int] | None = None  # batch and index of the next backward pass
+        self._micro_batch: tuple[Any, int] | None = None  # micro-batch of the next backward pass, and its batch_idx
 
     @abstractmethod
     def count(self, batch: Any) -> int:
-        """Number of readable images in a batch."""
+        """Return the number of readable images in a batch."""
 
     @abstractmethod
     def sums(self, batch: Any) -> dict[str, Tensor]:
-        """The loss and the training metrics of a batch, each summed over its images."""
+        """Return the loss and the training metrics of a batch, each summed over its images."""
 
     @abstractmethod
     def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """The arguments of the model for a batch."""
+        """Return the arguments that the model is called with for a batch."""
 
     @abstractmethod
     def format_validated(self) -> str:
-        """The validation metrics, for the line that is printed after an epoch."""
+        """Format the validation metrics for the line that is printed after an epoch."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._seed(batch_idx)
@@ -74,11 +74,11 @@ class TrainingModule(LightningModule):
 
     @property
     def _micro_batches(self) -> int:
-        """Micro-batches of a step, over all ranks."""
+        """Number of micro-batches per step over all ranks."""
         return self.batch_slice.world_size * self.batch_slice.accumulation_steps
 
     def _seed(self, batch_idx: int) -> None:
-        # dropout and stochastic depth depend on seed, step, rank and micro-batch only: a resumed run repeats them
+        # dropout and stochastic depth depend only on these numbers, so a resumed run repeats them
         micro_batch = batch_idx % self.batch_slice.accumulation_steps
         key = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
@@ -86,22 +86,22 @@ class TrainingModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
         micro_batches = self._micro_batches
         images = self.count(batch)
-        if images < self.recipe.MIN_MICRO_BATCH:  # too many unreadable
+        if images < self.recipe.MIN_MICRO_BATCH:  # too many images are unreadable
             if micro_batches == 1:
                 return None
             if self.recipe.sync_batch_norm:
                 raise InputError(
-                    f"sync_batch_norm needs {self.recipe.MIN_MICRO_BATCH} readable images per micro-batch, and at "
-                    f"step {self.global_step} one has {images}: {'; '.join(batch.unreadable[:3])}"
+                    f"sync_batch_norm needs {self.recipe.MIN_MICRO_BATCH} readable images per micro-batch, got "
+                    f"{images} at step {self.global_step}: {'; '.join(batch.unreadable[:3])}"
                 )
-            # a zero gradient: the other ranks wait in the all-reduce
+            # the gradient is zero; the other ranks wait for it in the all-reduce
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
         sums = self.sums(batch)
-        # gradients are averaged over ranks and micro-batches, which may differ in their number of images
+        # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
         loss = sums["loss"] * (micro_batches / batch.step_images)
         if not loss.isfinite():
             value = loss.item()
-            del sums, loss  # frees the graph before another one is built
+            del sums, loss  # free the graph before the diagnosis builds another
             self._raise_nonfinite_loss(batch, batch_idx, value)
         self._micro_batch = batch, batch_idx
         self.log("loss", loss, prog_bar=True, logger=False)
@@ -117,33 +117,33 @@ class TrainingModule(LightningModule):
         )
 
     def on_after_backward(self) -> None:
-        batch, self._micro_batch = self._micro_batch, None
+        micro_batch, self._micro_batch = self._micro_batch, None
         if self.recipe.precision == "16-mixed":
-            return  # the gradient scaler skips the step and lowers its scale
+            return  # the gradient scaler skips this step and reduces its scale
         name = first_nonfinite_gradient(self.model)
         if name is None:
             return
-        reason = "it comes from another rank, as no image of this one was readable"
-        if batch is not None:
+        reason = "it comes from another rank, because no image of this rank was readable"
+        if micro_batch is not None:
             self.model.zero_grad(set_to_none=True)
-            reason = self._diagnose(*batch, lambda compute: diagnose_gradient(self.model, compute))
+            reason = self._diagnose(*micro_batch, lambda compute: diagnose_gradient(self.model, compute))
         raise InputError(
-            f"the gradient became infinite or nan at step {self.global_step}; {reason}; the parameter nearest to the "
+            f"the gradient became inf or nan at step {self.global_step}; {reason}; the parameter nearest to the "
             f"loss with such a gradient is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set "
             "clip_gradient"
         )
 
     def _diagnose(self, batch: Any, batch_idx: int, diagnose: Callable[[Callable[[], Tensor]], str]) -> str:
         """Call `diagnose` with a function that recomputes the loss of a micro-batch."""
-        if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:  # would wait for the other ranks
-            return "the operation is not diagnosed under sync_batch_norm"
+        if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:  # it would wait for other ranks
+            return "the operation cannot be diagnosed with sync_batch_norm"
 
         def compute() -> Tensor:
             self._seed(batch_idx)
             with self.trainer.precision_plugin.forward_context():
                 return self.sums(batch)["loss"] * (self._micro_batches / batch.step_images)
 
-        with torch.compiler.set_stance("force_eager"):  # compiled code hides operations and modules
+        with torch.compiler.set_stance("force_eager"):  # operations and modules are not visible in compiled code
             return diagnose(compute)
 
     def configure_optimizers(self) -> dict[str, Any]:
@@ -156,15 +156,15 @@ class TrainingModule(LightningModule):
             weight_decay=recipe.weight_decay,
             **options,
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule_of(recipe, self.steps_per_epoch))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, make_schedule(recipe, self.steps_per_epoch))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["lambdanets"] = self.description
 
 
-def schedule_of(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:
-    """The factor of the learning rate at each step."""
+def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:
+    """Return a function of the step that returns the factor of the learning rate."""
     warmup = round(recipe.warmup_epochs * steps_per_epoch)
     if recipe.schedule == "staircase":
         length = recipe.decay_epochs * steps_per_epoch
@@ -176,7 +176,7 @@ def schedule_of(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int],
 
 
 def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
-    """Linear warm-up, then cosine decay to 0."""
+    """Return the factor of the learning rate: linear warm-up, then cosine decay to 0."""
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(total - warmup, 1)
@@ -184,24 +184,24 @@ def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
 
 
 def warmup_then_staircase(step: int, warmup: int, length: float, decay: float) -> float:
-    """Linear warm-up, then multiplied by `decay` every `length` steps."""
+    """Return the factor of the learning rate: linear warm-up, then multiplied by `decay` every `length` steps."""
     return (step + 1) / warmup if step < warmup else decay ** int((step - warmup) / length)
 
 
 def warmup_then_late_steps(step: int, warmup: int, total: int) -> float:
-    """Linear warm-up, then 1, multiplied by 0.1 after 90%, 95% and 97.5% of the steps."""
+    """Return the factor of the learning rate: linear warm-up, then 1; times 0.1 at 90%, 95% and 97.5% of the steps."""
     if step < warmup:
         return (step + 1) / warmup
-    return 0.1 ** sum(step >= share * total for share in (0.9, 0.95, 0.975))
+    return 0.1 ** sum(step >= fraction * total for fraction in (0.9, 0.95, 0.975))
 
 
-def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, processes: int = 1) -> nn.Module:
-    """Set the recipe's momentum in all batch norms.
+def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:
+    """Set the recipe's momentum in all batch norm layers.
 
     Raises InputError for sync_batch_norm without GPUs, which PyTorch does not support.
     """
-    if recipe.sync_batch_norm and processes > 1 and not torch.cuda.is_available():
-        raise InputError("sync_batch_norm needs one GPU per process, and PyTorch finds none")
+    if recipe.sync_batch_norm and world_size > 1 and not torch.cuda.is_available():
+        raise InputError("sync_batch_norm needs one GPU per process, but PyTorch finds no GPU")
     if recipe.batch_norm_momentum is not None:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -210,24 +210,24 @@ def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, processes: int 
 
 
 def freeze_batch_norm(model: nn.Module) -> None:
-    """Put all batch norms into eval mode; their affine parameters are still trained."""
+    """Put all batch norm layers into eval mode. Their affine parameters are still trained."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
 
 
-def synchronized(model: nn.Module, recipe: TrainingRecipe, processes: int) -> nn.Module:
-    """Convert to synchronized batch norm if the recipe says so and there are several ranks.
+def convert_sync_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int) -> nn.Module:
+    """Convert to synchronized batch norm if the recipe asks for it and there are several ranks.
 
-    From then on a forward pass on one rank waits for the others.
+    After the conversion, a forward pass on one rank waits for the other ranks.
     """
-    if not recipe.sync_batch_norm or processes == 1:
+    if not recipe.sync_batch_norm or world_size == 1:
         return model
     before = dict(model.named_modules())
-    # timm's conversion keeps the activations of its norm-act layers, torch's drops them
+    # timm's conversion keeps the activations of its norm-act layers; PyTorch's removes them
     model = timm.layers.convert_sync_batchnorm(model)
     for name, module in model.named_modules():
-        if module is not before[name]:  # the conversion drops hooks, such as those that mask padding
+        if module is not before[name]:  # the conversion removes hooks, such as those that mask padding
             module._forward_pre_hooks.update(before[name]._forward_pre_hooks)
             module._forward_hooks.update(before[name]._forward_hooks)
     return model

@@ -1,11 +1,11 @@
-"""Recipes: all hyperparameters of a training run, one flat frozen dataclass per task."""
+"""Recipes: all hyperparameters of a training run, in one flat frozen dataclass per task."""
 
 import dataclasses
 import json
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from lambdanets.bounds import VALIDATION_SHARE, WORKERS, Range, convert, types_of_fields
+from lambdanets.bounds import VALIDATION_FRACTION, WORKERS, Range, convert, types_of_fields
 from lambdanets.errors import InputError, nearest
 from lambdanets.records import as_input_error, parse_json
 
@@ -20,14 +20,14 @@ ModelOptions = dict[str, bool | int | float | str]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecipe:
-    """Hyperparameters that every task has."""
+    """Hyperparameters that all tasks have."""
 
     task: ClassVar[str]
-    # folders, files, URLs; those in REQUIRED must be given where the recipe has ""
+    # fields that are paths or URLs; if a field in REQUIRED is "" in the recipe, the user must set it
     PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
     REQUIRED: ClassVar[tuple[str, ...]] = PATHS
-    # fields that may change when a run is resumed: they change the result by rounding at most
-    FREE: ClassVar[tuple[str, ...]] = (
+    # fields that may be changed when a run is resumed, because they do not change the result except for rounding
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (
         "weights",
         "workers",
         "checkpoint_every",
@@ -35,10 +35,10 @@ class TrainingRecipe:
         "micro_batch",
         "compile",
     )
-    # fields of which a resumed run must have either both or none, whatever their values
+    # fields in CHANGEABLE that must stay None in a resumed run if they were None, and must not become None otherwise
     KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ()
     MIN_MICRO_BATCH: ClassVar[int] = 1
-    # former field names in recipe.json, and the present ones
+    # former names of fields in recipe.json, and their current names
     ALIASES: ClassVar[dict[str, str]] = {
         "crop_share": "scale",
         "crop_ratio": "ratio",
@@ -65,99 +65,99 @@ class TrainingRecipe:
     }
 
     data: str = ""
-    """Training data."""
+    """Training data: a folder, file, URL or data set name."""
     model: str = ""
-    """Model name, of this package or of timm."""
+    """Model name, from lambdanets or timm."""
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
-    """Keyword arguments of the model, such as: scope 7 content False."""
+    """Keyword arguments of the model as pairs of name and value, for example: scope 7 content False."""
     weights: str | None = None
-    """Initial weights: a weight file or run folder; random if none. A head for other classes is re-initialized."""
+    """File or run folder with initial weights. If none, weights are random. A head for other classes is replaced."""
     epochs: int = 100
     """Number of epochs."""
     batch_size: int = 64
-    """Global batch size, over all ranks."""
+    """Global batch size: images per step over all ranks."""
     micro_batch: int | None = None
-    """Images per forward pass on a rank, with gradient accumulation; the most that fit into memory if none."""
+    """Images per forward pass on a rank, with gradient accumulation. If none, as many as fit into memory."""
     learning_rate: float = 0.1
-    """Peak learning rate, after the warm-up; not scaled with the batch size."""
+    """Peak learning rate, reached after the warm-up. It is not scaled with the batch size."""
     warmup_epochs: float = 5.0
-    """Epochs of linear warm-up from 0."""
+    """Epochs of linear learning rate warm-up from 0."""
     schedule: Schedule = "cosine"
-    """cosine: to 0; staircase: times decay every decay_epochs; late_steps: times 0.1 at 90, 95, 97.5% of steps."""
+    """cosine: to 0; staircase: times --decay every --decay-epochs; late_steps: times 0.1 at 90, 95, 97.5% of steps."""
     decay: float = 0.99
-    """Decay factor of the staircase schedule."""
+    """Factor of the learning rate in the staircase schedule."""
     decay_epochs: float = 3.0
-    """Epochs per step of the staircase schedule."""
+    """Number of epochs between decays in the staircase schedule."""
     optimizer: Optimizer = "sgd"
-    """sgd: with momentum, not Nesterov; rmsprop: TensorFlow's, with decay 0.9; adamw."""
+    """sgd: with momentum, without Nesterov; rmsprop: as in TensorFlow, with decay 0.9; adamw."""
     momentum: float = 0.9
-    """Momentum of sgd and rmsprop; beta1 of adamw."""
+    """Momentum of sgd and rmsprop, or beta1 of adamw."""
     weight_decay: float = 1e-4
     """Weight decay, except for norm layers, biases and embedding tables."""
     clip_gradient: float | None = None
-    """Maximum norm of the gradient; no clipping if none."""
+    """Maximum norm of the gradient. If none, gradients are not clipped."""
     ema_decay: float | None = None
-    """Decay of the EMA of the weights, min(ema_decay, (1 + step) / (10 + step)); the EMA is validated and saved."""
+    """Decay of the EMA of the weights, at most (1 + step) / (10 + step). If none, no EMA; if set, the EMA is saved."""
     batch_norm_momentum: float | None = None
-    """Momentum of batch norm as in PyTorch (1 minus TensorFlow's decay); the model's own if none."""
+    """Batch norm momentum in PyTorch's definition (1 - TensorFlow's decay). If none, the model's own value is used."""
     freeze_batch_norm: float = 0.0
-    """Fraction of the steps, at the end, with batch norm in eval mode. For small batches."""
+    """Put batch norm into eval mode for this last fraction of the steps. Helps with small batches."""
     sync_batch_norm: bool = False
     """Synchronize batch norm across GPUs."""
     precision: Precision = "auto"
-    """float32, or autocast to bfloat16 or float16. auto: bf16-mixed on GPUs that support it, else 32-true."""
+    """32-true: float32; bf16-mixed, 16-mixed: autocast; auto: bf16-mixed on GPUs that support it, otherwise 32-true."""
     compile: bool = False
     """Compile the model with torch.compile."""
     seed: int = 0
-    """Random seed of initialization, splits, data order and augmentation."""
+    """Random seed for initialization, data splits, data order and augmentation."""
     workers: int = 0
-    """Data loading worker processes; 0 loads in the main process. Does not change the result."""
+    """Number of data loading processes; 0 loads in the main process. Does not change the result."""
     checkpoint_every: int = 200
-    """Steps between checkpoints; each epoch ends with one as well."""
+    """Number of steps between checkpoints. A checkpoint is also written after each epoch."""
     max_unreadable: int = 1000
-    """Maximum number of unreadable images, which are skipped with a warning."""
+    """Skip up to this number of unreadable images with a warning; stop if there are more."""
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        for name, annotation in types_of_fields(kind).items():
+        recipe_class: Any = type(self)
+        for name, annotation in types_of_fields(recipe_class).items():
             object.__setattr__(self, name, convert(getattr(self, name), annotation, name, self.RANGES.get(name)))
         if self.micro_batch is not None and self.micro_batch < self.MIN_MICRO_BATCH:
-            need = ", as batch norm needs" if self.MIN_MICRO_BATCH > 1 else ""
-            raise InputError(f"micro_batch must be at least {self.MIN_MICRO_BATCH}{need}, got {self.micro_batch}")
+            reason = " for batch norm" if self.MIN_MICRO_BATCH > 1 else ""
+            raise InputError(f"micro_batch must be at least {self.MIN_MICRO_BATCH}{reason}, got {self.micro_batch}")
 
     @property
     def pseudo_batch_size(self) -> int:
-        """Pseudo-labeled images per step, in addition to batch_size."""
+        """Number of pseudo-labeled images per step, in addition to batch_size."""
         return 0
 
-    def without_free_fields(self) -> Self:
-        """The recipe with defaults in all fields that may change when a run is resumed."""
+    def without_changeable_fields(self) -> Self:
+        """Return the recipe with default values in all fields that may be changed when a run is resumed."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        free: dict[str, Any] = {name: defaults[name] for name in self.FREE}
-        given = {name: "" for name in self.KEPT_IF_GIVEN if getattr(self, name) is not None}
-        return dataclasses.replace(self, **free | given)
+        changes: dict[str, Any] = {name: defaults[name] for name in self.CHANGEABLE}
+        changes |= {name: "" for name in self.KEPT_IF_GIVEN if getattr(self, name) is not None}
+        return dataclasses.replace(self, **changes)
 
     def fields(self) -> dict[str, Any]:
-        """The task and all fields."""
+        """Return a dict of the task and all fields."""
         return {"task": self.task} | dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        """The task and all fields as JSON, for `from_json`."""
+        """Return the task and all fields as JSON, which `from_json` reads."""
         return json.dumps(self.fields(), indent=2)
 
     @classmethod
     def from_json(cls, content: bytes, source: str) -> Self:
-        """Read what `to_json` wrote; source names the file in errors."""
+        """Read a recipe from the JSON that `to_json` returns. source: name of the file, for errors."""
         return cls.from_fields(parse_json(content, dict[str, Any], f"{source} is not a valid recipe"), source)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
-        """A recipe from field values; missing fields have their defaults, but data and model are required.
+        """Build a recipe from the values of its fields. data and model are required; other fields have defaults.
 
-        Raises ValueError for another task, an unknown field and a value of the wrong type or range; source names the
-        file in errors.
+        source: name of the file, for errors. Raises ValueError for another task, an unknown field, or a value of the
+        wrong type or out of range.
         """
-        fields = renamed(fields, source)
+        fields = rename_former_fields(fields, source)
         task = fields.pop("task", "classification")
         if task != cls.task:
             raise InputError(f"{source} must be a {cls.task} recipe, got a {task} recipe")
@@ -167,26 +167,26 @@ class TrainingRecipe:
                 raise InputError(f"{source} has the unknown field {name!r}{nearest(name, known)}")
         for name in ("data", "model"):
             if name not in fields:
-                raise InputError(f"{source} must have the field {name!r}")
+                raise InputError(f"{source} must have the field {name!r}, got none")
         with as_input_error(source):
             return convert(fields, cls)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(TrainingRecipe):
-    """Hyperparameters of a classifier's training."""
+    """Hyperparameters of classifier training."""
 
     task: ClassVar[str] = "classification"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
     REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights", "pseudo_labels", "pseudo_images")
-    FREE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.FREE)
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE)
     KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")
-    MIN_MICRO_BATCH: ClassVar[int] = 2  # of batch norm behind global pooling
+    MIN_MICRO_BATCH: ClassVar[int] = 2  # batch norm after global pooling needs two values per channel
     RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
         "batch_size": Range(2, 1_000_000),
         "image_size": Range(8, 10_000),
         "training_images": Range(1),
-        "validation_share": VALIDATION_SHARE,
+        "validation_share": VALIDATION_FRACTION,
         "hold_out": Range(0, 0.9),
         "patience": Range(above=0),
         "pseudo_ratio": Range(above=0),
@@ -196,51 +196,51 @@ class Recipe(TrainingRecipe):
     }
 
     data: str = ""
-    """'digits', an image folder (CLASS/ or train/CLASS/), MNIST's folder, a .tar, shards, or torch/NAME of timm."""
+    """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, MNIST files, shards, or timm's torch/NAME."""
     data_root: str | None = None
-    """Root folder of a timm data set, such as of --data torch/cifar10."""
+    """Root folder for a data set of timm, such as --data torch/cifar10."""
     validation_share: float = 0.2
-    """Fraction of each class used for validation if the data has no validation split."""
+    """Fraction of each class that is used for validation if the data has no validation split."""
     hold_out: float = 0.0
-    """Fraction of the training images held out for model selection; the result is on the validation split."""
+    """Fraction of the training images held out to select the best epoch; the validation split is then a test set."""
     patience: int | None = None
-    """Early stopping: epochs without better top-1, then the best epoch's weights; no early stopping if none."""
+    """Stop after this many epochs without better top-1 and use the best epoch's weights. If none, train all epochs."""
     training_images: int | None = None
-    """Train on a random subset of this size, stratified by class; on all images if none."""
+    """Number of training images to use, chosen at random, stratified by class. If none, all are used."""
     pseudo_labels: str | None = None
-    """Folder of selected pseudo-labels (lambdanets pseudo-label select) to train on as well."""
+    """Also train on these pseudo-labels: a folder written by lambdanets pseudo-label select."""
     pseudo_images: str | None = None
-    """Shards of the pseudo-labeled images, a folder or a URL."""
+    """Folder or URL of the shards with the pseudo-labeled images."""
     pseudo_ratio: float = 1.0
-    """Pseudo-labeled images per labeled image in a batch. An epoch is one pass over the labeled images."""
+    """Number of pseudo-labeled images per labeled image. An epoch is one pass over the labeled images."""
     pseudo_targets: Literal["soft", "hard"] = "soft"
-    """soft: the teacher's distribution; hard: its most probable class."""
+    """Targets of pseudo-labeled images. soft: the teacher's probabilities; hard: its most probable class."""
     image_size: int = 224
-    """Side of the input images, pixels."""
+    """Height and width of the input images, in pixels."""
     channels: Literal[1, 3] = 3
     """Input channels: 1 for grayscale, 3 for RGB."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    """Mean for normalization of pixels in [0, 1]; one number, or one per channel."""
+    """Mean for normalizing pixels in [0, 1]: one number, or one per channel."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    """Standard deviation for normalization; one number, or one per channel."""
+    """Standard deviation for normalizing pixels in [0, 1]: one number, or one per channel."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Area range of RandomResizedCrop, as a fraction of the image."""
+    """RandomResizedCrop in training: range of the crop's area, as a fraction of the image's area."""
     ratio: tuple[float, float] = (0.75, 1.333)
-    """Aspect ratio range of RandomResizedCrop, width over height."""
+    """RandomResizedCrop in training: range of the crop's aspect ratio, width divided by height."""
     crop_pct: float = 0.875
-    """Side of the center crop in evaluation, as a fraction of the resized image's shorter side."""
+    """Center crop in evaluation, as a fraction of the shorter side of the resized image."""
     flip: float = 0.5
-    """Probability of a horizontal flip."""
+    """Probability of a horizontal flip in training."""
     rand_augment: str | None = None
-    """RandAugment policy in timm's notation, such as rand-m10-n2; no RandAugment if none."""
+    """RandAugment policy in timm's notation, such as rand-m10-n2. If none, RandAugment is not used."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    """Interpolation of resized images."""
+    """Interpolation for resizing images."""
     drop_path: float = 0.0
-    """Maximum stochastic depth rate, of the last block."""
+    """Stochastic depth rate of the last block. The rate increases linearly over the blocks."""
     dropout: float = 0.0
-    """Dropout rate before the classifier."""
+    """Dropout rate before the last linear layer."""
     label_smoothing: float = 0.1
-    """Label smoothing, between 0 and 1."""
+    """Label smoothing, in [0, 1]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -256,7 +256,7 @@ class Recipe(TrainingRecipe):
                 raise InputError(
                     f"{name} must be one number or one for each of {self.channels} channels, got {getattr(self, name)}"
                 )
-        check_policy(self.rand_augment)
+        check_rand_augment(self.rand_augment)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise InputError(f"scale must be two numbers in (0, 1], the smaller first, got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
@@ -264,40 +264,40 @@ class Recipe(TrainingRecipe):
 
     @property
     def preprocessing(self) -> "Preprocessing":
-        """Preprocessing in evaluation."""
-        from lambdanets.data.transforms import Preprocessing  # help does not wait for timm
+        """Return the preprocessing for evaluation."""
+        from lambdanets.data.transforms import Preprocessing  # here, so that --help does not import timm
 
         return Preprocessing(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)})
 
     @property
     def pseudo_batch_size(self) -> int:
-        """Pseudo-labeled images per step."""
+        """Number of pseudo-labeled images per step."""
         return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
 
 
-def renamed(fields: dict[str, Any], source: str) -> dict[str, Any]:
-    """Rename former field names. Raises InputError where a field is given by both its names."""
-    for before, now in TrainingRecipe.ALIASES.items():
-        if before in fields and now in fields:
-            raise InputError(f"{source} has the field {now!r} under its former name {before!r} too; remove one")
+def rename_former_fields(fields: dict[str, Any], source: str) -> dict[str, Any]:
+    """Replace former field names by current ones. Raises InputError if a field is present under both names."""
+    for former, current in TrainingRecipe.ALIASES.items():
+        if former in fields and current in fields:
+            raise InputError(f"{source} has the field {current!r} and also its former name {former!r}; remove one")
     return {TrainingRecipe.ALIASES.get(name, name): value for name, value in fields.items()}
 
 
-def check_policy(policy: str | None) -> None:
-    """Raise InputError for a RandAugment policy with numbers out of range, which timm accepts.
+def check_rand_augment(policy: str | None) -> None:
+    """Raise InputError for a RandAugment policy with numbers out of range, which timm would accept.
 
-    timm checks the rest of the name when it builds the policy.
+    timm checks the rest of the policy when it builds the transform.
     """
-    parts = dict(re.findall(r"-(m|mmax|n)(\d+)(?=-|$)", policy or ""))
-    most = max(10, int(parts.get("mmax", 10)))
-    fault = None
+    settings = dict(re.findall(r"-(m|mmax|n)(\d+)(?=-|$)", policy or ""))
+    max_magnitude = max(10, int(settings.get("mmax", 10)))
+    problem = None
     if policy == "":
-        fault = "must be a policy like rand-m10-n2, or None"
-    elif most > 30:
-        fault = "must have a largest magnitude mmax of at most 30"
-    elif int(parts.get("m", 0)) > most:
-        fault = f"must have a magnitude m of at most {most}"
-    elif int(parts.get("n", 1)) not in range(1, 17):
-        fault = "must have from 1 to 16 operations n"
-    if fault:
-        raise InputError(f"rand_augment {fault}, got {policy!r}")
+        problem = "must be a policy like rand-m10-n2, or None"
+    elif max_magnitude > 30:
+        problem = "must have a maximum magnitude mmax of at most 30"
+    elif int(settings.get("m", 0)) > max_magnitude:
+        problem = f"must have a magnitude m of at most {max_magnitude}"
+    elif int(settings.get("n", 1)) not in range(1, 17):
+        problem = "must have a number of operations n from 1 to 16"
+    if problem:
+        raise InputError(f"rand_augment {problem}, got {policy!r}")

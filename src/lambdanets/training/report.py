@@ -1,4 +1,4 @@
-"""result.json: the final metrics of a run, and their provenance."""
+"""Reads and writes result.json: the final metrics of a run and their provenance."""
 
 from pathlib import Path
 from typing import Any, TypedDict
@@ -13,7 +13,7 @@ RESULT = "result.json"
 
 
 class Result(TypedDict):
-    """The fields of result.json that are read back; a task has more."""
+    """Fields of result.json that all tasks have. Each task adds its own."""
 
     seconds: float
     images_per_second: float
@@ -25,7 +25,7 @@ class Result(TypedDict):
 
 
 def write_result(folder: Path, *, seconds: float, trained_images: int, model: nn.Module, **fields: Any) -> None:
-    """Write result.json: training time, throughput, the given fields, and versions, hardware and commit."""
+    """Write result.json: training time, throughput, `fields`, commit, versions and hardware."""
     result = {
         "seconds": round(seconds, 2),
         "images_per_second": round(trained_images / seconds, 1) if seconds else 0.0,
@@ -38,6 +38,6 @@ def write_result(folder: Path, *, seconds: float, trained_images: int, model: nn
     write_json(folder / RESULT, result, 2)
 
 
-def read_result(folder: Path, kind: type[Result]) -> dict[str, Any]:
-    """Read result.json as the task's kind of result. Raises InputError if it is damaged."""
-    return {**read_json(folder / RESULT, kind, "remove it and run the command with --resume to write it again")}
+def read_result(folder: Path, result_type: type[Result]) -> dict[str, Any]:
+    """Read result.json and check that it has the fields of a task's result. Raises InputError if it is damaged."""
+    return {**read_json(folder / RESULT, result_type, "remove it and run the command with --resume to write it again")}

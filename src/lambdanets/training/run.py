@@ -1,4 +1,4 @@
-"""Training runs: start, resume, and the run folder."""
+"""Starts and resumes training runs, and writes the run folder."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,25 +20,25 @@ from lambdanets.locks import Lock
 from lambdanets.models.weights import read_weights
 from lambdanets.records import write_json
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
-from lambdanets.training.checkpoints import BEFORE, BEST, LAST, check_resumable, newest
+from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch, with_precision
-from lambdanets.training.module import synchronized
+from lambdanets.training.module import convert_sync_batch_norm
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
 from lambdanets.training.task import Task
-from lambdanets.training.tasks import read_recipe, task_of
+from lambdanets.training.tasks import read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
 
 RECIPE = "recipe.json"
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """A validated run, ready to train: data opened, model built, micro-batch chosen."""
+class _PreparedRun:
+    """A run that is ready to train: the data is open, the model is built, the micro-batch fits."""
 
     task: Task
     recipe: TrainingRecipe
@@ -48,13 +48,16 @@ class _Prepared:
 
 
 def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
-    """Train a recipe in a run folder and return its result; resume if the folder has an unfinished run of the recipe.
+    """Train a recipe in a run folder and return the result. An unfinished run of the recipe in the folder is resumed.
 
-    So the same command starts a run and restarts it, as torchrun and cluster schedulers do. Files in the folder:
-    recipe.json first; metrics.csv, speed.csv, curves.png, tensorboard/ and checkpoints/ during training; at the end
-    weights.safetensors, the task's figures and, last, result.json. Rank 0 returns the result, other ranks {}. Raises
-    InputError for an invalid recipe and for a folder with other files, InUseError if another process trains in it, and
-    Interrupted after a signal. A run that cannot start leaves no folder.
+    Thus the same command can start and restart a run, as torchrun and cluster schedulers require.
+
+    At the start, recipe.json is written into the folder; during training metrics.csv, speed.csv, curves.png,
+    tensorboard/ and checkpoints/; at the end weights.safetensors, the task's figures and, last, result.json.
+    If the run cannot start, no folder is left.
+
+    Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
+    files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
     recipe = resolve_recipe(with_precision(recipe))
     with process_group() as world:
@@ -70,28 +73,29 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
 
 
 def check(recipe: TrainingRecipe) -> Task:
-    """Validate a recipe without training: open its data and build its model. Raises InputError if it is invalid."""
+    """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
     with process_group() as world:
         return _prepare(resolve_recipe(recipe), world).task
 
 
 def resume(folder: Path) -> dict[str, Any]:
-    """Resume an unfinished run from its last checkpoint; the result equals that of an uninterrupted run.
+    """Resume an unfinished run from its last checkpoint and return the result.
 
-    For a finished run, return its result. Raises InputError if the folder is not a run folder, a file is damaged or the
-    data has changed, and InUseError if another process trains in it.
+    The result is the same as that of an uninterrupted run. If the run is finished, its result is returned. Raises
+    InputError if the folder is not a run folder, if a file is damaged or if the data has changed, and InUseError if
+    another process trains in the folder.
     """
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} must be a run folder, got one without {RECIPE}")
     with process_group() as world:
-        if _is_finished(folder):  # without the lock: the folder may be read-only
+        if _is_finished(folder):  # needs no lock, so the folder may be read-only
             return _read_result(folder, world)
         with _locked(_run_folder(folder)) as lock:
             return _resume(folder, world, lock)
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
-    """The recipe's paths, absolute, so that a run can be resumed and evaluated from any working directory."""
+    """Return the recipe's existing paths as absolute paths; the run can then be resumed from any working directory."""
     paths = {name: getattr(recipe, name) for name in recipe.PATHS}
     return {
         name: str(Path(path).resolve())
@@ -101,17 +105,17 @@ def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
 
 
 def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
-    """The recipe with absolute paths and a model. Raises InputError if a required field is missing."""
+    """Return the recipe with absolute paths and a model name. Raises InputError if a required field is missing."""
     for name in recipe.REQUIRED:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
     if not recipe.model and recipe.weights is None:
-        raise InputError("model must be given; set it with --model, such as --model lambda_resnet50, or give --weights")
-    return task_of(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
+        raise InputError("model must be given; set --model, such as --model lambda_resnet50, or --weights")
+    return task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
 
 
 def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolder:
-    """The run folder of the recipe, or of any recipe."""
+    """Return the run folder, which must be for this recipe unless the recipe is None."""
 
     def read_identity(folder: Path) -> dict[str, Any] | None:
         if not (folder / RECIPE).is_file():
@@ -119,17 +123,18 @@ def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolde
         existing = read_recipe(folder / RECIPE)
         if recipe is not None and existing.task != recipe.task:
             raise InputError(
-                f"{folder} must be empty or hold a {recipe.task} run, got a {existing.task} run; choose another folder"
+                f"{folder} must be empty or contain a {recipe.task} run, got a {existing.task} run; "
+                "choose another folder"
             )
-        return asdict(existing.without_free_fields())
+        return asdict(existing.without_changeable_fields())
 
-    identity = asdict(recipe.without_free_fields()) if recipe is not None else {}
+    identity = asdict(recipe.without_changeable_fields()) if recipe is not None else {}
     return WorkFolder(folder, "a run", identity, read_identity, "resume it with --resume, or choose another folder")
 
 
 @contextmanager
 def _locked(folder: WorkFolder) -> Iterator[Lock | None]:
-    """Hold the folder's lock on rank 0, for all ranks; the other ranks get None."""
+    """Lock the folder on rank zero within the block. Other ranks get None."""
     with ExitStack() as stack:
         locks: list[Lock] = []
         broadcast_from_rank_zero(lambda: locks.append(stack.enter_context(folder.open())))
@@ -145,49 +150,50 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _read_result(folder: Path, world: World) -> dict[str, Any]:
-    """The result of a finished run on rank 0, {} on other ranks."""
-    return read_result(folder, task_of(read_recipe(folder / RECIPE)).RESULT) if world.is_rank_zero else {}
+    """Return the result of a finished run on rank zero, {} on other ranks."""
+    return read_result(folder, task_class(read_recipe(folder / RECIPE)).RESULT) if world.is_rank_zero else {}
 
 
 def _resume(folder: Path, world: World, lock: Lock | None, override: TrainingRecipe | None = None) -> dict[str, Any]:
-    """Resume the folder's recipe; fields in FREE, such as the path of the data, are taken from `override`."""
-    if _is_finished(folder):  # by another process in the meantime
+    """Resume the folder's recipe. Fields in CHANGEABLE, such as the path of the data, are taken from `override`."""
+    if _is_finished(folder):  # another process has finished it in the meantime
         return _read_result(folder, world)
     stored = recipe = read_recipe(folder / RECIPE)
-    resumed = any((folder / "checkpoints" / name).is_file() for name in (LAST, BEFORE))
+    resumed = any((folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
     if override is not None:
         fields = asdict(override)
-        recipe = replace(recipe, **{name: fields[name] for name in recipe.FREE if fields[name] not in (None, "")})
+        recipe = replace(recipe, **{name: fields[name] for name in recipe.CHANGEABLE if fields[name] not in (None, "")})
     prepared = _prepare(recipe, world, resumed)
-    if prepared.recipe != stored:  # so that later --resume and evaluation find the data at its new path
+    if prepared.recipe != stored:  # store the new path of the data for a later --resume or evaluation
         broadcast_from_rank_zero(lambda: _write_recipe(prepared.recipe, folder))
     return _train(prepared, folder, world, lock)
 
 
-def _prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> _Prepared:
-    """Validate the recipe on this machine. A resumed run takes its weights from its checkpoint."""
+def _prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> _PreparedRun:
+    """Open the data, build the model and choose the micro-batch. A resumed run gets its weights from its checkpoint."""
     recipe = with_precision(recipe)
     task = rank_zero_first(lambda: _open(recipe, world, resumed))
     recipe, batch_slice = with_micro_batch(recipe, task.probe(), task.model, task.training_images, world)
-    task.model = synchronized(task.model, recipe, world.world_size)
+    task.model = convert_sync_batch_norm(task.model, recipe, world.world_size)
     training, validation = task.batches(recipe, batch_slice)
-    return _Prepared(task, recipe, batch_slice, training, validation)
+    return _PreparedRun(task, recipe, batch_slice, training, validation)
 
 
 def _open(recipe: TrainingRecipe, world: World, resumed: bool) -> Task:
     check_precision(recipe.precision)
-    task = task_of(recipe).open(recipe, world, resumed)
+    task = task_class(recipe).open(recipe, world, resumed)
     if task.validation_images < world.world_size:
         raise InputError(
-            f"validation images must be at least {world.world_size}, one per rank, got {task.validation_images}"
+            f"number of validation images must be at least {world.world_size}, one per rank, "
+            f"got {task.validation_images}"
         )
     return task
 
 
-def _train(prepared: _Prepared, folder: Path, world: World, lock: Lock | None) -> dict[str, Any]:
+def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None) -> dict[str, Any]:
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
-    checkpoint = broadcast_from_rank_zero(lambda: newest(checkpoints))
+    checkpoint = broadcast_from_rank_zero(lambda: newest_checkpoint(checkpoints))
     resumed_at = 0 if checkpoint is None else check_resumable(checkpoint, model, recipe, task.classes)
     if world.is_rank_zero:
         remove_unfinished(checkpoints)
@@ -198,13 +204,13 @@ def _train(prepared: _Prepared, folder: Path, world: World, lock: Lock | None) -
     speed, timer = Speed(folder, world), Timer()
     log = MetricsLog(folder, task.METRICS, world, recipe.max_unreadable, speed.format)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    # the order matters: EMA and metrics update their state before a checkpoint is written
+    # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [ema] if ema else []
     callbacks += [log, timer]
     callbacks += [Curves(folder, log, task.PANELS)] if world.is_rank_zero else []
     callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
-    # Speed last, so that the time of other callbacks does not count as waiting for data
+    # Speed is last, so that it does not count the time of other callbacks as waiting for data
     stop = StopOnSignal(checkpoints / LAST, lock)
     callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
     logger = TensorBoard(folder, resumed_at)
@@ -220,13 +226,13 @@ def _train(prepared: _Prepared, folder: Path, world: World, lock: Lock | None) -
         ema.copy_to(module)
     if task.patience:
         model.load_state_dict(read_weights(checkpoints / BEST)[0])
-    # other ranks wait, so that torchrun can restart all ranks if rank 0 fails here
+    # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     result = broadcast_from_rank_zero(lambda: _finish(prepared, folder, lock, log, timer))
     return result if world.is_rank_zero else {}
 
 
-def _finish(prepared: _Prepared, folder: Path, lock: Lock | None, log: MetricsLog, timer: Timer) -> dict[str, Any]:
-    """Evaluate the trained model and write the weights, figures and result.json."""
+def _finish(prepared: _PreparedRun, folder: Path, lock: Lock | None, log: MetricsLog, timer: Timer) -> dict[str, Any]:
+    """Evaluate the trained model; write the weights, the figures and result.json; return the result."""
     task, recipe = prepared.task, prepared.recipe
     if lock is not None:
         lock.check()

@@ -1,4 +1,4 @@
-"""Throughput, time spent waiting for data, and memory: speed.csv and the progress bar."""
+"""Measures throughput, time spent waiting for data, and memory, for speed.csv and the progress bar."""
 
 import time
 from pathlib import Path
@@ -20,9 +20,9 @@ STEPS_PER_ROW = 10
 
 
 class Speed(Callback):
-    """Measures images per second over all ranks, and of this rank the time spent waiting for data and the memory.
+    """Measures images per second over all ranks, and this rank's memory and time spent waiting for data.
 
-    Rank zero appends a row to speed.csv every STEPS_PER_ROW steps. latest: the last row by column.
+    Rank zero appends a row to speed.csv every STEPS_PER_ROW steps. latest: values of the last row by column.
     """
 
     def __init__(self, folder: Path, world: World) -> None:
@@ -37,7 +37,7 @@ class Speed(Callback):
         self._seconds_per_step = 0.0
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._reset()  # a run resumed in the middle of an epoch has no epoch start
+        self._reset()  # on_train_epoch_start is not called for a run that resumes in the middle of an epoch
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._reset()
@@ -78,19 +78,19 @@ class Speed(Callback):
         self._reset()
 
     def format(self) -> str:
-        """Images per second, time spent waiting for data if at least 10%, and the remaining time."""
+        """Format images per second, the fraction of time spent waiting for data if at least 10%, and the time left."""
         if not self.latest:
             return ""
         waiting = self.latest["waiting_share"]
-        parts = [f"{self.latest['images_per_second']:.0f} images/s"]
-        parts += [f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []
-        left = self._steps_left * self._seconds_per_step
-        parts += [f"{duration(left)} left"] if self._steps_left else []
-        return ", ".join(parts)
+        fields = [f"{self.latest['images_per_second']:.0f} images/s"]
+        fields += [f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []
+        seconds_left = self._steps_left * self._seconds_per_step
+        fields += [f"{duration(seconds_left)} left"] if self._steps_left else []
+        return ", ".join(fields)
 
 
 class Progress(TQDMProgressBar):
-    """Lightning's progress bar, with throughput and the remaining time of the whole run."""
+    """Lightning's progress bar, with the throughput and the remaining time of the whole run."""
 
     def __init__(self, speed: Speed) -> None:
         super().__init__()
@@ -104,7 +104,10 @@ class Progress(TQDMProgressBar):
 
 
 class ProgressLines(Callback):
-    """Prints progress lines to stderr if it is not a terminal. Copies the loss to the CPU only for a line."""
+    """Prints progress lines to stderr, for when it is not a terminal.
+
+    The loss is copied to the CPU only when a line is printed.
+    """
 
     def __init__(self, speed: Speed) -> None:
         self._speed = speed
@@ -144,4 +147,4 @@ class ProgressLines(Callback):
 
     def _note(self) -> str:
         loss = "" if self._loss is None else f"loss {float(self._loss):.3f}"
-        return ", ".join(part for part in (loss, self._validating, self._speed.format()) if part)
+        return ", ".join(text for text in (loss, self._validating, self._speed.format()) if text)

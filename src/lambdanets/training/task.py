@@ -1,4 +1,4 @@
-"""The interface of a task, such as classification or detection, to the training loop."""
+"""The interface that a task, such as classification or detection, implements for the training loop."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -20,55 +20,55 @@ from lambdanets.training.report import Result
 class Task(ABC):
     """Data and model of a recipe, for the training loop in `run.py`.
 
-    recipe: as passed to `open`; methods with a recipe argument get it with micro_batch resolved.
+    recipe: the recipe passed to `open`. The recipe passed to other methods has a micro_batch that fits into memory.
     """
 
     METRICS: ClassVar[tuple[str, ...]]  # columns of metrics.csv
-    PANELS: ClassVar[Panels]  # of curves.png
-    BEST: ClassVar[str]  # the metric of best.ckpt
-    RESULT: ClassVar[type[Result]]  # the task's fields of result.json
+    PANELS: ClassVar[Panels]  # panels of curves.png
+    BEST: ClassVar[str]  # metric that selects best.ckpt
+    RESULT: ClassVar[type[Result]]  # fields of result.json
 
     recipe: TrainingRecipe
     model: nn.Module
     classes: tuple[str, ...]
-    source: str  # of the data, for messages
+    source: str  # description of the data, for messages
     fingerprint: str  # hash of the data: file names and labels
     training_images: int
     validation_images: int
-    patience: int | None = None  # of early stopping, in epochs
+    patience: int | None = None  # epochs without improvement until early stopping
 
     @classmethod
     def resolve(cls, recipe: Any) -> Any:
-        """The recipe with the fields filled in that follow from its initial weights."""
+        """Return the recipe with missing fields filled in from its initial weights."""
         return recipe
 
     @classmethod
     @abstractmethod
     def open(cls, recipe: Any, world: World, resumed: bool) -> "Task":
-        """Open the data and build the model; a resumed run has a checkpoint and needs no initial weights."""
+        """Open the data and build the model. resumed: do not load initial weights, because there is a checkpoint."""
 
     @abstractmethod
     def probe(self) -> MemoryProbe:
-        """The memory probe."""
+        """Return the memory probe."""
 
     @abstractmethod
     def batches(self, recipe: Any, batch_slice: BatchSlice) -> tuple[Batches[Any], Batches[Any]]:
-        """Training and validation batches."""
+        """Return the training and validation batches."""
 
     @abstractmethod
     def description(self, recipe: Any) -> str:
-        """Model card and recipe as JSON, for weight files."""
+        """Return the model card and the recipe as JSON, for weight files."""
 
     @abstractmethod
     def module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
-        """The LightningModule."""
+        """Return the LightningModule."""
 
     def on_start(self, folder: Path) -> None:  # noqa: B027 - most tasks have nothing to write
         """Write files into the run folder before training starts or resumes."""
 
     @abstractmethod
     def finish(self, recipe: Any, folder: Path, log: MetricsLog) -> dict[str, Any]:
-        """Evaluate the trained model, draw figures into the folder, and return the task's fields of result.json.
+        """Evaluate the trained model, write figures into the folder, and return the task's fields of result.json.
 
-        One of them is "unreadable", a list of messages.
+        The field "unreadable" is required: one message per unreadable image.
         """

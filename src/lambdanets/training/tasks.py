@@ -1,4 +1,4 @@
-"""The registry of tasks: a new task is one entry of TASKS, its packages, and a command."""
+"""The registry of tasks. A new task needs an entry in TASKS, its packages and a command."""
 
 import importlib
 from pathlib import Path
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 
 class TaskEntry(NamedTuple):
-    """A task: its recipe class, "module:class" of its Task, the package of its recipe files, and its command.
+    """An entry of the registry.
 
-    The Task is imported on first use, so that --help imports neither PyTorch nor Lightning.
+    recipe: the task's recipe class. implementation: "module:class" of its Task, which is imported on first use, so that
+    --help does not import PyTorch and Lightning. recipes: the package with its recipe files. command: its training
+    command.
     """
 
     recipe: type[TrainingRecipe]
@@ -38,16 +40,16 @@ TASKS = {
 }
 
 
-def task_of(recipe: TrainingRecipe) -> "type[Task]":
-    """The Task that trains by a recipe."""
+def task_class(recipe: TrainingRecipe) -> "type[Task]":
+    """Return the Task class for a recipe."""
     module, _, name = TASKS[recipe.task].implementation.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def read_recipe(path: Path) -> TrainingRecipe:
-    """Read a recipe of any task from a JSON file. Raises InputError for any other file."""
+    """Read a recipe of any task from a JSON file. Raises InputError if the file is not a valid recipe."""
     fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe")
     name = fields.get("task", "classification")
     if not isinstance(name, str) or name not in TASKS:
-        raise InputError(f"{path} must have a task that is one of {', '.join(TASKS)}, got {name!r}")
+        raise InputError(f"task in {path} must be one of {', '.join(TASKS)}, got {name!r}")
     return TASKS[name].recipe.from_fields(fields, str(path))

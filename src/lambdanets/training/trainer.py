@@ -1,4 +1,4 @@
-"""Lightning's Trainer, configured for a recipe and the world size."""
+"""Builds Lightning's Trainer for a recipe and a world size."""
 
 import logging
 import sys
@@ -28,11 +28,14 @@ def make_trainer(
     accumulation_steps: int,
     lock: Lock | None = None,
 ) -> Trainer:
-    """A trainer with DDP under torchrun, else on one GPU or the CPU. lock: that of the folder, on rank zero."""
+    """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU.
+
+    lock: lock of the run folder on rank zero, None on other ranks.
+    """
     _silence_lightning()
-    watched = sys.stderr.isatty() and world.is_rank_zero
-    shown: list[Callback] = [Progress(speed) if watched else ProgressLines(speed)] if world.is_rank_zero else []
-    several = world.world_size > 1
+    show_bar = sys.stderr.isatty() and world.is_rank_zero
+    progress: list[Callback] = [Progress(speed) if show_bar else ProgressLines(speed)] if world.is_rank_zero else []
+    is_distributed = world.world_size > 1
     return Trainer(
         default_root_dir=folder,
         max_epochs=recipe.epochs,
@@ -40,39 +43,39 @@ def make_trainer(
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
         devices=world.local_world_size,
         num_nodes=world.nodes,
-        strategy=_data_parallel() if several else "auto",
+        strategy=_ddp_strategy() if is_distributed else "auto",
         accumulate_grad_batches=accumulation_steps,
         gradient_clip_val=recipe.clip_gradient,
-        callbacks=[*callbacks, *shown],
-        # explicit, as Lightning would take the variables of SLURM for a launcher
-        plugins=[AtomicCheckpointIO(lock), TorchElasticEnvironment() if several else LightningEnvironment()],
+        callbacks=[*callbacks, *progress],
+        # explicit, because Lightning would otherwise use the environment variables of SLURM
+        plugins=[AtomicCheckpointIO(lock), TorchElasticEnvironment() if is_distributed else LightningEnvironment()],
         logger=logger,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
-        enable_progress_bar=watched,
+        enable_progress_bar=show_bar,
         enable_model_summary=False,
     )
 
 
-def _data_parallel() -> DDPStrategy:
-    # find_unused_parameters keeps DDP from rebuilding its buckets after the first step: a resumed run would sum the
-    # gradients of its first step in other buckets, and from three ranks on in another order.
-    same_layout = not torch.cuda.is_available()
-    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=same_layout)
+def _ddp_strategy() -> DDPStrategy:
+    # Without find_unused_parameters, DDP rebuilds its buckets after the first step. The first step of a resumed run
+    # would use other buckets than in an uninterrupted run, and three or more ranks would sum in another order.
+    keep_buckets = not torch.cuda.is_available()
+    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets)
 
 
 def _silence_lightning() -> None:
-    """Silence notes on devices, advertisements, and warnings that do not apply here."""
+    """Hide messages about devices, advertisements, and warnings that do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
         ".*does not have many workers.*",
-        ".*smaller than the logging interval.*",  # of self.log, which this package does not use for its rows
+        ".*smaller than the logging interval.*",  # about self.log, which is used only for the progress bar
         ".*Checkpoint directory.*exists and is not empty.*",
         ".*isinstance.treespec, LeafSpec.*",
         ".*training_step. returned .None.*",  # a batch without readable images
         ".*dirpath has changed.*",  # a run folder may be moved
-        ".*Glyph .* missing from font.*",  # class names in scripts that the figures' font lacks
+        ".*Glyph .* missing from font.*",  # class names in scripts that the font of the figures does not support
         ".*It is recommended to use .self.log.*sync_dist=True.*",  # already reduced over ranks
         ".*find_unused_parameters=True was specified.*",
         ".*Grad strides do not match bucket view strides.*",  # channels_last weights

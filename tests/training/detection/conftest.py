@@ -1,4 +1,4 @@
-"""A tiny detection recipe."""
+"""Fixture: a tiny detection recipe."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from training.detection.tiny_detection import tiny_recipe
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A recipe with images that the test may change."""
+    """A recipe of a tiny detector, with its own images, which the test may change."""
     return tiny_recipe(tmp_path / "digits")

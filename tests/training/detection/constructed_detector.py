@@ -1,9 +1,10 @@
-"""A detector that detects objects without training, and annotations made from its detections.
+"""Constructs a detector that detects objects without training, and annotations from its detections.
 
-Whether a few seconds of training detect anything depends on the processor. Here the weights are random with four
-changes: batch norm has the statistics of the images, classes are equally likely on average, their logits are large, and
-masks fill their boxes. The detections, shifted by a tenth of their width, are the ground truth for training and
-validation. Average precision is then far from 0 and from 1, and stays there while the learning rate is small.
+After a few seconds of training, whether a detector detects anything depends on the processor. This detector has random
+weights with four changes: batch norm has the statistics of the images, classes are equally likely on average, their
+logits are large, and masks fill their boxes. Its detections, shifted by a tenth of their width, are the ground truth
+of training and validation. Thus average precision is neither near 0 nor near 1, also after a few steps with a small
+learning rate.
 """
 
 import csv
@@ -19,8 +20,8 @@ from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.weights import save_weights
-from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.model import build_model, card_of, describe
+from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.detection.model import build_model, describe, make_model_card
 from lambdanets.training.detection.module import VALIDATED
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import (
@@ -32,11 +33,11 @@ from training.detection.tiny_detection import (
     tiny_recipe,
 )
 
-MIN_SIDE = 6  # pixels: the IoU of smaller boxes changes much with a small shift
+MIN_SIDE = 6  # pixels; for smaller boxes, a small shift changes the IoU too much
 
 
 def write_constructed_detector(folder: Path) -> DetectionRecipe:
-    """Write images and annotations into digits/ and the detector into first.safetensors; return a recipe for both."""
+    """Write images and annotations into digits/ and the detector into first.safetensors; return a recipe for them."""
     digits = folder / "digits"
     write_scattered_digits(digits, IMAGES, VALIDATION, seed=42)
     merge_into_two_categories(digits / "train.json")
@@ -52,24 +53,24 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
         learning_rate=1e-4,
         batch_norm_momentum=0.001,
     )
-    images = open_sets(recipe)[1]
+    images = open_datasets(recipe)[1]
     pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
-    names, ids = tuple(each["name"] for each in TWO_CATEGORIES), tuple(each["id"] for each in TWO_CATEGORIES)
-    detector = Detector(_construct(recipe, pixels), card_of(recipe, names, ids))
-    found = [
+    names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))
+    detector = Detector(_construct(recipe, pixels), make_model_card(recipe, names, ids))
+    annotations = [
         _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)
         for label, box in _without_overlap(detector.detect([tensor])[0])
     ]
     edit_annotations(
-        digits / "train.json", annotations=[{"id": number, **each} for number, each in enumerate(found, 1)]
+        digits / "train.json", annotations=[{"id": number, **entry} for number, entry in enumerate(annotations, 1)]
     )
     save_weights(folder / "first.safetensors", detector.model, describe(recipe, names, category_ids=ids))
     return replace(recipe, weights=str(folder / "first.safetensors"))
 
 
 def assert_nontrivial_scores(run: Path) -> None:
-    """Average precision is neither 0 nor 1 in any validation, so that equal scores are evidence."""
+    """Assert that all validation scores are between 0.1 and 0.9. Otherwise, equal scores would prove little."""
     with (run / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
     assert rows
@@ -82,7 +83,7 @@ def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     model = build_model(recipe, len(TWO_CATEGORIES)).eval()
     for norm in model.backbone.modules():
         if isinstance(norm, nn.BatchNorm2d):
-            norm.momentum = None  # the statistics of one batch
+            norm.momentum = None  # use the statistics of the next batch
     model.backbone.train()
     model(images)
     model.eval()
@@ -98,19 +99,19 @@ def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     return model
 
 
-def _without_overlap(found: dict[str, Tensor]) -> list[tuple[int, list[float]]]:
-    """Labels and boxes of objects that hardly overlap, by decreasing score."""
+def _without_overlap(detections: dict[str, Tensor]) -> list[tuple[int, list[float]]]:
+    """Return labels and boxes of detections with little overlap, by decreasing score."""
     kept: list[int] = []
-    boxes = found["boxes"]
-    for number, box in enumerate(boxes):
+    boxes = detections["boxes"]
+    for index, box in enumerate(boxes):
         overlap = box_iou(box[None], boxes[kept]).max() if kept else 0.0
         if (box[2:] - box[:2]).min() >= MIN_SIDE and overlap <= 0.2:
-            kept.append(number)
-    return [(int(found["labels"][number]), boxes[number].tolist()) for number in kept]
+            kept.append(index)
+    return [(int(detections["labels"][index]), boxes[index].tolist()) for index in kept]
 
 
 def _annotation(image_id: int, category_id: int, box: list[float], image_width: int) -> dict[str, Any]:
-    """A rectangle: the box shifted by a tenth of its width to the right, or to the left at the image's right edge."""
+    """Return an annotation of the box, shifted right by a tenth of its width, or left near the image's right edge."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     left = left + width / 10 if right + width / 10 <= image_width else max(left - width / 10, 0.0)

@@ -1,4 +1,4 @@
-"""A model that returns the ground truth."""
+"""A model whose detections are the ground truth."""
 
 import numpy as np
 import torch
@@ -9,29 +9,32 @@ from lambdanets.training.detection.loaders import as_tensor
 
 
 class Oracle(nn.Module):
-    """Detects the annotated objects of images, which it recognizes by their pixels, except in the images `blind`."""
+    """Looks images up by their pixels and returns their annotated objects.
+
+    blind: indices of images for which no objects are returned. max_batch_size: of all calls.
+    """
 
     def __init__(self, images, blind=()):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self._numbers = {_key(as_tensor(images.load(number)[0])): number for number in range(len(images))}
-        self._known = images.annotations.images
+        self._indices = {_key(as_tensor(images.load(index)[0])): index for index in range(len(images))}
+        self._annotated = images.annotations.images
         self._blind = blind
         self.max_batch_size = 0
 
     def forward(self, images):
         self.max_batch_size = max(self.max_batch_size, len(images))
-        return [self._find(self._numbers[_key(image)]) for image in images]
+        return [self._detect(self._indices[_key(image)]) for image in images]
 
-    def _find(self, number):
-        known = self._known[number]
-        objects = [each for each in known.objects if not each.crowd and number not in self._blind]
-        masks = np.zeros((len(objects), 1, known.height, known.width), np.float32)
-        for place, each in zip(masks, objects, strict=True):
-            place[0] = decode_mask(each, known.height, known.width)
+    def _detect(self, index):
+        image = self._annotated[index]
+        objects = [instance for instance in image.objects if not instance.crowd and index not in self._blind]
+        masks = np.zeros((len(objects), 1, image.height, image.width), np.float32)
+        for mask, instance in zip(masks, objects, strict=True):
+            mask[0] = decode_mask(instance, image.height, image.width)
         return {
-            "boxes": torch.tensor([each.box for each in objects]).reshape(-1, 4),
-            "labels": torch.tensor([each.category + 1 for each in objects], dtype=torch.int64),
+            "boxes": torch.tensor([instance.box for instance in objects]).reshape(-1, 4),
+            "labels": torch.tensor([instance.category + 1 for instance in objects], dtype=torch.int64),
             "scores": torch.full((len(objects),), 0.9),
             "masks": torch.from_numpy(masks),
         }

@@ -1,4 +1,4 @@
-"""Synthetic COCO annotations, detections close to them, and the scores of other packages."""
+"""Synthetic COCO annotations, detections close to them, and scores computed with other packages."""
 
 import contextlib
 import io
@@ -14,12 +14,12 @@ NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 CATEGORIES = [{"id": 2, "name": "cat"}, {"id": 5, "name": "dog"}, {"id": 9, "name": "bird"}, {"id": 40, "name": "owl"}]
 
 
-def rle_of(mask):
+def encode_rle(mask):
     encoding = masks.encode(np.asfortranarray(mask.astype(np.uint8)))
     return {"size": encoding["size"], "counts": encoding["counts"].decode()}
 
 
-def bbox_of(mask):
+def mask_to_box(mask):
     return [float(number) for number in masks.toBbox(masks.encode(np.asfortranarray(mask.astype(np.uint8))))]
 
 
@@ -28,21 +28,24 @@ def ellipse(height, width, y, x, half_height, half_width):
     return ((rows - y) / half_height) ** 2 + ((columns - x) / half_width) ** 2 < 1
 
 
-def annotation(number, image_id, category_id, mask, **more):
+def annotation(annotation_id, image_id, category_id, mask, **fields):
     return {
-        "id": number,
+        "id": annotation_id,
         "image_id": image_id,
         "category_id": category_id,
-        "bbox": bbox_of(mask),
+        "bbox": mask_to_box(mask),
         "area": float(mask.sum()),
         "iscrowd": 0,
-        "segmentation": rle_of(mask),
-        **more,
+        "segmentation": encode_rle(mask),
+        **fields,
     }
 
 
-def synthetic_truth(seed):
-    """7 images, the last without objects; no owl; objects of all sizes, as RLE and as polygons; a crowd in three."""
+def synthetic_annotations(seed):
+    """Return annotations of 7 images, with objects of all sizes as RLE and as polygons.
+
+    Three images have a crowd, the last image has no objects, and the category owl has no objects.
+    """
     generator = np.random.default_rng(seed)
     images, annotations = [], []
     for number in range(7):
@@ -61,85 +64,92 @@ def synthetic_truth(seed):
             counts = [0] * int(mask[0, 0]) + runs.tolist()
             crowd = {"iscrowd": 1, "segmentation": {"size": list(mask.shape), "counts": counts}}
             annotations.append(annotation(len(annotations) + 1, image["id"], 2, mask, **crowd))
-    for each in annotations[::4]:
-        x, y, width, height = each["bbox"]
-        if not each["iscrowd"]:
+    for instance in annotations[::4]:
+        x, y, width, height = instance["bbox"]
+        if not instance["iscrowd"]:
             corners = [x, y, x + width, y, x + width, y + height, x, y + height]
-            each |= {"segmentation": [corners], "area": width * height}
+            instance |= {"segmentation": [corners], "area": width * height}
     return {"images": images, "annotations": annotations, "categories": CATEGORIES}
 
 
-def perturbed(truth, seed):
-    """Most objects and crowds, shifted, some twice or with a wrong category; false positives; tied scores."""
+def perturb_annotations(truth, seed):
+    """Return detections: most objects and crowds shifted, some twice or with a wrong category, and false positives.
+
+    Many of their scores are equal.
+    """
     generator = np.random.default_rng(seed)
-    coco = silent(lambda: COCO())
+    coco = call_without_output(lambda: COCO())
     coco.dataset = truth
-    silent(coco.createIndex)
-    categories = sorted({each["category_id"] for each in truth["annotations"]})
+    call_without_output(coco.createIndex)
+    categories = sorted({instance["category_id"] for instance in truth["annotations"]})
     results = []
 
     def add(image_id, category_id, mask):
-        box = np.asarray(bbox_of(mask)) + generator.integers(-12, 13, 4) / 8 * (generator.random() < 0.7)
+        box = np.asarray(mask_to_box(mask)) + generator.integers(-12, 13, 4) / 8 * (generator.random() < 0.7)
         results.append(
             {
                 "image_id": image_id,
                 "category_id": int(category_id),
                 "bbox": [float(number) for number in np.maximum(box, 0.125)],
                 "score": float(generator.integers(1, 16) / 16),
-                "segmentation": rle_of(mask),
+                "segmentation": encode_rle(mask),
             }
         )
 
-    for each in truth["annotations"]:
-        mask = coco.annToMask(each)
+    for instance in truth["annotations"]:
+        mask = coco.annToMask(instance)
         for _ in range(generator.choice([0, 1, 1, 1, 1, 2])):
-            reach = max(1, round(mask.sum() ** 0.5 * generator.choice([0, 0.05, 0.1, 0.3])))
-            moved = np.roll(mask, generator.integers(-reach, reach + 1, 2), (0, 1))
-            category = each["category_id"] if generator.random() < 0.9 else generator.choice(categories)
-            add(each["image_id"], category, moved)
+            max_shift = max(1, round(mask.sum() ** 0.5 * generator.choice([0, 0.05, 0.1, 0.3])))
+            moved = np.roll(mask, generator.integers(-max_shift, max_shift + 1, 2), (0, 1))
+            category = instance["category_id"] if generator.random() < 0.9 else generator.choice(categories)
+            add(instance["image_id"], category, moved)
     for image in truth["images"]:
         for _ in range(3):
             height, width = image["height"], image["width"]
             y, x = generator.uniform(0, height), generator.uniform(0, width)
             mask = ellipse(height, width, y, x, *generator.uniform(3, 60, 2))
             add(image["id"], generator.choice(categories), mask)
-    return [results[place] for place in generator.permutation(len(results))]
+    return [results[index] for index in generator.permutation(len(results))]
 
 
-def silent(work):
+def call_without_output(function):
     with contextlib.redirect_stdout(io.StringIO()):
-        return work()
+        return function()
 
 
 def pycocotools_scores(truth, results, detections=100):
-    """The first six statistics of pycocotools for "bbox" and "segm", with None for -1, and mask sizes by mask area."""
-    found = {}
+    """Return the first six statistics of pycocotools for "bbox" and "segm", with None for -1.
+
+    For "segm", the size of a detection is the area of its mask.
+    """
+    scores = {}
     for kind in ("bbox", "segm"):
         coco = COCO.__new__(COCO)
-        silent(lambda coco=coco: COCO.__init__(coco))
-        coco.dataset = truth | {"annotations": [each.copy() for each in truth["annotations"]]}
-        silent(coco.createIndex)
-        dropped = "segmentation" if kind == "bbox" else "bbox"
-        kept = [{name: value for name, value in result.items() if name != dropped} for result in results]
-        evaluation = COCOeval(coco, silent(lambda coco=coco, kept=kept: coco.loadRes(kept)), kind)
+        call_without_output(lambda coco=coco: COCO.__init__(coco))
+        coco.dataset = truth | {"annotations": [instance.copy() for instance in truth["annotations"]]}
+        call_without_output(coco.createIndex)
+        unused_field = "segmentation" if kind == "bbox" else "bbox"
+        kept = [{name: value for name, value in result.items() if name != unused_field} for result in results]
+        evaluation = COCOeval(coco, call_without_output(lambda coco=coco, kept=kept: coco.loadRes(kept)), kind)
         evaluation.params.maxDets = [1, 10, detections]
-        silent(lambda evaluation=evaluation: (evaluation.evaluate(), evaluation.accumulate()))
+        call_without_output(lambda evaluation=evaluation: (evaluation.evaluate(), evaluation.accumulate()))
         precision = evaluation.eval["precision"][..., -1]
-        parts = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *(precision[..., n] for n in (1, 2, 3))]
-        values = [part[part > -1].mean() if (part > -1).any() else None for part in parts]
+        slices = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0]]
+        slices += [precision[..., size] for size in (1, 2, 3)]
+        values = [array[array > -1].mean() if (array > -1).any() else None for array in slices]
         if detections == 100:
-            silent(evaluation.summarize)
+            call_without_output(evaluation.summarize)
             assert [-1 if value is None else value for value in values] == list(evaluation.stats[:6])
-        found[kind] = dict(zip(NAMES, values, strict=True))
-    return found
+        scores[kind] = dict(zip(NAMES, values, strict=True))
+    return scores
 
 
 def torchmetrics_scores(truth, results):
-    """The scores of MeanAveragePrecision, with None for -1."""
-    coco = silent(lambda: COCO())
+    """Return the scores of MeanAveragePrecision, with None for -1."""
+    coco = call_without_output(lambda: COCO())
     coco.dataset = truth
-    silent(coco.createIndex)
-    # its default thresholds are rounded to float32, above a recall of exactly 0.07 or an IoU of 0.6
+    call_without_output(coco.createIndex)
+    # the default thresholds are rounded to float32, which makes some slightly larger, such as recall 0.07 and IoU 0.6
     thresholds = {
         "iou_thresholds": np.linspace(0.5, 0.95, 10).tolist(),
         "rec_thresholds": np.linspace(0, 1, 101).tolist(),
@@ -148,19 +158,19 @@ def torchmetrics_scores(truth, results):
     for image in truth["images"]:
         size = image["height"], image["width"]
         objects = coco.imgToAnns[image["id"]]
-        found = [result for result in results if result["image_id"] == image["id"]]
+        detections = [result for result in results if result["image_id"] == image["id"]]
         target = {
-            "boxes": torch.tensor([each["bbox"] for each in objects]).reshape(-1, 4),
-            "labels": torch.tensor([each["category_id"] for each in objects], dtype=torch.int64),
-            "masks": stack_masks([coco.annToMask(each) for each in objects], size),
-            "iscrowd": torch.tensor([each["iscrowd"] for each in objects], dtype=torch.int64),
-            "area": torch.tensor([each["area"] for each in objects], dtype=torch.float64),
+            "boxes": torch.tensor([instance["bbox"] for instance in objects]).reshape(-1, 4),
+            "labels": torch.tensor([instance["category_id"] for instance in objects], dtype=torch.int64),
+            "masks": stack_masks([coco.annToMask(instance) for instance in objects], size),
+            "iscrowd": torch.tensor([instance["iscrowd"] for instance in objects], dtype=torch.int64),
+            "area": torch.tensor([instance["area"] for instance in objects], dtype=torch.float64),
         }
         prediction = {
-            "boxes": torch.tensor([each["bbox"] for each in found]).reshape(-1, 4),
-            "labels": torch.tensor([each["category_id"] for each in found], dtype=torch.int64),
-            "masks": stack_masks([masks.decode(each["segmentation"]) for each in found], size),
-            "scores": torch.tensor([each["score"] for each in found]),
+            "boxes": torch.tensor([result["bbox"] for result in detections]).reshape(-1, 4),
+            "labels": torch.tensor([result["category_id"] for result in detections], dtype=torch.int64),
+            "masks": stack_masks([masks.decode(result["segmentation"]) for result in detections], size),
+            "scores": torch.tensor([result["score"] for result in detections]),
         }
         metric.update([prediction], [target])
     values = metric.compute()

@@ -24,15 +24,15 @@ def coco():
 
 @pytest.mark.slow
 def test_trains_and_scores_on_coco_images(coco, tmp_path, capsys):
-    # persons only: with 80 categories, no score would be high enough after two steps
-    known = json.loads((coco / "instances_train2017.json").read_bytes())
-    known["categories"] = [each for each in known["categories"] if each["name"] == "person"]
-    known["annotations"] = [each for each in known["annotations"] if each["category_id"] == 1]
-    (tmp_path / "persons.json").write_text(json.dumps(known))
-    places = {"data": str(tmp_path / "persons.json"), "images": str(coco / "train2017.tar")}
+    # persons only: with 80 categories, all scores would be too low after two steps
+    truth = json.loads((coco / "instances_train2017.json").read_bytes())
+    truth["categories"] = [category for category in truth["categories"] if category["name"] == "person"]
+    truth["annotations"] = [instance for instance in truth["annotations"] if instance["category_id"] == 1]
+    (tmp_path / "persons.json").write_text(json.dumps(truth))
+    paths = {"data": str(tmp_path / "persons.json"), "images": str(coco / "train2017.tar")}
     recipe = DetectionRecipe(
-        **places,
-        validation_data=places["data"],
+        **paths,
+        validation_data=paths["data"],
         model="lambda_resnet20_small",
         model_options={"small_images": False},
         image_size=128,
@@ -55,11 +55,11 @@ def test_trains_and_scores_on_coco_images(coco, tmp_path, capsys):
     assert result["unreadable"] == []
     assert (tmp_path / "run/metrics.csv").read_text().splitlines()[-1].startswith("2,1,val,")
     command = ["detect", "evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
-    assert main([*command, "--data", places["data"], "--images", places["images"]]) == 0
+    assert main([*command, "--data", paths["data"], "--images", paths["images"]]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"masks  AP {result['segm']['AP']:.4f}")
-    found = read_results(tmp_path / "out/results.json")
-    assert found
-    for kind, scores in pycocotools_scores(known, found).items():
+    results = read_results(tmp_path / "out/results.json")
+    assert results
+    for kind, scores in pycocotools_scores(truth, results).items():
         assert result[kind] == pytest.approx(scores, abs=1e-6)
-    assert {each["category_id"] for each in found} == {1}
-    assert {each["image_id"] for each in found} <= {each["id"] for each in known["images"]}
+    assert {result["category_id"] for result in results} == {1}
+    assert {result["image_id"] for result in results} <= {image["id"] for image in truth["images"]}

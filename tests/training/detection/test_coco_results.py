@@ -21,23 +21,23 @@ def random_detections(count=3, height=7, width=5):
 
 
 def test_masks_are_thresholded_at_one_half():
-    found = random_detections()
-    found["masks"][0, 0, 0] = torch.tensor([0.5, 0.50001, 0.49999, 0, 1])
-    for result, mask in zip(coco_results(found, 11, [4, 9]), found["masks"], strict=True):
+    detections = random_detections()
+    detections["masks"][0, 0, 0] = torch.tensor([0.5, 0.50001, 0.49999, 0, 1])
+    for result, mask in zip(coco_results(detections, 11, [4, 9]), detections["masks"], strict=True):
         assert result["segmentation"]["size"] == [7, 5]
         assert isinstance(result["segmentation"]["counts"], str)
         assert np.array_equal(masks.decode([result["segmentation"]])[..., 0], (mask[0] > 0.5).numpy())
 
 
 def test_boxes_labels_and_scores_become_coco_results_exactly():
-    found = random_detections()
-    results = coco_results(found, 11, [4, 9])
+    detections = random_detections()
+    results = coco_results(detections, 11, [4, 9])
     assert [result["category_id"] for result in results] == [9, 4, 9]
     assert {result["image_id"] for result in results} == {11}
-    assert torch.equal(torch.tensor([result["score"] for result in results]), found["scores"])
+    assert torch.equal(torch.tensor([result["score"] for result in results]), detections["scores"])
     boxes = torch.tensor([result["bbox"] for result in results])
-    assert torch.equal(boxes[:, :2], found["boxes"][:, :2])
-    assert torch.equal(boxes[:, 2:], found["boxes"][:, 2:] - found["boxes"][:, :2])
+    assert torch.equal(boxes[:, :2], detections["boxes"][:, :2])
+    assert torch.equal(boxes[:, 2:], detections["boxes"][:, 2:] - detections["boxes"][:, :2])
 
 
 def test_image_without_detections_has_no_results():

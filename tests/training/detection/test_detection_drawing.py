@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from synthetic_detections import perturbed, synthetic_truth
+from synthetic_detections import perturb_annotations, synthetic_annotations
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.coco_scores import evaluate
@@ -17,7 +17,7 @@ def pixels(image):
 
 @pytest.fixture
 def objects():
-    """Two objects in an image of 40 x 32 pixels, below each other."""
+    """Two objects, one below the other, in an image of 40 x 32 pixels."""
     masks = torch.zeros(2, 32, 40, dtype=torch.bool)
     masks[0, 4:14, 5:35] = True
     masks[1, 18:30, 5:35] = True
@@ -37,11 +37,11 @@ def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
     drawing = overlay(GRAY, **objects)
     assert drawing.size == (640, 512)
     values = pixels(drawing)
-    first, second, outside = values[9 * 16, 20 * 16], values[24 * 16, 20 * 16], values[16 * 16, 2 * 16]
-    assert outside.tolist() == [90, 90, 90]
-    assert np.abs(first - outside).max() > 30
-    assert np.abs(second - outside).max() > 30
-    assert np.abs(first - second).max() > 60
+    object_1, object_2, background = values[9 * 16, 20 * 16], values[24 * 16, 20 * 16], values[16 * 16, 2 * 16]
+    assert background.tolist() == [90, 90, 90]
+    assert np.abs(object_1 - background).max() > 30
+    assert np.abs(object_2 - background).max() > 30
+    assert np.abs(object_1 - object_2).max() > 60
 
 
 def test_large_images_keep_their_size(objects):
@@ -64,15 +64,17 @@ def test_overlay_draws_names_and_scores(objects):
 
 
 def test_names_do_not_cover_small_objects(objects):
-    small = {
+    with_small_object = {
         "boxes": torch.tensor([[5.0, 4, 35, 30], [5, 3, 6, 4]]),
         "masks": torch.zeros(2, 32, 40, dtype=torch.bool),
     }
-    small["masks"][1, 3:4, 5:6] = True
-    long, short = (overlay(GRAY, **objects | small | {"names": [name, ""]}) for name in ("a" * 20, ""))
-    assert long != short
-    # right above the first object's corner, where its name would begin
-    assert np.array_equal(pixels(long)[50:60, 84:92], pixels(short)[50:60, 84:92])
+    with_small_object["masks"][1, 3:4, 5:6] = True
+    long_name, no_name = (
+        overlay(GRAY, **objects | with_small_object | {"names": [name, ""]}) for name in ("a" * 20, "")
+    )
+    assert long_name != no_name
+    # the small object is above the corner of the first object, where the name would start
+    assert np.array_equal(pixels(long_name)[50:60, 84:92], pixels(no_name)[50:60, 84:92])
 
 
 @pytest.mark.parametrize("name", ["кошка", "猫 🐈", "قطة", "\ud800", "a$b^c\nd", ""])
@@ -119,8 +121,12 @@ def test_contact_sheet_shrinks_large_images_and_may_be_empty():
 @pytest.mark.figures
 @pytest.mark.parametrize("objects", ["some", "none"])
 def test_precision_recall_curves_are_drawn_as_png(tmp_path, objects):
-    truth = synthetic_truth(0)
-    scores = evaluate(truth, perturbed(truth, 0)) if objects == "some" else evaluate(truth | {"annotations": []}, [])
+    truth = synthetic_annotations(0)
+    scores = (
+        evaluate(truth, perturb_annotations(truth, 0))
+        if objects == "some"
+        else evaluate(truth | {"annotations": []}, [])
+    )
     draw_precision_recall(scores, tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as drawing:
         assert drawing.format == "PNG"

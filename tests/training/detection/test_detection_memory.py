@@ -28,15 +28,15 @@ RECIPES = {
 }
 
 
-def saved_by_autograd(recipe, images=2):
-    """Bytes per image that autograd saves in a step on images of full size with the maximum of sampled objects."""
+def bytes_saved_by_autograd(recipe, images=2):
+    """Return the bytes per image that autograd saves in a step on full-size images with as many objects as sampled."""
     torch.manual_seed(0)
     model = DetectionProbe(recipe, 10).build().train()
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = {}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved = {}
 
-    def keep(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+    def record(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
     size, objects = recipe.image_size, recipe.sampled_regions // 4
@@ -48,29 +48,29 @@ def saved_by_autograd(recipe, images=2):
             mask[top:bottom, left:right] = 1
     labels = torch.ones(objects, dtype=torch.int64)
     targets = [{"boxes": boxes[i].float(), "labels": labels, "masks": masks[i]} for i in range(images)]
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         losses = model(list(torch.rand(images, 3, size, size)), targets)
-        loss = torch.stack(list(losses.values())).sum()  # which keeps the graph
+        loss = torch.stack(list(losses.values())).sum()  # keeps the graph alive
     assert loss.isfinite()
-    return sum(storage.nbytes() for place, storage in kept.items() if place not in own) / images
+    return sum(storage.nbytes() for address, storage in saved.items() if address not in parameters) / images
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_predicted_memory_is_close_to_what_autograd_saves(name):
+def test_predicted_memory_is_close_to_the_memory_autograd_saves(name):
     predicted = training_memory(DetectionProbe(RECIPES[name], 10))[1]
-    assert 1 / 1.5 < predicted / saved_by_autograd(RECIPES[name]) < 1.5
+    assert 1 / 1.5 < predicted / bytes_saved_by_autograd(RECIPES[name]) < 1.5
 
 
-def test_memory_probe_has_as_many_objects_as_an_image_may_have(tiny, monkeypatch):
+def test_memory_probe_has_the_maximum_number_of_objects(tiny, monkeypatch):
     task = DetectionTask.open(tiny, World(), resumed=False)
     max_objects = max(len(image.objects) for image in task.training.annotations.images)
     assert max_objects > 1
     assert task.probe().objects == max_objects
     assert replace(task, recipe=replace(tiny, max_objects=1)).probe().objects == 1
-    model, seen = task.probe().build(), []
-    monkeypatch.setattr(model, "forward", lambda images, targets: seen.append(targets) or {"loss": torch.zeros(())})
+    model, calls = task.probe().build(), []
+    monkeypatch.setattr(model, "forward", lambda images, targets: calls.append(targets) or {"loss": torch.zeros(())})
     replace(task.probe(), objects=77).loss(model, 2, torch.device("cpu"))
-    assert [len(each["masks"]) for each in seen[0]] == [77, 77]
+    assert [len(target["masks"]) for target in calls[0]] == [77, 77]
 
 
 def test_memory_counts_weights_gradients_and_optimizer_states():
@@ -85,9 +85,8 @@ def test_detection_micro_batch_is_halved_down_to_1():
     assert largest_micro_batch(probe, 8, fixed + 8 * per_image) == 8
     assert largest_micro_batch(probe, 8, fixed + 7 * per_image) == 4
     assert largest_micro_batch(probe, 8, fixed + per_image) == 1
-    with pytest.raises(
-        InputError, match=r"on images of 128 x 128 with a micro-batch of 1 needs about .* GiB, and .* choose a smaller"
-    ):
+    message = r"on images of 128 x 128 with a micro-batch of 1 needs about .* GiB, but only .* choose a smaller"
+    with pytest.raises(InputError, match=message):
         largest_micro_batch(probe, 8, fixed + per_image - 1)
 
 
@@ -98,7 +97,7 @@ def test_detection_run_reports_a_reduced_micro_batch(tiny, tmp_path, monkeypatch
     assert "a micro-batch of 2 images does not fit into memory: using 1" in capsys.readouterr().err
 
 
-def test_too_large_a_detector_is_rejected_without_creating_a_folder(tiny, tmp_path, monkeypatch):
+def test_too_large_detector_is_rejected_without_creating_a_folder(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batches, "free_memory", lambda device: 2**20)
     with pytest.raises(InputError, match="with a micro-batch of 1 needs about"):
         run.start(tiny, tmp_path / "run")

@@ -51,38 +51,38 @@ def test_rejects_a_detection_field_out_of_range(field, value):
 
 @pytest.mark.parametrize("field", ["images", "validation_data", "validation_images"])
 def test_rejects_other_images_for_scattered_digits(field):
-    with pytest.raises(InputError, match=f"^data must be a JSON file of instances where {field} is 'there'"):
+    with pytest.raises(InputError, match=f"^{field} must not be set with data 'digits', .* got 'there'"):
         replace(DETECTOR, **{field: "there"})
 
 
 @pytest.mark.parametrize("missing", ["images", "validation_data"])
-def test_own_annotations_require_images_and_validation_data(missing):
+def test_annotation_files_require_images_and_validation_data(missing):
     fields = {"data": "train.json", "images": "train", "validation_data": "val.json"}
     DetectionRecipe(**fields)
     del fields[missing]
-    with pytest.raises(InputError, match=rf"^{missing} must be given with data 'train.json'"):
+    with pytest.raises(InputError, match=rf"^{missing} must be set with data 'train.json'"):
         DetectionRecipe(**fields)
 
 
-def test_missing_data_and_images_are_required_by_name():
-    open_ended = DetectionRecipe(data="", images="", validation_data="")
+def test_error_for_missing_data_or_images_names_the_field():
+    recipe = DetectionRecipe(data="", images="", validation_data="")
     with pytest.raises(InputError, match=r"^data must be given"):
-        resolve_recipe(open_ended)
+        resolve_recipe(recipe)
     with pytest.raises(InputError, match=r"^images must be given"):
-        resolve_recipe(replace(open_ended, data="train.json"))
+        resolve_recipe(replace(recipe, data="train.json"))
 
 
 def test_detection_recipe_json_round_trip():
     recipe = replace(DETECTOR, model_options={"scope": 7}, levels=(1, 2), clip_gradient=None)
-    text = recipe.to_json()
-    assert json.loads(text)["task"] == "detection"
-    assert DetectionRecipe.from_json(text.encode(), "here") == recipe
+    content = recipe.to_json()
+    assert json.loads(content)["task"] == "detection"
+    assert DetectionRecipe.from_json(content.encode(), "here") == recipe
 
 
-@pytest.mark.parametrize(("mine", "other"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
-def test_rejects_the_recipe_of_another_task(mine, other):
-    with pytest.raises(InputError, match=f"here must be a {other.task} recipe, got a {mine.task} recipe"):
-        other.from_json(mine.to_json().encode(), "here")
+@pytest.mark.parametrize(("recipe", "other_class"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
+def test_rejects_the_recipe_of_another_task(recipe, other_class):
+    with pytest.raises(InputError, match=f"here must be a {other_class.task} recipe, got a {recipe.task} recipe"):
+        other_class.from_json(recipe.to_json().encode(), "here")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_read_recipe_returns_the_type_of_its_task(recipe, tmp_path):
 
 
 def test_recipe_without_a_task_is_for_classification(tmp_path):
-    # as written before there was another task
+    # recipe.json was written without a task when classification was the only one
     fields = json.loads(DIGITS.to_json())
     del fields["task"]
     (tmp_path / "recipe.json").write_text(json.dumps(fields))
@@ -105,5 +105,5 @@ def test_recipe_without_a_task_is_for_classification(tmp_path):
 @pytest.mark.parametrize("task", ["segmentation", ["detection"], None])
 def test_rejects_a_recipe_of_an_unknown_task(task, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps({"task": task}))
-    with pytest.raises(InputError, match="must have a task that is one of classification, detection, got"):
+    with pytest.raises(InputError, match=r"task in .* must be one of classification, detection, got"):
         read_recipe(tmp_path / "recipe.json")

@@ -10,7 +10,7 @@ NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 @pytest.fixture
 def make_run(tmp_path):
-    def make(name, boxes, masks, *, seed=0, model="resnet50", options=None, changes=(), **more):
+    def make(name, boxes, masks, *, seed=0, model="resnet50", options=None, changes=(), **fields):
         folder = tmp_path / name
         folder.mkdir()
         content = {
@@ -20,7 +20,7 @@ def make_run(tmp_path):
             "data": "nuclei",
             "images": 98,
             "parameters": 44_123_456,
-            **more,
+            **fields,
         }
         (folder / "result.json").write_text(json.dumps(content))
         return folder
@@ -33,36 +33,36 @@ MASKS = (0.426, 0.55, 0.45, 0.242, 0.456, None)
 
 
 def test_rows_are_in_percent_with_gains_over_the_first_row(make_run):
-    plain = make_run("plain", BOXES, MASKS)
-    ours = make_run("ours", (0.494, 0.5996, 0.51, 0.317, 0.522, 0.65), MASKS, model="l", options={"scope": 7})
-    header, _, first, second, _, closing = report([plain, ours], "markdown").splitlines()
+    baseline = make_run("baseline", BOXES, MASKS)
+    other = make_run("other", (0.494, 0.5996, 0.51, 0.317, 0.522, 0.65), MASKS, model="l", options={"scope": 7})
+    header, _, row_1, row_2, _, caption = report([baseline, other], "markdown").splitlines()
     assert header == (
         "| model | params (M) | seeds | box AP | box AP50 | box AP75 | box APs | box APm | box APl "
         "| mask AP | mask AP50 | mask AP75 | mask APs | mask APm | mask APl |"
     )
-    assert first == (
+    assert row_1 == (
         "| resnet50 | 44.1 | 1 | 48.2 | 60.0 | 50.0 | 29.9 | 50.9 | 64.9 | 42.6 | 55.0 | 45.0 | 24.2 | 45.6 | - |"
     )
-    assert second.startswith("| l scope=7 | 44.1 | 1 | 49.4 (+1.2) | 60.0 (+0.0) | 51.0 (+1.0) | 31.7 (+1.8) |")
-    assert second.endswith("| 45.6 (+0.0) | - |")
-    assert closing == "Average precision in percent on nuclei, 98 images. In brackets: difference to the first row."
+    assert row_2.startswith("| l scope=7 | 44.1 | 1 | 49.4 (+1.2) | 60.0 (+0.0) | 51.0 (+1.0) | 31.7 (+1.8) |")
+    assert row_2.endswith("| 45.6 (+0.0) | - |")
+    assert caption == "Average precision in percent on nuclei, 98 images. In brackets: difference to the first row."
 
 
-def test_losses_have_a_minus_sign(make_run):
-    runs = [make_run("plain", BOXES, MASKS), make_run("ours", (0.47, *BOXES[1:]), MASKS, model="l")]
+def test_negative_differences_have_a_minus_sign(make_run):
+    runs = [make_run("baseline", BOXES, MASKS), make_run("other", (0.47, *BOXES[1:]), MASKS, model="l")]
     assert "47.0 (-1.2)" in report(runs, "markdown")
 
 
-def test_seeds_share_a_row_with_mean_and_std(make_run):
+def test_runs_with_different_seeds_are_one_row_of_mean_and_std(make_run):
     runs = [make_run(f"seed{seed}", (ap, *BOXES[1:]), MASKS, seed=seed) for seed, ap in enumerate((0.4, 0.42, 0.47))]
     runs.append(make_run("other", BOXES, MASKS, model="l"))
-    _, _, first, second, _, closing = report(runs, "markdown").splitlines()
-    assert first.startswith("| resnet50 | 44.1 | 3 | 43.0 ± 3.6 | 60.0 ± 0.0 |")
-    assert second.startswith("| l | 44.1 | 1 | 48.2 (+5.2) | 60.0 (+0.0) |")
-    assert closing.endswith("Mean ± std over seeds.")
+    _, _, row_1, row_2, _, caption = report(runs, "markdown").splitlines()
+    assert row_1.startswith("| resnet50 | 44.1 | 3 | 43.0 ± 3.6 | 60.0 ± 0.0 |")
+    assert row_2.startswith("| l | 44.1 | 1 | 48.2 (+5.2) | 60.0 (+0.0) |")
+    assert caption.endswith("Mean ± std over seeds.")
 
 
-def test_rows_of_one_model_name_the_fields_that_differ(make_run):
+def test_rows_of_the_same_model_name_the_fields_that_differ(make_run):
     runs = [make_run("a", BOXES, MASKS), make_run("b", BOXES, MASKS, changes={"epochs": 9})]
     text = report(runs, "text")
     assert "resnet50 epochs=3" in text
@@ -75,18 +75,18 @@ def file_hash(name, content):
 
 def test_runs_from_different_initial_weights_have_separate_rows(make_run):
     runs = [
-        make_run("fresh", BOXES, MASKS),
+        make_run("random", BOXES, MASKS),
         make_run("old", BOXES, MASKS, seed=1, first_weights=None),
         make_run("tuned", BOXES, MASKS, seed=1, first_weights=file_hash("coco.safetensors", "a")),
         make_run("moved", BOXES, MASKS, seed=2, first_weights=file_hash("elsewhere.safetensors", "a")),
     ]
-    fresh, tuned = report(runs, "markdown").splitlines()[2:4]
-    assert fresh.startswith("| resnet50 | 44.1 | 2 |")
-    assert tuned.startswith("| resnet50 from coco.safetensors | 44.1 | 2 |")
+    random_weights, initial_weights = report(runs, "markdown").splitlines()[2:4]
+    assert random_weights.startswith("| resnet50 | 44.1 | 2 |")
+    assert initial_weights.startswith("| resnet50 from coco.safetensors | 44.1 | 2 |")
 
 
 def test_initial_weights_of_the_same_name_are_distinguished_by_hash(make_run):
-    runs = [make_run(of, BOXES, MASKS, first_weights=file_hash("best.safetensors", of)) for of in "ab"]
+    runs = [make_run(name, BOXES, MASKS, first_weights=file_hash("best.safetensors", name)) for name in "ab"]
     lines = report(runs, "markdown").splitlines()[2:4]
     assert [line.split(" | ")[0] for line in lines] == [
         "| resnet50 from best.safetensors (aaaaaaaa)",
@@ -94,42 +94,42 @@ def test_initial_weights_of_the_same_name_are_distinguished_by_hash(make_run):
     ]
 
 
-def test_data_of_equal_hash_share_a_row_at_any_path(make_run):
+def test_runs_on_equal_data_at_different_paths_are_one_row(make_run):
     runs = [
         make_run(
-            place,
+            folder,
             BOXES,
             MASKS,
             seed=seed,
-            data=f"{place}/train.json and {place}/val.json",
-            training_data=file_hash(f"{place}/train.json", "a"),
-            validation_data=file_hash(f"{place}/val.json", "b"),
+            data=f"{folder}/train.json and {folder}/val.json",
+            training_data=file_hash(f"{folder}/train.json", "a"),
+            validation_data=file_hash(f"{folder}/val.json", "b"),
         )
-        for seed, place in enumerate(("here", "there"))
+        for seed, folder in enumerate(("here", "there"))
     ]
-    _, _, row, _, closing = report(runs, "markdown").splitlines()
+    _, _, row, _, caption = report(runs, "markdown").splitlines()
     assert row.startswith("| resnet50 | 44.1 | 2 |")
-    assert closing.startswith("Average precision in percent on here/val.json, 98 images.")
+    assert caption.startswith("Average precision in percent on here/val.json, 98 images.")
 
 
-def test_rows_name_different_training_data(make_run):
+def test_rows_name_the_training_data_if_it_differs(make_run):
     validation = {"validation_data": file_hash("val.json", "b")}
     runs = [
         make_run("a", BOXES, MASKS, training_data=file_hash("train.json", "a"), **validation),
         make_run("b", BOXES, MASKS, seed=1, training_data=file_hash("train.json", "c"), **validation),
         make_run("c", BOXES, MASKS, seed=2, training_data=file_hash("more.json", "d"), data="others", **validation),
     ]
-    *lines, _, closing = report(runs, "markdown").splitlines()[2:]
+    *lines, _, caption = report(runs, "markdown").splitlines()[2:]
     assert [line.split(" | ")[0] for line in lines] == [
         "| resnet50 trained on train.json (aaaaaaaa)",
         "| resnet50 trained on train.json (cccccccc)",
         "| resnet50 trained on more.json",
     ]
-    assert closing.startswith("Average precision in percent on val.json, 98 images.")
+    assert caption.startswith("Average precision in percent on val.json, 98 images.")
 
 
 def test_rejects_runs_scored_on_annotations_that_changed(make_run):
-    runs = [make_run(of, BOXES, MASKS, validation_data=file_hash("val.json", of)) for of in "ab"]
+    runs = [make_run(name, BOXES, MASKS, validation_data=file_hash("val.json", name)) for name in "ab"]
     with pytest.raises(
         InputError, match=r"must have the same validation data, got .*, 98 images \(.*b\), whose annotations differ"
     ):
@@ -161,18 +161,18 @@ def test_markdown_characters_in_options_are_escaped(make_run):
 
 
 def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
-    good = make_run("good", BOXES, MASKS)
+    valid = make_run("valid", BOXES, MASKS)
     with pytest.raises(InputError, match="at least one folder of a run, got none"):
         report([], "text")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty has no result\.json to report: No such file or directory"):
-        report([good, tmp_path / "empty"], "text")
+        report([valid, tmp_path / "empty"], "text")
     with pytest.raises(InputError, match="classified must be a detection run, got a classification run"):
-        report([good, make_run("classified", BOXES, MASKS, top1=0.9)], "text")
-    with pytest.raises(InputError, match=r"got nuclei, 98 images \(.*good\), and others, 98 images \(.*elsewhere\)"):
-        report([good, make_run("elsewhere", BOXES, MASKS, data="others")], "text")
-    with pytest.raises(InputError, match=r"got .*good and .*again with the same recipe and seed"):
-        report([good, make_run("again", BOXES, MASKS)], "text")
+        report([valid, make_run("classified", BOXES, MASKS, top1=0.9)], "text")
+    with pytest.raises(InputError, match=r"got nuclei, 98 images \(.*valid\), and others, 98 images \(.*elsewhere\)"):
+        report([valid, make_run("elsewhere", BOXES, MASKS, data="others")], "text")
+    with pytest.raises(InputError, match=r"got .*valid and .*again with the same recipe and seed"):
+        report([valid, make_run("again", BOXES, MASKS)], "text")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Detection runs from end to end. What is common to all runs is tested in training/test_run.py."""
+"""Detection runs from end to end. Behavior that all tasks share is tested in training/test_run.py."""
 
 import csv
 import hashlib
@@ -20,16 +20,16 @@ from lambdanets.training.detection.module import LOSSES
 from lambdanets.training.tasks import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_scores
 from training.detection.tiny_detection import IMAGES, edit_annotations, remove_annotations, tiny_recipe
-from training.runs import assert_same_result, interrupted_run, weights_of
+from training.runs import assert_same_result, interrupted_run, load_weights
 
 
-def rows_of(folder, split):
+def read_metrics(folder, split):
     with (folder / "metrics.csv").open() as file:
         return [row for row in csv.DictReader(file) if row["split"] == split]
 
 
 def assert_finite(folder):
-    assert [name for name, tensor in weights_of(folder).items() if not tensor.isfinite().all()] == []
+    assert [name for name, tensor in load_weights(folder).items() if not tensor.isfinite().all()] == []
 
 
 def test_rejects_a_detection_set_without_a_readable_image(tmp_path):
@@ -76,7 +76,7 @@ def test_detection_run_writes_its_files_and_result(trained_detector):
 
 
 def test_detection_metrics_have_losses_and_average_precision(trained_detector):
-    training, validation = (rows_of(trained_detector / "run", split) for split in ("train", "val"))
+    training, validation = (read_metrics(trained_detector / "run", split) for split in ("train", "val"))
     assert len(validation) == read_recipe(trained_detector / "run/recipe.json").epochs
     precisions = ["bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50"]
     assert list(training[0]) == ["step", "epoch", "split", "loss", *LOSSES.values(), *precisions]
@@ -101,16 +101,16 @@ def accumulated(trained_detector, tmp_path_factory):
 
 
 @pytest.fixture
-def plain(trained_detector):
+def single_batch(trained_detector):
     """A recipe without accumulation, and the folder of its run. Read-only."""
     folder = trained_detector / "run"
     return read_recipe(folder / "recipe.json"), folder
 
 
-@pytest.mark.parametrize(("ended", "step"), [("plain", 2), ("accumulated", 1)])
-def test_interrupted_detection_run_resumes_to_the_same_bits(ended, step, request, tmp_path, monkeypatch):
-    # 2 steps per epoch and a checkpoint after each: in mid-epoch, and at the start of the second epoch
-    recipe, uninterrupted = request.getfixturevalue(ended)
+@pytest.mark.parametrize(("fixture", "step"), [("single_batch", 2), ("accumulated", 1)])
+def test_interrupted_detection_run_resumes_to_the_same_bits(fixture, step, request, tmp_path, monkeypatch):
+    # 2 steps per epoch and a checkpoint after each step; interrupted in mid-epoch and after the first epoch
+    recipe, uninterrupted = request.getfixturevalue(fixture)
     assert_nontrivial_scores(uninterrupted)
     interrupted_run(recipe, tmp_path / "run", monkeypatch, step)
     run.resume(tmp_path / "run")
@@ -119,60 +119,65 @@ def test_interrupted_detection_run_resumes_to_the_same_bits(ended, step, request
 
 def test_saved_detection_weights_are_the_ema(accumulated):
     _, folder = accumulated
-    kept, checkpoint = weights_of(folder), torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    weights, checkpoint = load_weights(folder), torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     name = "roi_heads.box_predictor.cls_score.weight"
-    found = {key: torch.equal(kept[name], tensor) for key, tensor in tensors_in(checkpoint) if key.endswith(name)}
-    assert sorted(found.values()) == [False, True], found
+    tensors = {key: tensor for key, tensor in iterate_tensors(checkpoint) if key.endswith(name)}
+    assert sorted(torch.equal(weights[name], tensor) for tensor in tensors.values()) == [False, True], [*tensors]
 
 
-def tensors_in(content, prefix=""):
-    """Names and values of the tensors in nested dictionaries."""
+def iterate_tensors(content, prefix=""):
+    """Yield the names and values of the tensors in nested dictionaries."""
     for key, value in content.items() if isinstance(content, dict) else ():
         if isinstance(value, torch.Tensor):
             yield f"{prefix}{key}", value
         else:
-            yield from tensors_in(value, f"{prefix}{key}.")
+            yield from iterate_tensors(value, f"{prefix}{key}.")
 
 
-def renamed(categories):
+def rename_categories(categories):
     return [{**category, "name": f"digit {category['name']}"} for category in categories]
 
 
-def renumbered(categories):
+def renumber_categories(categories):
     return [{**category, "id": category["id"] + 1} for category in categories]
 
 
-def of_first_image(annotations):
-    return [each for each in annotations if each["image_id"] == 1]
+def keep_annotations_of_first_image(annotations):
+    return [annotation for annotation in annotations if annotation["image_id"] == 1]
 
 
-def moved(annotations):
+def widen_first_box(annotations):
     x, y, width, height = annotations[0]["bbox"]
     return [{**annotations[0], "bbox": [x, y, width + 1, height]}, *annotations[1:]]
 
 
 @pytest.mark.parametrize(
-    ("parts", "sections", "sentence"),
+    ("splits", "sections", "message"),
     [
-        (["train", "val"], {"categories": renamed}, "the classes of the data have changed since the run started"),
-        (["train"], {"annotations": moved}, "the data has changed since the run started"),
-        (["val"], {"annotations": moved}, "the data has changed since the run started"),
+        (
+            ["train", "val"],
+            {"categories": rename_categories},
+            "the classes of the data have changed since the run started",
+        ),
+        (["train"], {"annotations": widen_first_box}, "the data has changed since the run started"),
+        (["val"], {"annotations": widen_first_box}, "the data has changed since the run started"),
         (["train"], {"images": lambda images: images[1:]}, "the data has changed since the run started"),
     ],
-    ids=["categories", "a box", "a box of validation", "a missing image"],
+    ids=["categories", "a box", "a validation box", "a missing image"],
 )
-def test_rejects_resuming_on_changed_annotations(tiny, parts, sections, sentence, tmp_path, monkeypatch):
+def test_rejects_resuming_on_changed_annotations(tiny, splits, sections, message, tmp_path, monkeypatch):
     folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
-    for part in parts:
-        edit_annotations(tmp_path / f"digits/{part}.json", **sections)
-    with pytest.raises(InputError, match=sentence):
+    for split in splits:
+        edit_annotations(tmp_path / f"digits/{split}.json", **sections)
+    with pytest.raises(InputError, match=message):
         run.resume(folder)
 
 
-def test_detection_run_resumes_with_moved_images(trained_detector, plain, tmp_path, monkeypatch):
-    recipe, uninterrupted = plain
+def test_detection_run_resumes_with_moved_images(trained_detector, single_batch, tmp_path, monkeypatch):
+    recipe, uninterrupted = single_batch
     shutil.copytree(trained_detector / "digits", tmp_path / "digits")
-    old_paths = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in recipe.FREE[:4]}
+    path_fields = recipe.CHANGEABLE[:4]
+    old_paths = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in path_fields}
     interrupted_run(replace(recipe, **old_paths), tmp_path / "run", monkeypatch, 1)
     (tmp_path / "digits").rename(tmp_path / "elsewhere")
     new_paths = {name: path.replace("digits", "elsewhere") for name, path in old_paths.items()}
@@ -193,10 +198,10 @@ def test_result_names_initial_weights_that_were_deleted(trained_detector, tmp_pa
 def test_result_identifies_data_by_hash_not_by_path(tiny, tmp_path):
     first = run.start(replace(tiny, epochs=1), tmp_path / "first")
     shutil.copytree(tmp_path / "digits", tmp_path / "copy")
-    moved = tiny_recipe(tmp_path / "copy", epochs=1, training_images=2, seed=1)
-    second = run.start(moved, tmp_path / "second")
-    for part in ("training_data", "validation_data"):
-        assert first[part]["sha256"] == second[part]["sha256"] != ""
+    copied_recipe = tiny_recipe(tmp_path / "copy", epochs=1, training_images=2, seed=1)
+    second = run.start(copied_recipe, tmp_path / "second")
+    for name in ("training_data", "validation_data"):
+        assert first[name]["sha256"] == second[name]["sha256"] != ""
     assert first["training_data"]["name"] == str(tmp_path / "digits/train.json")
     assert first["validation_data"]["name"] == str(tmp_path / "digits/val.json")
     assert first["training_data"]["sha256"] != first["validation_data"]["sha256"]
@@ -211,20 +216,22 @@ def test_unreadable_detection_images_are_skipped_and_listed(tiny, tmp_path):
         (tmp_path / "digits" / name).write_bytes(b"no image")
     result = run.start(tiny, tmp_path / "run")
     assert len(result["unreadable"]) == 2
-    assert all("it is not an image" in sentence for sentence in result["unreadable"])
+    assert all("it is not an image" in message for message in result["unreadable"])
     assert result["images"] == 1
     assert_finite(tmp_path / "run")
 
 
 def test_run_without_readable_validation_objects_has_no_ap(tiny, tmp_path):
-    edit_annotations(tmp_path / "digits/val.json", annotations=of_first_image)
+    edit_annotations(tmp_path / "digits/val.json", annotations=keep_annotations_of_first_image)
     (tmp_path / "digits/val/val_00001.png").write_bytes(b"no image")
     result = run.start(tiny, tmp_path / "run")
     assert result["segm"]["AP"] is None
-    assert {row["segm_AP"] for row in rows_of(tmp_path / "run", "val")} == {"nan"}
+    assert {row["segm_AP"] for row in read_metrics(tmp_path / "run", "val")} == {"nan"}
 
 
-@pytest.mark.parametrize("change_categories", [renamed, renumbered, lambda categories: categories[1:]])
+@pytest.mark.parametrize(
+    "change_categories", [rename_categories, renumber_categories, lambda categories: categories[1:]]
+)
 def test_rejects_validation_with_other_categories(tiny, change_categories, tmp_path):
     edit_annotations(tmp_path / "digits/val.json", categories=change_categories)
     with pytest.raises(InputError, match=r"val\.json' must have the 10 categories of training .* got"):
@@ -232,22 +239,26 @@ def test_rejects_validation_with_other_categories(tiny, change_categories, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
-def test_rejects_a_detection_set_without_objects(tiny, part, name, tmp_path):
-    remove_annotations(tmp_path / f"digits/{part}.json")
-    with pytest.raises(InputError, match=f"^{name} must have objects that are no crowds, and has none"):
+@pytest.mark.parametrize(("split", "name"), [("train", "data"), ("val", "validation_data")])
+def test_rejects_a_detection_set_without_objects(tiny, split, name, tmp_path):
+    remove_annotations(tmp_path / f"digits/{split}.json")
+    with pytest.raises(InputError, match=f"^{name} must have objects that are not crowds, got none"):
         run.start(tiny, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("part", "name"), [("train", "data"), ("val", "validation_data")])
-def test_error_for_no_objects_says_why_annotations_were_dropped(tiny, part, name, tmp_path):
+@pytest.mark.parametrize(("split", "name"), [("train", "data"), ("val", "validation_data")])
+def test_error_for_a_set_without_objects_says_why_they_were_dropped(tiny, split, name, tmp_path):
     def boxes_only(annotations):
-        return [{key: value for key, value in each.items() if key != "segmentation"} for each in annotations]
+        return [
+            {key: value for key, value in annotation.items() if key != "segmentation"} for annotation in annotations
+        ]
 
-    edit_annotations(tmp_path / f"digits/{part}.json", annotations=boxes_only)
-    text = rf"^{name} must have .* has none: .*; \d+ annotations dropped: no segmentation, or an empty one \(id 1, 2, "
-    with pytest.raises(InputError, match=text):
+    edit_annotations(tmp_path / f"digits/{split}.json", annotations=boxes_only)
+    message = (
+        rf"^{name} must have .* got none: .*; \d+ annotations dropped: no segmentation, or an empty one \(id 1, 2, "
+    )
+    with pytest.raises(InputError, match=message):
         run.start(tiny, tmp_path / "run")
 
 
@@ -257,9 +268,9 @@ def test_rejects_more_training_images_than_exist(tiny, tmp_path):
 
 
 def test_dropped_annotations_are_reported_and_counted(tiny, tmp_path, capsys):
-    stray = {"id": 900, "image_id": 1, "category_id": 999, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
-    edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, stray])
-    edit_annotations(tmp_path / "digits/val.json", annotations=lambda rows: [*rows, {**stray, "image_id": 77}])
+    invalid = {"id": 900, "image_id": 1, "category_id": 999, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
+    edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, invalid])
+    edit_annotations(tmp_path / "digits/val.json", annotations=lambda rows: [*rows, {**invalid, "image_id": 77}])
     result = run.start(replace(tiny, epochs=1), tmp_path / "run")
     assert result["dropped"] == {"training": {"unknown_category": 1}, "validation": {"unknown_image": 1}}
     output = capsys.readouterr().err
@@ -267,9 +278,9 @@ def test_dropped_annotations_are_reported_and_counted(tiny, tmp_path, capsys):
     assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in output
 
 
-def test_findings_json_lists_dropped_annotations_after_resuming_too(tiny, tmp_path, monkeypatch, capsys):
-    stray = [{"id": 900 + n, "image_id": 77, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
-    edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, *stray])
+def test_findings_json_lists_dropped_annotations_also_after_resuming(tiny, tmp_path, monkeypatch, capsys):
+    invalid = [{"id": 900 + n, "image_id": 77, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
+    edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, *invalid])
     expected = {"training": {"unknown_image": list(range(900, 907))}, "validation": {}}
     folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
     path = folder / "findings.json"
@@ -281,13 +292,13 @@ def test_findings_json_lists_dropped_annotations_after_resuming_too(tiny, tmp_pa
 
 
 def test_steps_without_objects_are_trained_on(tiny, tmp_path):
-    edit_annotations(tmp_path / "digits/train.json", annotations=of_first_image)
+    edit_annotations(tmp_path / "digits/train.json", annotations=keep_annotations_of_first_image)
     run.start(replace(tiny, batch_size=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
 
 
 def test_images_too_small_for_batch_norm_are_skipped(tiny, tmp_path):
-    # a position of the coarsest map is 4 pixels
+    # each position of the coarsest feature map covers 4 x 4 pixels
     run.start(replace(tiny, image_size=6, jitter=(0.3, 2.0), micro_batch=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
     with pytest.raises(InputError, match=r"no training batch had .*: the images are too small"):
@@ -305,14 +316,14 @@ class NaN(nn.Module):
 
 
 def test_nan_detection_loss_error_names_the_operation(tiny, tmp_path, monkeypatch):
-    build = task.build_model
+    original = task.build_model
 
     def build_model(*arguments):
-        model = build(*arguments)
+        model = original(*arguments)
         model.backbone.network.layer2[0].act2 = NaN()
         return model
 
     monkeypatch.setattr(task, "build_model", build_model)
-    sentence = r"loss became nan at step 0; the first operation .* is mul in backbone\.network\.layer2\.0\.act2 \("
-    with pytest.raises(InputError, match=sentence):
+    message = r"loss became nan at step 0; the first operation .* is mul in backbone\.network\.layer2\.0\.act2 \("
+    with pytest.raises(InputError, match=message):
         run.start(tiny, tmp_path / "run")

@@ -1,12 +1,12 @@
-"""Validation and detect_in_set, with a model that returns the ground truth."""
+"""Validation in training and `detect_set`, with a model that returns the ground truth."""
 
 import pytest
 
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.inference.detection import detect_set
 from lambdanets.inference.detector import Detector
-from lambdanets.training.detection.data import open_sets
-from lambdanets.training.detection.model import card_of
+from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.detection.model import make_model_card
 from lambdanets.training.detection.module import VALIDATED, Detection
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
@@ -16,48 +16,49 @@ from training.detection.tiny_detection import tiny_recipe
 def recipe_and_images(tmp_path_factory):
     """A recipe that keeps all detections, and its training set."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("validation"), detections=100, batch_size=3)
-    return recipe, open_sets(recipe)[0]
+    return recipe, open_datasets(recipe)[0]
 
 
-def detector_of(recipe, images, **more):
+def make_oracle_detector(recipe, images, **options):
     categories = images.annotations.categories
-    names, ids = tuple(each.name for each in categories), tuple(each.id for each in categories)
-    return Detector(Oracle(images, **more), card_of(recipe, names, ids))
+    names, ids = tuple(category.name for category in categories), tuple(category.id for category in categories)
+    return Detector(Oracle(images, **options), make_model_card(recipe, names, ids))
 
 
 def test_an_oracle_scores_1(recipe_and_images):
     recipe, images = recipe_and_images
-    found = detect_set(detector_of(recipe, images), images)
-    assert found.read == [0, 1, 2, 3]
-    assert len(found.results) == sum(not each.crowd for known in images.annotations.images for each in known.objects)
-    for scores in found.scores.summary().values():
+    evaluation = detect_set(make_oracle_detector(recipe, images), images)
+    assert evaluation.read == [0, 1, 2, 3]
+    objects = [instance for image in images.annotations.images for instance in image.objects if not instance.crowd]
+    assert len(evaluation.results) == len(objects)
+    for scores in evaluation.scores.summary().values():
         assert scores["AP"] == scores["AP50"] == scores["AP75"] == 1
 
 
 def test_missed_objects_lower_the_score(recipe_and_images):
     recipe, images = recipe_and_images
-    scores = detect_set(detector_of(recipe, images, blind=(0, 1)), images).scores.summary()
+    scores = detect_set(make_oracle_detector(recipe, images, blind=(0, 1)), images).scores.summary()
     assert 0 < scores["segm"]["AP"] < 1
     assert scores["segm"]["AP"] == pytest.approx(scores["bbox"]["AP"])
 
 
 @pytest.mark.parametrize("blind", [(), (0, 1)])
-def test_validation_scores_equal_those_of_detect_in_set(recipe_and_images, blind):
+def test_validation_scores_equal_the_scores_of_detect_set(recipe_and_images, blind):
     recipe, images = recipe_and_images
     module = Detection(Oracle(images, blind), recipe, images, 1, "")
-    module.log = lambda *_, **__: None  # Lightning's needs a trainer
+    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     module.on_validation_epoch_start()
     for number, batch in enumerate(evaluation_batches(images, 1)):
         module.validation_step(batch, number)
     module.on_validation_epoch_end()
-    summary = detect_set(detector_of(recipe, images, blind=blind), images).scores.summary()
+    summary = detect_set(make_oracle_detector(recipe, images, blind=blind), images).scores.summary()
     assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
     assert f"mask AP {summary['segm']['AP']:.4f}" in module.format_validated()
 
 
 def test_images_are_detected_one_at_a_time_in_any_batch_size(recipe_and_images):
     recipe, images = recipe_and_images
-    detector = detector_of(recipe, images)
+    detector = make_oracle_detector(recipe, images)
     detect_set(detector, images)
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()

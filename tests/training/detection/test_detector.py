@@ -21,9 +21,9 @@ from lambdanets.training.classification import model as classification
 from lambdanets.training.detection.model import build_model, describe
 from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES, merge_into_two_categories, tiny_recipe
-from training.runs import weights_of
+from training.runs import load_weights
 
-LAST = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
+PREDICTORS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +33,21 @@ def pixels():
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "checkpoints/last.ckpt"])
-def test_weights_checkpoint_and_run_folder_detect_equally(name, trained_detector, pixels):
-    expected, actual = (load_detector(trained_detector / "run" / place) for place in ("", name))
-    assert actual.categories == expected.categories == tuple(Category(**each) for each in TWO_CATEGORIES)
+def test_weight_file_checkpoint_and_run_folder_detect_the_same(name, trained_detector, pixels):
+    expected, actual = (load_detector(trained_detector / "run" / path) for path in ("", name))
+    assert actual.categories == expected.categories == tuple(Category(**category) for category in TWO_CATEGORIES)
     assert actual.card == expected.card
-    for first, second in zip(expected.detect(pixels), actual.detect(pixels), strict=True):
-        assert len(first["boxes"]) > 0
-        assert all(torch.equal(first[key], second[key]) for key in ("boxes", "labels", "scores", "masks"))
+    for from_run, from_file in zip(expected.detect(pixels), actual.detect(pixels), strict=True):
+        assert len(from_run["boxes"]) > 0
+        assert all(torch.equal(from_run[key], from_file[key]) for key in ("boxes", "labels", "scores", "masks"))
 
 
 def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
     detector = load_detector(trained_detector / "run")
-    found = detect_set(detector, open_validation(detector.card, detector.categories))
+    evaluation = detect_set(detector, open_validation(detector.card, detector.categories))
     result = json.loads((trained_detector / "run/result.json").read_text())
-    assert found.results
-    assert found.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
+    assert evaluation.results
+    assert evaluation.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
 
 
 def test_detections_do_not_depend_on_the_batch_size(trained_detector):
@@ -60,42 +60,42 @@ def test_detections_do_not_depend_on_the_batch_size(trained_detector):
         assert actual["bbox"] == pytest.approx(expected["bbox"], abs=1e-3)
 
 
-def test_weights_of_other_categories_load_except_the_predictors(trained_detector):
+def test_weights_of_other_categories_keep_all_but_the_predictors(trained_detector):
     recipe = read_recipe(trained_detector / "run/recipe.json")
     torch.manual_seed(1)
     model = build_model(replace(recipe, weights=str(trained_detector / "run")), 3).state_dict()
     torch.manual_seed(1)
     initial = build_model(recipe, 3).state_dict()
-    weights = weights_of(trained_detector / "run")
+    weights = load_weights(trained_detector / "run")
     assert model["roi_heads.box_predictor.cls_score.weight"].shape[0] == 4
     for name, tensor in model.items():
-        assert torch.equal(tensor, (initial if name.startswith(LAST) else weights)[name]), name
+        assert torch.equal(tensor, (initial if name.startswith(PREDICTORS) else weights)[name]), name
 
 
 def test_other_category_names_reinitialize_the_predictors(trained_detector):
     recipe = replace(read_recipe(trained_detector / "run/recipe.json"), weights=str(trained_detector / "run"))
-    weights = weights_of(trained_detector / "run")
-    names = [each["name"] for each in TWO_CATEGORIES]
-    for categories, same in ((names, True), (names[::-1], False), (["cup", "fork"], False)):
+    weights = load_weights(trained_detector / "run")
+    names = [category["name"] for category in TWO_CATEGORIES]
+    for categories, keeps_predictors in ((names, True), (names[::-1], False), (["cup", "fork"], False)):
         model = build_model(recipe, categories).state_dict()
         equal = {name for name, tensor in model.items() if torch.equal(tensor, weights[name])}
-        last = {name for name in model if name.startswith(LAST)}
-        assert equal >= model.keys() - last
-        assert (equal >= last) == same
+        predictors = {name for name in model if name.startswith(PREDICTORS)}
+        assert equal >= model.keys() - predictors
+        assert (equal >= predictors) == keeps_predictors
 
 
 def test_detection_run_starts_from_weights_of_another_run(trained_detector, tmp_path):
     recipe = tiny_recipe(tmp_path / "digits", weights=str(trained_detector / "run"), learning_rate=0.0, epochs=1)
-    for part in ("train", "val"):
-        merge_into_two_categories(tmp_path / f"digits/{part}.json")
+    for split in ("train", "val"):
+        merge_into_two_categories(tmp_path / f"digits/{split}.json")
     run.start(recipe, tmp_path / "run")
-    first, second = weights_of(trained_detector / "run"), weights_of(tmp_path / "run")
+    first, second = load_weights(trained_detector / "run"), load_weights(tmp_path / "run")
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items() if not name.endswith(statistics))
 
 
 def write_classifier(path, **fields):
-    """Weights of an untrained classifier."""
+    """Write the weights of an untrained classifier, and return the model."""
     recipe = replace(CLASSIFIER, **{"channels": 3, "model": "lambda_resnet20_small"} | fields)
     torch.manual_seed(5)
     model = classification.build_model(recipe, 6)
@@ -118,14 +118,16 @@ def test_classifier_weights_initialize_the_backbone(name, tmp_path):
     assert len(network) > 50
     for name, tensor in network.items():
         assert torch.equal(tensor, weights[name.removeprefix("model.").replace(".", "_")]), name
-    rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.network.")}
-    assert all(torch.equal(tensor, initial[name]) for name, tensor in rest.items())
+    other_tensors = {
+        name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.network.")
+    }
+    assert all(torch.equal(tensor, initial[name]) for name, tensor in other_tensors.items())
 
 
-def test_pretrained_is_rejected_in_favor_of_a_weight_file(tmp_path):
+def test_error_for_pretrained_suggests_a_weight_file(tmp_path):
     recipe = replace(DIGITS, model="resnet10t", pyramid_channels=8)
     with pytest.raises(
-        InputError, match=r"save the network's state dict as a \.safetensors file and give that as weights"
+        InputError, match=r"save the network's state dict as a \.safetensors file and pass that file as weights"
     ):
         build_model(replace(recipe, model_options={"pretrained": True}), 3)
     weights = timm.create_model("resnet10t").state_dict()
@@ -136,7 +138,7 @@ def test_pretrained_is_rejected_in_favor_of_a_weight_file(tmp_path):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in network.items())
 
 
-def test_classifier_tables_are_interpolated_to_another_scope(tmp_path):
+def test_embedding_tables_of_a_classifier_are_interpolated(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
     options = {"model_options": {"scope": 7}, "levels": (3, 4), "pyramid_channels": 8}
     model = build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), **options), 3)
@@ -145,16 +147,16 @@ def test_classifier_tables_are_interpolated_to_another_scope(tmp_path):
     assert all(table.shape[:2] == (7, 7) for table in tables)
 
 
-OTHERS = [
+INCOMPATIBLE = [
     ({"model": "resnet10t"}, r"\) only in the model, .* of another shape"),
     ({"channels": 1}, r"conv1\.weight"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "named"), OTHERS, ids=str)
-def test_rejects_weights_of_another_network_with_the_difference(fields, named, tmp_path):
+@pytest.mark.parametrize(("fields", "difference"), INCOMPATIBLE, ids=str)
+def test_error_for_weights_of_another_network_names_the_difference(fields, difference, tmp_path):
     write_classifier(tmp_path / "weights.safetensors", **fields)
-    with pytest.raises(InputError, match=rf"weights\.safetensors .*{named}"):
+    with pytest.raises(InputError, match=rf"weights\.safetensors .*{difference}"):
         build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
 
 
@@ -173,18 +175,18 @@ def test_images_are_resized_in_evaluation_but_not_in_training():
 
 
 def test_rejects_model_options_set_by_the_recipe():
-    with pytest.raises(InputError, match="model_options must leave in_chans, num_classes to the data and the recipe"):
+    with pytest.raises(InputError, match="model_options must not contain in_chans, num_classes"):
         build_model(replace(DIGITS, model_options={"num_classes": 3, "in_chans": 1}), 3)
 
 
 @pytest.mark.parametrize("ids", [None, 5, "47", [4], [4, "7"]], ids=str)
 def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_path):
     recipe = read_recipe(trained_detector / "run/recipe.json")
-    more = {} if ids is None else {"category_ids": ids}
+    category_ids = {} if ids is None else {"category_ids": ids}
     path = tmp_path / "weights.safetensors"
     content = json.loads(describe(recipe, ("others", "with a loop"), (1, 2)))
     del content["category_ids"]
-    description = json.dumps(content | more)
+    description = json.dumps(content | category_ids)
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
     with pytest.raises(InputError, match=r"which ids its categories have|category_ids must be integers"):
         load_detector(path)

@@ -17,7 +17,7 @@ from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection import module as detection
-from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.module import VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -30,8 +30,8 @@ from training.runs import assert_same_result, run_on_two_ranks, train_on_ranks
 IMAGES = 2
 
 
-def batch_of(images: int) -> DetectionBatch:
-    """Copies of one image with two objects, from a step of IMAGES images."""
+def repeat_image(images: int) -> DetectionBatch:
+    """Return a micro-batch of copies of one image with two objects, from a step of IMAGES images."""
     image = torch.rand(3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
     masks[0, 2:9, 3:10] = masks[1, 7:15, 1:6] = 1
@@ -41,11 +41,11 @@ def batch_of(images: int) -> DetectionBatch:
 
 
 def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Tensor]:
-    """Gradients of this slice of a step in float64, with batch norm in eval mode."""
+    """Return the gradients of a slice of a step in float64, with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(recipe, 10).double()
-    module = Detection(model, recipe, open_sets(recipe)[1], 1, "", batch_slice=batch_slice)
-    module.log = lambda *_, **__: None  # Lightning's needs a trainer
+    module = Detection(model, recipe, open_datasets(recipe)[1], 1, "", batch_slice=batch_slice)
+    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     model.train()
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
@@ -53,7 +53,7 @@ def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Te
     step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
     for _ in range(batch_slice.accumulation_steps):
         images = IMAGES // batch_slice.world_size // batch_slice.accumulation_steps
-        (step(batch_of(images)) / batch_slice.accumulation_steps).backward()  # as Lightning does
+        (step(repeat_image(images)) / batch_slice.accumulation_steps).backward()  # as Lightning does
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -69,11 +69,14 @@ class _Step(nn.Module):
 
 @pytest.mark.parametrize("division", ["two ranks", "two micro-batches"])
 def test_gradients_of_equal_images_do_not_depend_on_their_division(division, tmp_path):
-    """Of equal images only: each loss is a mean over the regions sampled in a micro-batch, and their number depends on
-    its images. Here all regions are sampled: there are 252 anchors, of which at most 256 are sampled, and 12 proposals,
-    of which a quarter of 64 may be objects."""
-    plain = {"image_size": 16, "proposals": 10, "sampled_regions": 64, "drop_path": 0.0}
-    recipe = tiny_recipe(tmp_path / "digits", **plain)
+    """Gradients can only be equal if all images are equal and all regions are sampled.
+
+    Each loss is a mean over the regions sampled in a micro-batch, and the number of regions depends on the images. Here
+    all regions are sampled: all 252 anchors (up to 256 are sampled) and all 12 proposals (up to a quarter of 64 may be
+    objects).
+    """
+    fields = {"image_size": 16, "proposals": 10, "sampled_regions": 64, "drop_path": 0.0}
+    recipe = tiny_recipe(tmp_path / "digits", **fields)
     expected = gradients(recipe, BatchSlice())
     if division == "two ranks":
         divided, _ = run_on_two_ranks(lambda rank: gradients(recipe, BatchSlice(rank, 2)), tmp_path)
@@ -81,45 +84,48 @@ def test_gradients_of_equal_images_do_not_depend_on_their_division(division, tmp
         divided = gradients(recipe, BatchSlice(accumulation_steps=2))
     largest = max(gradient.abs().max() for gradient in expected)
     assert largest > 0
-    for whole, part in zip(expected, divided, strict=True):
-        assert (whole - part).abs().max() < 1e-12 * largest
+    for expected_gradient, actual_gradient in zip(expected, divided, strict=True):
+        assert (expected_gradient - actual_gradient).abs().max() < 1e-12 * largest
 
 
-def validated(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str, float], list[list[int]]]:
-    """The scores of this slice of a validation, blind in the last image, and the ids of the scored images."""
-    images = open_sets(recipe)[1]
+def validate(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str, float], list[list[int]]]:
+    """Validate a slice of the images with an oracle that fails in the last image.
+
+    Return the scores and, for each call of `evaluate`, the ids of the scored images.
+    """
+    images = open_datasets(recipe)[1]
     module = Detection(Oracle(images, blind=[len(images) - 1]), recipe, images, 1, "", batch_slice=batch_slice)
-    module.log = lambda *_, **__: None  # Lightning's needs a trainer
-    scored = []
+    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
+    scored_ids = []
 
     def evaluate(truth, *arguments, **options):
-        scored.append([image["id"] for image in truth["images"]])
-        return score(truth, *arguments, **options)
+        scored_ids.append([image["id"] for image in truth["images"]])
+        return original(truth, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        score = detection.evaluate
+        original = detection.evaluate
         patch.setattr(detection, "evaluate", evaluate)
         module.on_validation_epoch_start()
         for number, batch in enumerate(evaluation_batches(images, recipe.batch_size, batch_slice=batch_slice)):
             module.validation_step(batch, number)
         module.on_validation_epoch_end()
-    return module.validated, scored
+    return module.validated, scored_ids
 
 
 def test_two_ranks_score_all_validation_images(tmp_path):
     write_scattered_digits(tmp_path / "digits", 1, 3, 0)
     recipe = tiny_recipe(tmp_path / "digits", detections=100)
-    expected = validated(recipe, BatchSlice())
+    expected = validate(recipe, BatchSlice())
     assert expected[0].keys() == VALIDATED.keys()
     assert all(0.1 < score < 0.9 for score in expected[0].values())
     assert expected[1] == [[1, 2, 3]]
-    first, second = run_on_two_ranks(lambda rank: validated(recipe, BatchSlice(rank, 2)), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: validate(recipe, BatchSlice(rank, 2)), tmp_path)
     assert first == expected
     assert second == (expected[0], [])  # broadcast from rank zero
 
 
-def resumed(rank: int, folder: Path) -> tuple[int, str]:
-    """The exit code and stdout of the command that resumes a run, on one of two ranks."""
+def resume_on_rank(rank: int, folder: Path) -> tuple[int, str]:
+    """Resume a run with `lambdanets detect train` on one of two ranks; return the exit code and stdout."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -130,13 +136,13 @@ def resumed(rank: int, folder: Path) -> tuple[int, str]:
 @pytest.mark.forks
 def test_two_killed_detection_ranks_resume_to_the_same_bits(trained_detector, tmp_path):
     recipe = read_recipe(trained_detector / "run/recipe.json")
-    assert train_on_ranks(recipe, tmp_path / "whole", 2) == [0, 0]
+    assert train_on_ranks(recipe, tmp_path / "uninterrupted", 2) == [0, 0]
     assert -signal.SIGKILL in train_on_ranks(recipe, tmp_path / "killed", 2, kill_at=3)
     assert not (tmp_path / "killed/result.json").exists()
-    first, second = run_on_two_ranks(lambda rank: resumed(rank, tmp_path / "killed"), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: resume_on_rank(rank, tmp_path / "killed"), tmp_path)
     assert first[0] == second[0] == 0, first
     assert first[1].splitlines()[-1].startswith("masks  AP ")
     assert second[1] == ""
-    assert_same_result(tmp_path / "whole", tmp_path / "killed")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "killed")
     assert_nontrivial_scores(tmp_path / "killed")
     assert json.loads((tmp_path / "killed/result.json").read_text())["processes"] == 2

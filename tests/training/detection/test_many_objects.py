@@ -1,4 +1,4 @@
-"""Images with many objects: neither memory nor time grows with objects times pixels."""
+"""Images with many objects: memory and time are not proportional to objects times pixels."""
 
 import io
 import json
@@ -25,12 +25,12 @@ from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.detection.loaders import augment
 
 HEIGHT, WIDTH, COUNT = 350, 1000, 8_000
-BYTES = 2**30  # all masks at once would take 2.8 GB
-MAX_TIME = 60  # in units of the time to read the annotations, on any machine
+MAX_BYTES = 2**30  # all masks together have 2.8 GB
+MAX_TIME = 60  # as a multiple of the time to read the annotations, so that it holds on any machine
 
 
-def square(number, across, scale):
-    x, y, side = 5 * scale * (number % across), 7 * scale * (number // across), 4 * scale
+def square(number, columns, scale):
+    x, y, side = 5 * scale * (number % columns), 7 * scale * (number // columns), 4 * scale
     return {
         "id": number + 1,
         "image_id": 1,
@@ -42,13 +42,16 @@ def square(number, across, scale):
     }
 
 
-def set_of(height, width, count, across, scale=1):
-    """One gray image with `count` squares of 4 x 4 pixels, in columns of 5 and rows of 7 pixels, times `scale`."""
+def annotated_squares(height, width, count, columns, scale=1):
+    """Return a gray image with `count` annotated squares in a grid with this number of columns.
+
+    The squares have 4 x 4 pixels and distances of 5 and 7 pixels, times `scale`.
+    """
     file = io.BytesIO()
     Image.new("L", (width, height), 90).save(file, "PNG")
     content = {
         "images": [{"id": 1, "file_name": "1.png", "height": height, "width": width}],
-        "annotations": [square(number, across, scale) for number in range(count)],
+        "annotations": [square(number, columns, scale) for number in range(count)],
         "categories": [{"id": 1, "name": "square"}],
     }
     annotations = parse_annotations(json.dumps(content).encode(), Path("here"))
@@ -57,8 +60,8 @@ def set_of(height, width, count, across, scale=1):
 
 @pytest.fixture(scope="module")
 def crowded_and_seconds():
-    started = time.process_time()
-    return set_of(HEIGHT, WIDTH, COUNT, across=200), time.process_time() - started
+    start = time.process_time()
+    return annotated_squares(HEIGHT, WIDTH, COUNT, columns=200), time.process_time() - start
 
 
 @pytest.fixture
@@ -67,17 +70,17 @@ def crowded(crowded_and_seconds):
 
 
 def peak_memory():
-    """Of the process so far, in bytes."""
+    """Return the peak memory of the process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @pytest.fixture
-def bounded(crowded_and_seconds):
-    """Fail the test if it takes more memory or time than allowed."""
-    before, started = peak_memory(), time.process_time()
+def resource_limits(crowded_and_seconds):
+    """Fail the test if it needs more memory or time than allowed."""
+    peak_before, start = peak_memory(), time.process_time()
     yield
-    assert time.process_time() - started < MAX_TIME * crowded_and_seconds[1]
-    assert peak_memory() - before < BYTES
+    assert time.process_time() - start < MAX_TIME * crowded_and_seconds[1]
+    assert peak_memory() - peak_before < MAX_BYTES
 
 
 class DetectsTwo(nn.Module):
@@ -94,26 +97,26 @@ class DetectsTwo(nn.Module):
         return [{"boxes": boxes, "labels": torch.ones(2, dtype=torch.int64), "scores": torch.ones(2), "masks": masks}]
 
 
-@pytest.mark.usefixtures("bounded")
+@pytest.mark.usefixtures("resource_limits")
 def test_evaluation_of_8000_objects_is_bounded_in_memory_and_time(crowded, tmp_path):
     detector = Detector(DetectsTwo(), DetectorCard("lambda_resnet20_small", ("square",), category_ids=(1,)))
-    found = detect_set(detector, crowded)
-    draw_detections(detector, crowded, found, tmp_path)
-    assert found.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
+    evaluation = detect_set(detector, crowded)
+    draw_detections(detector, crowded, evaluation, tmp_path)
+    assert evaluation.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
     with Image.open(tmp_path / "predictions.png") as sheet:
-        truth = np.asarray(sheet)[-100:-50, 20:780]  # without names
-    assert (truth.max(2) != truth.min(2)).mean() > 0.5
+        ground_truth = np.asarray(sheet)[-100:-50, 20:780]  # a region without names
+    assert (ground_truth.max(2) != ground_truth.min(2)).mean() > 0.5
 
 
-def test_max_objects_counts_objects_after_the_crop(crowded):
+def test_max_objects_applies_after_the_crop(crowded):
     random.seed(0)
     recipe = replace(DIGITS, image_size=300, jitter=(4.0, 4.0), max_objects=150)
     _, target = augment(*crowded.load(0), recipe)  # the crop is less than a tenth of the image
     assert len(target["masks"]) == 150
 
 
-@pytest.mark.usefixtures("bounded")
+@pytest.mark.usefixtures("resource_limits")
 def test_augmenting_300_masks_is_bounded_in_memory_and_time():
-    photograph = set_of(3000, 4000, 300, across=30, scale=25)
+    photograph = annotated_squares(3000, 4000, 300, columns=30, scale=25)
     _, target = augment(*photograph.load(0), replace(DIGITS, image_size=500, jitter=(1.0, 1.0)))
     assert target["masks"].shape == (300, 375, 500)

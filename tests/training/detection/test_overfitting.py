@@ -10,13 +10,13 @@ from data.coco.coco_files import image, write
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import detect_set
 from lambdanets.inference.detector import Detector
-from lambdanets.training.detection.data import open_sets
+from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.loaders import training_batches
-from lambdanets.training.detection.model import build_model, card_of
+from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 
-SIDE, STEPS = 64, 300  # five times the steps needed with any of eight seeds
+SIDE, STEPS = 64, 300  # five times the largest number of steps needed with eight seeds
 BOXES = {4: (6, 8, 30, 50), 7: (36, 20, 60, 44)}
 SHADES = {4: 20, 7: 235}
 
@@ -25,37 +25,36 @@ def write_two_rectangles(folder: Path) -> None:
     """Write an image with a dark and a light object, for training and validation."""
     pixels = torch.full((SIDE, SIDE), 120, dtype=torch.uint8)
     annotations = []
-    for number, (left, top, right, bottom) in BOXES.items():
-        pixels[top:bottom, left:right] = SHADES[number]
+    for category, (left, top, right, bottom) in BOXES.items():
+        pixels[top:bottom, left:right] = SHADES[category]
         width, height = right - left, bottom - top
         polygon = [left, top, right, top, right, bottom, left, bottom]
         shape = {"bbox": [left, top, width, height], "area": width * height, "segmentation": [polygon]}
-        annotations.append({"id": number, "image_id": 1, "category_id": number, "iscrowd": 0} | shape)
-    whole = {"images": [image(1, height=SIDE, width=SIDE)], "annotations": annotations, "categories": TWO_CATEGORIES}
+        annotations.append({"id": category, "image_id": 1, "category_id": category, "iscrowd": 0} | shape)
+    content = {"images": [image(1, height=SIDE, width=SIDE)], "annotations": annotations, "categories": TWO_CATEGORIES}
     (folder / "images").mkdir()
     Image.fromarray(pixels.numpy()).save(folder / "images/1.png")
-    write(folder / "train.json", whole)
+    write(folder / "train.json", content)
 
 
 def test_overfits_one_image(tmp_path):
     write_two_rectangles(tmp_path)
-    annotated = {name: str(tmp_path / "train.json") for name in ("data", "validation_data")}
+    annotations = {name: str(tmp_path / "train.json") for name in ("data", "validation_data")}
     images = {name: str(tmp_path / "images") for name in ("images", "validation_images")}
-    steady = {"jitter": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0, "batch_size": 1}
+    no_augmentation = {"jitter": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0, "batch_size": 1}
     heads = {"pyramid_channels": 16, "box_layers": (1, 32), "proposals": 20, "sampled_regions": 16, "detections": 10}
-    recipe = tiny_recipe(tmp_path, **annotated, **images, **steady, **heads)
-    training, validation = open_sets(recipe)[:2]
+    recipe = tiny_recipe(tmp_path, **annotations, **images, **no_augmentation, **heads)
+    training, validation = open_datasets(recipe)[:2]
     torch.manual_seed(SEED)
     model = build_model(recipe, len(TWO_CATEGORIES))
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 0.3
-    detector = Detector(
-        model, card_of(recipe, [each["name"] for each in TWO_CATEGORIES], [each["id"] for each in TWO_CATEGORIES])
-    )
+    names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
+    detector = Detector(model, make_model_card(recipe, names, ids))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     (batch,) = training_batches(recipe, training, BatchSlice())
-    reached = []
+    scores = []
     for step in range(1, STEPS + 1):
         model.train()
         sum(model(batch.images, batch.targets).values()).backward()
@@ -64,7 +63,7 @@ def test_overfits_one_image(tmp_path):
         if step % 20 == 0:
             model.eval()
             summary = detect_set(detector, validation).scores.summary()
-            reached.append([summary[kind]["AP50"] for kind in ("bbox", "segm")])
-            if min(reached[-1]) == 1:
+            scores.append([summary[kind]["AP50"] for kind in ("bbox", "segm")])
+            if min(scores[-1]) == 1:
                 return
-    raise AssertionError(f"AP50 of boxes and of masks must be 1 within {STEPS} steps, got every 20 steps {reached}")
+    raise AssertionError(f"AP50 of boxes and masks must be 1 within {STEPS} steps, got, every 20 steps, {scores}")

@@ -1,4 +1,4 @@
-"""A detection recipe that trains in about a second, and edits of annotation files."""
+"""A detection recipe that trains in about a second, and functions that edit annotation files."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ TWO_CATEGORIES = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
 
 
 def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
-    """4 steps, 2 per epoch, with every random augmentation, on scattered digits written into a folder."""
+    """Write scattered digits into a folder; return a recipe of 2 epochs of 2 steps with all random augmentations."""
     if not (folder / "train.json").exists():
         write_scattered_digits(folder, IMAGES, VALIDATION, 0)
     fields = {
@@ -47,7 +47,7 @@ def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
 
 
 def edit_annotations(path: Path, **sections: Any) -> None:
-    """Replace sections of an annotation file; a section may be a function of the old one."""
+    """Replace sections of an annotation file. A section may be a function, which is called with the old section."""
     content = json.loads(path.read_bytes())
     for name, section in sections.items():
         content[name] = section(content[name]) if callable(section) else section
@@ -55,13 +55,14 @@ def edit_annotations(path: Path, **sections: Any) -> None:
 
 
 def merge_into_two_categories(path: Path) -> None:
-    """Replace the ten categories by digits with a loop (0, 6, 8, 9) and others."""
+    """Replace the ten categories by two: digits with a loop (0, 6, 8 and 9), and others."""
     with_loop = {CATEGORY_IDS[digit] for digit in (0, 6, 8, 9)}
     edit_annotations(
         path,
         categories=TWO_CATEGORIES,
         annotations=lambda annotations: [
-            {**each, "category_id": 7 if each["category_id"] in with_loop else 4} for each in annotations
+            {**annotation, "category_id": 7 if annotation["category_id"] in with_loop else 4}
+            for annotation in annotations
         ],
     )
 

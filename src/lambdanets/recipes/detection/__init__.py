@@ -1,1 +1,1 @@
-"""Detection recipes, one Python file each, with data, model and result in the docstring."""
+"""Detection recipes: one Python file per recipe, with data, model and result in its docstring."""

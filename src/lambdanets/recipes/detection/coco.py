@@ -1,9 +1,10 @@
 """COCO, Mask R-CNN from scratch at 1024x1024 (Sec. F.3; Table 14): box AP 50.0, mask AP 43.9 in the paper.
 
-Batch size 256: 2 images per core on 128 TPUv3 cores, or gradient accumulation on fewer. 130,000 steps in the paper,
-here 281 epochs (129,822 steps). Variants, with box and mask AP in the paper: coco_lambda101 49.4 and 43.5,
-coco_lambda152 (the recipe itself) 50.0 and 43.9; ResNet baselines without squeeze-and-excitation, coco_plain101 48.2
-and 42.6, coco_plain152 48.9 and 43.2; with it, coco_se101 48.5 and 42.8, coco_se152 49.4 and 43.5.
+Batch size 256: the paper has 2 images per core on 128 TPUv3 cores; fewer devices accumulate gradients. The paper trains
+for 130,000 steps, this recipe for 281 epochs (129,822 steps). Variants, with box AP and mask AP in the paper:
+coco_lambda101 (49.4, 43.5); coco_lambda152, the same as coco (50.0, 43.9); ResNet baselines without
+squeeze-and-excitation, coco_plain101 (48.2, 42.6) and coco_plain152 (48.9, 43.2); ResNet baselines with
+squeeze-and-excitation, coco_se101 (48.5, 42.8) and coco_se152 (49.4, 43.5).
 Not run in full; --quicktest runs the same code on scattered digits in a minute on two CPU cores.
 Run: lambdanets detect train coco --data TRAIN --images FOLDER --validation-data VALIDATION --devices 8 --run DIR
 """
@@ -12,8 +13,8 @@ from dataclasses import replace
 
 from lambdanets.training.detection.recipe import DetectionRecipe
 
-IMAGES, BATCH, STEPS = 118_287, 256, 130_000
-STEPS_PER_EPOCH = IMAGES // BATCH
+IMAGES, BATCH_SIZE, STEPS = 118_287, 256, 130_000
+STEPS_PER_EPOCH = IMAGES // BATCH_SIZE
 
 recipe = DetectionRecipe(
     images="",
@@ -22,7 +23,7 @@ recipe = DetectionRecipe(
     sync_batch_norm=True,
     jitter=(0.1, 2.0),
     epochs=round(STEPS / STEPS_PER_EPOCH),
-    batch_size=BATCH,
+    batch_size=BATCH_SIZE,
     learning_rate=0.32,
     warmup_epochs=1000 / STEPS_PER_EPOCH,
     schedule="late_steps",

@@ -1,7 +1,8 @@
 """Cell nuclei (385 images, Data Science Bowl 2018), small LambdaResNet: mask AP50 77% on 98 validation images.
 
-Hardware: one CPU core, 31 to 35 minutes. Mean of three seeds; tuned on the validation images. Baseline:
-nuclei_convolution, the same network with 3x3 convolutions instead of lambda layers, also 77%. Data: COCO-format files.
+Hardware: one CPU core, 31 to 35 minutes. Mean of three seeds; the recipe was tuned on the validation images. Data:
+COCO-format files. Baseline: nuclei_convolution, the same network with 3x3 convolutions instead of lambda layers, also
+77%.
 Run: lambdanets detect train nuclei --data TRAIN --images TAR --validation-data VALIDATION --validation-images TAR
 """
 

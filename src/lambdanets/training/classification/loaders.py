@@ -1,4 +1,4 @@
-"""Batches of a classification recipe, with timm's transforms."""
+"""Builds the data loaders of a classification recipe, with timm's transforms."""
 
 from collections.abc import Callable
 
@@ -21,9 +21,10 @@ def make_batches(
     batch_slice: BatchSlice | None = None,
     pseudo_images: LabeledImages | None = None,
 ) -> ImageBatches:
-    """The recipe's batches: shuffled and augmented in training, else in order with the evaluation transform.
+    """Return the recipe's batches: shuffled and augmented for training, otherwise in order and not augmented.
 
-    batch_slice: this rank's part of each batch and the accumulation steps. pseudo_images: the pseudo-labeled images.
+    batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
+    pseudo_images: pseudo-labeled images that are added to each batch.
     """
     return ImageBatches(
         images,
@@ -40,9 +41,10 @@ def make_batches(
 
 
 def make_transform(recipe: Recipe) -> Callable[[Image], Tensor]:
-    """The training transform: random crop, flip, RandAugment and normalization, to (channels, image_size, image_size).
+    """Return the training transform: random crop, flip, RandAugment and normalization.
 
-    Raises InputError for a RandAugment policy that timm does not know.
+    It returns tensors of shape (channels, image_size, image_size). Raises InputError for a RandAugment policy that timm
+    does not know.
     """
     try:
         return create_transform(
@@ -57,5 +59,5 @@ def make_transform(recipe: Recipe) -> Callable[[Image], Tensor]:
             mean=recipe.mean,
             std=recipe.std,
         )
-    except Exception as error:  # timm raises any kind of error for an invalid policy
+    except Exception as error:  # timm raises errors of many types for an invalid policy
         raise InputError(f"rand_augment must be a policy like rand-m10-n2, got {recipe.rand_augment!r}") from error

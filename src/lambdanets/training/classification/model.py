@@ -1,4 +1,4 @@
-"""The model of a classification recipe, its model card and its memory probe."""
+"""Builds the model of a classification recipe, its model card and its memory probe."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,20 +18,21 @@ from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.recipe import Recipe
 
 
-def card_of(recipe: Recipe, classes: Sequence[str]) -> ClassifierCard:
-    """The model card of the recipe's classifier."""
+def make_model_card(recipe: Recipe, classes: Sequence[str]) -> ClassifierCard:
+    """Return the model card of the recipe's classifier."""
     return make_card(ClassifierCard, {**asdict(recipe), "classes": tuple(classes)}, "the recipe")
 
 
 def describe(recipe: Recipe, classes: Sequence[str]) -> str:
-    """Model card and recipe as JSON, for weight files."""
-    return card_of(recipe, classes).to_json(recipe.fields())
+    """Return the model card and the recipe as JSON, for weight files."""
+    return make_model_card(recipe, classes).to_json(recipe.fields())
 
 
 def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
-    """The recipe's model for a number of classes, or for class names, with the recipe's initial weights, if any.
+    """Build the recipe's model for a number of classes or for class names, and load its initial weights, if any.
 
-    The head is re-initialized if the weights have other classes; embedding tables of another scope are interpolated.
+    The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
+    interpolated.
     """
     count = classes if isinstance(classes, int) else len(classes)
     options: dict[str, Any] = dict(recipe.model_options)
@@ -39,26 +40,27 @@ def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
         options["drop_path_rate"] = recipe.drop_path
     if recipe.dropout:
         options["drop_rate"] = recipe.dropout
-    fixed = {"num_classes", "in_chans", "features_only", "pretrained"} & options.keys()
-    if fixed:
-        raise InputError(f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe")
+    reserved = {"num_classes", "in_chans", "features_only", "pretrained"} & options.keys()
+    if reserved:
+        names = ", ".join(sorted(reserved))
+        raise InputError(f"model_options must not contain {names}, which the data and the recipe determine")
     model: Any = create_model(recipe.model, num_classes=count, in_chans=recipe.channels, **options)
     if recipe.weights is not None:
         path = find_weights(Path(recipe.weights))
         tensors, metadata = read_weights(path)
         other_classes = has_other_classes(path, metadata, classes)
         head = model.get_classifier()
-        head = next((name for name, module in model.named_modules() if module is head), "")
-        for name in (f"{head}.weight", f"{head}.bias"):
+        head_name = next((name for name, module in model.named_modules() if module is head), "")
+        for name in (f"{head_name}.weight", f"{head_name}.bias"):
             if name in tensors and (other_classes or tensors[name].shape[:1] != (count,)):
                 tensors[name] = model.state_dict()[name]
         resize_tables(model, tensors)
         load_tensors(model, tensors, str(path))
-    return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
+    return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
 
 
 def with_model_of_weights(recipe: Recipe) -> Recipe:
-    """Take model, model options, channels and normalization from the initial weights if the recipe names no model.
+    """If the recipe names no model, take model, options, channels and normalization from its initial weights.
 
     The recipe's own model_options override those of the weights.
     """
@@ -77,7 +79,7 @@ def with_model_of_weights(recipe: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class ClassificationProbe(MemoryProbe):
-    """Memory probe of a classifier."""
+    """Forward pass and loss of a classifier on synthetic images, to estimate memory."""
 
     recipe: Recipe
     classes: int

@@ -1,4 +1,4 @@
-"""Loss and metrics of a classifier."""
+"""LightningModule of a classifier: loss and metrics."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from lambdanets.training.recipe import Recipe
 
 
 class Classification(TrainingModule):
-    """Trains a classifier by a recipe."""
+    """Trains a classifier with a recipe."""
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", "top1")
     recipe: Recipe
@@ -31,7 +31,7 @@ class Classification(TrainingModule):
     ) -> None:
         super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
         self.classes = classes
-        self._sums = (0.0, 0.0, 0.0)  # of validation: loss, correct predictions, images
+        self._sums = (0.0, 0.0, 0.0)  # over the validation images: loss, correct predictions, number of images
 
     def count(self, batch: Batch) -> int:
         return len(batch.labels)
@@ -44,7 +44,7 @@ class Classification(TrainingModule):
         return {"loss": self._loss(logits, batch), "top1": (logits.argmax(1) == batch.labels).sum()}
 
     def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, summed over images, with label smoothing for hard labels only."""
+        """Return the cross-entropy, summed over images. Label smoothing applies to hard labels only."""
         smoothing = self.recipe.label_smoothing
         if batch.targets is None or batch.soft is None:
             return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
@@ -67,7 +67,7 @@ class Classification(TrainingModule):
     def on_validation_epoch_end(self) -> None:
         loss, correct, images = all_reduce_sum(*self._sums)
         self.validated = {}
-        if images:  # the same on all ranks
+        if images:  # has the same value on all ranks
             self.validated = {"loss": loss / images, "top1": correct / images}
             self.log("top1", correct / images, prog_bar=True, logger=False)
 

@@ -1,4 +1,4 @@
-"""--plan: steps, memory, hours and read rate of a training run, before it is started."""
+"""--plan: estimates steps, memory, hours and read rate of a training run without training."""
 
 import statistics
 import time
@@ -25,14 +25,14 @@ from lambdanets.training.pseudo_labels.selection import read_selection
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.speed import duration
 
-SAMPLED = 200  # files for the mean size
-MEASURED_FLOPS = {"cpu": 3e11, "cuda": 3e13}  # per measured step, forward and backward
-ROUNDS = 3
+SAMPLED_FILES = 200  # at most; their mean size is used for the whole data set
+FLOPS_PER_STEP = {"cpu": 3e11, "cuda": 3e13}  # forward and backward; determines the batch size of the measured steps
+MEASURED_STEPS = 3
 
 
 @dataclass(frozen=True)
 class DataSize:
-    """Number of images and classes of a data set, and mean bytes per file."""
+    """Number of images and classes of a data set, mean bytes per file, and where the numbers are from."""
 
     images: int
     classes: int
@@ -40,13 +40,16 @@ class DataSize:
     source: str
 
 
-# https://www.image-net.org/challenges/LSVRC/2012: 1,281,167 training images; 138 GB in its files
-IMAGENET = DataSize(1_281_167, 1000, 138e9 / 1_281_167, "the size of ImageNet; set --data for yours")
+# https://www.image-net.org/challenges/LSVRC/2012: 1,281,167 training images in 138 GB of files
+IMAGENET = DataSize(1_281_167, 1000, 138e9 / 1_281_167, "the size of ImageNet; set --data for your own data")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Cost of a run on `devices` devices like this one. Bytes, seconds; images_per_second is that of one device."""
+    """Estimated cost of a run on `devices` devices like this one.
+
+    memory: needed per device, bytes. free: memory that is free on this device, bytes. images_per_second: of one device.
+    """
 
     recipe: Recipe
     data: DataSize
@@ -64,7 +67,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Total optimizer steps."""
+        """Optimizer steps of the whole run."""
         return self.steps_per_epoch * self.recipe.epochs
 
     @property
@@ -74,19 +77,21 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Training time with perfect scaling over devices."""
+        """Training time, assuming perfect scaling over devices."""
         return self.steps * self.images_per_step / (self.images_per_second * self.devices)
 
     @property
     def read_rate(self) -> float:
-        """Bytes per second to be read, for all devices together."""
+        """Bytes per second that all devices together must read."""
         return self.images_per_second * self.devices * self.data.bytes_per_image
 
-    def lines(self) -> list[str]:
-        """The plan as lines of text."""
+    def format_lines(self) -> list[str]:
+        """Format the plan, one line per topic."""
         recipe, data = self.recipe, self.data
-        each = f"{data.bytes_per_image / 1e3:.3g} kB each, " if data.bytes_per_image else ""
-        volume = f"{each}{data.images * data.bytes_per_image / 1e9:.3g} GB" if data.bytes_per_image else "in memory"
+        volume = "in memory"
+        if data.bytes_per_image:
+            total_gb = data.images * data.bytes_per_image / 1e9
+            volume = f"{data.bytes_per_image / 1e3:.3g} kB each, {total_gb:.3g} GB"
         pseudo = (
             f" and {recipe.pseudo_batch_size:,} of {self.pseudo_images:,} pseudo-labeled" if self.pseudo_images else ""
         )
@@ -109,44 +114,47 @@ class Plan:
 
 
 def plan(recipe: Recipe, devices: int) -> Plan:
-    """Plan a recipe for a number of devices like this one, on which a few steps are timed.
+    """Estimate the cost of a recipe on a number of devices like this one, by timing a few steps on this device.
 
-    A recipe without data is planned for a data set of ImageNet's size. Nothing is written. Raises InputError as
-    training would.
+    If the recipe has no data, the plan is for a data set of ImageNet's size. No files are written. Raises InputError
+    where training would.
     """
     if devices < 1:
         raise InputError(f"devices must be at least 1, got {devices}")
     recipe = with_precision(with_model_of_weights(recipe) if recipe.weights else recipe)
     check_precision(recipe.precision)
     data = _data_size(recipe)
-    pseudo = 0
+    pseudo_images = 0
     if recipe.pseudo_labels is not None:
-        pseudo = read_selection(Path(recipe.pseudo_labels)).images if recipe.pseudo_labels else 130_000_000
-    largest, smallest = images_per_rank(recipe, data.images, devices)
+        pseudo_images = read_selection(Path(recipe.pseudo_labels)).images if recipe.pseudo_labels else 130_000_000
+    max_images, min_images = images_per_rank(recipe, data.images, devices)
     device = best_device()
     free = free_memory(device)
     probe = ClassificationProbe(recipe, data.classes)
-    fitting = largest_micro_batch(probe, min(largest, recipe.micro_batch or largest), free)
-    accumulated = accumulation_steps(largest, smallest, fitting, recipe.MIN_MICRO_BATCH)
-    min_images = min_batch_size(BatchSlice(0, devices, accumulated), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH)
+    fitting = largest_micro_batch(probe, min(max_images, recipe.micro_batch or max_images), free)
+    accumulated = accumulation_steps(max_images, min_images, fitting, recipe.MIN_MICRO_BATCH)
+    micro_batch = -(-max_images // accumulated)
+    smallest_batch = min_batch_size(
+        BatchSlice(0, devices, accumulated), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH
+    )
     fixed, per_image = training_memory(probe)
     with torch.device("meta"):
         model: Any = probe.build()
     flops = count_flops(model, recipe.image_size, channels=recipe.channels)
-    measured = max(2, min(-(-largest // accumulated), int(MEASURED_FLOPS[device.type] / (3 * flops))))
+    measured_images = max(2, min(micro_batch, int(FLOPS_PER_STEP[device.type] / (3 * flops))))
     return Plan(
         recipe=recipe,
         data=data,
-        pseudo_images=pseudo,
+        pseudo_images=pseudo_images,
         devices=devices,
-        steps_per_epoch=steps_per_epoch(data.images, recipe.batch_size, min_images),
-        micro_batch=-(-largest // accumulated),
+        steps_per_epoch=steps_per_epoch(data.images, recipe.batch_size, smallest_batch),
+        micro_batch=micro_batch,
         accumulation_steps=accumulated,
         parameters=count_parameters(model),
         flops=flops,
-        memory=fixed + per_image * -(-largest // accumulated),
+        memory=fixed + per_image * micro_batch,
         free=free,
-        images_per_second=_measure(probe, measured, device),
+        images_per_second=_measure_throughput(probe, measured_images, device),
         device=hardware()["gpu"] or f"{hardware()['processor']}, {torch.get_num_threads()} threads",
     )
 
@@ -157,15 +165,15 @@ def _data_size(recipe: Recipe) -> DataSize:
     splits = open_for_training(recipe)
     images = splits.train
     if isinstance(images, ShardedImages):
-        each = images.total_bytes / max(len(images), 1)
+        bytes_per_image = images.total_bytes / max(len(images), 1)
     else:
-        numbers = range(0, len(images), -(-len(images) // SAMPLED))
-        each = statistics.mean(len(file[0]) if (file := image_file(images, number)) else 0 for number in numbers)
-    return DataSize(len(images), len(splits.classes), each, splits.source)
+        sampled = [image_file(images, index) for index in range(0, len(images), -(-len(images) // SAMPLED_FILES))]
+        bytes_per_image = statistics.mean(len(file[0]) if file else 0 for file in sampled)
+    return DataSize(len(images), len(splits.classes), bytes_per_image, splits.source)
 
 
-def _measure(probe: ClassificationProbe, images: int, device: torch.device) -> float:
-    """Images per second of forward pass, backward pass and optimizer step, without data loading."""
+def _measure_throughput(probe: ClassificationProbe, images: int, device: torch.device) -> float:
+    """Return images per second of forward pass, backward pass and optimizer step, without data loading."""
     recipe = probe.recipe
     model = prepare_batch_norm(probe.build(), recipe).to(device).train()
     if recipe.compile:
@@ -173,8 +181,8 @@ def _measure(probe: ClassificationProbe, images: int, device: torch.device) -> f
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     autocast = AUTOCAST.get(recipe.precision)
     seconds = []
-    for _ in range(1 + ROUNDS):  # the first is warm-up
-        started = time.perf_counter()
+    for _ in range(1 + MEASURED_STEPS):  # the first is a warm-up
+        start = time.perf_counter()
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
             loss = probe.loss(model, images, device)
         loss.backward()
@@ -182,5 +190,5 @@ def _measure(probe: ClassificationProbe, images: int, device: torch.device) -> f
         optimizer.zero_grad()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.perf_counter() - start)
     return images / statistics.median(seconds[1:])

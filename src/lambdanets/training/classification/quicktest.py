@@ -1,4 +1,4 @@
-"""--quicktest: a small version of a recipe, on scanned digits, in less than a minute on two cores."""
+"""--quicktest: trains a small version of a recipe on scanned digits, in less than a minute on two CPU cores."""
 
 import re
 from dataclasses import replace
@@ -15,25 +15,25 @@ from lambdanets.training.pseudo_labels.labeling import label_shards
 from lambdanets.training.pseudo_labels.selection import select
 from lambdanets.training.recipe import Recipe
 
-BATCH, EPOCHS, IMAGES, LARGEST_SIDE = 4, 2, 12, 32
+BATCH_SIZE, EPOCHS, IMAGES, MAX_IMAGE_SIZE = 4, 2, 12, 32
 
 
-def small(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with few and small images and the smallest model of its family; its files are written into a folder.
+def quicktest_recipe(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with few small images and the smallest model of its family; write its data into a folder.
 
-    The data are digits in shards, or plain digits if the recipe uses them. Initial weights and the teacher of
-    pseudo-labels are untrained. Everything else stays: augmentation, schedule, EMA, hold-out, early stopping.
+    The data are digits in shards, or the built-in digits if the recipe uses them. Initial weights and the teacher of
+    pseudo-labels are random. Augmentation, schedule, EMA, hold-out and early stopping are those of the recipe.
     """
     folder.mkdir(parents=True, exist_ok=True)
     changes: dict[str, Any] = {
         "model": re.sub(r"^lambda_resnet\d+$", "lambda_resnet50", recipe.model),
-        "image_size": min(recipe.image_size, LARGEST_SIDE),
+        "image_size": min(recipe.image_size, MAX_IMAGE_SIZE),
         "epochs": EPOCHS,
-        "batch_size": BATCH,
+        "batch_size": BATCH_SIZE,
         "warmup_epochs": min(recipe.warmup_epochs, 0.5),
-        "learning_rate": recipe.learning_rate * BATCH / recipe.batch_size,
+        "learning_rate": recipe.learning_rate * BATCH_SIZE / recipe.batch_size,
         "workers": min(recipe.workers, 1),
-        "checkpoint_every": IMAGES // BATCH - 1,  # one in mid-epoch; writing one takes longer than a step
+        "checkpoint_every": IMAGES // BATCH_SIZE - 1,  # one in each epoch; writing takes longer than a step
         "pseudo_ratio": min(max(recipe.pseudo_ratio, 0.5), 2.0),
     }
     if recipe.data == "digits":
@@ -42,20 +42,19 @@ def small(recipe: Recipe, folder: Path) -> Recipe:
     write_shards(splits, folder / "shards", images_per_shard=IMAGES // 4)
     recipe = replace(recipe, data=str(folder / "shards"), data_root=None, **changes)
     if recipe.weights is not None:
-        recipe = replace(recipe, weights=str(_untrained(recipe, splits.classes, folder / "weights")))
+        recipe = replace(recipe, weights=str(_write_random_weights(recipe, splits.classes, folder / "weights")))
     if recipe.pseudo_labels is not None:
-        teacher = _untrained(recipe, splits.classes, folder / "teacher")
+        teacher = _write_random_weights(recipe, splits.classes, folder / "teacher")
         label_shards(teacher, recipe.data, folder / "labels")
         select(folder / "labels", folder / "selected", confidence=0.0, per_class=IMAGES // 4)
-        places: dict[str, Any] = {"pseudo_labels": str(folder / "selected"), "pseudo_images": recipe.data}
-        recipe = replace(recipe, **places)
+        recipe = replace(recipe, pseudo_labels=str(folder / "selected"), pseudo_images=recipe.data)
     return recipe
 
 
-def _untrained(recipe: Recipe, classes: tuple[str, ...], folder: Path) -> Path:
-    """Write random weights of the recipe's model, or of a small one if the recipe names none.
+def _write_random_weights(recipe: Recipe, classes: tuple[str, ...], folder: Path) -> Path:
+    """Write random weights of the recipe's model, or of a small model if the recipe names none; return the folder.
 
-    They depend on the seed only, so that an interrupted quicktest resumes with the labels it has.
+    The weights depend only on the seed. Thus an interrupted quicktest can keep the pseudo-labels that it has written.
     """
     recipe = replace(recipe, weights=None, pseudo_labels=None, pseudo_images=None)
     recipe = replace(recipe, model=recipe.model or "lambda_resnet20_small")

@@ -1,4 +1,4 @@
-"""The classification task."""
+"""The classification task: data, model and final evaluation."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -21,8 +21,8 @@ from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import (
     ClassificationProbe,
     build_model,
-    card_of,
     describe,
+    make_model_card,
     with_model_of_weights,
 )
 from lambdanets.training.classification.module import Classification
@@ -51,14 +51,15 @@ class ClassificationTask(Task):
 
     recipe: Recipe
     splits: Splits
-    pseudo: PseudoLabeledImages | None
+    pseudo_images: PseudoLabeledImages | None
     model: nn.Module
 
     def __post_init__(self) -> None:
         self.classes = self.splits.classes
         self.source = self.splits.source
         self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
-        self.fingerprint = fingerprint(self.splits) + (self.pseudo.fingerprint if self.pseudo is not None else "")
+        pseudo_fingerprint = self.pseudo_images.fingerprint if self.pseudo_images is not None else ""
+        self.fingerprint = fingerprint(self.splits) + pseudo_fingerprint
         self.patience = self.recipe.patience
 
     @classmethod
@@ -71,20 +72,21 @@ class ClassificationTask(Task):
         for split, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
             if images is not None:
                 check_readable(images.load, len(images), split, recipe.max_unreadable)
-        pseudo = None
+        pseudo_images = None
         if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
             soft = recipe.pseudo_targets == "soft"
-            pseudo = open_student_images(recipe.pseudo_images, Path(recipe.pseudo_labels), splits.classes, soft=soft)
+            labels = Path(recipe.pseudo_labels)
+            pseudo_images = open_student_images(recipe.pseudo_images, labels, splits.classes, soft=soft)
         seed_everything(recipe.seed, verbose=False)
         model = build_model(replace(recipe, weights=None) if resumed else recipe, splits.classes)
-        return cls(recipe, splits, pseudo, prepare_batch_norm(model, recipe, world.world_size))
+        return cls(recipe, splits, pseudo_images, prepare_batch_norm(model, recipe, world.world_size))
 
     def probe(self) -> ClassificationProbe:
         return ClassificationProbe(self.recipe, len(self.classes))
 
     def batches(self, recipe: Recipe, batch_slice: BatchSlice) -> tuple[ImageBatches, ImageBatches]:
         training = make_batches(
-            recipe, self.splits.train, training=True, batch_slice=batch_slice, pseudo_images=self.pseudo
+            recipe, self.splits.train, training=True, batch_slice=batch_slice, pseudo_images=self.pseudo_images
         )
         return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
 
@@ -97,8 +99,8 @@ class ClassificationTask(Task):
         )
 
     def finish(self, recipe: Recipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
-        # Lightning leaves the model on the CPU
-        classifier = Classifier(self.model.to(best_device()).eval(), card_of(recipe, self.classes))
+        # Lightning moves the model to the CPU at the end
+        classifier = Classifier(self.model.to(best_device()).eval(), make_model_card(recipe, self.classes))
         evaluated = self.splits.validation if self.splits.test is None else self.splits.test
         predictions = predict_set(classifier, evaluated, recipe.micro_batch or recipe.batch_size, recipe.workers)
         draw_predictions(predictions, evaluated, folder / "predictions.png")
@@ -110,13 +112,13 @@ class ClassificationTask(Task):
 
 
 def open_for_training(recipe: Recipe) -> Splits:
-    """The recipe's data splits, with its hold-out and subset of training images."""
+    """Return the recipe's data splits, with its hold-out and its subset of training images."""
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
     return subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
 
 
 def fingerprint(splits: Splits) -> str:
-    """A hash of the classes and of all file names and labels, or of the shards' own hashes. Reads no image."""
+    """Return a hash of the classes and of all file names and labels, or of the shards' hashes. Reads no images."""
     digest = hashlib.sha256(repr(splits.classes).encode())
     for images in (splits.train, splits.validation):
         if isinstance(images, ShardedImages):

@@ -1,4 +1,4 @@
-"""Training and validation data of a detection recipe."""
+"""Opens the training and validation data of a detection recipe."""
 
 import sys
 from pathlib import Path
@@ -14,10 +14,11 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 FINDINGS = "findings.json"
 
 
-def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
-    """Training data, validation data, and their source for messages.
+def open_datasets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
+    """Return the training data, the validation data, and a description of their source for messages.
 
-    Raises InputError if their categories differ, if one has no object, or too few images.
+    Raises InputError if the categories differ, if there are fewer than `training_images` images, or if one of the data
+    sets has no objects.
     """
     if recipe.data == "digits":
         training, validation = digits()
@@ -34,18 +35,18 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
         source = f"{source}, {len(subset)} of {len(training)} training images"
         training = training.selected(sorted(subset.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):
-        if all(each.crowd for image in images.annotations.images for each in image.objects):
+        if all(annotated.crowd for image in images.annotations.images for annotated in image.objects):
             findings = "".join(f"; {line}" for line in images.findings.lines())
-            raise InputError(f"{name} must have objects that are no crowds, and has none: {source}{findings}")
+            raise InputError(f"{name} must have objects that are not crowds, got none: {source}{findings}")
     return training, validation, source
 
 
-def write_findings(folder: Path, **parts: AnnotatedImages) -> None:
-    """Write findings.json, the ids of dropped annotations by split and kind; removed if there are none."""
-    found = {part: images.findings.all_ids() for part, images in parts.items()}
+def write_findings(folder: Path, **splits: AnnotatedImages) -> None:
+    """Write the ids of dropped annotations, by split and problem, to findings.json. If there are none, remove it."""
+    ids = {split: images.findings.all_ids() for split, images in splits.items()}
     path = folder / FINDINGS
-    if any(found.values()):
-        write_json(path, found)
+    if any(ids.values()):
+        write_json(path, ids)
         echo(f"all dropped annotations: {path}", file=sys.stderr)
     else:
         path.unlink(missing_ok=True)

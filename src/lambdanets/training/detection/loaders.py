@@ -1,4 +1,4 @@
-"""Training batches of a detector: augmentation of images, boxes and masks."""
+"""Builds the training batches of a detector, with augmentation of images, boxes and masks."""
 
 import random
 from typing import Any
@@ -23,7 +23,10 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 def training_batches(
     recipe: DetectionRecipe, images: AnnotatedImages, batch_slice: BatchSlice
 ) -> Batches[DetectionBatch]:
-    """The recipe's training batches, shuffled and augmented; batch_slice: this rank's part of each batch."""
+    """Return the recipe's training batches, shuffled and augmented.
+
+    batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
+    """
     return Batches(
         images,
         _LoadAndAugment(recipe),
@@ -37,21 +40,21 @@ def training_batches(
 
 
 class _LoadAndAugment:
-    """Loads and augments an image. A class, so that spawned workers can unpickle it."""
+    """Loads and augments an image. This is a class because spawned workers must unpickle it."""
 
     def __init__(self, recipe: DetectionRecipe) -> None:
         self._recipe = recipe
 
-    def __call__(self, images: AnnotatedImages, number: int) -> tuple[Tensor, Target]:
-        return augment(*images.load(number), self._recipe)
+    def __call__(self, images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+        return augment(*images.load(index), self._recipe)
 
 
 def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:
-    """Scale jitter, crop to at most image_size and horizontal flip, of an image and its objects.
+    """Apply scale jitter, a crop to at most image_size, and a horizontal flip to an image and its objects.
 
-    The scale is a random factor from `jitter` times the scale at which the image fits into image_size. Crowds are
-    dropped, as are objects outside the crop; of more than max_objects, a random subset is kept. The box of an object
-    that the crop cuts is that of the rest of its mask. Uses Python's global random generator.
+    The scale is a random factor from `jitter` times the scale at which the image fits into image_size. Crowds and
+    objects outside the crop are dropped. If more than max_objects remain, a random subset is kept. The crop may cut
+    an object; its box is then the box of the visible part of its mask. Uses Python's global random generator.
     """
     scale = random.uniform(*recipe.jitter) * recipe.image_size / max(image.size)
     (top, height, rows), (left, width, columns) = (
@@ -59,8 +62,8 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     )
     flipped = random.random() < recipe.flip
 
-    objects = [each for each in annotated.objects if not each.crowd]
-    boxes_in_crop = torch.tensor([each.box for each in objects], dtype=torch.float32).reshape(-1, 4)
+    objects = [instance for instance in annotated.objects if not instance.crowd]
+    boxes_in_crop = torch.tensor([instance.box for instance in objects], dtype=torch.float32).reshape(-1, 4)
     boxes_in_crop = boxes_in_crop - torch.tensor([left, top, left, top])
     clipped: Any = tv_tensors.BoundingBoxes(boxes_in_crop, format="XYXY", canvas_size=(height, width))
     clipped = transforms.clamp_bounding_boxes(clipped)
@@ -70,41 +73,41 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     if len(visible) > recipe.max_objects:
         visible = random.sample(visible, len(visible))
 
-    # one by one: all full-size masks of a photograph would not fit into memory
+    # one mask at a time: all masks at the size of a photograph would not fit into memory
     masks = torch.zeros(min(len(visible), recipe.max_objects), rows, columns, dtype=torch.uint8)
     kept: list[int] = []
-    for number in visible:
+    for index in visible:
         if len(kept) == recipe.max_objects:
             break
-        patch = decode_cropped_mask(objects[number], annotated.height, annotated.width)
-        # nearest, not nearest-exact: its shift by half a pixel is undone by torchvision's roi_align of masks
+        patch = decode_cropped_mask(objects[index], annotated.height, annotated.width)
+        # nearest, not nearest-exact: torchvision's roi_align of masks compensates for its shift by half a pixel
         mask: Any = transforms.resize(tv_tensors.Mask(_crop_patch(patch, top, left, height, width)), [rows, columns])
         if mask.any():
             masks[len(kept)] = mask.flip(-1) if flipped else mask
-            kept.append(number)
+            kept.append(index)
     is_cut = (boxes_in_crop != clipped.as_subclass(Tensor)).any(1)[kept]
     masks, boxes = masks[: len(kept)], boxes[kept]
-    boxes[is_cut] = masks_to_boxes(masks[is_cut]) + torch.tensor([0.0, 0.0, 1.0, 1.0])  # to the end of the last pixel
+    boxes[is_cut] = masks_to_boxes(masks[is_cut]) + torch.tensor([0.0, 0.0, 1.0, 1.0])  # include the last pixel
     crop = as_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
     crop = transforms.resize(crop, [rows, columns], antialias=True)
-    labels = torch.tensor([objects[number].category + 1 for number in kept], dtype=torch.int64)
+    labels = torch.tensor([objects[index].category + 1 for index in kept], dtype=torch.int64)
     target = {"boxes": boxes, "labels": labels, "masks": masks}
     return transforms.horizontal_flip(crop) if flipped else crop, target
 
 
 def _crop_patch(patch: CroppedMask, top: int, left: int, height: int, width: int) -> Tensor:
-    """A mask patch cropped and padded to a crop of the image, uint8 (height, width)."""
+    """Return the mask of an object in a crop of the image, uint8 (height, width)."""
     mask = np.zeros((height, width), np.uint8)
-    above, before = max(0, top - patch.top), max(0, left - patch.left)  # rows and columns of the patch outside the crop
-    below, behind = max(0, patch.top - top), max(0, patch.left - left)  # rows and columns of the crop outside the patch
-    target = mask[below:, behind:]
-    part = patch.mask[above:, before:][: target.shape[0], : target.shape[1]]
-    target[: part.shape[0], : part.shape[1]] = part
+    patch_row, patch_column = max(0, top - patch.top), max(0, left - patch.left)  # first ones of the patch in the crop
+    row, column = max(0, patch.top - top), max(0, patch.left - left)  # their position in the crop
+    target = mask[row:, column:]
+    overlap = patch.mask[patch_row:, patch_column:][: target.shape[0], : target.shape[1]]
+    target[: overlap.shape[0], : overlap.shape[1]] = overlap
     return torch.from_numpy(mask)
 
 
 def _random_crop(side: int, scale: float, max_size: int) -> tuple[int, int, int]:
-    """Along one side of an image: start and length of a random crop, and its length after resizing."""
+    """Choose a random crop along one side of an image; return its start, its length, and its length after resizing."""
     resized = max(1, round(side * scale))
     if resized <= max_size:
         return 0, side, resized

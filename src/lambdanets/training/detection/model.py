@@ -1,4 +1,4 @@
-"""The model of a detection recipe, its model card and its memory probe."""
+"""Builds the model of a detection recipe, its model card and its memory probe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,35 +19,36 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.memory import MemoryProbe
 
 
-def card_of(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
-    """The model card of the recipe's detector."""
+def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
+    """Return the model card of the recipe's detector."""
     categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
     return make_card(DetectorCard, recipe.fields() | categories, "the recipe")
 
 
 def describe(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> str:
-    """Model card and recipe as JSON, for weight files."""
-    return card_of(recipe, classes, category_ids).to_json(recipe.fields())
+    """Return the model card and the recipe as JSON, for weight files."""
+    return make_model_card(recipe, classes, category_ids).to_json(recipe.fields())
 
 
 def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
-    """The recipe's model for a number of categories, or for category names, with its initial weights, if any.
+    """Build the recipe's model for a number of categories or for category names, and load its initial weights, if any.
 
-    Those may be of a detector, whose last layers are re-initialized if its categories differ, or of a classifier, for
-    the backbone.
+    The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
+    detector has other categories, its last layers are re-initialized.
     """
-    fixed = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & recipe.model_options.keys()
-    if fixed:
+    reserved = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & recipe.model_options.keys()
+    if reserved:
+        names = ", ".join(sorted(reserved))
         advice = (
-            "; to start from timm's pretrained weights, save the network's state dict as a .safetensors file and give "
-            "that as weights"
+            "; to start from timm's pretrained weights, save the network's state dict as a .safetensors file and pass "
+            "that file as weights"
         )
         raise InputError(
-            f"model_options must leave {', '.join(sorted(fixed))} to the data and the recipe"
-            + (advice if "pretrained" in fixed else "")
+            f"model_options must not contain {names}, which the data and the recipe determine"
+            + (advice if "pretrained" in reserved else "")
         )
-    names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
-    card = card_of(recipe, names, range(len(names)))
+    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    card = make_model_card(recipe, class_names, range(len(class_names)))
     model = build_detector(
         card,
         drop_path=recipe.drop_path,
@@ -55,22 +56,26 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
         rpn_post_nms_top_n_train=recipe.proposals,
         box_batch_size_per_image=recipe.sampled_regions,
     )
-    model.transform._skip_resize = True  # in training, images are resized by the loader
+    model.transform._skip_resize = True  # in training, the data loader has resized the images
     if recipe.weights is not None:
-        _load(model, Path(recipe.weights), classes)
+        _load_initial_weights(model, Path(recipe.weights), classes)
     return model.to(memory_format=torch.channels_last)
 
 
-def _load(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
+def _load_initial_weights(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
     file = find_weights(path)
     tensors, metadata = read_weights(file)
     other_classes = has_other_classes(file, metadata, classes)
     target: nn.Module = model
     if not any(name.startswith("backbone.network.") for name in tensors):  # weights of a classifier
         target = model.backbone.network
-        normalized = {_normalize(name): tensor for name, tensor in tensors.items()}
-        names = {name: _normalize(name) for name in target.state_dict()}
-        tensors = {name: normalized[other] for name, other in names.items() if other in normalized}
+        by_normalized_name = {_normalize_name(name): tensor for name, tensor in tensors.items()}
+        normalized_names = {name: _normalize_name(name) for name in target.state_dict()}
+        tensors = {
+            name: by_normalized_name[normalized]
+            for name, normalized in normalized_names.items()
+            if normalized in by_normalized_name
+        }
     state = target.state_dict()
     for prefix in ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."):
         for name in state.keys() & tensors.keys():
@@ -80,14 +85,17 @@ def _load(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
     load_tensors(target, tensors, str(path))
 
 
-def _normalize(name: str) -> str:
-    """A tensor's name without the changes of timm's features_only wrapper."""
+def _normalize_name(name: str) -> str:
+    """Undo the changes that timm's features_only wrapper makes to the names of tensors."""
     return name.removeprefix("model.").replace("_", ".")
 
 
 @dataclass(frozen=True)
 class DetectionProbe(MemoryProbe):
-    """Memory probe of a detector; objects: the most in an image."""
+    """Forward pass and losses of a detector on synthetic images, to estimate memory.
+
+    objects: maximum number of objects in an image.
+    """
 
     recipe: DetectionRecipe
     classes: int
@@ -100,35 +108,40 @@ class DetectionProbe(MemoryProbe):
         return self._meta_loss(model, images) if device.type == "meta" else self._loss(model, images, device)
 
     def _loss(self, model: Any, images: int, device: torch.device) -> Tensor:
-        """Of images of which one is padded, each with the maximum number of objects, as large as the image."""
+        """Return the loss of images with the maximum number of objects, each as large as the image.
+
+        The first image has half the width of the others and is padded.
+        """
         size = self.recipe.image_size
-        sizes = [(size, size if number else -(-size // 2)) for number in range(images)]
+        shapes = [(size, size if index else -(-size // 2)) for index in range(images)]
         objects = max(self.objects, self.recipe.sampled_regions // 4, 1)
-        boxes = [torch.tensor([[0.0, 0.0, *each[::-1]]], device=device).expand(objects, 4) for each in sizes]
+        boxes = [torch.tensor([[0.0, 0.0, *shape[::-1]]], device=device).expand(objects, 4) for shape in shapes]
         labels = torch.ones(objects, dtype=torch.int64, device=device)
         losses = model(
-            [torch.rand(3, *each, device=device) for each in sizes],
+            [torch.rand(3, *shape, device=device) for shape in shapes],
             [
-                {"boxes": box, "labels": labels, "masks": torch.ones(objects, *each, dtype=torch.uint8, device=device)}
-                for box, each in zip(boxes, sizes, strict=True)
+                {"boxes": box, "labels": labels, "masks": torch.ones(objects, *shape, dtype=torch.uint8, device=device)}
+                for box, shape in zip(boxes, shapes, strict=True)
             ],
         )
         return torch.stack(list(losses.values())).sum()
 
     def _meta_loss(self, model: Any, images: int) -> Tensor:
-        """The sum of all outputs of backbone, pyramid and heads, the latter on synthetic regions: proposals depend on
-        values, which meta tensors do not have."""
+        """Return the sum of all outputs of backbone, pyramid and heads on the meta device.
+
+        The heads get synthetic regions, because proposals depend on values, which meta tensors do not have.
+        """
         size, stride = self.recipe.image_size, model.backbone.strides[-1]
         side = -(-size // stride) * stride
-        padded = [(size, size if number else max(1, size // 2)) for number in range(images)]
+        shapes = [(size, size if index else max(1, size // 2)) for index in range(images)]
         with meta_device.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]  # layers index the positions outside the padding
-            maps = list(model.backbone(torch.empty(images, 3, side, side, device="meta"), padded).values())
+            maps = list(model.backbone(torch.empty(images, 3, side, side, device="meta"), shapes).values())
         logits, offsets = model.rpn.head(maps)
         regions, channels = images * self.recipe.sampled_regions, self.recipe.pyramid_channels
         heads = model.roi_heads
         boxes = heads.box_predictor(heads.box_head(torch.empty(regions, channels, 7, 7, device="meta")))
         masks = heads.mask_predictor(heads.mask_head(torch.empty(-(-regions // 4), channels, 14, 14, device="meta")))
-        return torch.stack([each.sum() for each in (*logits, *offsets, *boxes, masks)]).sum()
+        return torch.stack([output.sum() for output in (*logits, *offsets, *boxes, masks)]).sum()
 
     @property
     def size(self) -> str:

@@ -1,4 +1,4 @@
-"""Losses and metrics of a detector."""
+"""LightningModule of a detector: losses and metrics."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
 from lambdanets.training.module import TrainingModule
 
-# torchvision's names of the losses, and those in metrics.csv
+# Names of the losses: in torchvision, and in metrics.csv.
 LOSSES = {
     "loss_classifier": "class_loss",
     "loss_box_reg": "box_loss",
@@ -24,6 +24,7 @@ LOSSES = {
     "loss_objectness": "objectness_loss",
     "loss_rpn_box_reg": "proposal_loss",
 }
+# Columns of metrics.csv: type of the evaluation and score.
 VALIDATED = {
     "bbox_AP": ("bbox", "AP"),
     "bbox_AP50": ("bbox", "AP50"),
@@ -33,11 +34,12 @@ VALIDATED = {
 
 
 class Detection(TrainingModule):
-    """Trains a Mask R-CNN by a recipe. validation: images and annotations, scored on rank zero.
+    """Trains a Mask R-CNN with a recipe.
 
-    Each loss is a mean over the regions sampled in a micro-batch; micro-batches are weighted by their number of images.
-    first_weights: hash of the initial weights (`weights.identified`), stored in checkpoints as the file may be gone at
-    the end.
+    Each loss is a mean over the regions sampled in a micro-batch. Micro-batches are weighted by their number of images.
+
+    validation: images and annotations; rank zero computes the scores. first_weights: name and hash of the file of
+    initial weights, stored in checkpoints because the file may be removed during training.
     """
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", *LOSSES.values())
@@ -58,12 +60,13 @@ class Detection(TrainingModule):
         self._validation = validation
         self._ids = [category.id for category in validation.annotations.categories]
         self._results: list[Result] = []
-        self._read: list[int] = []
+        self._read_indices: list[int] = []  # of validation images that could be read
 
     def count(self, batch: DetectionBatch) -> int:
-        """Number of readable images in a batch; 0 if their coarsest feature maps have a single position in all.
+        """Return the number of readable images in a batch, or 0 if batch norm would get a single value per channel.
 
-        Batch norm has no statistics of a single value, unless it is synchronized over ranks.
+        This happens if the coarsest feature map of the whole batch has one position. Synchronized batch norm can use
+        such a batch, because the other ranks have more values.
         """
         if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:
             return len(batch.images)
@@ -77,7 +80,7 @@ class Detection(TrainingModule):
 
     def sums(self, batch: DetectionBatch) -> dict[str, Tensor]:
         losses = self.model(batch.images, batch.targets)
-        sums = {ours: losses[theirs].float() * len(batch.images) for theirs, ours in LOSSES.items()}
+        sums = {name: losses[key].float() * len(batch.images) for key, name in LOSSES.items()}
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -88,34 +91,32 @@ class Detection(TrainingModule):
         self.first_weights = checkpoint.get("first_weights")
 
     def on_validation_epoch_start(self) -> None:
-        self._results, self._read = [], []
+        self._results, self._read_indices = [], []
 
     def validation_step(self, batch: DetectionBatch, batch_idx: int) -> None:
-        # one by one: pasted masks have the size of the image
-        for number, image in zip(batch.indices.tolist(), batch.images, strict=True):
-            self._read.append(number)
+        # one image at a time, because masks are pasted at the size of the image
+        for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
+            self._read_indices.append(index)
             self._results += coco_results(
-                self.model([image])[0], self._validation.annotations.images[number].id, self._ids
+                self.model([image])[0], self._validation.annotations.images[index].id, self._ids
             )
 
     def on_validation_epoch_end(self) -> None:
-        results, read = all_gather_lists(self._results), all_gather_lists(self._read)
+        results, indices = all_gather_lists(self._results), all_gather_lists(self._read_indices)
         self._results = []
-        self.validated = broadcast_from_rank_zero(lambda: self._score(results, read))
+        self.validated = broadcast_from_rank_zero(lambda: self._score(results, indices))
         if self.validated:
             for name in ("bbox_AP", "segm_AP"):
                 self.log(name, self.validated[name], prog_bar=True, logger=False)
 
-    def _score(self, results: Sequence[Result], read: Sequence[int]) -> dict[str, float]:
-        if not read:
+    def _score(self, results: Sequence[Result], indices: Sequence[int]) -> dict[str, float]:
+        if not indices:
             return {}
-        truth = self._validation.annotations.to_coco(sorted(read))
-        summary = evaluate(truth, results, detections=self.recipe.detections).summary()
-        # NaN if no readable image had an object
+        ground_truth = self._validation.annotations.to_coco(sorted(indices))
+        summary = evaluate(ground_truth, results, detections=self.recipe.detections).summary()
+        # None if no readable image has objects
         values = {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
         return {name: float("nan") if value is None else value for name, value in values.items()}
 
     def format_validated(self) -> str:
-        return "  ".join(
-            f"{name} {self.validated[score]:.4f}" for name, score in (("box AP", "bbox_AP"), ("mask AP", "segm_AP"))
-        )
+        return f"box AP {self.validated['bbox_AP']:.4f}  mask AP {self.validated['segm_AP']:.4f}"

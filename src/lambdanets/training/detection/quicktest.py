@@ -1,4 +1,4 @@
-"""--quicktest: a small version of a detection recipe, on scattered digits, in less than a minute on two cores."""
+"""--quicktest: trains a small version of a detection recipe on scattered digits, in less than a minute on two cores."""
 
 import re
 from dataclasses import replace
@@ -7,25 +7,26 @@ from pathlib import Path
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.training.detection.recipe import DetectionRecipe
 
-IMAGES, VALIDATION, BATCH, EPOCHS, LARGEST_SIDE = 8, 4, 4, 2, 64
+TRAINING_IMAGES, VALIDATION_IMAGES, BATCH_SIZE, EPOCHS, MAX_IMAGE_SIZE = 8, 4, 4, 2, 64
 
 
-def small(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
-    """The recipe with few and small images, the smallest backbone of its family and narrow heads.
+def quicktest_recipe(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
+    """Return the recipe with few small images, the smallest backbone of its family and narrow heads.
 
-    The images are scattered digits, written into a folder. Everything else stays: jitter, schedule, EMA, precision.
+    The images are scattered digits, which are written into a folder. Jitter, schedule, EMA and precision are those of
+    the recipe.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # marks the run as a quicktest's
+    folder.mkdir(parents=True, exist_ok=True)  # shows that the run is a quicktest
     recipe = replace(
         recipe,
         model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),
         epochs=EPOCHS,
-        batch_size=BATCH,
+        batch_size=BATCH_SIZE,
         warmup_epochs=min(recipe.warmup_epochs, 0.5),
-        learning_rate=recipe.learning_rate * BATCH / recipe.batch_size,
+        learning_rate=recipe.learning_rate * BATCH_SIZE / recipe.batch_size,
         workers=min(recipe.workers, 1),
         checkpoint_every=2,
-        image_size=min(recipe.image_size, LARGEST_SIDE),
+        image_size=min(recipe.image_size, MAX_IMAGE_SIZE),
         pyramid_channels=16,
         box_layers=(min(recipe.box_layers[0], 1), 32),
         mask_layers=min(recipe.mask_layers, 1),
@@ -34,8 +35,8 @@ def small(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
         detections=10,
     )
     if recipe.data == "digits":
-        return replace(recipe, training_images=IMAGES)
-    write_scattered_digits(folder, IMAGES, VALIDATION, 0)
+        return replace(recipe, training_images=TRAINING_IMAGES)
+    write_scattered_digits(folder, TRAINING_IMAGES, VALIDATION_IMAGES, 0)
     return replace(
         recipe,
         data=str(folder / "train.json"),

@@ -1,4 +1,4 @@
-"""The recipe of detection: Mask R-CNN with a feature pyramid, trained on COCO-format annotations."""
+"""The detection recipe: Mask R-CNN with a feature pyramid, trained on annotations in COCO format."""
 
 import dataclasses
 from typing import ClassVar
@@ -10,12 +10,12 @@ from lambdanets.training.recipe import TrainingRecipe
 
 @dataclasses.dataclass(frozen=True)
 class DetectionRecipe(TrainingRecipe):
-    """Hyperparameters of Mask R-CNN's training."""
+    """Hyperparameters of Mask R-CNN training."""
 
     task: ClassVar[str] = "detection"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
     REQUIRED: ClassVar[tuple[str, ...]] = PATHS
-    FREE: ClassVar[tuple[str, ...]] = (*PATHS[:4], *TrainingRecipe.FREE)
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (*PATHS[:4], *TrainingRecipe.CHANGEABLE)
 
     RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
         "image_size": Range(4, 10_000),
@@ -27,61 +27,61 @@ class DetectionRecipe(TrainingRecipe):
     }
 
     data: str = ""
-    """COCO-format JSON file of instances to train on; or 'digits', scanned digits scattered over images."""
+    """Training annotations: a JSON file in COCO format, or 'digits' for scanned digits scattered over images."""
     images: str | None = None
-    """Images of --data: a folder or an uncompressed tar."""
+    """Training images: a folder or an uncompressed tar."""
     validation_data: str | None = None
-    """COCO-format JSON file of instances to validate on; 'digits' has its own."""
+    """Validation annotations: a JSON file in COCO format. Not used with --data digits."""
     validation_images: str | None = None
-    """Images of --validation-data; those of --images if none."""
+    """Validation images: a folder or an uncompressed tar. If none, they are looked up in --images."""
     training_images: int | None = None
-    """Train on a random subset of this size; on all images if none."""
+    """Number of training images to use, chosen at random. If none, all are used."""
     epochs: int = 12
     """Number of epochs."""
     batch_size: int = 8
-    """Global batch size, over all ranks."""
+    """Global batch size: images per step over all ranks."""
     learning_rate: float = 0.02
-    """Peak learning rate, after the warm-up; not scaled with the batch size."""
+    """Peak learning rate, reached after the warm-up. It is not scaled with the batch size."""
     warmup_epochs: float = 1.0
-    """Epochs of linear warm-up from 0."""
+    """Epochs of linear learning rate warm-up from 0."""
     weight_decay: float = 4e-5
     """Weight decay, except for norm layers, biases and embedding tables."""
 
     image_size: int = 1024
-    """Side of the square inputs, pixels, to which the longer side is resized, in training times the random jitter."""
+    """Longer side of an image after resizing, in pixels. In training it is multiplied by a random factor (--jitter)."""
     jitter: tuple[float, float] = (0.8, 1.25)
-    """Range of the random scale in training."""
+    """Range of the random scale factor in training."""
     flip: float = 0.5
     """Probability of a horizontal flip in training."""
     max_objects: int = 300
-    """Maximum objects per training image; of more, a random subset at each pass."""
+    """Maximum number of objects per training image. If an image has more, each epoch uses a random subset."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """Mean for normalization of pixels in [0, 1], one number per channel."""
+    """Mean for normalizing pixels in [0, 1], one number per channel."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    """Standard deviation for normalization, one number per channel."""
+    """Standard deviation for normalizing pixels in [0, 1], one number per channel."""
 
     levels: tuple[int, ...] = (1, 2, 3, 4)
-    """Feature maps of the backbone that the feature pyramid takes, counted from 0 (stride 2)."""
+    """Feature maps of the backbone that the feature pyramid uses. Level 0 has stride 2, level 1 stride 4, and so on."""
     pyramid_channels: int = 256
     """Channels of the feature pyramid."""
     box_layers: tuple[int, int] = (4, 1024)
-    """Box head: number of 3x3 convolutions, and width of the fully connected layer."""
+    """Box head: number of 3x3 convolutions and width of the fully connected layer."""
     mask_layers: int = 4
     """Mask head: number of 3x3 convolutions."""
     anchor_scale: float = 8.0
-    """Side of the anchors, in strides of their level."""
+    """Side of the anchors, as a multiple of the stride of their level."""
     aspect_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
-    """Aspect ratios of the anchors, height over width."""
+    """Aspect ratios of the anchors: height divided by width."""
     proposals: int = 1000
     """Proposals per image that the region proposal network keeps after non-maximum suppression."""
     sampled_regions: int = 512
-    """Proposals per image that the heads are trained on, at most a quarter of them positive."""
+    """Proposals per image that the heads are trained on. At most a quarter of them are positive."""
     detections: int = 100
-    """Maximum detections per image."""
+    """Maximum number of detections per image."""
     drop_path: float = 0.0
-    """Maximum stochastic depth rate of the backbone, of its last block."""
+    """Stochastic depth rate of the last block of the backbone. The rate increases linearly over the blocks."""
     hide_padding: bool = True
-    """Mask padding in all layers, so that it has no effect. False for backbones that cannot, as with attention."""
+    """Mask padding in every layer, so that it has no effect. Backbones with attention need --no-hide-padding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,17 +90,17 @@ class DetectionRecipe(TrainingRecipe):
         if not 0 < self.jitter[0] <= self.jitter[1]:
             raise InputError(f"jitter must be two positive numbers, the smaller first, got {self.jitter}")
         if not self.levels:
-            raise InputError("levels must be at least one, got none")
+            raise InputError("levels must be one or more numbers, got none")
         if not self.aspect_ratios:
-            raise InputError("aspect_ratios must be at least one, got none")
+            raise InputError("aspect_ratios must be one or more numbers, got none")
         if min(self.box_layers) < 0 or self.box_layers[1] < 1:
-            raise InputError(f"box_layers must be at least 0 and 1, got {self.box_layers}")
+            raise InputError(f"box_layers must be two numbers, at least 0 and at least 1, got {self.box_layers}")
         if self.data not in ("digits", "") and (self.images is None or self.validation_data is None):
             missing = "images" if self.images is None else "validation_data"
-            raise InputError(f"{missing} must be given with data {self.data!r}, got none")
-        given = [name for name in ("images", "validation_data", "validation_images") if getattr(self, name) is not None]
-        if self.data == "digits" and given:
+            raise InputError(f"{missing} must be set with data {self.data!r}, got none")
+        paths = [name for name in ("images", "validation_data", "validation_images") if getattr(self, name) is not None]
+        if self.data == "digits" and paths:
             raise InputError(
-                f"data must be a JSON file of instances where {given[0]} is {getattr(self, given[0])!r}; got 'digits', "
-                "which brings its own images"
+                f"{paths[0]} must not be set with data 'digits', which has its own images, "
+                f"got {getattr(self, paths[0])!r}"
             )

@@ -1,4 +1,4 @@
-"""The detection task."""
+"""The detection task: data, model and final evaluation."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ from lambdanets.inference.detector import Detector
 from lambdanets.inference.weights import file_identity
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.training.curves import Panels
-from lambdanets.training.detection.data import open_sets, write_findings
+from lambdanets.training.detection.data import open_datasets, write_findings
 from lambdanets.training.detection.loaders import training_batches
-from lambdanets.training.detection.model import DetectionProbe, build_model, card_of, describe
+from lambdanets.training.detection.model import DetectionProbe, build_model, describe, make_model_card
 from lambdanets.training.detection.module import LOSSES, VALIDATED, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.distributed import World
@@ -55,7 +55,7 @@ class DetectionTask(Task):
     validation: AnnotatedImages
     source: str
     model: MaskRCNN
-    first_weights: dict[str, str] | None = None  # None in a resumed run
+    first_weights: dict[str, str] | None = None  # name and hash; None in a resumed run
 
     def __post_init__(self) -> None:
         categories = self.training.annotations.categories
@@ -67,7 +67,7 @@ class DetectionTask(Task):
 
     @classmethod
     def open(cls, recipe: DetectionRecipe, world: World, resumed: bool) -> "DetectionTask":
-        training, validation, source = open_sets(recipe)
+        training, validation, source = open_datasets(recipe)
         if world.is_rank_zero:
             report_findings(training=training, validation=validation)
         for split, images in (("training", training), ("validation", validation)):
@@ -103,9 +103,9 @@ class DetectionTask(Task):
         write_findings(folder, training=self.training, validation=self.validation)
 
     def finish(self, recipe: DetectionRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
-        # Lightning leaves the model on the CPU
+        # Lightning moves the model to the CPU at the end
         model: Any = self.model.to(best_device()).eval()
-        detector = Detector(model, card_of(recipe, self.classes, self.category_ids))
+        detector = Detector(model, make_model_card(recipe, self.classes, self.category_ids))
         evaluation = detect_set(detector, self.validation, workers=recipe.workers)
         draw_detections(detector, self.validation, evaluation, folder)
         return {
@@ -115,10 +115,10 @@ class DetectionTask(Task):
                 "training": self.training.findings.counts(),
                 "validation": self.validation.findings.counts(),
             },
-            "recipe": recipe.without_free_fields().fields(),
+            "recipe": recipe.without_changeable_fields().fields(),
             "training_data": {
                 "name": recipe.data,
-                # a subset depends on the seed
+                # the hash of the whole set, because a subset depends on the seed
                 "sha256": self.training.parent_fingerprint or self.training.fingerprint,
             },
             "validation_data": {

@@ -1,1 +1,1 @@
-"""Pseudo-labels: labeling images with a teacher, selecting labels, and the student's training images."""
+"""Pseudo-labels: label images with a teacher, select labels, and load them as training images of a student."""

@@ -1,4 +1,4 @@
-"""Pseudo-labeling: a teacher's predictions for images in shards, one table per shard."""
+"""Labels the images of shards with the predictions of a teacher, and writes one table per shard."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,11 @@ from lambdanets.training.pseudo_labels.tables import (
 
 @dataclass(frozen=True)
 class LabelingResult:
-    """Shards, images, unreadable images and seconds of one process; and shards in progress in other processes."""
+    """Result of one labeling process.
+
+    shards, images: numbers of labeled ones. unreadable: one message per unreadable image. in_progress: number of shards
+    that other processes are labeling.
+    """
 
     shards: int
     images: int
@@ -52,15 +56,16 @@ def label_shards(
     max_unreadable: int = 1000,
     report: Callable[[str, int, float], None] = lambda name, images, seconds: None,
 ) -> LabelingResult:
-    """Write a table of the teacher's most probable classes for each training shard.
+    """Write a table with the teacher's most probable classes for each training shard.
 
-    Images are preprocessed as in the teacher's evaluation. Shards that have a table, or are locked by another process,
-    are skipped. So several processes can share the folder, one per GPU under torchrun, without labeling a shard twice;
-    the shard of a killed process is labeled by another.
+    Images are preprocessed as in the teacher's evaluation. Shards that already have a table or are locked by another
+    process are skipped. Thus several processes, such as one per GPU under torchrun, can use the same folder, and each
+    shard is labeled once. If a process is killed, another one labels its shard.
 
-    batch_size: images per forward pass; the most that fit into memory if None. workers: data loading processes. report:
-    called with name, number of images and seconds of each finished shard. Raises InputError for a folder with another
-    teacher, data set or top, and for more than max_unreadable unreadable images.
+    top: number of classes stored per image. batch_size: images per forward pass; if None, as many as fit into memory.
+    workers: number of data loading processes. report: called with name, number of images and seconds of each finished
+    shard. Raises InputError if the folder has labels of another teacher, data set or top, and if more than
+    max_unreadable images are unreadable.
     """
     set_device(get_world())
     check("workers", workers, int, WORKERS)
@@ -68,8 +73,8 @@ def label_shards(
         if value is not None and value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
     classifier = load_classifier(teacher)
-    parts, _ = open_shards(location)
-    images = parts["train"].without_labels()
+    splits, _ = open_shards(location)
+    images = splits["train"].without_labels()
     batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)
     top = min(top, len(classifier.classes))
     origin = Origin(classifier.classes, _description(classifier, teacher, images), top)
@@ -77,10 +82,10 @@ def label_shards(
     with folder.open(shared=True):
         if not folder.is_started():
             write_description(out, origin, [Path(name).stem for name in images.shard_names])
-    done = labeled = in_progress = 0
+    labeled_shards = labeled_images = in_progress = 0
     unreadable: list[str] = []
-    started = time.monotonic()
-    for patient in (False, True):  # the second pass takes over the shards of dead hosts
+    start = time.monotonic()
+    for patient in (False, True):  # the second pass waits until locks of dead hosts expire
         in_progress = 0
         for number, name in enumerate(images.shard_names):
             table = out / f"{Path(name).stem}.parquet"
@@ -89,16 +94,17 @@ def label_shards(
             try:
                 with locked(out / f".{name}.lock", table, patient=patient):
                     if not table.is_file():
-                        shard_started = time.monotonic()
+                        shard_start = time.monotonic()
                         remove_unfinished(out, table.name)
-                        part = images.select_shards([number])
-                        batches = batches_for(classifier, part, batch_size, workers)
-                        count = _label(classifier, part, batches, table, origin, unreadable, max_unreadable)
-                        report(name, count, time.monotonic() - shard_started)
-                        done, labeled = done + 1, labeled + count
+                        shard = images.select_shards([number])
+                        batches = batches_for(classifier, shard, batch_size, workers)
+                        count = _label_shard(classifier, shard, batches, table, origin, unreadable, max_unreadable)
+                        report(name, count, time.monotonic() - shard_start)
+                        labeled_shards, labeled_images = labeled_shards + 1, labeled_images + count
             except InUseError:
                 in_progress += 1
-    return LabelingResult(done, labeled, tuple(unreadable), time.monotonic() - started, in_progress)
+    seconds = time.monotonic() - start
+    return LabelingResult(labeled_shards, labeled_images, tuple(unreadable), seconds, in_progress)
 
 
 def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:
@@ -108,7 +114,7 @@ def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -
 
 
 def _identity(origin: Origin) -> dict[str, Any]:
-    """What the labels depend on: classes, top, and the teacher's model, weights and images."""
+    """Return everything that the labels depend on: classes, top, and the teacher's model, weights and images."""
     return {"classes": origin.classes, "top": origin.top} | origin.teacher
 
 
@@ -116,7 +122,7 @@ def _read_identity(out: Path) -> dict[str, Any] | None:
     return _identity(read_description(out)[0]) if (out / DESCRIPTION).is_file() else None
 
 
-def _label(
+def _label_shard(
     classifier: Classifier,
     images: ShardedImages,
     batches: ImageBatches,
@@ -127,8 +133,8 @@ def _label(
 ) -> int:
     """Write the table of one shard and return the number of its readable images.
 
-    Messages about the others are added to `unreadable`. Raises InputError if those are too many; the shard then has no
-    table and is labeled once its images are readable.
+    Messages about unreadable images are added to `unreadable`. If there are more than max_unreadable, raises InputError
+    and writes no table; the shard can be labeled later.
     """
     positions, classes, probabilities = [], [], []
     with batches:

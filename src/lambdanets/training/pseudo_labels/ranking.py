@@ -1,8 +1,9 @@
-"""Ranks the rows of pseudo-labels within each class, with DuckDB, out of core, and counts the copies of each.
+"""Ranks pseudo-labels within each class and computes how many copies of each are selected.
 
-All confident rows of a class get base = per_class // confident copies, and the first extra = per_class % confident of
-them one more. They are ordered by confidence (only if base is 0), then by the MD5 of seed and key, which has no
-collisions in practice. So the result depends only on the rows and the seed, not on files, their order or threads.
+Each class gets per_class images. Every confident row of the class gets base = per_class // confident copies, and the
+first extra = per_class % confident rows get one more. Rows are ordered by confidence (only if base is 0), then by the
+MD5 hash of seed and key, which has no collisions in practice. Thus the result depends only on the rows and the seed,
+not on the number or order of files or on the number of threads. DuckDB sorts the rows and spills to disk if needed.
 """
 
 import errno
@@ -25,7 +26,7 @@ from lambdanets.training.pseudo_labels.tables import SCHEMA, Labels, read_batche
 if TYPE_CHECKING:
     import duckdb
 
-MEMORY_LIMIT = "1GB"  # of DuckDB, which spills to disk
+MEMORY_LIMIT = "1GB"  # of DuckDB; larger data is spilled to disk
 THREADS = min(4, os.cpu_count() or 1)
 
 _COUNT = """
@@ -42,32 +43,32 @@ FROM range({}) AS numbers(class) LEFT JOIN classes USING (class) ORDER BY class
 """
 _SCORE = "if(base = 0, confidence, 0)"
 _HASH = "md5_number($seed || ' ' || key)"
-_CUTS = f"""
-CREATE TABLE cuts AS
-SELECT class, score, hash, lead(score) OVER ranks = score AND lead(hash) OVER ranks = hash AS twice
+_CUTOFFS = f"""
+CREATE TABLE cutoffs AS
+SELECT class, score, hash, lead(score) OVER ranks = score AND lead(hash) OVER ranks = hash AS is_duplicate
 FROM (
     SELECT class, extra, {_SCORE} AS score, {_HASH} AS hash
     FROM labels JOIN classes USING (class) WHERE extra > 0 AND confidence >= $confidence::FLOAT
 )
 WINDOW ranks AS (PARTITION BY class ORDER BY score DESC, hash) QUALIFY row_number() OVER ranks = extra
 """
-_TWICE = f"SELECT key FROM labels WHERE {_HASH} IN (SELECT hash FROM cuts WHERE twice) LIMIT 1"
+_DUPLICATE_KEY = f"SELECT key FROM labels WHERE {_HASH} IN (SELECT hash FROM cutoffs WHERE is_duplicate) LIMIT 1"
 _COPIES = f"""
-SELECT place, base + CASE WHEN {_SCORE} = cuts.score THEN {_HASH} <= cuts.hash
-                          ELSE coalesce({_SCORE} > cuts.score, false) END::INT AS copies
-FROM labels JOIN classes USING (class) LEFT JOIN cuts USING (class) WHERE confidence >= $confidence::FLOAT
+SELECT row_index, base + CASE WHEN {_SCORE} = cutoffs.score THEN {_HASH} <= cutoffs.hash
+                              ELSE coalesce({_SCORE} > cutoffs.score, false) END::INT AS copies
+FROM labels JOIN classes USING (class) LEFT JOIN cutoffs USING (class) WHERE confidence >= $confidence::FLOAT
 """
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """Which rows are kept. Raises InputError for a number out of range."""
+    """Criteria for selecting rows. Raises InputError for a number out of range."""
 
     confidence: float  # minimum
-    per_class: int | None  # images; None keeps every row once
+    per_class: int | None  # images per class; None selects each confident row once
     seed: int
-    labels: str  # fingerprint
-    ties: str = "md5 of seed and key"  # order of equal confidences; former selections had another hash
+    labels: str  # fingerprint of the labels
+    ties: str = "md5 of seed and key"  # order of rows with equal confidence; older selections used another hash
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
@@ -80,16 +81,16 @@ class Criteria:
 
 @dataclass
 class Ranking:
-    """The number of copies of each row in a folder's tables. Created by `open_ranking`."""
+    """Computes the number of copies of each row in the tables of a folder. Created by `open_ranking`."""
 
     labels: Labels
     criteria: Criteria
     connection: "duckdb.DuckDBPyConnection"
     worker: ThreadPoolExecutor
-    failure: Exception | None = None  # raised while a table was read
+    read_error: Exception | None = None  # raised while a table was read
 
     def count(self) -> tuple[list[dict[str, Any]], float]:
-        """Name, rows, confident rows and images (with copies) of each class, and the maximum confidence."""
+        """Return name, rows, confident rows and images (counting copies) of each class, and the maximum confidence."""
         self._scan(_COUNT, ["class", "confidence"])
         names = self.labels.origin.classes
         counts = self._execute(_CLASSES.format(len(names)))
@@ -97,64 +98,68 @@ class Ranking:
         columns = {"class": names} | {name: column.tolist() for name, column in counts.items()}
         return [dict(zip(columns, entry, strict=True)) for entry in zip(*columns.values(), strict=True)], highest
 
-    def find_cuts(self) -> None:
-        """Find the last row of each class with an extra copy. Raises InputError if the next one has the same key."""
-        self._scan(_CUTS, ["key", "class", "confidence"])
-        if len(self._execute("SELECT class FROM cuts WHERE twice")["class"]):
-            key = self._scan(_TWICE, ["key", "class", "confidence"])["key"][0]
-            raise InputError(f"keys of a data set must be unique, got {key!r} twice")
+    def find_cutoffs(self) -> None:
+        """Find the last row of each class that gets an extra copy.
+
+        Raises InputError if the next row has the same key, because the order of the two is then not defined.
+        """
+        self._scan(_CUTOFFS, ["key", "class", "confidence"])
+        if len(self._execute("SELECT class FROM cutoffs WHERE is_duplicate")["class"]):
+            key = self._scan(_DUPLICATE_KEY, ["key", "class", "confidence"])["key"][0]
+            raise InputError(f"keys of a data set must be unique, got {key!r} more than once")
 
     def copies(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Copies of each row of a batch, int32 (n,). Call `count` before, and with per_class `find_cuts`.
+        """Return the number of copies of each row of a batch, int32 (n,).
 
-        Thread-safe. Do not call it in the main thread, where DuckDB handles Ctrl-C late.
+        Call `count` first and, if per_class is set, `find_cutoffs`. Thread-safe, but not for the main thread, where
+        DuckDB delays Ctrl-C.
         """
         if self.criteria.per_class is None:
             return (batch.column("confidence").to_numpy() >= np.float32(self.criteria.confidence)).astype(np.int32)
-        rows = batch.select(["key", "class", "confidence"]).append_column("place", pa.array(np.arange(len(batch))))
+        rows = batch.select(["key", "class", "confidence"]).append_column("row_index", pa.array(np.arange(len(batch))))
         with self.connection.cursor() as cursor:
             cursor.register("labels", pa.Table.from_batches([rows]))
-            seen = cursor.execute(_COPIES, self._parameters(_COPIES)).fetchnumpy()
+            selected = cursor.execute(_COPIES, self._parameters(_COPIES)).fetchnumpy()
         copies = np.zeros(len(batch), np.int32)
-        copies[seen["place"]] = seen["copies"]
+        copies[selected["row_index"]] = selected["copies"]
         return copies
 
     def _scan(self, query: str, columns: list[str]) -> dict[str, np.ndarray]:
-        """Run a query on these columns of all rows. Raises InputError for a damaged table."""
+        """Run a query on these columns of all tables. Raises InputError if a table is damaged."""
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:
                 for path in self.labels.paths:
                     yield from read_batches(path, columns, self.labels.origin)
-            except Exception as error:  # DuckDB would replace it by its own
-                self.failure = error
+            except Exception as error:  # DuckDB raises another error instead
+                self.read_error = error
                 raise
 
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         try:
             return self._execute(query, pa.RecordBatchReader.from_batches(schema, batches()))
         except Exception as error:
-            raise self.failure or error from None
+            raise self.read_error or error from None
 
     def _parameters(self, query: str) -> dict[str, Any]:
         return {name: value for name, value in vars(self.criteria).items() if f"${name}" in query}
 
     def _execute(self, query: str, rows: pa.RecordBatchReader | None = None) -> dict[str, np.ndarray]:
-        """Run a query; `rows` is its table labels.
+        """Run a query and return its columns. rows: content of the table `labels` in the query.
 
-        It runs in another thread: in the main thread DuckDB handles Ctrl-C late, and raises other errors for it.
+        The query runs in another thread: in the main thread, DuckDB delays Ctrl-C and raises another error for it.
         """
 
-        def work() -> dict[str, np.ndarray]:
+        def run_query() -> dict[str, np.ndarray]:
             if rows is not None:
                 self.connection.register("labels", rows)
             return self.connection.execute(query, self._parameters(query)).fetchnumpy()
 
-        future = self.worker.submit(work)
+        future = self.worker.submit(run_query)
         try:
             return future.result()
         except BaseException:
-            while not future.done():  # an interrupt before the query starts has no effect
+            while not future.done():  # repeated, because an interrupt before the query starts has no effect
                 self.connection.interrupt()
                 wait([future], 0.05)
             raise
@@ -162,11 +167,11 @@ class Ranking:
 
 @contextmanager
 def open_ranking(labels: Labels, criteria: Criteria, spill: Path) -> Iterator[Ranking]:
-    """A ranking that spills what exceeds MEMORY_LIMIT into the folder `spill`, which is removed afterwards.
+    """Open a ranking for the block. Raises OSError if the disk is full.
 
-    Raises OSError if the disk is full.
+    spill: folder for data beyond MEMORY_LIMIT; it is removed afterwards.
     """
-    import duckdb  # not needed to read a selection in training
+    import duckdb  # here, because training reads selections without it
 
     try:
         with duckdb.connect() as connection, ThreadPoolExecutor(1) as worker:

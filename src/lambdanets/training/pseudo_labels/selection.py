@@ -1,7 +1,7 @@
-"""Selection of pseudo-labels to train a student on: confident ones, balanced over classes.
+"""Selects the pseudo-labels that a student is trained on: confident ones, balanced over classes.
 
-As in Noisy Student (Xie et al. 2020): labels with a confidence above 0.3, the 130,000 most confident images of each
-class, with repeats for classes that have fewer.
+Noisy Student (Xie et al. 2020) uses labels with a confidence above 0.3, and of these the 130,000 most confident images
+of each class; images of classes with fewer are repeated.
 """
 
 import json
@@ -24,23 +24,25 @@ from lambdanets.training.pseudo_labels.tables import (
     SCHEMA,
     SELECTED,
     Labels,
-    metadata_of,
     open_labels,
+    open_table_writer,
     read_batches,
-    writer,
+    read_metadata,
 )
 
 SELECTION = "selection.json"
-SPILL = ".duckdb.unfinished"  # in the selection's folder, for DuckDB
-_CRITERIA = b"selection"  # in a table's metadata
+SPILL = ".duckdb.unfinished"  # temporary folder of DuckDB, in the output folder
+# keys in the metadata of a table
+_CRITERIA = b"selection"
 _COUNTS = b"selection.counts"
 
 
 @dataclass(frozen=True)
 class Report:
-    """Number of rows, confident rows, kept rows, and images with copies.
+    """Result of a selection.
 
-    short: classes with fewer confident rows than per_class; without: classes with none.
+    rows, confident, kept: number of all rows, confident rows and selected rows. images: number of selected images,
+    counting copies. short: classes with fewer confident rows than per_class. without: classes without confident rows.
     """
 
     rows: int
@@ -61,7 +63,7 @@ class _Shard(TypedDict):
 
 @dataclass(frozen=True)
 class Selection(Report):
-    """The content of selection.json, without the criteria."""
+    """Content of selection.json, without the criteria."""
 
     teacher: dict[str, Any]
     classes: tuple[_Class, ...]
@@ -75,15 +77,16 @@ class Selection(Report):
 
 
 def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int | None = None, seed: int = 0) -> Report:
-    """Write the selected rows of the tables in `labels` to the folder `out`, and selection.json last.
+    """Select rows of the tables in `labels` and write them to the folder `out`; write selection.json last.
 
-    Rows with at least the confidence are kept. With per_class, each class that has any gets exactly that many images:
-    the most confident ones, or all with repeats, as evenly as possible. The seed determines which are repeated, and
-    which of equal confidence are kept. The result does not depend on files, their order or their row groups.
+    Rows with at least this confidence are selected. If per_class is set, each class with such rows gets exactly
+    per_class images: the most confident ones or, if there are too few, all of them with copies, as evenly as possible.
+    The seed determines which rows get more copies, and which rows of equal confidence are selected. The result does not
+    depend on how the rows are divided into files and row groups.
 
-    An interrupted selection resumes with the tables that it lacks. Raises InputError for options out of range, for
+    If interrupted, call it again: only the missing tables are written. Raises InputError for options out of range, for
     labels that are missing, damaged or from several teachers, for an output folder with other files, and if no row is
-    confident enough; InUseError if another process writes into the folder.
+    confident enough. Raises InUseError if another process writes into the folder.
     """
     source = open_labels(labels)
     criteria = Criteria(confidence, per_class, seed, source.fingerprint())
@@ -103,7 +106,7 @@ def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
         maximum = f"{highest:.4g}, the maximum of {rows} rows in {labels}"
         raise InputError(f"confidence must be at most {maximum}, got {criteria.confidence:g}")
     if criteria.per_class is not None:
-        ranking.find_cuts()
+        ranking.find_cutoffs()
     with ThreadPoolExecutor(THREADS) as pool:  # on an error or interrupt, running tasks finish
         shards = list(pool.map(lambda path: _select_shard(ranking, path, out / path.name), ranking.labels.paths))
     if sum(shard["images"] for shard in shards) != images:
@@ -123,12 +126,12 @@ def _select(ranking: Ranking, labels: Path, out: Path) -> Report:
 
 
 def _select_shard(ranking: Ranking, source: Path, target: Path) -> dict[str, Any]:
-    """Write the kept rows of a table, unless the file exists, and return their counts."""
+    """Write the selected rows of a table, unless the file exists, and return the shard's entry in selection.json."""
     if target.is_file():
-        return json.loads(metadata_of(target)[_COUNTS])
+        return json.loads(read_metadata(target)[_COUNTS])
     origin = ranking.labels.origin
     counts: dict[str, Any] = {"name": source.stem, "rows": 0, "kept": 0, "images": 0}
-    with writer(target, SELECTED, origin) as file:
+    with open_table_writer(target, SELECTED, origin) as file:
         pending = SELECTED.empty_table()
         for batch in read_batches(source, SCHEMA.names, origin):
             copies = ranking.copies(batch)
@@ -156,18 +159,21 @@ def read_selection(folder: Path) -> Selection:
 
 
 def _read_criteria(criteria: Criteria, out: Path) -> Mapping[str, Any] | None:
-    """The criteria of the files in a selection's folder; other criteria than the given ones are preferred."""
-    metadata = (metadata_of(path).get(_CRITERIA, b"null") for path in out.glob("[!.]*.parquet"))
-    found: list[Any] = [json.loads(text) for text in metadata]
+    """Return the criteria of the files in the folder of a selection, or None if there are no files.
+
+    If some files have other criteria than `criteria`, return those.
+    """
+    contents = (read_metadata(path).get(_CRITERIA, b"null") for path in out.glob("[!.]*.parquet"))
+    existing: list[Any] = [json.loads(content) for content in contents]
     if (out / SELECTION).is_file():
         read_selection(out)
-        found.append(read_json(out / SELECTION, dict[str, Any]))
-    others = [each for each in found if each is None or differences(each, asdict(criteria))]
-    return next(iter(others or found), None)
+        existing.append(read_json(out / SELECTION, dict[str, Any]))
+    different = [entry for entry in existing if entry is None or differences(entry, asdict(criteria))]
+    return next(iter(different or existing), None)
 
 
 def _finished_report(out: Path, labels: Labels) -> Report | None:
-    """The report of a finished selection, else None."""
+    """Return the report of a finished selection, or None if it is not finished."""
     if not all((out / name).is_file() for name in (SELECTION, *(path.name for path in labels.paths))):
         return None
     return read_json(out / SELECTION, Report)

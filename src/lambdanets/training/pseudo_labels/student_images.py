@@ -1,4 +1,4 @@
-"""The pseudo-labeled training images of a student: a selection of labels, joined to shards by key."""
+"""Pseudo-labeled training images of a student: joins a selection of labels to the images in shards by key."""
 
 import hashlib
 from collections import OrderedDict
@@ -18,11 +18,13 @@ from lambdanets.training.pseudo_labels.tables import read_table
 
 
 class PseudoLabeledImages:
-    """A selection's images, with their copies, labeled with the student's classes.
+    """The images of a selection, counting copies, with labels in the student's classes.
 
-    soft: labels are the teacher's distribution, float32 (classes,), whose remaining probability is spread evenly over
-    the classes that are not stored; else the most probable class. Images are ordered by shard, `groups` is the number
-    of images per shard. A shard's table is read on first use; the most recently used ones are cached.
+    Images are ordered by shard; `groups` is the number of images per shard. The table of a shard is read on first use,
+    and the most recently used tables are cached.
+
+    soft: labels are the teacher's probabilities, float32 (classes,); probability that is not stored is divided equally
+    among the other classes. Otherwise labels are the most probable class.
     """
 
     def __init__(self, images: ShardedImages, selection: Path, classes: Sequence[str], soft: bool) -> None:
@@ -35,7 +37,7 @@ class PseudoLabeledImages:
                 f"{', '.join(list(classes)[:5])}, got {unknown[0]!r}"
             )
         if content.teacher.get("images") not in (None, images.fingerprint):
-            raise InputError(f"{selection} has labels of other shards than the given ones; check pseudo_images")
+            raise InputError(f"{selection} has labels of other shards than those in pseudo_images; check pseudo_images")
         shard_index = {Path(name).stem: number for number, name in enumerate(images.shard_names)}
         self._names = [shard["name"] for shard in content.shards]
         if unknown := [name for name in self._names if name not in shard_index]:
@@ -44,7 +46,7 @@ class PseudoLabeledImages:
             )
         self.groups = [shard["images"] for shard in content.shards]
         self._shards = [shard_index[name] for name in self._names]
-        self._firsts = np.concatenate([[0], np.cumsum(images.groups)])
+        self._first_indices = np.concatenate([[0], np.cumsum(images.groups)])
         self._images = images
         self._folder = selection
         self._class_index = np.array([class_index[name] for name in teacher_classes])
@@ -59,14 +61,14 @@ class PseudoLabeledImages:
 
     @property
     def labels(self) -> np.ndarray:
-        """The most probable class of each image, int64 (n,). Each call reads all tables."""
+        """Most probable class of each image, int64 (n,). Each call reads all tables."""
         tables = (self._table(group) for group in range(len(self.groups)))
         return np.concatenate([self._class_index[table.classes[table.rows, 0]] for table in tables])
 
     def load(self, index: int) -> tuple[Image.Image, int | np.ndarray]:
-        """Decode an image; return it and its label. Raises UnreadableImage, also if the shard lacks its key."""
-        table, row, number = self._find(index)
-        image, _ = self._images.load(number)
+        """Return a decoded image and its label. Raises UnreadableImage, also if the shard has no image with its key."""
+        table, row, image_index = self._find(index)
+        image, _ = self._images.load(image_index)
         classes = self._class_index[table.classes[row]]
         if not self._soft:
             return image, int(classes[0])
@@ -78,17 +80,18 @@ class PseudoLabeledImages:
         return image, (label / label.sum()).astype(np.float32)
 
     def name(self, index: int) -> str:
-        """The shard's path or URL, and the image's name."""
+        """Return the path or URL of the shard and the name of the image in it."""
         try:
             return self._images.name(self._find(index)[2])
         except UnreadableImage as error:
             return error.path
 
     def _find(self, index: int) -> tuple["_Table", int, int]:
+        """Return the table of an image, its row in the table, and its index in the shards."""
         group = int(np.searchsorted(self._ends, index, side="right"))
         table = self._table(group)
         row = int(table.rows[index - (self._ends[group] - self.groups[group])])
-        first = int(self._firsts[self._shards[group]])
+        first = int(self._first_indices[self._shards[group]])
         if table.positions is None:
             count = self._images.groups[self._shards[group]]
             table.positions = {self._images.key(first + position): position for position in range(count)}
@@ -118,7 +121,10 @@ class PseudoLabeledImages:
 
 
 class _Table:
-    """A shard's table in memory. rows: row of each image, repeated for copies. positions: of keys in the shard."""
+    """The table of a shard in memory.
+
+    rows: row of each image, repeated for copies. positions: position in the shard by key, filled in on first use.
+    """
 
     def __init__(self, path: Path) -> None:
         table, origin = read_table(path)
@@ -136,7 +142,7 @@ def _matrix(column: Any, width: int) -> np.ndarray:
 def open_student_images(location: str, selection: Path, classes: Sequence[str], *, soft: bool) -> PseudoLabeledImages:
     """Open the images of a selection, from shards in a folder or at a URL.
 
-    Raises InputError if either is missing or damaged, or if they do not match.
+    Raises InputError if the selection or the shards are missing or damaged, or if they do not match.
     """
-    parts, _ = open_shards(location)
-    return PseudoLabeledImages(parts["train"].without_labels(), selection, classes, soft)
+    splits, _ = open_shards(location)
+    return PseudoLabeledImages(splits["train"].without_labels(), selection, classes, soft)

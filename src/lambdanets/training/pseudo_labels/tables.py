@@ -1,8 +1,9 @@
-"""Tables of pseudo-labels: one Parquet file per shard of images, and pseudo-labels.json.
+"""Reads and writes tables of pseudo-labels: one Parquet file per shard of images, and pseudo-labels.json.
 
-One row per image: `key` (its name in the shard, unique in the data set), `position` (its index in the shard), `class`
-and `confidence` (the most probable class and its probability), `classes` and `probabilities` (the most probable ones,
-in descending order). Tables of a selection also have `copies`: how many times the selection has the image.
+A table has one row per image with the columns `key` (name of the image in the shard, unique in the data set),
+`position` (index of the image in the shard), `class` and `confidence` (the most probable class and its probability),
+`classes` and `probabilities` (the `top` most probable classes, in descending order of probability). Tables of a
+selection also have the column `copies`: how often the image is in the selection.
 """
 
 import hashlib
@@ -23,9 +24,9 @@ from lambdanets.files import atomic_open, printable_bytes
 from lambdanets.records import parse_json, read_json, write_json
 
 DESCRIPTION = "pseudo-labels.json"
-BATCH_ROWS = 1 << 16  # read or written at once
-_ORIGIN = b"lambdanets"
-_READ_BYTES = 1 << 20  # buffer per column, whatever the size of a row group
+BATCH_ROWS = 1 << 16  # rows that are read or written at once
+_ORIGIN = b"lambdanets"  # key in the metadata of a file
+_READ_BYTES = 1 << 20  # read buffer per column; without it, whole row groups are read
 
 _COLUMNS = {
     "key": pa.string(),
@@ -35,15 +36,16 @@ _COLUMNS = {
     "classes": pa.list_(pa.field("element", pa.int32(), nullable=False)),
     "probabilities": pa.list_(pa.field("element", pa.float32(), nullable=False)),
 }
-SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
+SCHEMA = pa.schema([pa.field(name, column_type, nullable=False) for name, column_type in _COLUMNS.items()])
 SELECTED = SCHEMA.append(pa.field("copies", pa.int32(), nullable=False))
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Provenance of labels: all class names, a description of the teacher, and the number of classes per row.
+    """Provenance of labels. Files of different origins are never mixed.
 
-    Files of different origins are never mixed. Raises InputError for invalid values.
+    classes: all class names. teacher: description of the teacher. top: number of classes stored per image. Raises
+    InputError for invalid values.
     """
 
     classes: tuple[str, ...]
@@ -52,12 +54,13 @@ class Origin:
 
     def __post_init__(self) -> None:
         if not self.classes or len(set(self.classes)) < len(self.classes):
-            raise InputError(f"classes must be unique names, got {len(self.classes)} with repeats")
+            count, different = len(self.classes), len(set(self.classes))
+            raise InputError(f"classes must be one or more unique names, got {count} names, {different} different")
         if not 1 <= self.top <= len(self.classes):
             raise InputError(f"top must be in [1, {len(self.classes)}], the number of classes, got {self.top}")
 
     def to_json(self) -> bytes:
-        """JSON, with the same bytes for equal origins."""
+        """Return the origin as JSON. Equal origins have identical bytes."""
         return printable_bytes(json.dumps(vars(self), sort_keys=True, ensure_ascii=False))
 
 
@@ -67,12 +70,12 @@ class _Description(Origin):
 
 
 def write_description(folder: Path, origin: Origin, shards: Sequence[str] = ()) -> None:
-    """Write pseudo-labels.json atomically. shards: names of all tables of the finished set."""
+    """Write pseudo-labels.json atomically. shards: names of all tables that the folder will have when finished."""
     write_json(folder / DESCRIPTION, vars(origin) | ({"shards": sorted(shards)} if shards else {}), None)
 
 
 def read_description(folder: Path) -> tuple[Origin, set[str]]:
-    """The origin of the labels in a folder, and the names of all its tables, if pseudo-labels.json has them.
+    """Return the origin of the labels in a folder, and the names of all its tables if pseudo-labels.json has them.
 
     Raises InputError for a folder without pseudo-labels.json.
     """
@@ -84,13 +87,13 @@ def read_description(folder: Path) -> tuple[Origin, set[str]]:
 
 
 class Labels(NamedTuple):
-    """The origin of the labels in a folder, and the paths of its tables in order of their names."""
+    """The labels in a folder: their origin, and the paths of the tables in order of their names."""
 
     origin: Origin
     paths: list[Path]
 
     def fingerprint(self) -> str:
-        """A hash of the origin and of the tables' names and sizes, without reading a row."""
+        """Return a hash of the origin and of the names and sizes of the tables. Reads no rows."""
         digest = hashlib.sha256(self.origin.to_json())
         for path in self.paths:
             digest.update(f"\n{path.name!r} {path.stat().st_size}".encode())
@@ -98,9 +101,9 @@ class Labels(NamedTuple):
 
 
 def open_labels(folder: Path) -> Labels:
-    """Open the labels in a folder, without reading rows.
+    """Open the labels in a folder without reading rows.
 
-    Raises InputError for a folder without pseudo-labels.json or tables, and if a table that it names is missing.
+    Raises InputError if the folder has no pseudo-labels.json or no tables, or if a table named in it is missing.
     """
     origin, expected = read_description(folder)
     tables = sorted(folder.glob("[!.]*.parquet"))
@@ -122,8 +125,8 @@ def write_table(
 ) -> None:
     """Write the labels of a shard's images atomically.
 
-    keys and positions (n,), both unique; classes and probabilities (n, k) in descending order of probability, where k
-    is the origin's top. Raises InputError for invalid values.
+    keys, positions: (n,), each unique. classes, probabilities: (n, top), in descending order of probability. Raises
+    InputError for invalid values.
     """
     rows, shape = len(keys), (len(keys), origin.top)
     if positions.shape != (rows,) or classes.shape != shape or probabilities.shape != shape:
@@ -133,11 +136,11 @@ def write_table(
         )
     try:
         keys = pa.array(keys, pa.string())
-    except UnicodeEncodeError as error:  # a file name in another encoding
+    except UnicodeEncodeError as error:  # a file name that is not valid UTF-8
         raise InputError(f"keys must be valid text, got {error.object!a}") from error
     for name, column in (("keys", keys), ("positions", pa.array(positions, pa.int32()))):
         if pc.count_distinct(column).as_py() < rows:
-            raise InputError(f"{name} of a shard must be unique, got repeats among {rows}")
+            raise InputError(f"{name} of a shard must be unique, got duplicates among {rows}")
     if rows and not 0 <= classes.min() <= classes.max() < len(origin.classes):
         raise InputError(f"classes must be in [0, {len(origin.classes) - 1}], got {classes.min()} to {classes.max()}")
     probabilities = probabilities.astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
@@ -146,13 +149,13 @@ def write_table(
     lists = [pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), origin.top) for x in (classes, probabilities)]
     columns = [keys, positions, classes[:, 0], probabilities[:, 0], *lists]
     arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    with writer(path, SCHEMA, origin) as file:
+    with open_table_writer(path, SCHEMA, origin) as file:
         file.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), row_group_size=BATCH_ROWS)
 
 
 @contextmanager
-def writer(path: Path, schema: pa.Schema, origin: Origin) -> Iterator[pq.ParquetWriter]:
-    """An atomic Parquet writer with page checksums; the file appears when the block ends."""
+def open_table_writer(path: Path, schema: pa.Schema, origin: Origin) -> Iterator[pq.ParquetWriter]:
+    """Open a Parquet writer with page checksums. The file is created atomically when the block ends."""
     options = {"use_dictionary": ["class"], "compression": "zstd", "write_page_checksum": True, "store_schema": False}
     with atomic_open(path) as file, pq.ParquetWriter(file, schema, **options) as parquet:
         yield parquet
@@ -160,14 +163,14 @@ def writer(path: Path, schema: pa.Schema, origin: Origin) -> Iterator[pq.Parquet
 
 
 def read_table(path: Path) -> tuple[pa.Table, Origin]:
-    """All rows of a file, and their origin. Raises InputError for a damaged file or one without pseudo-labels."""
+    """Return all rows of a file and their origin. Raises InputError for a damaged file or one without pseudo-labels."""
     with _open(path) as parquet:
         rows = parquet.read(use_threads=False).replace_schema_metadata()
         return rows, parse_json(parquet.metadata.metadata[_ORIGIN], Origin, f"{path} is damaged")
 
 
 def read_batches(path: Path, columns: Sequence[str], origin: Origin) -> Iterator[pa.RecordBatch]:
-    """Batches of some columns of a file, which include class and confidence.
+    """Yield batches of some columns of a file. `columns` must include class and confidence.
 
     Raises InputError for a damaged file or one of another origin.
     """
@@ -184,8 +187,8 @@ def read_batches(path: Path, columns: Sequence[str], origin: Origin) -> Iterator
             yield batch
 
 
-def metadata_of(path: Path) -> dict[bytes, bytes]:
-    """The metadata of a file. Raises InputError for a damaged file or one without pseudo-labels."""
+def read_metadata(path: Path) -> dict[bytes, bytes]:
+    """Return the metadata of a file. Raises InputError for a damaged file or one without pseudo-labels."""
     with _open(path) as parquet:
         return dict(parquet.metadata.metadata)
 
@@ -203,7 +206,7 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
             yield parquet
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # an I/O error, not a damaged file
-            error.filename = str(path)  # pyarrow omits it
+            error.filename = str(path)  # missing in errors of pyarrow
             raise
         if isinstance(error, InputError):
             raise
