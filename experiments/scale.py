@@ -28,7 +28,7 @@ from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.loaders import make_transform
-from lambdanets.training.speed import duration
+from lambdanets.training.speed import format_duration
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"
@@ -113,9 +113,9 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         failures = hours * devices / HOURS_PER_FAILURE
         row = {
             "devices": str(devices),
-            "labeling": duration(IMAGES / (LABEL_RATE * devices)),
-            "training": duration(seconds),
-            "350 passes over all": duration(every / (TRAIN_RATE * devices)),
+            "labeling": format_duration(IMAGES / (LABEL_RATE * devices)),
+            "training": format_duration(seconds),
+            "350 passes over all": format_duration(every / (TRAIN_RATE * devices)),
             "images/s": f"{TRAIN_RATE * devices:,.0f}",
             "reading": f"{TRAIN_RATE * devices * per_image / 1e6:,.0f} MB/s",
             "processor cores": f"{TRAIN_RATE * devices * core:,.0f}",
@@ -163,7 +163,7 @@ this project has measured no device of its own. `python experiments/scale.py` wr
 - **Failures.** One per {HOURS_PER_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
   arXiv:2407.21783). `torchrun --max-restarts` then restarts the ranks, and the run resumes from its last
   checkpoint. With a checkpoint every 500 steps, {lost:.0f} steps are lost on average, {lost / steps:.2%} of the run.
-- **Checkpoints.** {steps // 500} in the run, {scale["checkpoint_seconds"]:.1f} s each: {duration(steps // 500 * scale["checkpoint_seconds"])} in all.
+- **Checkpoints.** {steps // 500} in the run, {scale["checkpoint_seconds"]:.1f} s each: {format_duration(steps // 500 * scale["checkpoint_seconds"])} in all.
 - **Reproducibility.** With the same world size, a resumed run has the same images in the same steps. On CPUs losses are equal
   to the last bit, which is tested with two processes on two simulated nodes; on GPUs, kernels that sum in no fixed order can differ in rounding.
 - **Fewer devices.** The global batch stays the same. Each device accumulates gradients over micro-batches that fit into its memory; batch

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
-from lambdanets.data.images import images_under
+from lambdanets.data.images import list_images
 from lambdanets.data.shards import writing
 from lambdanets.data.shards.images import UNLABELED, ShardedImages, open_shards
 from lambdanets.data.shards.plan import unique_keys
@@ -37,7 +37,7 @@ def test_image_files_are_copied_byte_for_byte(two_classes: Path, tmp_path: Path)
     report = write_shards(open_splits(str(two_classes)), tmp_path / "out", images_per_shard=4)
     parts, classes = open_shards(str(tmp_path / "out"))
     found = files_of(parts["train"]) | files_of(parts["validation"])
-    assert found == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in images_under(two_classes)}
+    assert found == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in list_images(two_classes)}
     assert classes == ("dark", "light")
     assert (report.images, report.unreadable) == (21, [])
     assert report.shards == len(list((tmp_path / "out").glob("*.tar"))) == 4 + 2
@@ -68,7 +68,7 @@ def test_shards_mix_the_classes_and_have_similar_sizes(tmp_path: Path) -> None:
 
 
 def test_a_list_of_images_is_written_without_classes(two_classes: Path, tmp_path: Path) -> None:
-    write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=7)
+    write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=7)
     parts, classes = open_shards(str(tmp_path / "out"))
     assert (list(parts), classes) == (["train"], ())
     assert len(files_of(parts["train"])) == 20
@@ -170,13 +170,13 @@ def test_killed_worker_process_is_reported(two_classes: Path, tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(writing, "write_tar_samples", die)
         with pytest.raises(InputError, match="was killed, perhaps out of memory; run the same command"):
-            write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
-    assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
+            write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
+    assert write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=3).images == 20
 
 
 def test_rejects_a_folder_another_process_writes_into(two_classes: Path, tmp_path: Path) -> None:
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
-        write_shards(images_under(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes), tmp_path / "out")
 
 
 def _process_group_exists(group: int) -> bool:
@@ -237,20 +237,20 @@ def test_rejects_a_damaged_plan(two_classes: Path, tmp_path: Path, content: byte
     (tmp_path / "out/unfinished").mkdir(parents=True)
     (tmp_path / "out/unfinished/plan.json").write_bytes(content)
     with pytest.raises(InputError, match=r"plan\.json is damaged: .*; remove \S*out, or choose another folder"):
-        write_shards(images_under(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes), tmp_path / "out")
 
 
 def test_rejects_a_folder_with_unknown_content(two_classes: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file must be a folder, got a file"):
-        write_shards(images_under(two_classes), tmp_path / "file")
+        write_shards(list_images(two_classes), tmp_path / "file")
     with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
-        write_shards(images_under(two_classes), two_classes)
+        write_shards(list_images(two_classes), two_classes)
     (tmp_path / "foreign").mkdir()
     entry = {"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}
     (tmp_path / "foreign/shards.json").write_text(json.dumps({"classes": [], "parts": {"train": [entry]}}))
     with pytest.raises(InputError, match=r"is not empty, it has shards\.json"):
-        write_shards(images_under(two_classes), tmp_path / "foreign")
+        write_shards(list_images(two_classes), tmp_path / "foreign")
 
 
 def test_unreadable_images_are_listed_counted_and_left_out(two_classes: Path, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_rejects_a_split_without_a_readable_image(
 def test_shard_command_rejects_a_set_of_unreadable_images(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in images_under(two_classes):
+    for path in list_images(two_classes):
         path.write_bytes(b"")
     for options in ([], ["--unlabeled"]):
         assert main(["shard", str(two_classes), str(tmp_path / "out"), *options]) == 2
@@ -324,14 +324,14 @@ def test_rejects_a_shard_that_reads_back_differently(
 ) -> None:
     monkeypatch.setattr("lambdanets.data.shards.tar_samples._contents", lambda file: [])
     with pytest.raises(InputError, match="differs after it was written"):
-        write_shards(images_under(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.tar"))
 
 
 @pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
 def test_rejects_options_out_of_range(two_classes: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
-        write_shards(images_under(two_classes), tmp_path / "out", **{option: -1})
+        write_shards(list_images(two_classes), tmp_path / "out", **{option: -1})
     with pytest.raises(InputError, match="source must have images, got none"):
         write_shards([], tmp_path / "out")
 
@@ -360,6 +360,6 @@ def test_names_in_any_script_and_encoding_are_kept_in_keys(tmp_path: Path) -> No
     names = ["λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"]
     for name in names:
         (folder / name).write_bytes(png.getvalue())
-    write_shards(images_under(folder), tmp_path / "out")
+    write_shards(list_images(folder), tmp_path / "out")
     keys = set(files_of(open_shards(str(tmp_path / "out"))[0]["train"]))
     assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lambdanets.cli import main
-from lambdanets.errors import InputError, is_for_user
+from lambdanets.errors import InputError, is_user_fixable
 from lambdanets.locks import locked_folder
 from lambdanets.training.pseudo_labels import ranking
 from lambdanets.training.pseudo_labels.selection import Report, select
@@ -79,7 +79,7 @@ def test_out_of_memory_in_sorting_is_reported_in_one_sentence(tmp_path, monkeypa
     write_labels(tmp_path / "in", [random_labels(20_000)])
     with pytest.raises(OSError, match=r"DuckDB cannot sort the rows .*; free memory or disk space") as raised:
         select(tmp_path / "in", tmp_path / "out", per_class=100)
-    assert is_for_user(raised.value)
+    assert is_user_fixable(raised.value)
     assert raised.value.filename == str(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

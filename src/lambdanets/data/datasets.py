@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lambdanets.bounds import VALIDATION_SHARE, check
+from lambdanets.bounds import VALIDATION_SHARE_RANGE, check
 from lambdanets.data.idx_files import find_idx_folder, read_idx_set
 from lambdanets.data.image_folders import read_class_folders, split_folders
 from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
@@ -60,7 +60,7 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     Raises InputError for a data set that is missing, damaged, empty or of one class, for a validation class that
     training lacks, and, for a hold-out, for a class of 1 image or a set of 1 shard.
     """
-    check("validation_share", validation_share, float, VALIDATION_SHARE)
+    check("validation_share", validation_share, float, VALIDATION_SHARE_RANGE)
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if root is not None and not is_timm_name(data):

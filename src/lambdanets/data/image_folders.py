@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lambdanets.data.images import images_under, is_image_name
+from lambdanets.data.images import is_image_name, list_images
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.errors import InputError
 
@@ -21,10 +21,10 @@ def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
     validation = next((folder / name for name in _VALIDATION_NAMES if (folder / name).is_dir()), None)
     if validation is not None:
         return train, validation
-    if not any(child.is_dir() and images_under(child) for child in train.iterdir()):
+    if not any(child.is_dir() and list_images(child) for child in train.iterdir()):
         return None  # a class named train
     others = [child.name for child in sorted(folder.iterdir()) if child.is_dir() and child != train]
-    if any(images_under(folder / name) for name in others):
+    if any(list_images(folder / name) for name in others):
         raise InputError(
             f"'{folder}' must have 'train' and {' or '.join(_VALIDATION_NAMES)}, or class folders only, "
             f"got 'train' and {', '.join(others)}"
@@ -41,7 +41,7 @@ def read_class_folders(folder: Path) -> tuple[ImageFiles, tuple[str, ...]]:
     by_class = {
         child.name: images
         for child in sorted(folder.iterdir())
-        if child.is_dir() and not child.name.startswith(".") and (images := images_under(child))
+        if child.is_dir() and not child.name.startswith(".") and (images := list_images(child))
     }
     if not by_class:
         has_images = any(is_image_name(child.name) for child in folder.iterdir())

@@ -135,7 +135,7 @@ def is_image_name(name: str) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
 
 
-def images_under(folder: Path, is_wanted: Callable[[str], bool] = is_image_name) -> list[Path]:
+def list_images(folder: Path, is_wanted: Callable[[str], bool] = is_image_name) -> list[Path]:
     """The files in a folder and its sub-folders whose names pass `is_wanted`, sorted by path.
 
     Hidden sub-folders are skipped. Raises InputError for a folder that cannot be read.
@@ -183,13 +183,13 @@ def _matches(pattern: str) -> list[Path]:
     if not pattern:
         return []
     if path.is_dir():
-        return images_under(path)
+        return list_images(path)
     if path.exists():  # named pipes too, which are then reported as unreadable
         return [path]
     matches: list[Path] = []
     for match in sorted(map(Path, glob.glob(pattern, recursive=True))):  # noqa: PTH207 - Path.glob takes no absolute patterns
         if match.is_dir():
-            matches += images_under(match)
+            matches += list_images(match)
         elif is_image_name(match.name):
             matches.append(match)
     return matches

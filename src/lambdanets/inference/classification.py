@@ -55,7 +55,7 @@ class ClassificationEvaluation:
         return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 
 
-def batches_for(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
+def make_batches(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
     """Batches of a data set, in order, preprocessed for a classifier; workers: data loading processes."""
     preprocessing = classifier.card.preprocessing
     return ImageBatches(
@@ -75,7 +75,7 @@ def predict_set(
     """Classify a labeled data set. Raises InputError if all its images are unreadable."""
     unreadable: list[str] = []
     parts: list[list[Tensor]] = []
-    with batches_for(classifier, images, batch_size, workers) as batches:
+    with make_batches(classifier, images, batch_size, workers) as batches:
         for batch in track(batches, "evaluating", len(batches), "batches"):
             unreadable += batch.unreadable
             if len(batch.labels):

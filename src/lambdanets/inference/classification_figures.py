@@ -14,7 +14,7 @@ from lambdanets.inference.classification import ClassificationEvaluation
 
 WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 COLUMNS = 8
-SHOWN = 16  # of each kind
+MAX_SHOWN = 16  # of each kind
 
 
 def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImages, path: Path) -> None:
@@ -22,9 +22,9 @@ def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImage
     classes = predictions.classes
     is_correct = predictions.labels == predictions.predicted
     wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
-    confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:SHOWN]
+    confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]
     by_confidence = correct[np.argsort(predictions.confidence[correct], kind="stable")]
-    spread = np.linspace(0, len(correct) - 1, min(len(correct), SHOWN)).astype(int)
+    spread = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
     parts = [
         (confident_errors, WRONG_COLOR, f"wrong: {len(wrong)} of {len(is_correct)}"),
         (by_confidence[spread], CORRECT_COLOR, f"correct: {len(correct)} of {len(is_correct)}"),

@@ -10,7 +10,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from lambdanets.bounds import Range, check
-from lambdanets.device import as_device
+from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ClassifierCard
@@ -116,7 +116,7 @@ class Classifier:
 
     def to(self, device: str | torch.device) -> Self:
         """Move the model in place. Raises InputError for a missing device."""
-        self.model.to(as_device(device))
+        self.model.to(resolve_device(device))
         return self
 
 
@@ -126,7 +126,7 @@ def load_classifier(path: str | Path, model: str | None = None, device: str | to
     model: build this model instead of the file's. Raises InputError, with the names that differ, if the weights do not
     match the model, and for a file without a model card.
     """
-    target = as_device(device)
+    target = resolve_device(device)
     tensors, card = read_model_file(Path(path), ClassifierCard)
     return Classifier.from_weights(card if model is None else replace(card, model=model), tensors, str(path), target)
 

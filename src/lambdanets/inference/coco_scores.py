@@ -44,7 +44,7 @@ class Scores:
         """AP by category name; None for a category without objects."""
         return {name: _mean(self.precision[kind][:, :, k, 0]) for k, name in enumerate(self.categories)}
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The summary and the AP per category, for result.json and scores.json."""
         return {**self.summary(), "AP_by_category": {kind: self.per_category(kind) for kind in KINDS}}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from lambdanets.files import atomic_open, atomic_write, printable_bytes
+from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.classification import ClassificationEvaluation
 
 COUNTS_SHOWN = 20  # maximum number of classes for counts in the cells
@@ -37,7 +37,7 @@ def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
 def _write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
-    atomic_write(path, printable_bytes(text.getvalue()))
+    atomic_write(path, encode_utf8(text.getvalue()))
 
 
 def _draw(matrix: np.ndarray, classes: tuple[str, ...], top1: float, path: Path) -> None:

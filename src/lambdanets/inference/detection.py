@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import as_tensor, evaluation_batches
+from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, coco_results
@@ -79,6 +79,6 @@ def detect_files(
 ) -> Iterator[tuple[Path, Image.Image, dict[str, Tensor]]]:
     """Path, image and detections of each readable file; messages about others are added to `unreadable`."""
     for batch in readable_batches(paths, unreadable, batch_size):
-        detections = detector.detect([as_tensor(image) for _, image in batch])
+        detections = detector.detect([image_to_tensor(image) for _, image in batch])
         for (path, image), each in zip(batch, detections, strict=True):
             yield path, image, each

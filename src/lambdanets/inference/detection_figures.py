@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lambdanets.data.coco.annotations import AnnotatedImage, CroppedMask, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import as_tensor
+from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.images import UnreadableImage
 from lambdanets.files import atomic_open
 from lambdanets.inference.detection import DetectionEvaluation
@@ -18,21 +18,21 @@ from lambdanets.inference.detector import Detector
 from lambdanets.inference.drawing import contact_sheet, draw_precision_recall, overlay
 
 SHEET, CURVES = "predictions.png", "precision_recall.png"
-SHOWN = 8
+MAX_SHOWN = 8
 MIN_SCORE = 0.5  # of drawn detections
 
 
 def draw_detections(detector: Detector, images: AnnotatedImages, evaluation: DetectionEvaluation, folder: Path) -> None:
     """Write predictions.png, with images spread evenly over the set, and precision_recall.png into a folder."""
     read = evaluation.read
-    chosen = [read[index] for index in np.linspace(0, len(read) - 1, min(len(read), SHOWN)).astype(int)]
+    chosen = [read[index] for index in np.linspace(0, len(read) - 1, min(len(read), MAX_SHOWN)).astype(int)]
     rows = []
     for number in chosen:
         try:
             image, annotated = images.load(number)
         except UnreadableImage:  # it was readable in the evaluation
             continue
-        detections = detector.detect([as_tensor(image)])[0]
+        detections = detector.detect([image_to_tensor(image)])[0]
         rows.append(
             (draw_ground_truth(image, annotated, detector.classes), draw_predicted(image, detections, detector.classes))
         )

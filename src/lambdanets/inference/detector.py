@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.coco.annotations import Category
-from lambdanets.data.coco.loader import as_tensor
-from lambdanets.device import as_device
+from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import DetectorCard
@@ -101,7 +101,7 @@ class Detector:
         for batch in image_batches(images, batch_size):
             detections += [
                 Detections(**each | {"masks": each["masks"][:, 0]}, classes=self.classes)
-                for each in self.detect([as_tensor(image) for image in batch])
+                for each in self.detect([image_to_tensor(image) for image in batch])
             ]
         return detections
 
@@ -114,7 +114,7 @@ class Detector:
 
     def to(self, device: str | torch.device) -> Self:
         """Move the model in place. Raises InputError for a missing device."""
-        self.model.to(as_device(device))
+        self.model.to(resolve_device(device))
         return self
 
 
@@ -151,6 +151,6 @@ def load_detector(path: str | Path, device: str | torch.device | None = None) ->
     Raises InputError, with the names that differ, if the weights do not match the model, and for a file without a model
     card.
     """
-    target = as_device(device)
+    target = resolve_device(device)
     tensors, card = read_model_file(Path(path), DetectorCard)
     return Detector.from_weights(card, tensors, str(path), target)

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.files import atomic_open, printable_bytes
+from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.inference.coco_scores import RECALLS, Scores
 
 MIN_SIDE = 640  # of the longer side, so that names are legible; smaller images are enlarged
@@ -101,7 +101,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def _printable(text: str) -> str:
-    return " ".join(printable_bytes(text).decode().split())
+    return " ".join(encode_utf8(text).decode().split())
 
 
 def _write(draw: ImageDraw.ImageDraw, text: str, box: Box, color: Color, boxes: np.ndarray, written: list[Box]) -> None:

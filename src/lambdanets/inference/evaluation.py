@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lambdanets.bounds import WORKERS, Range, check
+from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.data.coco.sets import report_findings
-from lambdanets.errors import InputError, missing_extras_explained
+from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lambdanets.inference.detection import DetectionEvaluation
 
 
-@missing_extras_explained()
+@explain_missing_extras()
 def evaluate(
     model: Classifier | Detector | str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
@@ -41,7 +41,7 @@ def evaluate(
     device: move the model to it.
     """
     check("batch_size", batch_size, int | None, Range(1))
-    check("workers", workers, int, WORKERS)
+    check("workers", workers, int, WORKERS_RANGE)
     if isinstance(model, str | os.PathLike):
         model = load(model, device=device)
     elif not isinstance(model, Classifier | Detector):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lambdanets.device import as_device
+from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import ClassifierCard, DetectorCard
 from lambdanets.inference.weights import read_model_file
@@ -26,7 +26,7 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path must be a run folder or a weight file, got {path!r}")
-    target = as_device(device)
+    target = resolve_device(device)
     tensors, card = read_model_file(Path(path), ClassifierCard, DetectorCard)
     if isinstance(card, ClassifierCard):
         from lambdanets.inference.classifier import Classifier

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar
 from lambdanets.bounds import Range, convert
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
-from lambdanets.records import as_input_error, parse_json
+from lambdanets.records import parse_json, reraise_as_input_error
 
 ModelOptions = dict[str, bool | int | float | str]
 
@@ -107,7 +107,7 @@ Card = TypeVar("Card", bound=ModelCard)
 def make_card(kind: type[Card], fields: Mapping[str, Any], source: str) -> Card:
     """A card from JSON, or from a recipe's fields and classes. Raises InputError; source names the file."""
     parts = dict.fromkeys(("preprocessing", "source"), fields)  # a recipe has their fields at top level
-    with as_input_error(source):
+    with reraise_as_input_error(source):
         return convert({**parts, **fields}, kind)
 
 

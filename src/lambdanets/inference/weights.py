@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, sha256_of
+from lambdanets.files import atomic_write, file_sha256
 from lambdanets.inference.model_card import Card, read_card, read_description
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import read_weights
@@ -40,7 +40,7 @@ def file_identity(path: Path) -> dict[str, str]:
     file = find_weights(path)
     name = path.name if file == path else f"{path.name}/{file.relative_to(path)}"
     with file.open("rb") as content:
-        return {"name": name, "sha256": sha256_of(content)}
+        return {"name": name, "sha256": file_sha256(content)}
 
 
 def read_model_file(path: Path, *kinds: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
@@ -50,7 +50,7 @@ def read_model_file(path: Path, *kinds: type[Card]) -> tuple[dict[str, torch.Ten
     return tensors, read_card(path, rest, *kinds)
 
 
-def has_other_classes(path: Path, rest: Mapping[str, Any], classes: int | Sequence[str]) -> bool:
+def has_different_classes(path: Path, rest: Mapping[str, Any], classes: int | Sequence[str]) -> bool:
     """Whether a weight file has other class names; False if either side has no names."""
     if isinstance(classes, int) or "lambdanets" not in rest:
         return False

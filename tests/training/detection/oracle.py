@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lambdanets.data.coco.annotations import decode_mask
-from lambdanets.training.detection.loaders import as_tensor
+from lambdanets.training.detection.loaders import image_to_tensor
 
 
 class Oracle(nn.Module):
@@ -14,7 +14,7 @@ class Oracle(nn.Module):
     def __init__(self, images, blind=()):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self._numbers = {_key(as_tensor(images.load(number)[0])): number for number in range(len(images))}
+        self._numbers = {_key(image_to_tensor(images.load(number)[0])): number for number in range(len(images))}
         self._known = images.annotations.images
         self._blind = blind
         self.max_batch_size = 0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-SHOWN = 5  # ids in a message
+MAX_SHOWN = 5  # ids in a message
 
 _KINDS = {
     "duplicate_id": "annotations dropped: an earlier one has the same id",
@@ -58,4 +58,4 @@ class Findings:
 
 def first_few(values: Sequence[object]) -> str:
     """The first values, separated by commas."""
-    return ", ".join(map(str, values[:SHOWN])) + (", ..." if len(values) > SHOWN else "")
+    return ", ".join(map(str, values[:MAX_SHOWN])) + (", ..." if len(values) > MAX_SHOWN else "")

@@ -15,12 +15,12 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
 from lambdanets.data.coco.findings import Findings, first_few
-from lambdanets.data.images import UnreadableImage, images_under, read_image
+from lambdanets.data.images import UnreadableImage, list_images, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards.tar_samples import tar_members
 from lambdanets.data.tar_files import TarImages
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import open_regular, printable_bytes
+from lambdanets.files import encode_utf8, open_regular
 
 
 class ImageSource(Protocol):
@@ -120,7 +120,7 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     members: dict[str, tuple[int, int]] = {}
     if images.is_dir():
         base_names = {_nfc(PurePosixPath(name).name) for name in names}
-        candidates = images_under(images, lambda name: _nfc(name) in base_names)
+        candidates = list_images(images, lambda name: _nfc(name) in base_names)
         paths = [path.relative_to(images).as_posix() for path in candidates]
     else:
         members = _index_tar(images)
@@ -199,9 +199,9 @@ def _path_suffixes(path: str) -> Iterator[str]:
 
 
 def _fingerprint_pieces(annotations: Annotations) -> Iterator[bytes]:
-    yield printable_bytes(repr([(category.id, category.name) for category in annotations.categories]))
+    yield encode_utf8(repr([(category.id, category.name) for category in annotations.categories]))
     for image in annotations.images:
-        yield printable_bytes(image.name)
+        yield encode_utf8(image.name)
         yield repr((image.id, image.height, image.width, len(image.objects))).encode()
         for obj in image.objects:
             yield repr((obj.id, obj.category, obj.box, obj.area, obj.crowd)).encode()

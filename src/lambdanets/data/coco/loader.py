@@ -39,10 +39,10 @@ def evaluation_batches(
 
 
 def _load(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
-    return as_tensor(images.load(index)[0]), {}
+    return image_to_tensor(images.load(index)[0]), {}
 
 
-def as_tensor(image: Image) -> Tensor:
+def image_to_tensor(image: Image) -> Tensor:
     """An image as float32 (3, H, W) in [0, 1]."""
     return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
 

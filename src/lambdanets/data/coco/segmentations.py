@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from lambdanets.data.coco.findings import AnnotationError
-from lambdanets.errors import missing_extras_explained
+from lambdanets.errors import explain_missing_extras
 
 # polygons, each x, y, x, y, ...; or an uncompressed RLE; or a compressed one
 Segmentation: TypeAlias = "tuple[array[float], ...] | array[int] | str"
@@ -163,6 +163,6 @@ def _to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, An
 
 
 def _pycocotools() -> ModuleType:
-    with missing_extras_explained():
+    with explain_missing_extras():
         import pycocotools.mask
     return pycocotools.mask

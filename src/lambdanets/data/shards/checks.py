@@ -12,7 +12,7 @@ from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, Unreada
 from lambdanets.data.shards.store import ShardStore
 from lambdanets.data.shards.tar_samples import parse_class, read_tar_samples
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_write, open_regular, sha256_of
+from lambdanets.files import atomic_write, file_sha256, open_regular
 from lambdanets.progress import track
 
 _VALIDATION = ("val", "test")  # name prefixes of validation shards
@@ -47,7 +47,7 @@ def _check_shard(store: ShardStore, shard: Shard) -> str:
     path = store.path(shard.name)
     try:
         with store.open(shard) as file:
-            if sha256_of(file) != shard.sha256:
+            if file_sha256(file) != shard.sha256:
                 return f"{path}: its SHA-256 differs from shards.json"
             file.seek(0)
             images = len(read_tar_samples(file).names)
@@ -103,7 +103,7 @@ def _read_numbers(path: Path) -> tuple[int, set[int], str]:
             samples = read_tar_samples(file)
             offsets = zip(samples.names, samples.offsets[:, 2:].tolist(), strict=True)
             labels = [(name, os.pread(file.fileno(), length, start)) for name, (start, length) in offsets]
-            digest = sha256_of(file)
+            digest = file_sha256(file)
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete tar file: {one_line(error)}") from error
     unlabeled = [name for name, content in labels if not content]

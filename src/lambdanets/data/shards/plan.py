@@ -10,7 +10,7 @@ import numpy as np
 
 from lambdanets.data.images import is_image_name
 from lambdanets.data.shards.listing import SHARD_LIST, ShardList
-from lambdanets.files import printable_bytes
+from lambdanets.files import encode_utf8
 from lambdanets.records import read_json, write_json
 
 WRITING = "unfinished"  # folder of the plan and one JSON entry per shard, until all shards are written
@@ -39,7 +39,7 @@ def unique_keys(names: Sequence[str]) -> list[str]:
 
 
 def _key(name: str) -> str:
-    folder, slash, base = printable_bytes(name).decode().rpartition("/")
+    folder, slash, base = encode_utf8(name).decode().rpartition("/")
     stem = PurePosixPath(base).stem if is_image_name(base) else base
     folder = "/".join("_" if part == ".." else part for part in folder.split("/"))  # safe to extract
     return f"{folder}{slash}{stem.replace('.', '_')}"

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, open_regular, remove_unfinished, sha256_of
+from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished
 from lambdanets.terminal import echo
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
@@ -150,7 +150,7 @@ def _download(url: str, path: Path, shard: Shard) -> BinaryIO:
     with atomic_open(path) as file:
         _file_system(url).get_file(url, file.name)
         download = open_regular(file.name)
-        digest, size = sha256_of(download), download.tell()
+        digest, size = file_sha256(download), download.tell()
         if (size, digest) != (shard.bytes, shard.sha256):
             download.close()
             raise _DamagedError(

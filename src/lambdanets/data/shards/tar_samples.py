@@ -13,7 +13,7 @@ import numpy as np
 
 from lambdanets.data.images import IMAGE_SUFFIXES
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, open_regular, sha256_of
+from lambdanets.files import atomic_open, file_sha256, open_regular
 
 _PADDING = 2**20  # bytes checked after the end-of-archive block; GNU tar pads with up to 10,240 zero bytes
 
@@ -147,7 +147,7 @@ def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, 
         with Path(file.name).open("rb") as again:
             if _contents(again) != written:
                 raise InputError(f"{path} differs after it was written; check the disk, then run the command again")
-            return len(written), again.seek(0, io.SEEK_END), sha256_of(again)
+            return len(written), again.seek(0, io.SEEK_END), file_sha256(again)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder, differences
+from lambdanets.folders import WorkFolder, describe_differences
 from lambdanets.records import read_json, write_json
 from lambdanets.training.pseudo_labels.ranking import THREADS, Criteria, Ranking, open_ranking
 from lambdanets.training.pseudo_labels.tables import (
@@ -162,7 +162,7 @@ def _read_criteria(criteria: Criteria, out: Path) -> Mapping[str, Any] | None:
     if (out / SELECTION).is_file():
         read_selection(out)
         found.append(read_json(out / SELECTION, dict[str, Any]))
-    others = [each for each in found if each is None or differences(each, asdict(criteria))]
+    others = [each for each in found if each is None or describe_differences(each, asdict(criteria))]
     return next(iter(others or found), None)
 
 
