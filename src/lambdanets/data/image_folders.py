@@ -10,10 +10,10 @@ _VALIDATION_NAMES = ("val", "valid", "validation", "test")
 
 
 def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
-    """The train and validation sub-folders of a folder, or None if it has no such layout.
+    """Return the train and validation sub-folders of a folder, or None if it does not have this layout.
 
-    The validation folder is None if only `train` exists and has class folders. Raises InputError if such a `train`
-    stands next to other folders with images, which could be classes or splits.
+    The validation folder is None if there is only `train`, with class folders. Raises InputError if there is such a
+    `train` and also other folders with images, because these could be classes or splits.
     """
     train = folder / "train"
     if not train.is_dir():
@@ -33,10 +33,10 @@ def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
 
 
 def read_class_folders(folder: Path) -> tuple[ImageFiles, tuple[str, ...]]:
-    """The images of a folder with one sub-folder per class, and the sorted class names.
+    """Return the images of a folder with one sub-folder per class, and the sorted class names.
 
-    Class folders are searched recursively; those without images are ignored, as are images outside them. Raises
-    InputError if no class folder has images.
+    Class folders are searched recursively. Class folders without images and images outside class folders are ignored.
+    Raises InputError if no class folder has images.
     """
     by_class = {
         child.name: images

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.sets import digits, open_validation
+from lambdanets.data.coco.sets import open_digits, open_validation
 from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
 from lambdanets.records import write_json
@@ -20,7 +20,7 @@ def open_sets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages
     Raises InputError if their categories differ, if one has no object, or too few images.
     """
     if recipe.data == "digits":
-        training, validation = digits()
+        training, validation = open_digits()
         source = "scikit-learn's digits, scattered"
     else:
         assert recipe.images is not None
