@@ -74,7 +74,10 @@ class Detector:
     ) -> "Detector":
         """Build a detector from its card and weights. Raises InputError, which names source, if they do not match."""
         if len(card.category_ids) != len(card.classes):
-            raise InputError(f"{source} must have the ids of its categories, and has none; use a weight file of a run")
+            raise InputError(
+                f"{source} must have one id per category, "
+                f"got {len(card.category_ids)} ids for {len(card.classes)} categories; use a weight file of a run"
+            )
         model = build_detector(card)
         load_tensors(model, dict(tensors), source)
         model.to(memory_format=torch.channels_last)
