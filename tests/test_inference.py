@@ -295,7 +295,7 @@ def test_evaluate_accepts_a_model_or_a_path_of_either_task(quick_run, trained_de
     result = json.loads((trained_detector / "run/result.json").read_text())
     for model in (trained_detector / "run", ln.load(trained_detector / "run")):
         evaluation = ln.evaluate(model)
-        assert evaluation.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
+        assert evaluation.scores.summary() == {iou_type: result[iou_type] for iou_type in ("bbox", "segm")}
     assert repr(evaluation).startswith("DetectionEvaluation(4 images, bbox AP 0.")
 
 

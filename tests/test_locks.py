@@ -27,7 +27,7 @@ def acquire_and_release(folder):
 
 @pytest.fixture
 def owner(tmp_path):
-    """A process that holds the lock of tmp_path / "work"."""
+    """A process that has the lock of tmp_path / "work"."""
     ready = FORK.Event()
     process = FORK.Process(target=hold_lock, args=(tmp_path / "work", ready), daemon=True)
     process.start()

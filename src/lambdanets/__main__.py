@@ -14,7 +14,7 @@ def console() -> None:
 
 
 def exit_quietly_on_signals() -> None:
-    """Make signals end the process at once, without a message. Signals that are ignored stay ignored."""
+    """Make signals end the process immediately and without a message. Signals that are ignored stay ignored."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: os._exit(130))

@@ -1,8 +1,8 @@
 """Signal handling of the command line: each of SIGINT, SIGTERM and SIGHUP ends a command with exit code 130.
 
-Outside of `interruptible` blocks, a signal ends the process at once, without a message. Inside them, the first signal
-raises KeyboardInterrupt, so that finished work can be saved; after that, only SIGINT raises again. Only the command
-line installs handlers. Programs that import the package keep their own.
+Outside of `interruptible` blocks, a signal ends the process immediately and without a message. Inside them, the first
+signal raises KeyboardInterrupt, so that finished work can be saved; after that, only SIGINT raises again. Only the
+command line installs handlers. Programs that import the package keep their own.
 """
 
 import contextlib

@@ -121,7 +121,7 @@ def test_rejects_a_tar_without_images(tmp_path: Path, names: list[str]) -> None:
             member = tarfile.TarInfo(name)
             member.type = tarfile.REGTYPE if "." in name else tarfile.DIRTYPE
             tar.addfile(member)
-    with pytest.raises(InputError, match=r"all\.tar' must have images as PNG or JPEG, and has none"):
+    with pytest.raises(InputError, match=r"all\.tar' must have PNG or JPEG images, got none"):
         open_splits(str(tmp_path / "all.tar"))
 
 

@@ -162,7 +162,7 @@ def _open_shards(data: str, fraction: float, seed: int) -> Splits:
         splits = Splits(train, validation, classes, f"{data} (train) and its validation shards")
     for split, images in (("training", splits.train), ("validation", splits.validation)):
         if not len(images):
-            raise InputError(f"the shards of '{data}' must have {split} images, and have none")
+            raise InputError(f"the shards of '{data}' must have {split} images, got none")
     return splits
 
 
@@ -191,7 +191,7 @@ def _digits() -> _Split:
 def _check_classes(train: _Split) -> None:
     present = sorted(set(train.images.labels))
     if not present:
-        raise InputError(f"{train.source} must have images, and has none")
+        raise InputError(f"{train.source} must have images, got none")
     if len(present) < 2:
         name = train.classes[present[0]]
         raise InputError(f"{train.source} must have images of at least 2 classes, got only '{name}'")
@@ -223,7 +223,7 @@ def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
 def _match_classes(validation: _Split, train: _Split) -> LabeledImages:
     """Return the validation images with the class indices of training, matched by name."""
     if not len(validation.images.labels):
-        raise InputError(f"{validation.source} must have images, and has none")
+        raise InputError(f"{validation.source} must have images, got none")
     return remap_labels(validation.images, validation.classes, train.classes, validation.source)
 
 

@@ -95,7 +95,7 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray:
 def _require_file(raw: Path, name: str) -> Path:
     path = _find_file(raw, name)
     if path is None:
-        raise InputError(f"'{raw}' must have a file '{name}' or '{name}.gz', and has neither")
+        raise InputError(f"'{raw}' must have a file '{name}' or '{name}.gz', got neither")
     return path
 
 

@@ -45,7 +45,7 @@ def read_class_folders(folder: Path) -> tuple[ImageFiles, tuple[str, ...]]:
     }
     if not by_class:
         has_images = any(is_image_name(child.name) for child in folder.iterdir())
-        reason = "got images outside class folders" if has_images else "and has no images"
+        reason = "got images outside class folders" if has_images else "got no images"
         raise InputError(f"'{folder}' must have one sub-folder of images per class, {reason}")
     paths = [path for images in by_class.values() for path in images]
     labels = [label for label, images in enumerate(by_class.values()) for _ in images]

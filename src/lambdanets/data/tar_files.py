@@ -55,7 +55,7 @@ def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
     from timm.data import is_img_extension
 
     if not any(is_img_extension(Path(name).suffix.lower()) for name in names_in_tar(path)):
-        raise InputError(f"'{path}' must have images as PNG or JPEG, and has none")
+        raise InputError(f"'{path}' must have PNG or JPEG images, got none")
     # without a cache, which would be a file next to the tar
     reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader
     members = []

@@ -110,7 +110,7 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
         if hasattr(dataset, "loader"):
             dataset.loader = read_image  # torchvision's own clips 16-bit images and ignores the EXIF orientation
         if not hasattr(dataset, "targets"):
-            raise InputError(f"'{source}' must have `targets`, a list of labels, which its torchvision class lacks")
+            raise InputError(f"'{source}' must have a list of labels as `targets`; its torchvision class has none")
         labels = integer_labels(dataset.targets, source)
         return IndexedImages(dataset, labels, source), _torchvision_classes(dataset, labels)
     if hasattr(reader, "__getitem__"):

@@ -90,7 +90,7 @@ def test_images_without_a_file_are_dropped_with_their_objects(tmp_path: Path) ->
     assert (images.findings.ids["missing_file"], images.findings.ids["of_missing_file"]) == ((1,), (6, 7))
     assert images.findings.lines() == [
         "1 images dropped: their files are missing (id 1)",
-        "2 annotations dropped with the images whose files are missing (id 6, 7)",
+        "2 annotations dropped: the files of their images are missing (id 6, 7)",
     ]
     assert [each["id"] for each in images.annotations.to_coco()["annotations"]] == [5]
 

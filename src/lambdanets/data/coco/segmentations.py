@@ -76,8 +76,8 @@ def _parse_rle(value: dict[str, Any], height: int, width: int) -> "array[int] | 
     if value.get("size") != [height, width] or not isinstance(counts, list | str):
         raise AnnotationError("damaged_rle")
     try:
-        kept = counts if isinstance(counts, str) else array("q", counts)
-        lengths = _decode_rle(kept) if isinstance(kept, str) else np.asarray(kept)
+        rle = counts if isinstance(counts, str) else array("q", counts)
+        lengths = _decode_rle(rle) if isinstance(rle, str) else np.asarray(rle)
     except (TypeError, ValueError, OverflowError):
         raise AnnotationError("damaged_rle") from None
     pixels = height * width
@@ -86,10 +86,10 @@ def _parse_rle(value: dict[str, Any], height: int, width: int) -> "array[int] | 
         raise AnnotationError("damaged_rle")
     if not lengths[1::2].any():
         raise AnnotationError("no_mask")
-    return kept if lengths[1:].all() else _without_empty_runs(lengths)
+    return rle if lengths[1:].all() else _remove_empty_runs(lengths)
 
 
-def _without_empty_runs(lengths: np.ndarray) -> "array[int]":
+def _remove_empty_runs(lengths: np.ndarray) -> "array[int]":
     """Remove runs of length 0, because pycocotools stops at them when it compares masks."""
     nonempty = np.flatnonzero(lengths)
     inside = nonempty % 2
