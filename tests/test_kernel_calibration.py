@@ -81,11 +81,11 @@ def test_corrected_predictions_equal_the_measured_times():
 def test_kernel_with_wrong_results_at_a_larger_shape_is_not_used(gpu, monkeypatch):
     forward = fused.forward_in_order
 
-    def wrong(order, queries, *others):
-        output = forward(order, queries, *others)
+    def add_error(order, queries, *inputs):
+        output = forward(order, queries, *inputs)
         return output + 1e-3 if queries.dtype == torch.float32 else output
 
-    monkeypatch.setattr(fused, "forward_in_order", wrong)
+    monkeypatch.setattr(fused, "forward_in_order", add_error)
     lines, corrections = calibrate()
     assert any(line.startswith("forward_query_order is wrong") and "at 7x7 b=2" in line for line in lines)
     assert corrections["fused", "float32"][0] == 1.0  # not timed

@@ -91,7 +91,8 @@ def corrections_from(timings: Sequence[Timing]) -> Corrections:
 
 def _example(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: str) -> Example:
     """Return a problem with the strides of a layer's tensors, and the results of "query_order" in float32."""
-    b, h, side, scope, k, v = shape  # batch, heads, side of the map, scope, query depth, value depth
+    # b: batch, h: heads, k: query depth, v: value depth, n: positions; q, r, g: float32 queries, table, grad_output
+    b, h, side, scope, k, v = shape
     n, sides = side * side, (min(scope, 2 * side - 1),) * 2
     generator = torch.Generator().manual_seed(0)
     shapes = (b, n, h, k), (*sides, k, 1), (b, n, v, 1), (b, n, h, v)

@@ -166,14 +166,14 @@ def faulty(shards: Path) -> Iterator[FaultyServer]:
     thread.join()
 
 
-def train(url: str, cache: Path, **options: float) -> ShardedImages:
+def open_train(url: str, cache: Path, **options: float) -> ShardedImages:
     return open_shards(url, cache=cache, **{"delay": 0.01, **options})[0]["train"]
 
 
 @needs_nginx
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_over_http_equal_those_of_the_folder(nginx: Server, shards: Path, tmp_path: Path, workers: int) -> None:
-    remote = train(nginx.url, tmp_path / "cache")
+    remote = open_train(nginx.url, tmp_path / "cache")
     local = open_splits(str(shards)).train
     assert isinstance(local, ShardedImages)
     assert_same(list(batches(remote, workers=workers)), list(batches(local)))
@@ -199,16 +199,16 @@ def test_https_uses_the_certificates_that_fsspec_configures(
     nginx: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="certificate"):
-        train(nginx.https_url, tmp_path / "cache", delay=60)
+        open_train(nginx.https_url, tmp_path / "cache", delay=60)
     context = ssl.create_default_context(cafile=str(nginx.certificate))
     monkeypatch.setitem(fsspec.config.conf, "https", {"ssl": context})
-    assert len(list(batches(train(nginx.https_url, tmp_path / "cache"), workers=2))) == 4
+    assert len(list(batches(open_train(nginx.https_url, tmp_path / "cache"), workers=2))) == 4
 
 
 @needs_nginx
 def test_missing_shard_at_a_url_is_not_retried(nginx: Server, shards: Path, tmp_path: Path) -> None:
     (shards / "train-00003.tar").unlink()
-    images = train(nginx.url, tmp_path / "cache", delay=60)
+    images = open_train(nginx.url, tmp_path / "cache", delay=60)
     with pytest.raises(UnreadableImage, match=rf"{nginx.url}/train-00003\.tar, image 1: there is no such file"):
         images.load(7)
     with pytest.raises(UnreadableImage):
@@ -262,7 +262,7 @@ def test_download_is_retried_after_the_server_is_killed(
 @pytest.mark.parametrize("fault", ["drop", "503", "429", "damage"])
 def test_transient_errors_are_retried(faulty: FaultyServer, tmp_path: Path, fault: str) -> None:
     faulty.faults = {"shards.json": ["500"], "train-00000.tar": [fault, fault]}
-    assert train(faulty.url, tmp_path / "cache").load(0)
+    assert open_train(faulty.url, tmp_path / "cache").load(0)
     assert faulty.requests == {"shards.json": 2, "train-00000.tar": 3}
     assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".lock", ".tar"]
 
@@ -271,10 +271,10 @@ def test_stalled_server_is_retried(faulty: FaultyServer, tmp_path: Path, monkeyp
     timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
     monkeypatch.setitem(fsspec.config.conf, "http", timeout)
     faulty.faults = {"train-00000.tar": ["stall"]}
-    assert train(faulty.url, tmp_path / "cache").load(0)
+    assert open_train(faulty.url, tmp_path / "cache").load(0)
     faulty.faults = {"train-00001.tar": ["stall"] * 2}
     with pytest.raises(UnreadableImage, match=r"the server timed out \(tried 2 times\)"):
-        train(faulty.url, tmp_path / "cache", attempts=2).load(2)
+        open_train(faulty.url, tmp_path / "cache", attempts=2).load(2)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_persistent_errors_are_reported_after_the_last_attempt(
     faulty: FaultyServer, tmp_path: Path, fault: str, reason: str
 ) -> None:
     faulty.faults = {"train-00000.tar": [fault] * 9}
-    images = train(faulty.url, tmp_path / "cache", attempts=3)
+    images = open_train(faulty.url, tmp_path / "cache", attempts=3)
     with pytest.raises(UnreadableImage, match=rf"(?i){faulty.url}/train-00000\.tar, image 0.*{reason}"):
         images.load(0)
     requests = faulty.requests["train-00000.tar"]
@@ -306,14 +306,14 @@ def test_delay_doubles_with_each_retry(faulty: FaultyServer, tmp_path: Path, mon
     monkeypatch.setattr("lambdanets.data.shards.store.time.sleep", delays.append)
     faulty.faults = {"train-00000.tar": ["503"] * 9}
     with pytest.raises(UnreadableImage):
-        train(faulty.url, tmp_path / "cache", attempts=4, delay=2.0).load(0)
+        open_train(faulty.url, tmp_path / "cache", attempts=4, delay=2.0).load(0)
     assert [delay for delay in delays if delay >= 2] == [2, 4, 8]
 
 
 def test_unreachable_server_is_reported_after_3_attempts(tmp_path: Path) -> None:
     (port,) = _free_ports(1)
     with pytest.raises(InputError, match=r"shards\.json cannot be read: .*\(tried 3 times\)"):
-        train(f"http://127.0.0.1:{port}", tmp_path / "cache", attempts=9)
+        open_train(f"http://127.0.0.1:{port}", tmp_path / "cache", attempts=9)
 
 
 def test_command_with_an_unreachable_server_stops_after_2_retries(
@@ -335,7 +335,7 @@ def test_each_retry_is_reported_in_one_line(
     faulty: FaultyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faulty.faults = {"shards.json": ["503", "drop", "429"]}
-    train(faulty.url, tmp_path / "cache")
+    open_train(faulty.url, tmp_path / "cache")
     output = capsys.readouterr().err.splitlines()
     assert len(output) == 3
     assert output[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server responded with status 503"
@@ -344,7 +344,7 @@ def test_each_retry_is_reported_in_one_line(
 
 def test_rejects_an_unknown_url_scheme(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nobody://set/shards\.json cannot be read: Protocol not known"):
-        train("nobody://set", tmp_path / "cache", delay=60)
+        open_train("nobody://set", tmp_path / "cache", delay=60)
 
 
 def test_cache_smaller_than_the_set_stays_below_its_maximum_size(
@@ -352,55 +352,55 @@ def test_cache_smaller_than_the_set_stays_below_its_maximum_size(
 ) -> None:
     max_bytes = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
     cache = tmp_path / "cache"
-    images = train(faulty.url, cache, cache_bytes=max_bytes)
+    images = open_train(faulty.url, cache, cache_bytes=max_bytes)
     for _ in range(2):
         indices = torch.cat([batch.indices for batch in batches(images)]).tolist()
         assert sorted(indices) == list(range(16))
         assert 0 < sum(path.stat().st_size for path in cache.glob("*.tar")) <= max_bytes
     # each shard is downloaded once, although it was removed from the cache, because the process has it open
     assert set(faulty.requests.values()) == {1}
-    assert len(list(batches(train(faulty.url, cache, cache_bytes=max_bytes), workers=2))) == 4
+    assert len(list(batches(open_train(faulty.url, cache, cache_bytes=max_bytes), workers=2))) == 4
 
 
 def test_cache_evicts_the_least_recently_used_shard(faulty: FaultyServer, shards: Path, tmp_path: Path) -> None:
     max_bytes = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
     for number in (0, 1, 2, 0, 3, 0):
-        train(faulty.url, tmp_path / "cache", cache_bytes=max_bytes).load(2 * number)
+        open_train(faulty.url, tmp_path / "cache", cache_bytes=max_bytes).load(2 * number)
         time.sleep(0.01)
     assert faulty.requests["train-00000.tar"] == 1
-    train(faulty.url, tmp_path / "cache", cache_bytes=max_bytes).load(2)
+    open_train(faulty.url, tmp_path / "cache", cache_bytes=max_bytes).load(2)
     assert faulty.requests["train-00001.tar"] == 2
 
 
 def test_rejects_a_shard_larger_than_the_cache(faulty: FaultyServer, tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="do not fit into the cache of 1000"):
-        train(faulty.url, tmp_path / "cache", cache_bytes=1000).load(0)
+        open_train(faulty.url, tmp_path / "cache", cache_bytes=1000).load(0)
 
 
 def test_unfinished_downloads_of_killed_processes_are_removed(
     faulty: FaultyServer, shards: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    images = train(faulty.url, cache)
+    images = open_train(faulty.url, cache)
     images.load(0)
     (shard,) = cache.glob("*.tar")
     shard.rename(cache / f".{shard.name}.17.unfinished")
-    train(faulty.url, cache).load(0)
+    open_train(faulty.url, cache).load(0)
     assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".tar"]
 
 
 def test_damaged_file_in_the_cache_is_downloaded_again(faulty: FaultyServer, tmp_path: Path) -> None:
-    train(faulty.url, tmp_path / "cache").load(0)
+    open_train(faulty.url, tmp_path / "cache").load(0)
     (shard,) = (tmp_path / "cache").glob("*.tar")
     shard.write_bytes(b"damaged")
-    train(faulty.url, tmp_path / "cache").load(0)
+    open_train(faulty.url, tmp_path / "cache").load(0)
     assert faulty.requests["train-00000.tar"] == 2
 
 
 def test_rejects_a_cache_folder_that_cannot_be_created(faulty: FaultyServer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnreadableImage, match=r"its cache .*file/cache cannot be used"):
-        train(faulty.url, tmp_path / "file/cache").load(0)
+        open_train(faulty.url, tmp_path / "file/cache").load(0)
 
 
 def test_rejects_a_cache_size_that_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

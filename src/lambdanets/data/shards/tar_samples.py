@@ -140,9 +140,9 @@ def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, 
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for key, suffix, content, label in samples:
                 label_content = b"" if label is None else str(label).encode()
-                _add(tar, key + suffix, content)
+                _add_member(tar, key + suffix, content)
                 if label_content:
-                    _add(tar, f"{key}.cls", label_content)
+                    _add_member(tar, f"{key}.cls", label_content)
                 written.append((key + suffix, zlib.crc32(content), label_content))
         file.flush()
         with Path(file.name).open("rb") as tar_file:
@@ -151,7 +151,7 @@ def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, 
             return len(written), tar_file.seek(0, io.SEEK_END), file_sha256(tar_file)
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)  # without owner and time, so that the same samples give the same tar
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
