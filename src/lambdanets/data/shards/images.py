@@ -69,8 +69,10 @@ class ShardedImages:
         if self.classes:
             done = 0
             for number, shard in enumerate(self._shards):
-                opened = self._open(number)
-                labels[done : done + shard.images] = [self._label(opened, position) for position in range(shard.images)]
+                open_shard = self._open(number)
+                labels[done : done + shard.images] = [
+                    self._label(open_shard, position) for position in range(shard.images)
+                ]
                 done += shard.images
         return labels
 
