@@ -33,7 +33,7 @@ import torch.utils.tensorboard
 from kills import draw_images
 
 from lambdanets import cli
-from lambdanets.__main__ import end_quietly
+from lambdanets.__main__ import exit_quietly_on_signals
 from lambdanets.provenance import commit, hardware, versions
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -159,7 +159,7 @@ def _run_child(arguments: list[str], log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
-        end_quietly()
+        exit_quietly_on_signals()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         code = cli.main(arguments)
     except BaseException:

@@ -28,7 +28,7 @@ from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.loaders import make_transform
-from lambdanets.training.speed import duration
+from lambdanets.training.speed import format_duration
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"
@@ -113,12 +113,12 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         failures = hours * devices / HOURS_PER_FAILURE
         row = {
             "devices": str(devices),
-            "labeling": duration(IMAGES / (LABEL_RATE * devices)),
-            "training": duration(seconds),
-            "350 passes over all": duration(every / (TRAIN_RATE * devices)),
+            "labeling": format_duration(IMAGES / (LABEL_RATE * devices)),
+            "training": format_duration(seconds),
+            "350 passes over all": format_duration(every / (TRAIN_RATE * devices)),
             "images/s": f"{TRAIN_RATE * devices:,.0f}",
             "reading": f"{TRAIN_RATE * devices * per_image / 1e6:,.0f} MB/s",
-            "processor cores": f"{TRAIN_RATE * devices * core:,.0f}",
+            "CPU cores": f"{TRAIN_RATE * devices * core:,.0f}",
             "failures": f"{failures:.1f}",
             "images per device and step": f"{-(-4096 // devices)} + {-(-4096 * RATIO // devices)}",
         }
@@ -142,54 +142,54 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         --data IMAGENET_SHARDS --pseudo-labels SELECTION --pseudo-images SHARDS --run DIR
 
 These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350 epochs on ImageNet and 130 million pseudo-labeled images
-(Tables 5 and 18). [`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
-`lambdanets train imagenet_pseudo --plan --devices 64` estimates a run for the device it runs on.
+(Tables 5 and 18). [`examples/slurm.sh`](../examples/slurm.sh) runs the last command as a SLURM job.
+`lambdanets train imagenet_pseudo --plan --devices 64` estimates the time and memory of a run on devices like the current one.
 
-This page estimates storage, time and processor cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
-cores), November 2026. Device rates are the paper's (Table 5: 1,620 images/s in training and 6,100 in inference on 8 TPUv3 cores):
-this project has measured no device of its own. `python experiments/scale.py` writes the page.
+This page estimates storage, time and CPU cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
+cores), November 2026. Images/s of devices are from the paper, not measured (Table 5: 1,620 in training and 6,100 in inference on 8 TPUv3 cores).
+`python experiments/scale.py` writes the page.
 
 ## Training
 
 {markdown_table(list(rows[0]), *(list(row.values()) for row in rows))}
 
-- **Epochs.** A step has 4,096 labeled images and {RATIO} times as many pseudo-labeled ones (the ratio of Noisy Student's larger
-  models). Epochs count the labeled images: {steps:,} steps see {seen / 1e9:.2f} billion images, and each
-  pseudo-labeled one {EPOCHS * LABELED * RATIO / IMAGES:.0f} times. The fourth column is for the other reading of the paper, 350 passes over all 130 million images.
-- **Reading.** The data rate of all devices together, at {per_image / 1e3:.0f} kB per image. Each rank reads its own shards, so
-  nodes do not read the same ones in an epoch.
-- **Processor cores.** Decoding, cropping and augmenting (RandAugment, two layers) an image takes {1000 * core:.1f} ms of one core for 288 pixels,
-  {scale["milliseconds_an_image"]["224"]:.1f} ms for 224 and {scale["milliseconds_an_image"]["128"]:.1f} ms for 128: {TRAIN_RATE * core:.1f} cores per device here.
-- **Failures.** One per {HOURS_PER_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
+- **Epochs.** A step has 4,096 labeled images and {RATIO} times as many pseudo-labeled images (as for the larger models of
+  Noisy Student). An epoch is one pass over the labeled images: {steps:,} steps see {seen / 1e9:.2f} billion images, and each
+  pseudo-labeled image {EPOCHS * LABELED * RATIO / IMAGES:.0f} times. The paper may also mean 350 passes over all 130 million images, which the fourth column shows.
+- **Reading.** The total data rate of all devices, at {per_image / 1e3:.0f} kB per image. Each rank reads its own shards, so
+  two nodes rarely read the same shard in an epoch.
+- **CPU cores.** Decoding, cropping and augmenting an image (RandAugment with two operations) takes {1000 * core:.1f} ms of one core at 288 pixels,
+  {scale["milliseconds_an_image"]["224"]:.1f} ms at 224 and {scale["milliseconds_an_image"]["128"]:.1f} ms at 128. One device needs {TRAIN_RATE * core:.1f} such cores.
+- **Failures.** One failure per {HOURS_PER_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
   arXiv:2407.21783). `torchrun --max-restarts` then restarts the ranks, and the run resumes from its last
   checkpoint. With a checkpoint every 500 steps, {lost:.0f} steps are lost on average, {lost / steps:.2%} of the run.
-- **Checkpoints.** {steps // 500} in the run, {scale["checkpoint_seconds"]:.1f} s each: {duration(steps // 500 * scale["checkpoint_seconds"])} in all.
-- **Reproducibility.** With the same world size, a resumed run has the same images in the same steps. On CPUs losses are equal
-  to the last bit, which is tested with two processes on two simulated nodes; on GPUs, kernels that sum in no fixed order can differ in rounding.
-- **Fewer devices.** The global batch stays the same. Each device accumulates gradients over micro-batches that fit into its memory; batch
-  norm then has the statistics of a micro-batch.
+- **Checkpoints.** {steps // 500} in the run, {scale["checkpoint_seconds"]:.1f} s each: {format_duration(steps // 500 * scale["checkpoint_seconds"])} in all.
+- **Reproducibility.** With the same world size, a resumed run has the same images in the same steps. On CPUs the losses are
+  bit-identical, which is tested with two processes on two simulated nodes. On GPUs, kernels with a random order of summation can differ in rounding.
+- **Fewer devices.** The global batch size stays the same. Each device accumulates gradients over micro-batches that fit into its memory; batch
+  norm then uses the statistics of a micro-batch.
 
 ## Storage
 
-| what | how much | from |
+| data | size | basis |
 |---|---|---|
-| 130 million images in shards of {SHARD_IMAGES:,} | {IMAGES * per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * per_image / 1e9:.2f} GB | {per_image / 1e3:.0f} kB per image, ImageNet's mean |
-| the teacher's labels, 5 classes per image | {label_bytes / 1e9:.1f} GB | {selection["label_bytes"] / selection["options"]["rows"]:.1f} bytes per row, measured over {selection["options"]["rows"]:,} rows |
+| 130 million images in shards of {SHARD_IMAGES:,} | {IMAGES * per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * per_image / 1e9:.2f} GB | {per_image / 1e3:.0f} kB per image, the mean of ImageNet |
+| the labels of the teacher, 5 classes per image | {label_bytes / 1e9:.1f} GB | {selection["label_bytes"] / selection["options"]["rows"]:.1f} bytes per row, measured over {selection["options"]["rows"]:,} rows |
 | a selection of 130,000 images per class | {selection["selection_bytes"] / selection["kept"] * 81e6 / 1e9:.1f} GB | {selection["selection_bytes"] / selection["kept"]:.1f} bytes per selected row; Xie et al. keep 81 million, some repeatedly |
-| a checkpoint: weights, EMA, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB; two are kept, and the best | written in {scale["checkpoint_seconds"]:.1f} s, with checks, on one disk |
+| a checkpoint: weights, EMA, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB each; the last two and the best are kept | written in {scale["checkpoint_seconds"]:.1f} s including checks, on one disk |
 
 Selecting the labels takes {IMAGES / selection["rows_per_second"]:.0f} s and at most {selection["peak_bytes"] / 2**20:.0f} MiB of memory: {selection["rows_per_second"] / 1e6:.2f} million
 rows/s, measured over {selection["options"]["rows"]:,} rows on two cores ({selection["seconds"]:.0f} s).
 
 ## Reading images
 
-Images/s of four loaders on the same {loader["settings"]["images"]} JPEG files of {loader["kilobytes_per_image"]:.0f} kB (1024 x 768
-pixels), {loader["settings"]["workers"]} workers on two cores, the same random crops of 224 pixels and flips, epochs in
-turn; {loader["settings"]["rounds"]} epochs each.
+Images/s of four data loaders on the same {loader["settings"]["images"]} JPEG files of {loader["kilobytes_per_image"]:.0f} kB (1024 x 768
+pixels), {loader["settings"]["workers"]} workers on two cores, the same random crops of 224 pixels and flips. The loaders alternate after each
+epoch; {loader["settings"]["rounds"]} epochs each.
 
 {markdown_table(["loader", "images/s, median", "min", "max"], *rates)}
 
-Milliseconds per image in one process. Decoding and cropping, the same for all loaders, take more than nine tenths:
+Milliseconds per image in one process. Decoding and transforming, which are the same for all loaders, take more than 90% of the time:
 
 {markdown_table(["images from", "read", "decode", "transform", "collate"], *stages)}
 

@@ -19,21 +19,21 @@ def cache(tmp_path, monkeypatch):
 def test_calibrate_measures_and_caches_rates(cache, capsys):
     assert main(["calibrate", "--threads", str(torch.get_num_threads())]) == 0
     output = capsys.readouterr().out
-    found = read_calibration("cpu", torch.get_num_threads())
+    cached = read_calibration("cpu", torch.get_num_threads())
     assert calibration_file() == cache / "rates.json"
     assert str(cache) in output
-    assert f"{found.operations_per_second:.3g}" in output
-    assert all(0 < value < math.inf for value in vars(found).values()), found
+    assert f"{cached.operations_per_second:.3g}" in output
+    assert all(0 < value < math.inf for value in vars(cached).values()), cached
     x, side = torch.randn(512, 512), 512
-    measured = 2 * side**3 / calibration.seconds_of(lambda: x @ x, "cpu")
-    assert measured / 30 < found.operations_per_second < measured * 30
+    measured = 2 * side**3 / calibration.median_seconds(lambda: x @ x, "cpu")
+    assert measured / 30 < cached.operations_per_second < measured * 30
 
 
 def test_rates_are_cached_per_thread_count(cache):
     cache.mkdir()
-    kept = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
-    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", 3): vars(kept)}))
-    assert read_calibration("cpu", 3) == kept
+    expected = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
+    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", 3): vars(expected)}))
+    assert read_calibration("cpu", 3) == expected
     assert read_calibration("cpu", 4) is None
 
 
@@ -46,18 +46,18 @@ def test_corrupt_calibration_file_is_ignored(text, cache):
 
 def test_negative_rates_are_ignored(cache):
     cache.mkdir()
-    broken = vars(Rates(1e9, 2, 3e9, 4e-6, -5e9, 6))
-    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", 2): broken}))
+    invalid = vars(Rates(1e9, 2, 3e9, 4e-6, -5e9, 6))
+    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", 2): invalid}))
     assert read_calibration("cpu", 2) is None
 
 
-def test_the_plan_uses_calibrated_rates(cache):
+def test_planner_uses_calibrated_rates(cache):
     cache.mkdir()
-    kept = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
-    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", torch.get_num_threads()): vars(kept)}))
+    expected = Rates(1e9, 2, 3e9, 4e-6, 5e9, 6)
+    (cache / "rates.json").write_text(json.dumps({calibration_key("cpu", torch.get_num_threads()): vars(expected)}))
     rates._device_rates.cache_clear()
     try:
-        assert rates.device_rates("cpu") == kept
+        assert rates.device_rates("cpu") == expected
     finally:
         rates._device_rates.cache_clear()
 
@@ -67,12 +67,12 @@ def test_calibration_rejects_an_unsupported_device():
         calibration.calibrate("tpu")
 
 
-def test_calibrate_rejects_zero_threads_in_one_sentence(capsys):
+def test_calibrate_rejects_zero_threads(capsys):
     assert main(["calibrate", "--threads", "0"]) == 2
     assert capsys.readouterr().err == "lambdanets: threads must be at least 1, got 0\n"
 
 
 def test_half_side_is_recovered_from_the_slowdown():
     side = 5.0
-    slower = (1 + side / 32) * (1 + side / 16) * (1 + side / 256)
-    assert calibration._half_side(slower) == pytest.approx(side, abs=0.02)
+    slowdown = (1 + side / 32) * (1 + side / 16) * (1 + side / 256)
+    assert calibration._solve_half_side(slowdown) == pytest.approx(side, abs=0.02)

@@ -19,8 +19,8 @@ def test_rejects_bfloat16_if_it_crashes_the_process(code, rejected, monkeypatch)
         device.check_precision("bf16-mixed")
 
 
-def test_float32_needs_no_probe(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("probed"))
+def test_float32_is_accepted_without_a_subprocess(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("started a subprocess"))
     device.check_precision("32-true")
 
 
@@ -36,15 +36,15 @@ LIMITS = {"2": ("memory.max", "memory.current", ""), "1": ("memory.limit_in_byte
 
 @pytest.fixture(params=["2", "1"])
 def cgroup(request, tmp_path, monkeypatch):
-    """Write one level of a synthetic cgroup hierarchy, in GiB; `cgroup.free()` is the free memory of this process."""
+    """A function that writes one cgroup of a synthetic hierarchy; its `free(path)` returns the free memory in GiB."""
     root = tmp_path / ("cgroups" if request.param == "2" else "cgroups/memory")
-    limit, used, prefix = LIMITS[request.param]
+    limit, usage, prefix = LIMITS[request.param]
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
 
     def write(path, *, limit_gib, used_gib, cache_gib=None):
         (root / path).mkdir(parents=True, exist_ok=True)
         (root / path / limit).write_text(f"{limit_gib * GIB if isinstance(limit_gib, int) else limit_gib}\n")
-        (root / path / used).write_text(f"{used_gib * GIB}\n")
+        (root / path / usage).write_text(f"{used_gib * GIB}\n")
         if cache_gib is not None:
             stat = f"active_file 7\n{prefix}active_file {GIB}\n{prefix}inactive_file {cache_gib * GIB}\nslab 3\n"
             (root / path / "memory.stat").write_text(stat)
@@ -63,7 +63,7 @@ def test_free_memory_of_a_container_counts_page_cache_as_free(cgroup):
     assert cgroup.free() == 14
 
 
-def test_free_memory_is_the_smallest_limit_of_nested_cgroups(cgroup):
+def test_free_memory_is_the_minimum_over_nested_cgroups(cgroup):
     cgroup("", limit_gib=64, used_gib=10)
     cgroup("jobs", limit_gib=16, used_gib=8, cache_gib=1)
     cgroup("jobs/one", limit_gib=32, used_gib=2, cache_gib=1)
@@ -71,22 +71,22 @@ def test_free_memory_is_the_smallest_limit_of_nested_cgroups(cgroup):
     assert cgroup.free("/") == 54
 
 
-def test_cgroup_without_a_limit_has_the_memory_of_the_machine(cgroup):
+def test_free_memory_without_a_cgroup_limit_is_that_of_the_machine(cgroup):
     cgroup("", limit_gib="max", used_gib=10)
     assert cgroup.free() == 100
 
 
-def test_unmounted_cgroup_path_has_the_limit_of_the_root(cgroup):
+def test_free_memory_of_an_unmounted_cgroup_is_that_of_the_root(cgroup):
     cgroup("", limit_gib=8, used_gib=2, cache_gib=1)
     assert cgroup.free("/docker/0123456789") == 7
     assert cgroup.free("/../above") == 7
 
 
-def test_cgroup_above_its_limit_has_no_free_memory(cgroup):
+def test_free_memory_of_a_cgroup_above_its_limit_is_zero(cgroup):
     cgroup("", limit_gib=4, used_gib=5)
     assert cgroup.free() == 0
 
 
-def test_system_without_cgroups_has_the_memory_of_the_machine(tmp_path, monkeypatch):
+def test_free_memory_without_cgroups_is_that_of_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=5))
     assert device.free_memory(torch.device("cpu"), tmp_path, tmp_path / "none") == 5

@@ -1,4 +1,4 @@
-"""Each test that docs/faults.md names exists and asserts something."""
+"""Each test that docs/faults.md lists exists and asserts something."""
 
 import ast
 import re
@@ -14,39 +14,39 @@ ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and not line
 
 
 @cache
-def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
+def functions_in(path: Path) -> dict[str, ast.FunctionDef]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 @cache
-def checkers() -> set[str]:
-    """Names of functions in tests/ that assert something, directly or through another of them."""
-    functions = [item for path in (ROOT / "tests").rglob("*.py") for item in functions_of(path).items()]
-    found = {name for name, node in functions if asserts(node)}
-    called = [(name, calls(node)) for name, node in functions if name not in found]
-    while more := {name for name, names in called if names & found} - found:
-        found |= more
-    return found
+def asserting_functions() -> set[str]:
+    """Names of functions in tests/ that assert something, directly or by calling another function that does."""
+    functions = [item for path in (ROOT / "tests").rglob("*.py") for item in functions_in(path).items()]
+    asserting = {name for name, node in functions if asserts(node)}
+    callers = [(name, called_names(node)) for name, node in functions if name not in asserting]
+    while new := {name for name, called in callers if called & asserting} - asserting:
+        asserting |= new
+    return asserting
 
 
 def asserts(function: ast.FunctionDef) -> bool:
-    """Whether a test's own lines can fail: an assert of more than a constant, pytest.raises, or pytest.fail."""
-    checked = (node.test for node in ast.walk(function) if isinstance(node, ast.Assert))
-    return any(not isinstance(test, ast.Constant) for test in checked) or bool(
-        calls(function) & {"raises", "fail", "assert_close", "assert_allclose", "assert_equal", "check_call"}
+    """Whether the function itself can fail: it has an assert that is not a constant, pytest.raises, or pytest.fail."""
+    conditions = (node.test for node in ast.walk(function) if isinstance(node, ast.Assert))
+    return any(not isinstance(condition, ast.Constant) for condition in conditions) or bool(
+        called_names(function) & {"raises", "fail", "assert_close", "assert_allclose", "assert_equal", "check_call"}
     )
 
 
-def calls(function: ast.FunctionDef) -> set[str]:
-    called = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
-    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called}
+def called_names(function: ast.FunctionDef) -> set[str]:
+    callees = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    return {callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "") for callee in callees}
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_each_test_on_the_page_exists_and_asserts_something(file, name):
-    function = functions_of(ROOT / "tests" / file)[name]
-    assert asserts(function) or calls(function) & checkers()
+    function = functions_in(ROOT / "tests" / file)[name]
+    assert asserts(function) or called_names(function) & asserting_functions()
 
 
 def test_each_row_names_one_test():

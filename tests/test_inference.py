@@ -1,4 +1,4 @@
-"""`lambdanets.load`, `predict` and `evaluate`, for both tasks, on every kind of image."""
+"""`lambdanets.load`, `predict` and `evaluate`, for classifiers and detectors, on every type of image."""
 
 import json
 from dataclasses import replace
@@ -42,90 +42,90 @@ def detector(trained_detector):
 
 @pytest.fixture(scope="session")
 def photo(trained_detector):
-    """An image with detections."""
+    """An image in which the detector finds objects."""
     return sorted((trained_detector / "digits/train").iterdir())[1]
 
 
-def chw(pixels):
+def to_tensor(pixels):
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def forms_of(pixels, folder):
-    """One image in every form that predict accepts."""
+def make_inputs(pixels, folder):
+    """Return one image as every type of input that predict accepts, by name."""
     image = Image.fromarray(pixels)
     image.save(folder / "image.png")
-    turned = image.transpose(Image.Transpose.ROTATE_90)
-    turned.getexif()[0x0112] = 6  # upright once it is rotated back
-    turned.save(folder / "turned.png", exif=turned.getexif())
+    rotated = image.transpose(Image.Transpose.ROTATE_90)
+    rotated.getexif()[0x0112] = 6  # the EXIF orientation that rotates it back
+    rotated.save(folder / "rotated.png", exif=rotated.getexif())
     return {
-        "text": str(folder / "image.png"),
+        "string": str(folder / "image.png"),
         "path": folder / "image.png",
-        "turned path": folder / "turned.png",
-        "Pillow": image,
-        "opened": Image.open(folder / "image.png"),
-        "turned": Image.open(folder / "turned.png"),
-        "transparent": image.convert("RGBA"),
+        "path of a rotated image": folder / "rotated.png",
+        "Pillow image": image,
+        "opened Pillow image": Image.open(folder / "image.png"),
+        "rotated Pillow image": Image.open(folder / "rotated.png"),
+        "Pillow image with alpha": image.convert("RGBA"),
         "array": pixels,
-        "array with strides": np.asfortranarray(pixels),
+        "array in Fortran order": np.asfortranarray(pixels),
         "batch of one array": pixels[None],
-        "tensor": chw(pixels),
-        "float tensor": chw(pixels) / 255,
-        "double tensor": chw(pixels).double() / 255,
-        "batch of one tensor": chw(pixels)[None],
+        "tensor": to_tensor(pixels),
+        "float tensor": to_tensor(pixels) / 255,
+        "double tensor": to_tensor(pixels).double() / 255,
+        "batch of one tensor": to_tensor(pixels)[None],
         "list": [pixels],
-        "tuple": (chw(pixels),),
-        "generator": (each for each in [pixels]),
+        "tuple": (to_tensor(pixels),),
+        "generator": (array for array in [pixels]),
     }
 
 
-def test_classifier_predictions_do_not_depend_on_the_form_of_the_image(classifier, pixels, tmp_path):
+def test_classifier_predictions_are_equal_for_all_input_types(classifier, pixels, tmp_path):
     expected = classifier.predict(pixels)[0].probabilities
     assert expected.shape == (2,)
     assert expected.sum() == pytest.approx(1)
-    for name, form in forms_of(pixels, tmp_path).items():
-        (prediction,) = classifier.predict(form)
+    for name, image in make_inputs(pixels, tmp_path).items():
+        (prediction,) = classifier.predict(image)
         assert torch.equal(prediction.probabilities, expected), name
 
 
-def test_detections_do_not_depend_on_the_form_of_the_image(detector, photo, tmp_path):
+def test_detections_are_equal_for_all_input_types(detector, photo, tmp_path):
     pixels = np.array(Image.open(photo).convert("RGB"))
     (expected,) = detector.predict(photo)
     assert len(expected) > 0
-    for name, form in forms_of(pixels, tmp_path).items():
-        (found,) = detector.predict(form)
+    for name, image in make_inputs(pixels, tmp_path).items():
+        (actual,) = detector.predict(image)
         for field in ("boxes", "labels", "scores", "masks"):
-            assert torch.equal(getattr(found, field), getattr(expected, field)), (name, field)
+            assert torch.equal(getattr(actual, field), getattr(expected, field)), (name, field)
 
 
-def test_predictions_do_not_depend_on_the_form_of_a_gray_image(gray_classifier, classifier):
+def test_predictions_are_equal_for_all_types_of_gray_images(gray_classifier, classifier):
     gray = np.random.default_rng(2).integers(0, 256, (8, 8), dtype=np.uint8)
-    forms = [gray, gray[..., None], Image.fromarray(gray), torch.from_numpy(gray)[None]]
-    forms += [torch.from_numpy(gray)[None] / 255, Image.fromarray(gray.astype(np.uint16) * 257)]
-    for model in (gray_classifier, classifier):  # also by a model of color images
-        first, *others = [each.probabilities for each in model.predict(forms, batch_size=1)]
-        assert all(torch.equal(each, first) for each in others)
+    images = [gray, gray[..., None], Image.fromarray(gray), torch.from_numpy(gray)[None]]
+    images += [torch.from_numpy(gray)[None] / 255, Image.fromarray(gray.astype(np.uint16) * 257)]
+    for model in (gray_classifier, classifier):  # the second was trained on color images
+        first, *others = [prediction.probabilities for prediction in model.predict(images, batch_size=1)]
+        assert all(torch.equal(other, first) for other in others)
 
 
 def test_predict_applies_the_preprocessing_of_the_model_card(classifier, pixels):
-    prepared = classifier.card.preprocessing.transform()(Image.fromarray(pixels))
+    preprocessed = classifier.card.preprocessing.transform()(Image.fromarray(pixels))
     with torch.inference_mode():
-        expected = classifier.model(prepared[None])[0].softmax(0)
+        expected = classifier.model(preprocessed[None])[0].softmax(0)
     torch.testing.assert_close(classifier.predict(pixels)[0].probabilities, expected)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
-def test_batches_of_images_of_any_sizes_keep_their_order(batch_size, classifier):
+def test_predictions_are_in_the_order_of_images_of_different_sizes(batch_size, classifier):
     random = np.random.default_rng(3)
     images = [random.integers(0, 256, (height, 20 - height, 3), dtype=np.uint8) for height in range(2, 9)]
     single = [classifier.predict(image)[0].probabilities for image in images]
-    batched = [each.probabilities for each in classifier.predict(images, batch_size=batch_size)]
+    batched = [prediction.probabilities for prediction in classifier.predict(images, batch_size=batch_size)]
     torch.testing.assert_close(torch.stack(batched), torch.stack(single))
 
 
-def test_a_batch_of_arrays_or_tensors_is_several_images(classifier, pixels):
-    several = np.stack([pixels, 255 - pixels, pixels])
-    tensors = torch.from_numpy(several).permute(0, 3, 1, 2)
-    for batch in (several, tensors, tensors / 255):
+def test_array_or_tensor_with_a_batch_dimension_is_several_images(classifier, pixels):
+    array = np.stack([pixels, 255 - pixels, pixels])
+    tensor = torch.from_numpy(array).permute(0, 3, 1, 2)
+    for batch in (array, tensor, tensor / 255):
         assert len(classifier.predict(batch, batch_size=2)) == 3
 
 
@@ -139,9 +139,9 @@ def test_detections_do_not_depend_on_other_images_in_the_batch(detector, photo, 
     assert single.masks.shape[1:] == images[-1].shape[:2]
 
 
-def test_no_images_give_no_results(classifier, detector):
-    for nothing in ([], (), np.empty((0, 4, 4, 3), np.uint8), torch.empty(0, 3, 4, 4)):
-        assert classifier.predict(nothing) == detector.predict(nothing) == []
+def test_predict_without_images_returns_an_empty_list(classifier, detector):
+    for images in ([], (), np.empty((0, 4, 4, 3), np.uint8), torch.empty(0, 3, 4, 4)):
+        assert classifier.predict(images) == detector.predict(images) == []
 
 
 def test_results_have_class_names_and_a_short_repr(classifier, detector, pixels, photo):
@@ -152,15 +152,15 @@ def test_results_have_class_names_and_a_short_repr(classifier, detector, pixels,
     assert {best[0], second[0]} == set(CLASSES)
     assert prediction.top(1) == [best]
     assert repr(prediction).startswith(f"Prediction({best[0]} ")
-    (found,) = detector.predict(photo)
-    assert found.boxes.shape == (len(found), 4)
-    assert found.masks.shape == (len(found), *np.asarray(Image.open(photo)).shape[:2])
-    assert found.masks.dtype == torch.bool
-    assert found.class_names == tuple(detector.classes[label - 1] for label in found.labels.tolist())
-    middle = float(found.scores.median())
-    sure = found.above(middle)
-    assert 0 < len(sure) == len(sure.masks) == int((found.scores >= middle).sum())
-    assert repr(sure).startswith(f"Detections({len(sure)} objects, ")
+    (detections,) = detector.predict(photo)
+    assert detections.boxes.shape == (len(detections), 4)
+    assert detections.masks.shape == (len(detections), *np.asarray(Image.open(photo)).shape[:2])
+    assert detections.masks.dtype == torch.bool
+    assert detections.class_names == tuple(detector.classes[label - 1] for label in detections.labels.tolist())
+    median = float(detections.scores.median())
+    confident = detections.above(median)
+    assert 0 < len(confident) == len(confident.masks) == int((detections.scores >= median).sum())
+    assert repr(confident).startswith(f"Detections({len(confident)} objects, ")
 
 
 ZEROS = np.zeros((4, 4, 3), np.uint8)
@@ -190,25 +190,25 @@ INVALID = [
 
 @pytest.mark.parametrize(("images", "message"), INVALID, ids=[message[:60] for _, message in INVALID])
 @pytest.mark.parametrize("task", ["classifier", "detector"])
-def test_rejects_invalid_images_in_one_sentence(task, images, message, request):
+def test_rejects_invalid_images_with_a_one_line_message(task, images, message, request):
     with pytest.raises(ValueError, match=f"^{message}") as raised:
         request.getfixturevalue(task).predict(images)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 300
 
 
-def test_rejects_an_invalid_image_before_predicting_others(classifier, pixels, monkeypatch):
+def test_rejects_an_invalid_image_before_predicting_any_image(classifier, pixels, monkeypatch):
     monkeypatch.setattr(ln.Classifier, "probabilities", lambda *_: pytest.fail("predicted"))
     with pytest.raises(ValueError, match=r"images\[2\] must be"):
         classifier.predict([pixels, pixels, 7], batch_size=1)
 
 
-def test_truncated_image_opened_by_pillow_is_named(classifier, tmp_path):
+def test_rejects_a_truncated_image_opened_by_pillow(classifier, tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "whole.png")
-    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
+    Image.fromarray(noise).save(tmp_path / "complete.png")
+    (tmp_path / "truncated.png").write_bytes((tmp_path / "complete.png").read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"^cannot read the image images\[0\]: "):
-        classifier.predict([Image.open(tmp_path / "cut.png")])
+        classifier.predict([Image.open(tmp_path / "truncated.png")])
 
 
 @pytest.mark.parametrize("task", ["classifier", "detector"])
@@ -265,9 +265,9 @@ def test_load_accepts_every_file_of_a_detection_run(name, trained_detector, phot
 
 def test_load_accepts_weights_saved_before_model_cards(trained_detector, tmp_path):
     recipe = json.loads((trained_detector / "run/recipe.json").read_text())
-    described = {"recipe": recipe, "classes": ["others", "with a loop"], "category_ids": [4, 7]}
+    metadata = {"recipe": recipe, "classes": ["others", "with a loop"], "category_ids": [4, 7]}
     path = tmp_path / "weights.safetensors"
-    save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": json.dumps(described)})
+    save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": json.dumps(metadata)})
     assert isinstance(ln.load(path), ln.Detector)
 
 
@@ -280,8 +280,8 @@ def test_load_rejects_paths_that_are_not_models(path):
 
 def test_load_rejects_an_unknown_task(tmp_path):
     tensors = {"weight": torch.zeros(1)}
-    described = {"task": "segmentation", "model": "x", "classes": ["a"], "recipe": {}}
-    save_file(tensors, tmp_path / "weights.safetensors", {"lambdanets": json.dumps(described)})
+    metadata = {"task": "segmentation", "model": "x", "classes": ["a"], "recipe": {}}
+    save_file(tensors, tmp_path / "weights.safetensors", {"lambdanets": json.dumps(metadata)})
     with pytest.raises(ValueError, match="must be a classification or detection model, got a segmentation model"):
         ln.load(tmp_path)
 
@@ -295,15 +295,15 @@ def test_evaluate_accepts_a_model_or_a_path_of_either_task(quick_run, trained_de
     result = json.loads((trained_detector / "run/result.json").read_text())
     for model in (trained_detector / "run", ln.load(trained_detector / "run")):
         evaluation = ln.evaluate(model)
-        assert evaluation.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
+        assert evaluation.scores.summary() == {iou_type: result[iou_type] for iou_type in ("bbox", "segm")}
     assert repr(evaluation).startswith("DetectionEvaluation(4 images, bbox AP 0.")
 
 
 def test_evaluate_accepts_other_data(classifier, detector, two_classes, trained_detector):
     assert len(ln.evaluate(classifier, two_classes).labels) == 4
     digits = trained_detector / "digits"
-    found = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
-    assert len(found.read) == 4
+    evaluation = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
+    assert len(evaluation.read) == 4
 
 
 def test_confusion_matrix_counts_every_image(classifier, two_classes):
@@ -334,7 +334,7 @@ def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_
 
 @pytest.mark.figures
 def test_evaluate_out_writes_per_class_accuracy_and_confusion_matrix(two_classes, tmp_path, capsys):
-    names = ("dark", "light", "a$x^$b 猫")  # a class without images, whose name is no formula
+    names = ("dark", "light", "a$x^$b 猫")  # the third class has no images, and a name that looks like a formula
     teacher = write_teacher(tmp_path / "teacher", names)
     out = tmp_path / "out"
     arguments = ["evaluate", teacher, "--data", two_classes, "--out", out, "--device", "cpu", "--batch-size", 3]

@@ -19,8 +19,8 @@ print(*sys.modules)
 """
 
 
-def imported(names, *packages):
-    return [name for name in names if name.startswith(packages)]
+def modules_in(modules, *packages):
+    return [module for module in modules if module.startswith(packages)]
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_inference_imports_neither_training_nor_plotting_libraries(tmp_path):
     save_weights(detector, build_model(recipe, ["cup"]), describe(recipe, ["cup"], category_ids=[1]))
     script = [sys.executable, "-c", SCRIPT, str(write_teacher(tmp_path / "classifier")), str(detector)]
     output = subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    by_predict, by_inference = (line.split() for line in output.splitlines())
-    assert "lambdanets.inference.detector" in by_predict
-    assert imported(by_predict, "matplotlib", "pandas", "torchmetrics", "sklearn", "duckdb", "pyarrow") == []
-    assert imported(by_inference, "lightning", "lambdanets.training") == []
+    after_predict, after_inference = (line.split() for line in output.splitlines())
+    assert "lambdanets.inference.detector" in after_predict
+    assert modules_in(after_predict, "matplotlib", "pandas", "torchmetrics", "sklearn", "duckdb", "pyarrow") == []
+    assert modules_in(after_inference, "lightning", "lambdanets.training") == []

@@ -1,4 +1,4 @@
-"""The Python of docs/inference.md and docs/reference.md, and the imports of all pages and examples."""
+"""The Python code of docs/inference.md and docs/reference.md runs; pages and examples import only public names."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ BLOCKS = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 @pytest.fixture
 def runs(quick_run, trained_detector, two_classes, tmp_path, monkeypatch):
-    """Make a folder with the runs and images that the pages use the current one."""
+    """Change to a folder with the runs and images that the pages use."""
     (tmp_path / "runs").mkdir()
     for name, folder in (("mine", quick_run), ("objects", trained_detector / "run")):
         (tmp_path / "runs" / name).symlink_to(folder)
@@ -27,7 +27,7 @@ def runs(quick_run, trained_detector, two_classes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_python_of_the_inference_page_runs(runs, capsys):
+def test_code_of_the_inference_page_runs(runs, capsys):
     first, *others = BLOCKS.findall((ROOT / "docs/inference.md").read_text(encoding="utf-8"))
     assert len(first.splitlines()) == 5
     exec(first, names := {})
@@ -41,7 +41,7 @@ def test_python_of_the_inference_page_runs(runs, capsys):
     assert len(names["evaluation"].read) == 4
 
 
-def test_python_of_the_reference_page_runs(capsys):
+def test_code_of_the_reference_page_runs(capsys):
     (block,) = BLOCKS.findall((ROOT / "docs/reference.md").read_text(encoding="utf-8"))
     exec(block, {})
     assert "[2, 64, 32, 32]" in capsys.readouterr().out

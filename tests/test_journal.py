@@ -1,12 +1,12 @@
-"""A journal keeps finished entries, whatever ends the process."""
+"""Journals keep their entries when the process is interrupted or killed."""
 
 import pytest
 
 from lambdanets.journal import open_journal
 
 
-def interrupted(path, entries, identity):
-    """Write a journal and raise KeyboardInterrupt."""
+def write_and_interrupt(path, entries, identity):
+    """Write entries to a journal, and leave its block with KeyboardInterrupt."""
     try:
         with open_journal(path, identity) as journal:
             for entry in entries:
@@ -23,7 +23,7 @@ def reopen(path, identity):
 
 def test_journal_resumes_with_its_entries_and_is_removed_at_the_end(tmp_path):
     path = tmp_path / "out.partial"
-    interrupted(path, [{"a": 1}, {"a": "\udcff"}], {"weights": "x"})
+    write_and_interrupt(path, [{"a": 1}, {"a": "\udcff"}], {"weights": "x"})
     with open_journal(path, {"weights": "x"}) as journal:
         assert (journal.entries, journal.resumed) == ([{"a": 1}, {"a": "\udcff"}], 2)
         journal.add({"a": 3})
@@ -31,25 +31,25 @@ def test_journal_resumes_with_its_entries_and_is_removed_at_the_end(tmp_path):
     assert not path.exists()
 
 
-def test_journal_without_entries_is_not_kept(tmp_path):
-    interrupted(tmp_path / "out.partial", [], {"weights": "x"})
+def test_journal_without_entries_is_removed(tmp_path):
+    write_and_interrupt(tmp_path / "out.partial", [], {"weights": "x"})
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("cut", range(1, 12))
-def test_truncated_last_line_is_dropped(cut, tmp_path):
+@pytest.mark.parametrize("missing_bytes", range(1, 12))
+def test_truncated_last_line_is_dropped(missing_bytes, tmp_path):
     path = tmp_path / "out.partial"
-    interrupted(path, [{"a": 1}, {"a": 22222}], {"weights": "x"})
-    path.write_bytes(path.read_bytes()[:-cut])
+    write_and_interrupt(path, [{"a": 1}, {"a": 22222}], {"weights": "x"})
+    path.write_bytes(path.read_bytes()[:-missing_bytes])
     with open_journal(path, {"weights": "x"}) as journal:
         assert journal.entries == [{"a": 1}]
         journal.add({"a": 2})
         assert path.read_text().splitlines() == ['{"weights": "x"}', '{"a": 1}', '{"a": 2}']
 
 
-def test_rejects_a_journal_of_other_work(tmp_path):
+def test_rejects_a_journal_with_another_identity(tmp_path):
     path = tmp_path / "out.partial"
-    interrupted(path, [1], {"weights": "x", "images": "y", "options": [1]})
+    write_and_interrupt(path, [1], {"weights": "x", "images": "y", "options": [1]})
     with pytest.raises(ValueError, match=r"was started with weights 'x', not 'z', options \[1\], not \[2\]; remove it"):
         reopen(path, {"weights": "z", "images": "y", "options": [2]})
     assert path.is_file()

@@ -1,4 +1,4 @@
-"""Calibration of a GPU, with the CPU in its place and plain algorithms in place of its kernels."""
+"""Calibration of a GPU, tested on the CPU with PyTorch algorithms instead of fused kernels."""
 
 import sys
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ PROBLEM = Problem(2, 4, (7, 7), 16, 16, 1, (6, 6), (6, 6), False, torch.float32,
 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
-    """A device that passes the self-test and runs query order in place of kernels."""
+    """A CPU that passes the self-test of the kernels, and runs the algorithm query_order instead of them."""
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     counted = Path(__file__).parent / "ops/position/counted_self_test.py"
@@ -47,15 +47,15 @@ def gpu(tmp_path, monkeypatch):
     plan._make_plan.cache_clear()
 
 
-def calibrated():
-    """The reported lines, and the corrections by algorithm and dtype."""
+def calibrate():
+    """Return the reported lines, and the corrections by algorithm and dtype."""
     lines = []
     corrections = calibrate_kernels("cpu", RATES, lines.append)
     return lines, {(name, dtype): factors for name, dtype, *factors in corrections}
 
 
 def test_calibration_verifies_and_times_all_kernels(gpu):
-    lines, corrections = calibrated()
+    lines, corrections = calibrate()
     for dtype in verification.DTYPES:
         name = str(dtype).removeprefix("torch.")
         passed = {line.split()[0] for line in lines if f" {name} " in line and line.endswith("passed")}
@@ -63,29 +63,30 @@ def test_calibration_verifies_and_times_all_kernels(gpu):
         rows = [line.split() for line in lines if line.startswith("7x7") and f" {name} " in line]
         assert [row[5] for row in rows] == ["forward", "backward"]
         assert all(float(row[6]) > 0 and float(row[7]) > 0 and row[8] != "fused" for row in rows)
-        assert {"query_order", "fused"} <= {algorithm for algorithm, of in corrections if of == name}
+        assert {"query_order", "fused"} <= {algorithm for algorithm, dtype_name in corrections if dtype_name == name}
     assert all(factor > 0 for factors in corrections.values() for factor in factors)
 
 
 def test_corrected_predictions_equal_the_measured_times():
     costs = predicted_costs(PROBLEM, RATES)["query_order"]
     times = (3e-3, "forward", costs.seconds), (5e-3, "backward", costs.backward_seconds)
-    corrections = corrections_from([Timing(PROBLEM, way, "query_order", time, cost) for time, way, cost in times])
+    timings = [Timing(PROBLEM, direction, "query_order", time, cost) for time, direction, cost in times]
+    corrections = corrections_from(timings)
     corrected = predicted_costs(PROBLEM, RATES, corrections)
     assert corrected["query_order"].seconds == pytest.approx(3e-3)
     assert corrected["query_order"].backward_seconds == pytest.approx(5e-3)
     assert corrected["mixed"] == predicted_costs(PROBLEM, RATES)["mixed"]
 
 
-def test_kernel_that_is_wrong_at_a_larger_shape_is_not_used(gpu, monkeypatch):
+def test_kernel_with_wrong_results_at_a_larger_shape_is_not_used(gpu, monkeypatch):
     forward = fused.forward_in_order
 
-    def wrong(order, queries, *others):
-        output = forward(order, queries, *others)
+    def add_error(order, queries, *inputs):
+        output = forward(order, queries, *inputs)
         return output + 1e-3 if queries.dtype == torch.float32 else output
 
-    monkeypatch.setattr(fused, "forward_in_order", wrong)
-    lines, corrections = calibrated()
+    monkeypatch.setattr(fused, "forward_in_order", add_error)
+    lines, corrections = calibrate()
     assert any(line.startswith("forward_query_order is wrong") and "at 7x7 b=2" in line for line in lines)
     assert corrections["fused", "float32"][0] == 1.0  # not timed
     verification.clear()
@@ -99,7 +100,7 @@ def test_kernel_that_raises_at_a_larger_shape_is_not_timed(gpu, monkeypatch):
         raise RuntimeError("out of resource: shared memory")
 
     monkeypatch.setattr(fused, "gradients", raises)
-    lines, corrections = calibrated()
+    lines, corrections = calibrate()
     assert any(line.startswith("queries_gradient raises RuntimeError: out of resource") for line in lines)
     assert corrections["fused", "bfloat16"][1] == 1.0
     assert not any(verdict.reason for verdict in verification.read_verdicts(gpu, torch.bfloat16).values())
@@ -107,40 +108,42 @@ def test_kernel_that_raises_at_a_larger_shape_is_not_timed(gpu, monkeypatch):
 
 def test_kernels_that_fail_their_self_test_are_reported_and_not_timed(gpu, monkeypatch):
     monkeypatch.setattr(self_test_process, "SELF_TEST", (sys.executable, "-c", "raise SystemExit('GPU is busy')"))
-    lines, corrections = calibrated()
+    lines, corrections = calibrate()
     assert sum(line.endswith("GPU is busy") for line in lines) == 14
     assert not any(algorithm == "fused" for algorithm, _ in corrections)
 
 
-def test_without_fused_kernels_plain_algorithms_are_timed(gpu, monkeypatch):
+def test_without_fused_kernels_pytorch_algorithms_are_timed(gpu, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
-    lines, corrections = calibrated()
+    lines, corrections = calibrate()
     assert lines[0].startswith("no fused kernels: ")
     assert ("query_order", "float32") in corrections
 
 
 def test_calibrate_caches_rates_and_corrections_of_a_gpu(gpu, monkeypatch, capsys):
-    found = ("fused", "float32", 0.25, 0.5), ("mixed", "bfloat16", 3.0, 4.0)
+    corrections = ("fused", "float32", 0.25, 0.5), ("mixed", "bfloat16", 3.0, 4.0)
     measured = Rates(1e13, 2, 3e12, 4e-6, 5e12, 6)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(calibration, "_measure", lambda device, threads: measured)
-    monkeypatch.setattr(kernel_calibration, "calibrate_kernels", lambda device, rates, report: report("timed") or found)
+    monkeypatch.setattr(calibration, "_measure_rates", lambda device, threads: measured)
+    monkeypatch.setattr(
+        kernel_calibration, "calibrate_kernels", lambda device, rates, report: report("timed") or corrections
+    )
     assert main(["calibrate", "--device", "cuda"]) == 0
     assert capsys.readouterr().out.startswith("timed\n\n")
-    assert read_corrections("cuda:0") == found
+    assert read_corrections("cuda:0") == corrections
     assert rates.read_calibration("cuda:0", 1) == measured
     assert main(["calibrate", "--device", "cuda:3"]) == 2
     assert "must be one of 1 GPUs, got 'cuda:3'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kept", ["3", '[["fused", "float32", 1]]', '[["fused", "float32", "x", 1]]', "null"])
-def test_corrupt_corrections_are_ignored(kept, tmp_path, monkeypatch):
+@pytest.mark.parametrize("corrections", ["3", '[["fused", "float32", 1]]', '[["fused", "float32", "x", 1]]', "null"])
+def test_corrupt_corrections_are_ignored(corrections, tmp_path, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path))
-    (tmp_path / "rates.json").write_text(f'{{"{rates.calibration_key("cuda", 1)}": {{"corrections": {kept}}}}}')
+    (tmp_path / "rates.json").write_text(f'{{"{rates.calibration_key("cuda", 1)}": {{"corrections": {corrections}}}}}')
     assert read_corrections("cuda") == ()
 
 

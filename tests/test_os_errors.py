@@ -1,4 +1,4 @@
-"""Which OSErrors are reported in one sentence, and which are bugs and keep their traceback."""
+"""OSErrors that a user can fix are reported in one line; others are bugs and keep their traceback."""
 
 import errno
 import os
@@ -13,8 +13,8 @@ from lambdanets.cli.training import report_errors
 from lambdanets.errors import InputError
 
 
-def exit_code_of(error, monkeypatch):
-    """The exit code of a command that raises an error."""
+def run_failing_command(error, monkeypatch):
+    """Run a command that raises an error; returns the exit code."""
 
     def command(arguments):
         raise error
@@ -38,10 +38,10 @@ def os_error(number, *filename):
     ],
     ids=repr,
 )
-def test_os_errors_of_user_files_and_the_machine_are_one_sentence(error, monkeypatch, capsys):
-    assert exit_code_of(error, monkeypatch) == 2
-    place = f"{error.filename}: " if error.filename else ""
-    assert capsys.readouterr().err == f"lambdanets: {place}{error.strerror}\n"
+def test_os_errors_of_user_files_and_the_machine_are_one_line(error, monkeypatch, capsys):
+    assert run_failing_command(error, monkeypatch) == 2
+    file = f"{error.filename}: " if error.filename else ""
+    assert capsys.readouterr().err == f"lambdanets: {file}{error.strerror}\n"
     with pytest.raises(InputError), report_errors("lambdanets train", Path("runs/first")):
         raise error
 
@@ -61,7 +61,7 @@ def test_os_errors_of_user_files_and_the_machine_are_one_sentence(error, monkeyp
 )
 def test_os_errors_of_the_program_keep_their_traceback(error, monkeypatch):
     with pytest.raises(OSError, match=error.strerror or "closed") as raised:
-        exit_code_of(error, monkeypatch)
+        run_failing_command(error, monkeypatch)
     assert raised.value is error
     with pytest.raises(OSError, match=error.strerror or "closed"), report_errors("lambdanets train", Path("run")):
         raise error

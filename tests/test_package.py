@@ -1,4 +1,4 @@
-"""Imports, each in a process of its own, and the public names."""
+"""Imports, each in its own process, and the public names."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ import pytest
 
 import lambdanets
 
-# Runs each snippet in a fork of a process that has imported torch and torchvision, the slowest imports.
+# Runs each argument as Python code in a fork of a process that has imported torch and torchvision, which are slow.
 SCRIPT = """
 import os, sys, torch, torchvision
 for code in sys.argv[1:]:
@@ -23,7 +23,7 @@ for code in sys.argv[1:]:
         os._exit(0)
     assert os.wait()[1] == 0
 """
-ORDERS = (
+IMPORT_ORDERS = (
     "import lambdanets, timm",
     "import timm, lambdanets",
     "import lambdanets.models, timm",
@@ -31,9 +31,9 @@ ORDERS = (
 )
 
 
-def run(*codes):
+def run(*arguments):
     return subprocess.run(
-        [sys.executable, "-c", *codes], capture_output=True, text=True, check=True
+        [sys.executable, "-c", *arguments], capture_output=True, text=True, check=True
     ).stdout.splitlines()
 
 
@@ -51,10 +51,10 @@ def test_importing_a_layer_imports_torch_but_not_timm():
     assert not {"timm", "torchvision", "lightning", "matplotlib", "sklearn", "tyro"} & loaded
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forks a process with threads, which is safe on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="forking a process with threads is safe only on Linux")
 def test_models_are_registered_with_timm_in_any_import_order():
-    found = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
-    assert run(SCRIPT, *(f"{imports}; {found}" for imports in ORDERS)) == ["True True"] * len(ORDERS)
+    check = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
+    assert run(SCRIPT, *(f"{imports}; {check}" for imports in IMPORT_ORDERS)) == ["True True"] * len(IMPORT_ORDERS)
 
 
 LAYERS = {"LambdaLayer", "LambdaLayer1d", "LambdaLayer2d", "LambdaLayer3d", "RelativeEmbedding"}
@@ -67,7 +67,7 @@ REFERENCE = (Path(__file__).parents[1] / "docs/reference.md").read_text(encoding
 
 
 def test_public_names_are_frozen():
-    # a name added here is kept for good
+    # a name that is added here can never be removed
     expected = LAYERS | DECODING | OPERATIONS | MODELS | INFERENCE | PACKAGES | {"calibrate"}
     assert set(lambdanets.__all__) == expected
     assert set(lambdanets.__all__) <= set(dir(lambdanets))
@@ -75,10 +75,10 @@ def test_public_names_are_frozen():
 
 
 @pytest.mark.parametrize("name", lambdanets.__all__)
-def test_every_public_name_has_a_docstring_of_its_own(name):
+def test_every_public_name_has_its_own_docstring(name):
     doc = getattr(lambdanets, name).__doc__
     assert doc
-    assert not doc.startswith(f"{name}(")  # as dataclasses make
+    assert not doc.startswith(f"{name}(")  # the default docstring of a dataclass
 
 
 def test_reference_page_lists_exactly_the_public_names():
@@ -96,12 +96,12 @@ CALLS = re.findall(r"`ln\.((?:\w+\.)?\w+)\(([^`]*)\)`", REFERENCE)
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
 def test_signatures_on_the_reference_page_match_the_code(name, arguments):
-    found: object = lambdanets
+    function: object = lambdanets
     for part in name.split("."):
-        found = getattr(found, part)
-    parameters = inspect.signature(found).parameters.values()
-    plain = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])
-    assert f"({arguments})" == str(plain).replace("'", '"')
+        function = getattr(function, part)
+    parameters = inspect.signature(function).parameters.values()
+    unannotated = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])
+    assert f"({arguments})" == str(unannotated).replace("'", '"')
 
 
 def test_a_layer_and_an_operation_can_be_pickled():

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, a line every 30 seconds elsewhere, nothing for fast loops."""
+"""Progress: a bar on a terminal, otherwise a line every 30 seconds, and nothing for fast loops."""
 
 import re
 import time
@@ -7,12 +7,12 @@ import pytest
 
 from lambdanets import progress
 from lambdanets.cli import main
-from lambdanets.progress import Progress, duration, track
+from lambdanets.progress import Progress, format_duration, track
 
 
 @pytest.fixture
-def often(monkeypatch):
-    """Print lines twenty times per second instead of twice per minute."""
+def frequent_lines(monkeypatch):
+    """Print a line every 0.05 instead of every 30 seconds."""
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.05)
 
 
@@ -32,25 +32,25 @@ def test_fast_loops_print_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_lines_show_count_speed_and_remaining_time(often, capsys):
+def test_lines_show_count_speed_and_remaining_time(frequent_lines, capsys):
     with Progress("shards", 1000, "images", initial=200) as bar:
         bar.update(300)
         output = wait_for_output(capsys, "left")
     assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", output, flags=re.MULTILINE)
 
 
-def test_lines_are_printed_during_a_single_slow_item(often, capsys):
+def test_lines_are_printed_during_a_single_slow_item(frequent_lines, capsys):
     with Progress("planning"):
         assert wait_for_output(capsys, "(?s)so far.*so far").startswith("planning: 0 s so far\n")
 
 
-def test_lines_show_the_current_item(often, capsys):
+def test_lines_show_the_current_item(frequent_lines, capsys):
     with Progress("table 4", 3, "rows") as bar:
         bar.set_note("resnet50\x1b[2J, warming up")
         assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in wait_for_output(capsys, "warming")
 
 
-def test_no_line_is_printed_after_the_end(often, capsys):
+def test_no_line_is_printed_after_the_end(frequent_lines, capsys):
     with pytest.raises(ZeroDivisionError), Progress("planning"):
         raise ZeroDivisionError
     capsys.readouterr()
@@ -58,7 +58,7 @@ def test_no_line_is_printed_after_the_end(often, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_shows_a_bar_instead_of_lines(often, capsys, monkeypatch):
+def test_a_terminal_shows_a_bar_instead_of_lines(frequent_lines, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with Progress("shards", 10, "images") as bar:
         bar.update(5)
@@ -83,5 +83,5 @@ def test_training_prints_epoch_step_loss_and_speed(two_classes, tmp_path, capsys
 @pytest.mark.parametrize(
     ("seconds", "text"), [(42, "42 s"), (200, "3 min"), (7500, "2 h 05 min"), (76 * 3600, "3 d 4 h")]
 )
-def test_a_duration_has_its_two_largest_units(seconds, text):
-    assert duration(seconds) == text
+def test_format_duration_shows_at_most_two_units(seconds, text):
+    assert format_duration(seconds) == text

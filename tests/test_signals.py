@@ -1,4 +1,4 @@
-"""Signals in each phase of the command line."""
+"""Signals before, during and after the work of a command."""
 
 import os
 import signal
@@ -18,15 +18,15 @@ NUMBERS = pytest.mark.parametrize("number", signals.SIGNALS, ids=lambda number: 
 
 
 def run(command):
-    """The exit code of the command line for a function in place of a command."""
+    """Run a function as a command of the command line; returns the exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cli.COMMANDS, "try", "")
         patch.setitem(sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda arguments: command()))
         return cli.main(["try"])
 
 
-def outcome_of(command, tmp_path):
-    """The exit code and output of a forked process that runs `command` as the command line does."""
+def run_forked(command, tmp_path):
+    """Run a function as a command in a forked process; returns the exit code and the output."""
     child = os.fork()
     if child == 0:
         code = 99
@@ -48,42 +48,42 @@ def test_signal_before_any_work_exits_with_130_silently(number, tmp_path):
         send(number)
         raise AssertionError
 
-    assert outcome_of(command, tmp_path) == (130, "")
+    assert run_forked(command, tmp_path) == (130, "")
 
 
 def test_signal_ignored_at_process_start_stays_ignored(tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for what it runs in the background
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for background jobs
     try:
-        assert outcome_of(lambda: send(signal.SIGINT) or 7, tmp_path) == (7, "")
+        assert run_forked(lambda: send(signal.SIGINT) or 7, tmp_path) == (7, "")
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 @NUMBERS
-def test_signal_around_the_command_line_exits_with_130_silently(number):
+def test_signal_outside_of_the_command_exits_with_130_silently(number):
     script = (
         "import os, sys\n"
         "from lambdanets import __main__, cli\n"
         f"cli.main = lambda: os.kill(os.getpid(), {int(number)})\n"
         "__main__.console()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
 
 
 @NUMBERS
 def test_signal_during_an_atomic_write_keeps_the_previous_file(number, tmp_path):
     def command():
         with atomic_open(tmp_path / "file") as file:
-            file.write(b"half")
+            file.write(b"new")
             file.flush()
             send(number)
         raise AssertionError
 
-    (tmp_path / "file").write_bytes(b"before")
-    assert outcome_of(command, tmp_path) == (130, "")
+    (tmp_path / "file").write_bytes(b"old")
+    assert run_forked(command, tmp_path) == (130, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "log"]
-    assert (tmp_path / "file").read_bytes() == b"before"
+    assert (tmp_path / "file").read_bytes() == b"old"
 
 
 @NUMBERS
@@ -93,7 +93,7 @@ def test_signal_while_locked_leaves_no_lock_and_no_empty_folder(number, tmp_path
             send(number)
         raise AssertionError
 
-    assert outcome_of(command, tmp_path) == (130, "")
+    assert run_forked(command, tmp_path) == (130, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
 
 
@@ -106,7 +106,7 @@ def test_signal_in_a_deferred_block_takes_effect_at_its_end(number, tmp_path):
                 (tmp_path / "done").touch()
             raise AssertionError
 
-    assert outcome_of(command, tmp_path) == (130, "")
+    assert run_forked(command, tmp_path) == (130, "")
     assert (tmp_path / "done").exists()
 
 
@@ -117,10 +117,10 @@ def test_signal_during_work_allows_one_cleanup(number, tmp_path):
             with signals.resumable("all is kept"), atomic_open(tmp_path / "file"):
                 send(number)
         finally:
-            send(signal.SIGTERM)  # schedulers send it again
+            send(signal.SIGTERM)  # job schedulers may send it several times
             (tmp_path / "cleaned").touch()
 
-    code, output = outcome_of(command, tmp_path)
+    code, output = run_forked(command, tmp_path)
     assert (code, output) == (130, "stopped; all is kept; run the same command to resume\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned", "log"]
 
@@ -134,11 +134,11 @@ def test_second_ctrl_c_aborts_the_cleanup(tmp_path):
             send(signal.SIGINT)
             (tmp_path / "cleaned").touch()
 
-    assert outcome_of(command, tmp_path) == (130, "")
+    assert run_forked(command, tmp_path) == (130, "")
     assert not (tmp_path / "cleaned").exists()
 
 
-def test_library_error_caused_by_a_signal_counts_as_the_signal(tmp_path):
+def test_library_error_caused_by_a_signal_exits_with_130(tmp_path):
     def command():
         try:
             with signals.interruptible():
@@ -146,21 +146,21 @@ def test_library_error_caused_by_a_signal_counts_as_the_signal(tmp_path):
         except KeyboardInterrupt as error:
             raise SystemError("initialization of _C raised unreported exception") from error
 
-    assert outcome_of(command, tmp_path) == (130, "")
+    assert run_forked(command, tmp_path) == (130, "")
 
 
-def test_signal_where_python_drops_exceptions_is_not_lost(tmp_path):
-    class Dropping:
+def test_signal_in_a_destructor_is_not_lost(tmp_path):
+    class Sender:
         def __del__(self):
             send(signal.SIGTERM)
 
     def command():
         with signals.resumable("all is kept"):
-            Dropping()
+            Sender()
             time.sleep(60)
         raise AssertionError
 
-    assert outcome_of(command, tmp_path) == (130, "stopped; all is kept; run the same command to resume\n")
+    assert run_forked(command, tmp_path) == (130, "stopped; all is kept; run the same command to resume\n")
 
 
 def test_signal_handlers_are_restored(tmp_path):

@@ -1,4 +1,4 @@
-"""Escaping of control characters in printed lines."""
+"""Control characters are escaped in printed lines."""
 
 import io
 
@@ -10,7 +10,7 @@ from lambdanets.text_tables import markdown_table, text_table
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         ("\x1b[31mred", "\\x1b[31mred"),
         ("two\nlines\r", "two\\nlines\\r"),
@@ -20,8 +20,8 @@ from lambdanets.text_tables import markdown_table, text_table
         ("a\tb", "a\\tb"),
     ],
 )
-def test_control_characters_are_escaped(text, shown):
-    assert printable(text) == shown
+def test_control_characters_are_escaped(text, escaped):
+    assert printable(text) == escaped
 
 
 @pytest.mark.parametrize("text", ["größe 23×23", "数字 — «ok»", "नमस्ते", "👩\u200d🔬", "no\u00a0break", ""])

@@ -1,6 +1,6 @@
 """LambdaNetworks (Bello, ICLR 2021) in PyTorch: exact lambda layers of any size, the paper's models, training.
 
-Every name is imported on first use, so that the command line answers before PyTorch, which takes seconds, is loaded.
+Names are imported on first use. Thus the command line can print its help without loading PyTorch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 
 from lambdanets._timm import register_with_timm
 
-TYPE_CHECKING = False  # as type checkers know it, without the time that importing typing takes
+TYPE_CHECKING = False  # type checkers know this name; importing it from typing would slow down the command line
 if TYPE_CHECKING:
     from lambdanets import layers, models, ops
     from lambdanets.calibration import calibrate
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _PACKAGES = ("layers", "models", "ops")
-# Where a name is that is not in `lambdanets.layers`.
+# Modules of the public names. Names that are not listed are in `lambdanets.layers`.
 _MODULES = {
     "Classifier": "inference.classifier",
     "Detector": "inference.detector",

@@ -1,4 +1,4 @@
-"""The command `lambdanets`, also `python -m lambdanets`."""
+"""The command line: `lambdanets` or `python -m lambdanets`."""
 
 import os
 import signal
@@ -6,19 +6,19 @@ import sys
 
 
 def console() -> None:
-    """Run the command line and exit. A signal while Python imports it or shuts down ends the process quietly."""
-    end_quietly()
-    from lambdanets.cli import main  # tenths of a second, in which a signal may come
+    """Run the command line and exit. Signals during import or shutdown end the process without a traceback."""
+    exit_quietly_on_signals()
+    from lambdanets.cli import main  # imported after the handlers are set, because this takes tenths of a second
 
     sys.exit(main())
 
 
-def end_quietly() -> None:
-    """From here on a signal ends the process at once, but for those that were ignored when it began."""
+def exit_quietly_on_signals() -> None:
+    """Make signals end the process immediately and without a message. Signals that are ignored stay ignored."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: os._exit(130))
 
 
-if __name__ == "__main__":  # spawned worker processes import it under another name
+if __name__ == "__main__":  # false in spawned worker processes, which import this module under another name
     console()

@@ -1,7 +1,7 @@
-"""Makes timm.create_model find this package's models, in whichever order the two are imported.
+"""Makes timm.create_model find this package's models, whether timm or lambdanets is imported first.
 
-timm has no plug-in mechanism: models are registered by importing their module. Importing timm takes seconds, so this
-package does not do it on its own; it waits for somebody else's `import timm`.
+timm has no plug-in mechanism: models are registered when their module is imported. Importing timm takes seconds, so
+this package does not import it. Instead, an import hook registers the models when the user's program imports timm.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-TYPE_CHECKING = False  # typing and importlib's other modules would double the time until the command line answers
+TYPE_CHECKING = False  # importing typing and importlib.abc would double the start-up time of the command line
 if TYPE_CHECKING:
     import importlib.abc
     import importlib.machinery
@@ -22,7 +22,7 @@ else:
 
 
 def register_with_timm() -> None:
-    """Register the models now if timm is there, or else as soon as it is imported."""
+    """Register the models now if timm is already imported, otherwise when it is."""
     if "timm" in sys.modules:
         importlib.import_module("lambdanets.models")
     elif not any(isinstance(finder, _TimmFinder) for finder in sys.meta_path):
@@ -30,7 +30,7 @@ def register_with_timm() -> None:
 
 
 class _TimmFinder:
-    """Finds timm as usual, and has its loader import the models afterwards."""
+    """Finds timm as usual, and replaces its loader by one that also registers this package's models."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -42,11 +42,11 @@ class _TimmFinder:
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("timm")
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)
+            spec.loader = _RegisteringLoader(spec.loader)
         return spec
 
 
-class _ThenRegister(Loader):
+class _RegisteringLoader(Loader):
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
 
@@ -55,7 +55,7 @@ class _ThenRegister(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        # timm keeps its own loader, for whoever reads its files through it
+        # restore timm's own loader, because other code may read timm's files through it
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader

@@ -1,4 +1,4 @@
-"""Types and ranges of recipe fields and records, checked in one place, with error messages."""
+"""Checks values against annotated types and ranges, with readable error messages."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,10 @@ from lambdanets.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `minimum` to `maximum` inclusive, or above and below exclusive bounds. None: unbounded."""
+    """A range of numbers.
+
+    minimum, maximum: inclusive bounds. above, below: exclusive bounds. None: no bound.
+    """
 
     minimum: float | None = None
     maximum: float | None = None
@@ -33,87 +36,101 @@ class Range:
         return " and ".join(f"{name} {bound:,}" for name, bound in bounds.items() if bound is not None)
 
 
-WORKERS = Range(0, 1024)
-# A smaller fraction holds out no image of most data sets; a larger one leaves too few for training.
-VALIDATION_FRACTION = Range(0.001, 0.9)
+WORKERS_RANGE = Range(0, 1024)
+# With a smaller fraction most data sets would have no validation image; with a larger one too few training images.
+VALIDATION_SHARE_RANGE = Range(0.001, 0.9)
 
 
-_ONE = {int: "an integer", float: "a finite number", bool: "True or False", str: "a string", type(None): "None"}
-_SEVERAL = {int: "integers", float: "finite numbers", str: "strings"}
+_SINGULAR = {int: "an integer", float: "a finite number", bool: "True or False", str: "a string", type(None): "None"}
+_PLURAL = {int: "integers", float: "finite numbers", str: "strings"}
 
 
 @functools.cache
-def types_of_fields(kind: Any) -> dict[str, Any]:
-    """The annotated types of the fields of a dataclass or a TypedDict."""
-    hints = get_type_hints(kind)
-    return hints if is_typeddict(kind) else {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+def field_types(record_type: Any) -> dict[str, Any]:
+    """Return the type annotation of each field of a dataclass or TypedDict."""
+    hints = get_type_hints(record_type)
+    if is_typeddict(record_type):
+        return hints
+    return {field.name: hints[field.name] for field in dataclasses.fields(record_type)}
 
 
 def check(name: str, value: Any, annotation: Any, bounds: Range | None = None) -> None:
-    """Raise InputError unless a value is of an annotated type and, if it is a number, in its range."""
+    """Raise InputError unless a value has the annotated type and, if it is a number, is within the bounds."""
     convert(value, annotation, name, bounds)
 
 
-def convert(value: Any, kind: Any, name: str = "it", bounds: Range | None = None) -> Any:
+def convert(value: Any, annotation: Any, name: str = "it", bounds: Range | None = None) -> Any:
     """Convert a JSON value to an annotated type: objects to dataclasses or TypedDicts, lists to tuples.
 
-    kind: a dataclass, TypedDict, list, tuple, dict, union, Literal or plain class. An int is accepted for a float, a
-    bool for no number, and floats must be finite. bounds: range of numbers. Raises InputError for any other value.
+    annotation: a dataclass, TypedDict, list, tuple, dict, union, Literal or other class.
+    name: of the value, for error messages.
+    bounds: range of numbers.
+
+    An int is accepted as a float, but a bool is not accepted as a number. Floats must be finite. Raises InputError if
+    the value does not match.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or is_typeddict(kind)):
-        return _record(value, kind, "" if name == "it" else f"{name}.")
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if isinstance(value, dict) and (dataclasses.is_dataclass(annotation) or is_typeddict(annotation)):
+        return _convert_record(value, annotation, "" if name == "it" else f"{name}.")
     if isinstance(value, dict) and origin is dict:
         return {key: convert(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple) and origin in (list, tuple):
-        kinds = arguments if origin is tuple and arguments[-1] is not Ellipsis else arguments[:1] * len(value)
-        if arguments[0] not in _SEVERAL:
+        has_fixed_length = origin is tuple and arguments[-1] is not Ellipsis
+        item_types = arguments if has_fixed_length else arguments[:1] * len(value)
+        if arguments[0] not in _PLURAL:
             return origin(convert(item, arguments[0], f"{name}[{index}]") for index, item in enumerate(value))
-        if len(kinds) == len(value) and all(_fits(item, each, bounds) for item, each in zip(value, kinds, strict=True)):
+        if len(item_types) == len(value) and all(
+            _is_instance(item, item_type, bounds) for item, item_type in zip(value, item_types, strict=True)
+        ):
             return origin(value)
     for alternative in arguments if origin in (Union, UnionType) else ():
         with contextlib.suppress(InputError):
             return convert(value, alternative, name, bounds)
-    if _fits(value, kind, bounds):
+    if _is_instance(value, annotation, bounds):
         return value
-    expected = expected_of(kind) + (f", {bounds}" if bounds else "")
+    expected = describe_type(annotation) + (f", {bounds}" if bounds else "")
     text = repr(value)
     raise InputError(f"{name} must be {expected}, got {text if len(text) < 200 else f'{text[:150]} ... {text[-45:]}'}")
 
 
-def _record(value: dict[str, Any], kind: Any, prefix: str) -> Any:
-    """A dataclass or TypedDict, with its RANGES and ALIASES of fields. A TypedDict keeps unknown fields."""
-    value = {getattr(kind, "ALIASES", {}).get(name, name): item for name, item in value.items()} | value
-    ranges = getattr(kind, "RANGES", {})
-    fields = () if is_typeddict(kind) else dataclasses.fields(kind)
+def _convert_record(value: dict[str, Any], record_type: Any, prefix: str) -> Any:
+    """Convert a JSON object to a dataclass or TypedDict. A TypedDict keeps unknown fields.
+
+    A dataclass may have the class attributes RANGES (field name to Range) and ALIASES (old field name to new one).
+    """
+    value = {getattr(record_type, "ALIASES", {}).get(name, name): item for name, item in value.items()} | value
+    ranges = getattr(record_type, "RANGES", {})
+    fields = () if is_typeddict(record_type) else dataclasses.fields(record_type)
     optional = {field.name for field in fields if (field.default, field.default_factory) != (dataclasses.MISSING,) * 2}
     values = {}
-    for name, annotation in types_of_fields(kind).items():
+    for name, annotation in field_types(record_type).items():
         if name in value:
             values[name] = convert(value[name], annotation, f"{prefix}{name}", ranges.get(name))
-        elif name not in optional | getattr(kind, "__optional_keys__", set()):
-            raise InputError(f"{prefix}{name} must be {expected_of(annotation)}, got nothing")
-    return kind(**values) if fields else value | values
+        elif name not in optional | getattr(record_type, "__optional_keys__", set()):
+            raise InputError(f"{prefix}{name} must be {describe_type(annotation)}, got nothing")
+    return record_type(**values) if fields else value | values
 
 
-def _fits(value: Any, kind: Any, bounds: Range | None) -> bool:
-    """Whether a value is of a class, a Literal or Any and, if it is a number, in its range."""
-    if get_origin(kind) is Literal:
-        return value in get_args(kind) and not isinstance(value, bool)
-    if kind in (int, float):
-        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return number and abs(value) < math.inf and (bounds is None or bounds.contains(value))
-    return kind is Any or (isinstance(kind, type) and not is_typeddict(kind) and isinstance(value, kind))
+def _is_instance(value: Any, annotation: Any, bounds: Range | None) -> bool:
+    """Whether a value matches a class, a Literal or Any and, if it is a number, is finite and within the bounds."""
+    if get_origin(annotation) is Literal:
+        return value in get_args(annotation) and not isinstance(value, bool)
+    if annotation in (int, float):
+        is_number = isinstance(value, int if annotation is int else int | float) and not isinstance(value, bool)
+        return is_number and abs(value) < math.inf and (bounds is None or bounds.contains(value))
+    if annotation is Any:
+        return True
+    return isinstance(annotation, type) and not is_typeddict(annotation) and isinstance(value, annotation)
 
 
-def expected_of(annotation: Any) -> str:
-    """A description of an annotated type, for error messages."""
+def describe_type(annotation: Any) -> str:
+    """Describe a type annotation for error messages, such as "an integer or None"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if origin in (Union, UnionType):
-        return " or ".join(expected_of(kind) for kind in arguments)
-    if origin in (list, tuple) and arguments[0] in _SEVERAL:
-        number = f"{len(arguments)} " if origin is tuple and arguments[-1] is not Ellipsis else ""
-        return f"{number}{_SEVERAL[arguments[0]]}"
-    return _ONE.get(annotation) or ("a list" if origin in (list, tuple) else "an object")
+        return " or ".join(describe_type(alternative) for alternative in arguments)
+    if origin in (list, tuple) and arguments[0] in _PLURAL:
+        count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not Ellipsis else ""
+        return f"{count}{_PLURAL[arguments[0]]}"
+    return _SINGULAR.get(annotation) or ("a list" if origin in (list, tuple) else "an object")

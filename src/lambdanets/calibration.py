@@ -1,4 +1,4 @@
-"""Measures the throughput constants of a device for the planner, and caches them."""
+"""Measures the speed of a device and caches it for the planner, which predicts which algorithm is fastest."""
 
 import contextlib
 import json
@@ -17,32 +17,34 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.ops.position.rates import Rates, calibration_file, calibration_key
 
-# Measures the speedup of bfloat16 over float32 products. In a subprocess: SIGILL kills it on a machine that advertises
-# instructions (AMX) that it does not permit.
-_GAIN_SCRIPT = """
+# Measures the speedup of bfloat16 over float32 matrix products. It runs in a subprocess, because some machines
+# advertise AMX instructions and then kill the process (SIGILL) that uses them.
+_SPEEDUP_SCRIPT = """
 import sys, torch
-from lambdanets.calibration import seconds_of
+from lambdanets.calibration import median_seconds
 torch.set_num_threads(int(sys.argv[1]))
 def product(dtype):
     x = torch.randn(1024, 1024).to(dtype)
-    return seconds_of(lambda: x @ x, "cpu")
+    return median_seconds(lambda: x @ x, "cpu")
 print(product(torch.float32) / product(torch.bfloat16))
 """
-# The gain if bfloat16 products are not supported.
-_UNSUPPORTED_GAIN = 0.01
+# Stored as the speedup if bfloat16 products are not supported, so that the planner avoids them.
+_UNSUPPORTED_SPEEDUP = 0.01
 
 
 def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) -> Rates:
-    """Measure the rates of a device: "cpu", with torch's current number of threads, in about a second; "cuda" or
-    "cuda:1", in minutes.
+    """Measure the speed of a device and store it in the user's cache folder (or LAMBDANETS_CACHE).
 
-    The rates are stored in the user's cache folder (or LAMBDANETS_CACHE), and used by later processes with the same
-    number of threads and version of PyTorch for the choice of algorithms and for `lambdanets.plan`. This process
-    keeps its rates.
+    device: "cpu", measured in about a second with torch's current number of threads; or "cuda" or "cuda:1", measured
+        in minutes.
+    report: called with lines of text about the fused kernels.
 
-    On a GPU it also repeats the self-test of all fused kernels, benchmarks them and the other algorithms, and stores
-    correction factors of the predictions; `report` is called with lines of text about these.
-    Raises ValueError for an unknown device, OSError if the folder is not writable.
+    Later processes with the same number of threads and the same PyTorch version use the measured rates to choose
+    algorithms and in `lambdanets.plan`. The current process does not.
+
+    On a GPU, this also repeats the self-test of all fused kernels, benchmarks them and the other algorithms, and stores
+    factors that correct the predicted times. Raises ValueError for an unknown device, and OSError if the folder is not
+    writable.
     """
     if device != "cpu" and (re.fullmatch(r"cuda(:\d+)?", device) is None or not torch.cuda.is_available()):
         raise InputError(f"device must be 'cpu', or 'cuda' if there is a GPU, got {device!r}")
@@ -53,23 +55,23 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
     threads = torch.get_num_threads() if device == "cpu" else 1
     corrections: dict[str, object] = {}
     with torch.no_grad(), contextlib.nullcontext() if device == "cpu" else torch.cuda.device(device):
-        rates = _measure(device, threads)
+        rates = _measure_rates(device, threads)
         if device != "cpu":
             from lambdanets.kernel_calibration import calibrate_kernels
 
             corrections["corrections"] = calibrate_kernels(device, rates, report or (lambda line: None))
-    found = {}
+    cached = {}
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
-    found[calibration_key(device, threads)] = asdict(rates) | corrections
-    atomic_write(path, json.dumps(found, indent=1).encode())
+        cached = json.loads(path.read_text())
+    cached[calibration_key(device, threads)] = asdict(rates) | corrections
+    atomic_write(path, json.dumps(cached, indent=1).encode())
     return rates
 
 
-def seconds_of(function: Callable[[], object], device: str, runs: int = 15) -> float:
-    """The median time of a call in seconds, after two warm-up calls."""
+def median_seconds(function: Callable[[], object], device: str, runs: int = 15) -> float:
+    """Measure the median time of a call in seconds, after two warm-up calls."""
     if device != "cpu":
-        return _seconds_on_gpu(function, runs)
+        return _median_seconds_on_gpu(function, runs)
     times = []
     for run in range(runs + 2):
         start = time.perf_counter()
@@ -79,8 +81,8 @@ def seconds_of(function: Callable[[], object], device: str, runs: int = 15) -> f
     return statistics.median(times)
 
 
-def _seconds_on_gpu(function: Callable[[], object], runs: int) -> float:
-    """Timed by CUDA events around several milliseconds of calls: synchronizing after each would add about 10 us."""
+def _median_seconds_on_gpu(function: Callable[[], object], runs: int) -> float:
+    """Measure with CUDA events around several milliseconds of calls. Synchronizing after each call would add 10 us."""
     for _ in range(2):
         function()
     torch.cuda.synchronize()
@@ -100,29 +102,30 @@ def _seconds_on_gpu(function: Callable[[], object], runs: int) -> float:
     return statistics.median(times)
 
 
-def _measure(device: str, threads: int) -> Rates:
-    # a GPU needs larger problems to be saturated, and larger than its L2 cache of up to 126 MB
+def _measure_rates(device: str, threads: int) -> Rates:
+    # a GPU is saturated only by larger problems, which must also exceed its L2 cache of up to 126 MB
     side, scale = (1024, 1) if device == "cpu" else (8192, 32)
     large = torch.randn(side, side, device=device)
-    operations = 2 * side**3 / seconds_of(lambda: large @ large, device)
-    # products of the size of a tile are slower by (1 + s / 32) (1 + s / 16) (1 + s / 256), s the half side
+    operations = 2 * side**3 / median_seconds(lambda: large @ large, device)
+    # a product of shapes (32, 16) and (16, 256) has the size of a tile; it is slower than a large one by the factor
+    # (1 + s / 32) (1 + s / 16) (1 + s / 256), where s is the half side of `Rates`
     count = 256 * scale
     first, second = torch.randn(count, 32, 16, device=device), torch.randn(count, 16, 256, device=device)
-    slowdown = seconds_of(lambda: torch.bmm(first, second), device) * operations / (2 * count * 32 * 16 * 256)
+    slowdown = median_seconds(lambda: torch.bmm(first, second), device) * operations / (2 * count * 32 * 16 * 256)
     maps = torch.randn(8 * scale, 784, 64, 4, device=device)
     rows = torch.empty(784, 4, 8 * scale, 64, device=device)
-    copied = 2 * maps.nbytes / seconds_of(lambda: rows.copy_(maps.permute(1, 3, 0, 2)), device)
+    copied_bytes = 2 * maps.nbytes / median_seconds(lambda: rows.copy_(maps.permute(1, 3, 0, 2)), device)
     small = torch.zeros(4, 4, device=device)
-    call = seconds_of(lambda: [small.narrow(0, 0, 2).add_(1) for _ in range(100)], device) / 100
-    waves = torch.randn(16 * scale, 96, 96, device=device)
-    points = waves.numel() * torch.log2(torch.tensor(96.0**2)).item()
-    transformed = points / seconds_of(lambda: torch.fft.irfft2(torch.fft.rfft2(waves)), device) * 2
-    gain = _bfloat16_gain(threads) if device == "cpu" else _gain_on_gpu(large)
-    return Rates(operations, _half_side(slowdown), copied, call, transformed, gain)
+    call_seconds = median_seconds(lambda: [small.narrow(0, 0, 2).add_(1) for _ in range(100)], device) / 100
+    signals = torch.randn(16 * scale, 96, 96, device=device)
+    points = signals.numel() * torch.log2(torch.tensor(96.0**2)).item()
+    fft_points = points / median_seconds(lambda: torch.fft.irfft2(torch.fft.rfft2(signals)), device) * 2
+    speedup = _bfloat16_speedup(threads) if device == "cpu" else _bfloat16_speedup_on_gpu(large)
+    return Rates(operations, _solve_half_side(slowdown), copied_bytes, call_seconds, fft_points, speedup)
 
 
-def _half_side(slowdown: float) -> float:
-    """s with (1 + s / 32) (1 + s / 16) (1 + s / 256) = slowdown, by bisection; at least 1."""
+def _solve_half_side(slowdown: float) -> float:
+    """Solve (1 + s / 32) (1 + s / 16) (1 + s / 256) = slowdown for s by bisection. Returns at least 1."""
     low, high = 1.0, 1024.0
     while high - low > 0.01:
         middle = (low + high) / 2
@@ -133,12 +136,12 @@ def _half_side(slowdown: float) -> float:
     return low
 
 
-def _gain_on_gpu(large: torch.Tensor) -> float:
-    narrow = large.bfloat16()
-    return seconds_of(lambda: large @ large, "cuda") / seconds_of(lambda: narrow @ narrow, "cuda")
+def _bfloat16_speedup_on_gpu(matrix: torch.Tensor) -> float:
+    rounded = matrix.bfloat16()
+    return median_seconds(lambda: matrix @ matrix, "cuda") / median_seconds(lambda: rounded @ rounded, "cuda")
 
 
-def _bfloat16_gain(threads: int) -> float:
-    command = [sys.executable, "-c", _GAIN_SCRIPT, str(threads)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    return max(_UNSUPPORTED_GAIN, float(run.stdout)) if run.returncode == 0 else _UNSUPPORTED_GAIN
+def _bfloat16_speedup(threads: int) -> float:
+    command = [sys.executable, "-c", _SPEEDUP_SCRIPT, str(threads)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return max(_UNSUPPORTED_SPEEDUP, float(process.stdout)) if process.returncode == 0 else _UNSUPPORTED_SPEEDUP

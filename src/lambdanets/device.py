@@ -1,4 +1,4 @@
-"""The default device, its support of precisions, and its free memory."""
+"""The default device, the precisions it supports, and its free memory."""
 
 import signal
 import subprocess
@@ -13,33 +13,36 @@ from lambdanets.errors import InputError
 
 
 def best_device() -> torch.device:
-    """The GPU if there is one, else the CPU."""
+    """Return the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def as_device(device: str | torch.device | None) -> torch.device:
-    """The device of this name, by default the best. Raises InputError for one that is not there."""
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """Return the device with this name, by default `best_device()`. Raises InputError if it does not exist."""
     if device is None:
         return best_device()
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     available = ["cpu", *(["cuda"] if gpus else []), *gpus]
     try:
-        found = torch.device(device)
+        resolved = torch.device(device)
     except (RuntimeError, TypeError):
-        found = None
-    if found is None or (found.type != "cpu" and str(found) not in available):
-        without = "" if gpus else "; PyTorch finds no GPU"
-        raise InputError(f"device must be {' or '.join(available)}, got {str(device)!r}{without}")
-    return found
+        resolved = None
+    if resolved is None or (resolved.type != "cpu" and str(resolved) not in available):
+        no_gpu = "" if gpus else "; PyTorch finds no GPU"
+        raise InputError(f"device must be {' or '.join(available)}, got {str(device)!r}{no_gpu}")
+    return resolved
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether the device is a GPU with bfloat16."""
+    """Whether the default device is a GPU that supports bfloat16."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
 def check_precision(precision: str) -> None:
-    """Raise InputError for float16 without a GPU, and for bfloat16 on machines that advertise AMX but forbid it."""
+    """Raise InputError if the default device does not support a precision of Lightning.
+
+    16-mixed needs a GPU; bf16-mixed fails on machines whose CPU advertises AMX but does not permit it.
+    """
     if precision == "32-true" or torch.cuda.is_available():
         return
     if precision == "16-mixed":
@@ -48,7 +51,10 @@ def check_precision(precision: str) -> None:
 
 
 def check_bfloat16(option: str, alternative: str) -> None:
-    """Raise InputError if a bfloat16 product kills the process by SIGILL, because AMX is advertised but forbidden."""
+    """Raise InputError if a bfloat16 matrix product kills its process with SIGILL: AMX is advertised but forbidden.
+
+    option: what needs bfloat16, for the message. alternative: what to use instead.
+    """
     product = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
     if subprocess.run([sys.executable, "-c", product], check=False).returncode == -signal.SIGILL:
         raise InputError(
@@ -60,44 +66,46 @@ def check_bfloat16(option: str, alternative: str) -> None:
 def free_memory(
     device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Free memory in bytes: of the GPU, or the minimum over the machine and the cgroups of this process.
+    """Return the free memory in bytes: of the GPU, or the minimum over the machine and the cgroups of this process.
 
-    Reclaimable page cache counts as free. cgroups, membership: the cgroup file system (version 2 or 1), and the file
-    that lists the cgroups of this process.
+    cgroups: the cgroup file system, version 1 or 2.
+    membership: the file that lists the cgroups of this process.
+
+    Reclaimable page cache counts as free.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([psutil.virtual_memory().available, *_left_in_cgroups(cgroups, membership)])
+    return min([psutil.virtual_memory().available, *_free_in_cgroups(cgroups, membership)])
 
 
-def _left_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
-    """Free memory of each cgroup of this process that has a limit, from its own up to the root."""
+def _free_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
+    """Yield the free memory of each cgroup of this process that has a limit, from its own up to the root."""
     lines = membership.read_text().splitlines() if membership.is_file() else []
-    for number, controllers, path in (line.split(":", 2) for line in lines):
-        if number == "0":
-            root, (limit, used, cache) = cgroups, _CGROUP2
+    for hierarchy, controllers, path in (line.split(":", 2) for line in lines):
+        if hierarchy == "0":
+            root, (limit, usage, cache) = cgroups, _CGROUP2
         elif "memory" in controllers.split(","):
-            root, (limit, used, cache) = cgroups / "memory", _CGROUP1
+            root, (limit, usage, cache) = cgroups / "memory", _CGROUP1
         else:
             continue
         own = root / path.lstrip("/")
         for folder in (own, *own.parents):  # in a container only the root may be visible
             if folder.is_relative_to(root) and ".." not in folder.parts:
-                maximum, current = _number(folder / limit), _number(folder / used)
+                maximum, current = _read_number(folder / limit), _read_number(folder / usage)
                 if maximum is not None and current is not None:
-                    yield max(0, maximum - current + (_number(folder / "memory.stat", cache) or 0))
+                    yield max(0, maximum - current + (_read_number(folder / "memory.stat", cache) or 0))
 
 
-# File names of a cgroup's limit and usage, and the key in memory.stat of its reclaimable page cache.
+# File names of a cgroup's limit and usage, and the key of its reclaimable page cache in memory.stat.
 _CGROUP2 = ("memory.max", "memory.current", "inactive_file")
 _CGROUP1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def _number(file: Path, key: str | None = None) -> int | None:
-    """The number in a file, or after a key in it; None if there is none, as for a limit of "max"."""
+def _read_number(file: Path, key: str | None = None) -> int | None:
+    """Return the first number in a file, or the one after `key`; None if it is missing or "max" (no limit)."""
     try:
         fields = file.read_text().split()
     except OSError:
         return None
-    found = fields[fields.index(key) + 1 :] if key in fields else fields if key is None else []
-    return int(found[0]) if found and found[0].isdigit() else None
+    values = fields[fields.index(key) + 1 :] if key in fields else fields if key is None else []
+    return int(values[0]) if values and values[0].isdigit() else None

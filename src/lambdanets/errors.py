@@ -1,4 +1,4 @@
-"""InputError, the one-line error for a user's mistake, and helpers for messages."""
+"""InputError, the error for a user's mistake, and helpers for error messages."""
 
 import contextlib
 import difflib
@@ -8,14 +8,14 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-# Failures of the machine, whatever the file: disk full, too many open files, I/O errors.
+# Failures of the machine that may occur for any file: disk full, too many open files, I/O errors.
 _MACHINE_ERRORS = {
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE")
     if hasattr(errno, name)
 }
 
-# The extra that installs a package, by the name that is imported.
+# The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "pyarrow", "duckdb"), "train"),
     **dict.fromkeys(("faster_coco_eval", "pycocotools"), "detection"),
@@ -23,14 +23,14 @@ EXTRAS = {
 
 
 class InputError(ValueError):
-    """An argument or file of the user is invalid. The message: `{argument} must be {expected}, got {value}`.
+    """An argument or file of the user is invalid. Format of the message: `{argument} must be {expected}, got {value}`.
 
     The command line prints the message and exits with code 2.
     """
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message on one line without a final period, or its type's name if it has none."""
+    """Return the message of an exception on one line without a final period, or the type's name if it is empty."""
     try:
         message = str(error)
     except Exception:  # str() of a user's exception class may raise
@@ -39,31 +39,31 @@ def one_line(error: BaseException) -> str:
 
 
 class KernelWarning(UserWarning):
-    """A fused kernel failed its self-test or its launch on this GPU; a plain algorithm replaces it."""
+    """A fused kernel failed its self-test or its launch on this GPU, and a PyTorch algorithm replaces it."""
 
 
 class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process
-    """Raised on the other ranks after rank 0 has reported an error: they exit without a message."""
+    """Raised on the other ranks after rank 0 has reported an error, to make them exit without a message."""
 
 
-def is_for_user(error: OSError) -> bool:
-    """Whether a user can fix the error: it names a file outside the installed packages, or is one of _MACHINE_ERRORS.
+def is_user_fixable(error: OSError) -> bool:
+    """Whether a user can fix the error: it is about a file outside the installed packages, or is a machine error.
 
-    Others, such as a closed file descriptor or a missing file of a package, are bugs, and keep their traceback.
+    All others, such as a closed file descriptor or a missing file of a package, are bugs and are shown with traceback.
     """
     if error.errno in _MACHINE_ERRORS:
         return True
     if not isinstance(error.filename, str | bytes) or error.errno is None:
         return False
     name = error.filename if isinstance(error.filename, str) else error.filename.decode(errors="surrogateescape")
-    installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+    installed = [Path(sysconfig.get_path(scheme)) for scheme in ("stdlib", "purelib", "platlib")]
     installed.append(Path(__file__).parent)
     return not any(Path(name).absolute().is_relative_to(folder) for folder in installed)
 
 
 @contextlib.contextmanager
-def missing_extras_explained() -> Iterator[None]:
-    """Raise InputError with the install command where an import fails for lack of an extra."""
+def explain_missing_extras() -> Iterator[None]:
+    """Raise InputError with the install command if an import in the block fails because an extra is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -75,7 +75,7 @@ def missing_extras_explained() -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
-    """The end of a message for an unknown name, '; the nearest is ...', or "" if no known name is close."""
+    """Return '; the nearest is ...' for a message about an unknown name, or "" if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     if not close:
         return ""
@@ -83,7 +83,7 @@ def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, a GPU or PyTorch on the CPU, which raises a plain RuntimeError, ran out of memory."""
+    """Whether the error is out of memory in Python, on a GPU, or in PyTorch on the CPU (a RuntimeError)."""
     torch = sys.modules.get("torch")  # without PyTorch loaded, the error is not PyTorch's
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
@@ -91,9 +91,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str]) -> str:
-    """The end of a message for an unknown argument: '; did you mean ...?' with a synonym or the nearest by spelling.
+    """Return '; did you mean ...?' for a message about an unknown argument, or "" if no known argument is similar.
 
-    "" if no known argument is close.
+    synonyms: known arguments by other names that users may try; used before the nearest spelling.
     """
     known = list(known)
     synonym = synonyms.get(name)

@@ -1,4 +1,4 @@
-"""Atomic writes, removal of their leftovers, and reading of regular files only."""
+"""Atomic writes, removal of unfinished files, and opening of regular files."""
 
 import hashlib
 import os
@@ -13,22 +13,24 @@ from lambdanets.signals import deferred, interruptible
 
 
 @contextmanager
-def atomic_open(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` after the block; if the block raises, `path` is unchanged.
 
-    The bytes go to a hidden file in the same folder, which is synced and renamed. An existing file is renamed to
-    `before`, if given. An OSError names `path`.
+    backup: if given, an existing file at `path` is renamed to it.
+
+    The bytes are written to a hidden file in the same folder, which is synced and then renamed. OSErrors have `path` as
+    their file name.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    with interruptible():  # a signal that ended the process at once would leave the hidden file
+    with interruptible():  # outside of this block a signal would end the process and leave the hidden file
         try:
             with unfinished.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             with deferred():
-                if before is not None and path.is_file():
-                    path.replace(before)
+                if backup is not None and path.is_file():
+                    path.replace(backup)
                 unfinished.replace(path)
         except BaseException as error:
             with deferred():
@@ -38,7 +40,7 @@ def atomic_open(path: Path, before: Path | None = None) -> Iterator[BinaryIO]:
             raise
 
 
-_FILE_KINDS = {
+_FILE_TYPES = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -48,27 +50,27 @@ _FILE_KINDS = {
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also for named pipes and other special files, whose opening may hang."""
-    kind = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - path may be a str
-    if kind != stat.S_IFREG:
-        raise OSError(f"it is {_FILE_KINDS.get(kind, 'a special file')}, not a file")
+    """Open a regular file for reading. Raises OSError for other types such as named pipes, which may block forever."""
+    file_type = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - path may be a str
+    if file_type != stat.S_IFREG:
+        raise OSError(f"it is {_FILE_TYPES.get(file_type, 'a special file')}, not a file")
     return Path(path).open("rb")
 
 
 def atomic_write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically: after a crash it holds the former content or the new one."""
+    """Write a file atomically: after a crash it has either the old content or the new content."""
     with atomic_open(path) as file:
         file.write(content)
 
 
-def sha256_of(file: BinaryIO) -> str:
-    """The SHA-256 of a whole open file, in hexadecimal digits."""
+def file_sha256(file: BinaryIO) -> str:
+    """Return the SHA-256 of an open file, from its start, in hexadecimal digits."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO lacks readinto
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove the leftovers of killed atomic writes in a folder, or those of the named file only."""
+    """Remove the hidden files that killed processes left in a folder, or only those of the file `name`."""
     for leftover in folder.glob(".*.unfinished"):
         if name and not leftover.name.startswith(f".{name}."):
             continue
@@ -78,6 +80,6 @@ def remove_unfinished(folder: Path, name: str = "") -> None:
             leftover.unlink(missing_ok=True)
 
 
-def printable_bytes(text: str) -> bytes:
-    """Text as UTF-8, with surrogates escaped, such as those of file names that are not UTF-8."""
+def encode_utf8(text: str) -> bytes:
+    """Encode text as UTF-8. Surrogates, as in file names that are not UTF-8, are escaped."""
     return text.encode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Tests and benchmarks the fused kernels and the plain algorithms on a GPU, to correct predictions."""
+"""Tests and benchmarks the fused kernels and the PyTorch algorithms on a GPU, to correct predicted times."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lambdanets.calibration import seconds_of
+from lambdanets.calibration import median_seconds
 from lambdanets.ops.position.execution import run_backward, run_forward
 from lambdanets.ops.position.fused import verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
@@ -17,9 +17,9 @@ from lambdanets.ops.position.plan import WORKSPACE_LIMIT_BYTES, predicted_costs
 from lambdanets.ops.position.problem import Factors, NeedsGrad, Problem, make_problem
 from lambdanets.ops.position.rates import Corrections, Rates
 
-# Batch, heads, side of the map, scope, query depth, value depth of the stages of a LambdaResNet-50 at 224 pixels.
+# The stages of a LambdaResNet-50 at 224 pixels: batch, heads, side of the feature map, scope, query depth, value depth.
 SHAPES = ((32, 4, 56, 23, 16, 16), (32, 4, 28, 23, 16, 32), (32, 4, 14, 23, 16, 64), (32, 4, 7, 23, 16, 128))
-# Plain algorithms whose predicted time exceeds that of the fastest by more than this factor are not timed.
+# PyTorch algorithms are not timed if they are predicted to be slower than the fastest by more than this factor.
 _MAX_SLOWDOWN = 30
 _ALL = NeedsGrad(True, True, True)
 _KERNELS = {"forward": verification.FORWARD, "backward": verification.BACKWARD}
@@ -27,7 +27,10 @@ _KERNELS = {"forward": verification.FORWARD, "backward": verification.BACKWARD}
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured and predicted (uncorrected) seconds of the "forward" or "backward" pass of an algorithm."""
+    """Measured and predicted seconds of one pass of an algorithm, before correction.
+
+    direction: "forward" or "backward".
+    """
 
     problem: Problem
     direction: str
@@ -39,8 +42,10 @@ class Timing:
 def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) -> Corrections:
     """Test all fused kernels on a device, cache the verdicts, and benchmark the algorithms that may be fastest.
 
-    Kernels that passed their self-test are also compared with a plain algorithm at the benchmarked shapes.
-    Returns measured over predicted time of each algorithm; `report` is called with lines of text.
+    report: called with lines of text.
+
+    Kernels that pass their self-test are also compared with a PyTorch algorithm at the benchmarked shapes. Returns the
+    ratio of measured to predicted time of each algorithm.
     """
     supported = kernel_device(device)
     if supported is None:
@@ -51,47 +56,52 @@ def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) 
             for name, verdict in verification.retest(supported, dtype).items():
                 _report_verdict(name, dtype, verdict, report)
     timings = []
-    report(f"\n{'problem':<44}{'pass':<10}{'fused ms':>10}{'plain ms':>10}  fastest plain algorithm")
+    report(f"\n{'problem':<44}{'pass':<10}{'fused ms':>10}{'PyTorch ms':>12}  fastest PyTorch algorithm")
     for dtype in verification.DTYPES:
         for shape in SHAPES:
             example = _example(shape, dtype, device)
-            usable = {key: supported is not None and _verify(supported, key, example, report) for key in _KERNELS}
+            is_usable = {
+                direction: supported is not None and _verify(supported, direction, example, report)
+                for direction in _KERNELS
+            }
             for direction in _KERNELS:
-                shape_timings = list(_timings(example, direction, rates, usable[direction], device))
+                shape_timings = list(_measure_timings(example, direction, rates, is_usable[direction], device))
                 _report_timings(shape_timings, report)
                 timings += shape_timings
     return corrections_from(timings)
 
 
 def corrections_from(timings: Sequence[Timing]) -> Corrections:
-    """The geometric means of measured over predicted time per algorithm, dtype and pass; 1 if not measured."""
+    """Return geometric means of measured / predicted time per algorithm, dtype and pass; 1 if not measured."""
     keys = dict.fromkeys((timing.algorithm, timing.problem.dtype) for timing in timings)
 
-    def mean(algorithm: str, dtype: torch.dtype, direction: str) -> float:
-        factors = [
+    def mean_ratio(algorithm: str, dtype: torch.dtype, direction: str) -> float:
+        ratios = [
             timing.seconds / timing.predicted
             for timing in timings
             if (timing.algorithm, timing.problem.dtype, timing.direction) == (algorithm, dtype, direction)
         ]
-        return statistics.geometric_mean(factors) if factors else 1.0
+        return statistics.geometric_mean(ratios) if ratios else 1.0
 
     return tuple(
-        (name, dtype_name(dtype), mean(name, dtype, "forward"), mean(name, dtype, "backward")) for name, dtype in keys
+        (name, dtype_name(dtype), mean_ratio(name, dtype, "forward"), mean_ratio(name, dtype, "backward"))
+        for name, dtype in keys
     )
 
 
 def _example(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: str) -> Example:
-    """A problem with the strides of a layer's tensors, and reference results of query_order in float32."""
+    """Return a problem with the strides of a layer's tensors, and the results of "query_order" in float32."""
+    # b: batch, h: heads, k: query depth, v: value depth, n: positions; q, r, g: float32 queries, table, grad_output
     b, h, side, scope, k, v = shape
     n, sides = side * side, (min(scope, 2 * side - 1),) * 2
     generator = torch.Generator().manual_seed(0)
-    sizes = (b, n, h, k), (*sides, k, 1), (b, n, v, 1), (b, n, h, v)
-    queries, table, values, grad_output = (torch.randn(size, generator=generator).to(device, dtype) for size in sizes)
+    shapes = (b, n, h, k), (*sides, k, 1), (b, n, v, 1), (b, n, h, v)
+    queries, table, values, grad_output = (torch.randn(size, generator=generator).to(device, dtype) for size in shapes)
     inputs = queries.transpose(1, 2), table, values, grad_output.transpose(1, 2)
-    q, r, value, g = (x.float() for x in inputs)
+    q, r, value, g = (tensor.float() for tensor in inputs)
     problem = make_problem(q, r, value, (side, side), False)
     results = run_forward(q, r, value, None, problem, "query_order"), *_gradients(g, (q, r, value), problem)
-    exact = tuple(x.cpu().double() for x in results if x is not None)
+    exact = tuple(result.cpu().double() for result in results if result is not None)
     pairs = min(n, math.prod(sides))
     terms = pairs * k, pairs * v, b * h * n * v, pairs * h * k
     return Example(inputs, make_problem(*inputs[:3], (side, side), False), exact, terms)
@@ -105,7 +115,7 @@ def _gradients(
 
 
 def _verify(device: KernelDevice, direction: str, example: Example, report: Callable[[str], None]) -> bool:
-    """Whether the kernels of a pass passed their self-test and are correct for this example; stores failures."""
+    """Whether the kernels of a pass passed their self-test and are correct for this example. Stores wrong results."""
     dtype = example.problem.dtype
     verdicts = verification.get_verdicts(device, dtype)
     names = [name for name in _KERNELS[direction] if name in verdicts]
@@ -124,16 +134,18 @@ def _verify(device: KernelDevice, direction: str, example: Example, report: Call
     return passed
 
 
-def _timings(example: Example, direction: str, rates: Rates, with_kernels: bool, device: str) -> Iterator[Timing]:
+def _measure_timings(
+    example: Example, direction: str, rates: Rates, with_kernels: bool, device: str
+) -> Iterator[Timing]:
     queries, table, values, grad_output = example.inputs
-    problem, i = example.problem, list(_KERNELS).index(direction)
-    seconds = {
-        name: (cost.seconds, cost.backward_seconds)[i]
+    problem, index = example.problem, list(_KERNELS).index(direction)
+    predictions = {
+        name: (cost.seconds, cost.backward_seconds)[index]
         for name, cost in predicted_costs(problem, rates).items()
-        if cost is not None and cost.workspaces[i] <= WORKSPACE_LIMIT_BYTES and (with_kernels or name != "fused")
+        if cost is not None and cost.workspaces[index] <= WORKSPACE_LIMIT_BYTES and (with_kernels or name != "fused")
     }
-    fastest = min(predicted for name, predicted in seconds.items() if name != "fused")
-    for name, predicted in seconds.items():
+    fastest = min(predicted for name, predicted in predictions.items() if name != "fused")
+    for name, predicted in predictions.items():
 
         def run(name: str = name) -> None:
             if direction == "forward":
@@ -142,7 +154,7 @@ def _timings(example: Example, direction: str, rates: Rates, with_kernels: bool,
                 _gradients(grad_output, (queries, table, values), problem, name)
 
         if name == "fused" or predicted <= _MAX_SLOWDOWN * fastest:
-            yield Timing(problem, direction, name, seconds_of(run, device), predicted)
+            yield Timing(problem, direction, name, median_seconds(run, device), predicted)
 
 
 def _describe(problem: Problem) -> str:
@@ -151,13 +163,13 @@ def _describe(problem: Problem) -> str:
 
 
 def _report_verdict(name: str, dtype: torch.dtype, verdict: Verdict, report: Callable[[str], None]) -> None:
-    figures = [verdict.seconds, verdict.error, verdict.allowed]
-    seconds, error, allowed = ("-" if figure is None else f"{figure:.2g}" for figure in figures)
+    numbers = [verdict.seconds, verdict.error, verdict.allowed]
+    seconds, error, allowed = ("-" if number is None else f"{number:.2g}" for number in numbers)
     report(f"{name:<22}{dtype_name(dtype):<10}{seconds:>8}{error:>10}{allowed:>10}  {verdict.reason or 'passed'}")
 
 
 def _report_timings(timings: Sequence[Timing], report: Callable[[str], None]) -> None:
     fused = next((f"{1e3 * timing.seconds:.3f}" for timing in timings if timing.algorithm == "fused"), "-")
-    plain = min((timing for timing in timings if timing.algorithm != "fused"), key=lambda timing: timing.seconds)
-    row = f"{_describe(plain.problem):<44}{plain.direction:<10}{fused:>10}{1e3 * plain.seconds:>10.3f}"
-    report(f"{row}  {plain.algorithm}")
+    best = min((timing for timing in timings if timing.algorithm != "fused"), key=lambda timing: timing.seconds)
+    row = f"{_describe(best.problem):<44}{best.direction:<10}{fused:>10}{1e3 * best.seconds:>12.3f}"
+    report(f"{row}  {best.algorithm}")

@@ -1,4 +1,4 @@
-"""Progress on standard error: a tqdm bar on a terminal, else one line every 30 seconds."""
+"""Progress on standard error: a tqdm bar on a terminal, otherwise one line every 30 seconds."""
 
 import sys
 import threading
@@ -16,9 +16,12 @@ SECONDS_PER_LINE = 30.0
 class Progress:
     """A context manager that shows progress on standard error within its block.
 
-    Off a terminal a thread prints a line every SECONDS_PER_LINE, also while one item takes longer. Without a total
-    there is no bar, and the lines have the elapsed time. initial: items already done. bar: False if standard output
-    shows each item. note: text on the current item, or a function that returns it for each line; may be set any time.
+    If standard error is not a terminal, a thread prints a line every SECONDS_PER_LINE, even while an item takes longer.
+
+    total: number of items; if None, there is no bar, and the lines show the elapsed time.
+    initial: number of items that were done before.
+    bar: False if the command prints each item anyway; then there is no bar.
+    note: text about the current item, or a function that returns it; may be changed at any time.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Progress:
             self._bar.close()
 
     def update(self, count: int = 1) -> None:
-        """Count `count` more items as done."""
+        """Add `count` to the number of items done."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
@@ -78,15 +81,15 @@ class Progress:
             self._bar.set_postfix_str(printable(note))
 
     def line(self) -> str:
-        """The progress as one line of text."""
+        """Return the progress as one line of text."""
         seconds = time.monotonic() - self._started
         note = self.note() if callable(self.note) else self.note
         parts = [note] if note else []
         if self.total is None:
-            return f"{self.label}: {', '.join([*parts, f'{duration(seconds)} so far'])}"
+            return f"{self.label}: {', '.join([*parts, f'{format_duration(seconds)} so far'])}"
         rate = (self.done - self._initial) / max(seconds, 1e-9)
         if rate and not callable(self.note):
-            parts = [f"{rate:.3g} {self.unit}/s, {duration((self.total - self.done) / rate)} left", *parts]
+            parts = [f"{rate:.3g} {self.unit}/s, {format_duration((self.total - self.done) / rate)} left", *parts]
         return f"{self.label}: {', '.join([f'{self.done:,} of {self.total:,} {self.unit}', *parts])}"
 
     def _print_lines(self) -> None:
@@ -96,15 +99,15 @@ class Progress:
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Item]:
-    """Iterate over the items, showing progress."""
+    """Iterate over the items and show progress."""
     with Progress(label, total, unit, bar=bar) as progress:
         for item in items:
             yield item
             progress.update()
 
 
-def duration(seconds: float) -> str:
-    """Seconds in readable units: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
+def format_duration(seconds: float) -> str:
+    """Format seconds in readable units: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
     minutes = seconds / 60
     if seconds < 60:
         return f"{seconds:.0f} s"

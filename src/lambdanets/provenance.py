@@ -1,4 +1,4 @@
-"""The provenance of a result: commit, versions and hardware."""
+"""Provenance of results: commit, versions and hardware."""
 
 import importlib.metadata
 import json
@@ -13,12 +13,12 @@ import torch
 
 import lambdanets
 from lambdanets.errors import InputError
-from lambdanets.folders import differences
+from lambdanets.folders import describe_differences
 from lambdanets.records import parse_json
 
 
 def commit() -> str | None:
-    """The git commit of the source tree, with "-dirty" if it has changes; None for an installed package."""
+    """Return the git commit of the source tree, with "-dirty" if it has changes; None for an installed package."""
     source = Path(__file__).parent
     try:
         command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -34,16 +34,16 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, this package and its main dependencies."""
-    packages = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
-    ours = {"python": platform.python_version(), "lambdanets": lambdanets.__version__}
-    return ours | {name: importlib.metadata.version(name) for name in packages}
+    """Return the versions of Python, this package and its main dependencies."""
+    dependencies = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
+    own = {"python": platform.python_version(), "lambdanets": lambdanets.__version__}
+    return own | {name: importlib.metadata.version(name) for name in dependencies}
 
 
 def hardware() -> dict[str, Any]:
-    """Operating system, CPU, cores, PyTorch threads, and the GPU if there is one."""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in _lines(cpuinfo) if line.startswith("model name")]
+    """Return the operating system, CPU, cores, PyTorch threads, and the GPU if there is one."""
+    cpuinfo = _read_lines(Path("/proc/cpuinfo"))
+    names = [line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name")]
     return {
         "system": platform.system(),
         "processor": names[0] if names else platform.processor() or platform.machine(),
@@ -53,24 +53,25 @@ def hardware() -> dict[str, Any]:
     }
 
 
-class _Measured(TypedDict):
+class _Measurements(TypedDict):
     finished: bool
 
 
 def read_unfinished(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
     """Read the JSON file of interrupted measurements, to resume them.
 
-    expected: values that the file must have, such as options, versions and hardware. Raises InputError if the
-    measurements are finished, a value differs, or the file has other content.
+    expected: values that must be equal in the file, such as options, versions and hardware.
+
+    Raises InputError if the measurements are finished, a value differs, or the file has other content.
     """
     advice = "choose another path with --out"
-    content = parse_json(path.read_bytes(), _Measured, f"{path} has no measurements to resume", advice)
+    content = parse_json(path.read_bytes(), _Measurements, f"{path} has no measurements to resume", advice)
     if content["finished"]:
         raise InputError(f"{path} exists and is finished; {advice}, or remove it")
-    if differing := differences(content, json.loads(json.dumps(expected, default=str))):
+    if differing := describe_differences(content, json.loads(json.dumps(expected, default=str))):
         raise InputError(f"{path} was started with {differing}; remove it, or {advice}")
     return {**content}
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     return path.read_text(errors="replace").splitlines() if path.is_file() else []

@@ -1,4 +1,4 @@
-"""Typed JSON files: read and checked against an annotated type by `bounds.convert`."""
+"""Writes JSON files, and reads them into annotated types."""
 
 import json
 from collections.abc import Iterator
@@ -8,30 +8,30 @@ from typing import Any, TypeVar
 
 from lambdanets.bounds import convert
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_write, printable_bytes
+from lambdanets.files import atomic_write, encode_utf8
 
 T = TypeVar("T")
 
 
 def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
     """Write JSON atomically."""
-    atomic_write(path, printable_bytes(json.dumps(content, indent=indent, ensure_ascii=False) + "\n"))
+    atomic_write(path, encode_utf8(json.dumps(content, indent=indent, ensure_ascii=False) + "\n"))
 
 
-def read_json(path: Path, kind: type[T], advice: str = "") -> T:
-    """Read a file that this package wrote. Raises InputError, which ends with the advice, if it is damaged."""
-    return parse_json(path.read_bytes(), kind, f"{path} is damaged", advice)
+def read_json(path: Path, expected_type: type[T], advice: str = "") -> T:
+    """Read a file that this package wrote. Raises InputError, "path is damaged: reason; advice", if it is invalid."""
+    return parse_json(path.read_bytes(), expected_type, f"{path} is damaged", advice)
 
 
-def parse_json(content: bytes | str, kind: type[T], problem: str, advice: str = "") -> T:
-    """Parse JSON into a type. Raises InputError, "problem: reason; advice", if it does not match."""
-    with as_input_error(problem, advice):
-        return convert(json.loads(content), kind)
+def parse_json(content: bytes | str, expected_type: type[T], problem: str, advice: str = "") -> T:
+    """Parse JSON into a type, as `bounds.convert` does. Raises InputError, "problem: reason; advice", if it fails."""
+    with reraise_as_input_error(problem, advice):
+        return convert(json.loads(content), expected_type)
 
 
 @contextmanager
-def as_input_error(problem: str, advice: str = "") -> Iterator[None]:
-    """Convert a TypeError, ValueError or RecursionError in the block to InputError, "problem: reason; advice"."""
+def reraise_as_input_error(problem: str, advice: str = "") -> Iterator[None]:
+    """Convert TypeError, ValueError and RecursionError in the block to InputError, "problem: reason; advice"."""
     try:
         yield
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Handling of SIGINT, SIGTERM and SIGHUP: every command exits with code 130 on each of them.
+"""Signal handling of the command line: each of SIGINT, SIGTERM and SIGHUP ends a command with exit code 130.
 
-Outside of `interruptible` blocks a signal exits at once, without a message. Within them the first signal raises
-KeyboardInterrupt, so that finished work is saved; during this only SIGINT raises again. Only the command line installs
-handlers: as a library the package leaves signals alone.
+Outside of `interruptible` blocks, a signal ends the process immediately and without a message. Inside them, the first
+signal raises KeyboardInterrupt, so that finished work can be saved; after that, only SIGINT raises again. Only the
+command line installs handlers. Programs that import the package keep their own.
 """
 
 import contextlib
@@ -20,42 +20,44 @@ from lambdanets.terminal import echo
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Depths of nested blocks in the main thread, the only one that handles signals.
+# Only the main thread handles signals. These are the numbers of nested blocks that it is in.
 _interruptible = 0
 _deferred = 0
-_pending: int | None = None  # the signal received in a deferred block
-_interrupted = False
+_pending: int | None = None  # the last signal received in a `deferred` block
+_interrupted = False  # whether a signal has raised KeyboardInterrupt
 
 
 def handled_signals() -> list[signal.Signals]:
-    """SIGNALS except those that the parent process made ignored: SIGHUP under nohup, SIGINT in a shell's background."""
+    """Return SIGNALS without those that the parent process ignores: SIGHUP under nohup, SIGINT in a background job."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
-def handling() -> Iterator[None]:
-    """Within the block, the command line's signal handlers are installed."""
+def handle_signals() -> Iterator[None]:
+    """Install the signal handlers of the command line within the block."""
     global _interrupted, _pending
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     previous: dict[Any, Any] = {}
-    hook = sys.unraisablehook
+    previous_hook = sys.unraisablehook
     _interrupted, _pending = False, None
     try:
         for number in (*handled_signals(), signal.SIGALRM):
             previous[number] = signal.signal(number, _handle)
-        sys.unraisablehook = lambda dropped: _raise_again() if _is_ours(dropped.exc_type) else hook(dropped)
+        sys.unraisablehook = lambda ignored: (
+            _raise_again() if _is_raised_by_signal(ignored.exc_type) else previous_hook(ignored)
+        )
         yield
     finally:
-        sys.unraisablehook = hook
+        sys.unraisablehook = previous_hook
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block, a signal raises KeyboardInterrupt."""
+    """Make signals raise KeyboardInterrupt within the block."""
     global _interruptible
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -68,19 +70,22 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resumable(kept: str) -> Iterator[None]:
-    """`interruptible`, for work that the same command resumes; on a signal, print `kept` and how to resume."""
+def resumable(saved: str) -> Iterator[None]:
+    """Like `interruptible`, for work that can be resumed: on a signal, print what is saved and how to resume.
+
+    saved: a clause about the saved work, such as "finished shards are kept".
+    """
     try:
         with interruptible():
             yield
     except KeyboardInterrupt:
-        echo(f"stopped; {kept}; run the same command to resume", file=sys.stderr)
+        echo(f"stopped; {saved}; run the same command to resume", file=sys.stderr)
         raise
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Within the block, signals are deferred to its end; for short sections that must not be interrupted."""
+    """Defer signals to the end of the block, which must be short."""
     global _deferred, _pending
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -97,7 +102,7 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Within the block, signals are blocked; a process forked in it keeps them blocked until it unblocks them."""
+    """Block signals within the block. A process that is forked in it has them blocked until it unblocks them."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -106,35 +111,35 @@ def blocked() -> Iterator[None]:
 
 
 def restore_default_handlers() -> None:
-    """In a worker forked while signals were `blocked`: restore the default handlers and unblock the signals."""
+    """Restore the default handlers and unblock signals, in a worker that was forked in a `blocked` block."""
     for number in handled_signals():
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def exit_with_parent() -> None:
-    """Make this worker process exit when its parent process has exited."""
+    """Make this worker process exit when its parent process exits."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def end() -> None:
+    def wait_and_exit() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=wait_and_exit, daemon=True).start()
 
 
 def interrupted() -> bool:
-    """Whether a signal raised KeyboardInterrupt; later exceptions are consequences of it, not errors."""
+    """Whether a signal has raised KeyboardInterrupt. Exceptions after it are consequences, not errors."""
     return _interrupted
 
 
-def _is_ours(error: type[BaseException] | None) -> bool:
+def _is_raised_by_signal(error: type[BaseException] | None) -> bool:
     return _interrupted and error is KeyboardInterrupt
 
 
 def _raise_again() -> None:
-    """Raise KeyboardInterrupt again, from a timer, after Python ignored it, as in __del__ or a fork callback."""
+    """Raise KeyboardInterrupt again with a timer. Python ignores it in __del__ and in fork callbacks."""
     global _interrupted
     _interrupted = False
     signal.setitimer(signal.ITIMER_REAL, 0.01)

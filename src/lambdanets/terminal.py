@@ -1,17 +1,17 @@
-"""Printing with control characters escaped, because file and class names may contain terminal escape codes."""
+"""Prints text with control characters escaped, because file names and class names may contain terminal escape codes."""
 
 import sys
 import unicodedata
 from typing import TextIO
 
-# Cc: control characters. Cf: invisible ones, such as changes of text direction. Zl, Zp: line breaks.
+# Unicode categories. Cc: control characters. Cf: format characters, such as text direction. Zl, Zp: line breaks.
 _ESCAPED_CATEGORIES = {"Cc", "Cf", "Zl", "Zp"}
-# In Cf too, but harmless, and needed by emoji and several scripts.
+# These are in Cf, but are not escaped, because emoji and several scripts need them.
 _JOINERS = {"\u200c", "\u200d"}
 
 
 def printable(text: object) -> str:
-    """The text with control characters and line breaks as Python escapes: \\x1b, \\n."""
+    """Replace control characters and line breaks by Python escapes such as \\x1b and \\n."""
     string = str(text)
     if string.isprintable():
         return string
@@ -24,9 +24,9 @@ def printable(text: object) -> str:
 
 
 def echo(*lines: object, file: TextIO | None = None) -> None:
-    """Print and flush escaped lines, by default on standard output, without breaking a tqdm bar.
+    """Print lines with control characters escaped, by default on standard output, without breaking a tqdm bar.
 
-    The package prints only with this function; the linter checks it.
+    The linter checks that the package prints only with this function.
     """
     stream = sys.stdout if file is None else file
     text = "".join(f"{printable(line)}\n" for line in lines)

@@ -5,20 +5,20 @@ from typing import Any
 import torch
 
 
-def assert_same(one: list[Any], other: list[Any]) -> None:
-    """Assert that two lists of batches are equal in all fields, bit by bit."""
-    assert len(one) == len(other) > 0
-    for a, b in zip(one, other, strict=True):
-        assert type(a) is type(b)
-        for name, value, other_value in zip(a._fields, a, b, strict=True):
-            assert _are_equal(value, other_value), name
+def assert_same(actual: list[Any], expected: list[Any]) -> None:
+    """Assert that two lists of batches are bit-identical in all fields."""
+    assert len(actual) == len(expected) > 0
+    for actual_batch, expected_batch in zip(actual, expected, strict=True):
+        assert type(actual_batch) is type(expected_batch)
+        for name, left, right in zip(actual_batch._fields, actual_batch, expected_batch, strict=True):
+            assert _are_equal(left, right), name
 
 
-def _are_equal(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a, b)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(_are_equal, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_are_equal(a[key], b[key]) for key in a)
-    return bool(a == b)
+def _are_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and torch.equal(left, right)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(_are_equal, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_are_equal(left[key], right[key]) for key in left)
+    return bool(left == right)

@@ -56,17 +56,17 @@ def test_hold_out_depends_on_the_seed() -> None:
     assert held_out(1) == held_out(1) != held_out(2)
 
 
-def test_hold_out_and_training_share_no_image() -> None:
+def test_held_out_images_are_not_in_the_training_set() -> None:
     splits = open_splits("digits", validation_share=0.5)
     assert len({*names(splits.train), *names(splits.validation)}) == 1797
 
 
-@pytest.mark.parametrize("share", [0.0, 1e-4, 0.99, 1.0, -1.0, float("nan")])
-def test_rejects_a_validation_share_that_leaves_a_split_empty(share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 1e-4, 0.99, 1.0, -1.0, float("nan")])
+def test_rejects_a_validation_share_out_of_range(fraction: float) -> None:
     with pytest.raises(
         InputError, match=r"validation_share must be a finite number, at least 0\.001 and at most 0\.9, got"
     ):
-        open_splits("digits", validation_share=share)
+        open_splits("digits", validation_share=fraction)
 
 
 def test_rejects_a_negative_seed() -> None:
@@ -76,16 +76,14 @@ def test_rejects_a_negative_seed() -> None:
 
 def test_class_folders_are_sorted_by_name_and_searched_recursively(tmp_path: Path) -> None:
     write_classes(tmp_path, dog=4, cat=4)
-    (tmp_path / "cat/deep").mkdir()
-    (tmp_path / "cat/deep/x.png").write_bytes(png(0))
+    (tmp_path / "cat/nested").mkdir()
+    (tmp_path / "cat/nested/x.png").write_bytes(png(0))
     (tmp_path / "empty").mkdir()
     (tmp_path / "readme.txt").touch()
     splits = open_splits(str(tmp_path))
     assert splits.classes == ("cat", "dog")
-    both = Counter(class_counts(splits.train, splits.classes)) + Counter(
-        class_counts(splits.validation, splits.classes)
-    )
-    assert both == {"cat": 5, "dog": 4}
+    train, validation = (Counter(class_counts(each, splits.classes)) for each in (splits.train, splits.validation))
+    assert train + validation == {"cat": 5, "dog": 4}
 
 
 def test_hold_out_of_few_images_has_every_class(tmp_path: Path) -> None:
@@ -94,17 +92,17 @@ def test_hold_out_of_few_images_has_every_class(tmp_path: Path) -> None:
 
 
 def test_splits_do_not_depend_on_the_order_in_the_file_system(tmp_path: Path) -> None:
-    for root, order in (("one", range(9)), ("two", reversed(range(9)))):
+    for root, order in (("ascending", range(9)), ("descending", reversed(range(9)))):
         for number in order:
             for name in ("a", "b"):
                 path = tmp_path / root / name / f"{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(png(0))
-    one, two = (
+    ascending, descending = (
         [Path(name).relative_to(tmp_path / root).as_posix() for name in names(open_splits(str(tmp_path / root)).train)]
-        for root in ("one", "two")
+        for root in ("ascending", "descending")
     )
-    assert one == two
+    assert ascending == descending
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
@@ -131,14 +129,14 @@ def test_validation_has_the_class_indices_of_training(tmp_path: Path) -> None:
     assert splits.validation.load(0)[1] == 1
 
 
-def test_rejects_a_validation_class_that_training_lacks(tmp_path: Path) -> None:
+def test_rejects_a_validation_class_that_is_not_in_training(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", a=2, b=2)
     write_classes(tmp_path / "val", zebra=1)
     with pytest.raises(InputError, match=r"among the 2 of training \(a, b\), got zebra"):
         open_splits(str(tmp_path))
 
 
-def test_splitting_a_folder_opens_no_image(tmp_path: Path) -> None:
+def test_open_splits_does_not_open_images(tmp_path: Path) -> None:
     for number in range(4):
         for name in ("a", "b"):
             (tmp_path / name).mkdir(exist_ok=True)
@@ -153,14 +151,14 @@ def test_rejects_a_path_that_does_not_exist() -> None:
         open_splits("nowhere/at/all")
 
 
-def test_rejects_a_file_that_is_no_tar(tmp_path: Path) -> None:
+def test_rejects_a_file_that_is_not_a_tar(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(0))
     with pytest.raises(InputError, match=r"a folder of images or an uncompressed \.tar, got"):
         open_splits(str(tmp_path / "a.png"))
 
 
 def test_rejects_a_folder_without_images(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="and has no images"):
+    with pytest.raises(InputError, match="got no images"):
         open_splits(str(tmp_path))
 
 
@@ -171,7 +169,7 @@ def test_rejects_data_without_images(tmp_path: Path, name: str) -> None:
         (tmp_path / "empty classes" / label).mkdir(parents=True)
     (tmp_path / "all.zip").write_bytes(b"PK\x05\x06" + bytes(18))
     (tmp_path / "all.tar.gz").touch()
-    with pytest.raises(InputError, match=r"and has no images|an uncompressed \.tar, got|got '', which does not exist"):
+    with pytest.raises(InputError, match=r"got no images|an uncompressed \.tar, got|got '', which does not exist"):
         open_splits(str(tmp_path / name) if name else "")
 
 
@@ -193,7 +191,7 @@ def test_rejects_a_single_class(tmp_path: Path) -> None:
         open_splits(str(write_classes(tmp_path, cat=5)))
 
 
-def test_rejects_a_class_of_one_image_for_a_hold_out(tmp_path: Path) -> None:
+def test_hold_out_rejects_a_class_with_one_image(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'rare' has 1"):
         open_splits(str(write_classes(tmp_path, common=5, rare=1)))
 
@@ -213,7 +211,7 @@ def write_png(path):
     Image.new("L", (4, 4)).save(path)
 
 
-def test_a_train_folder_without_validation_gives_a_hold_out(tmp_path):
+def test_validation_is_held_out_of_a_train_folder_without_val(tmp_path):
     for name in ("a", "b"):
         for i in range(5):
             write_png(tmp_path / "train" / name / f"{i}.png")
@@ -239,21 +237,21 @@ def test_a_class_may_be_named_train(tmp_path):
 
 def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path):
     splits = open_splits(str(write_classes(tmp_path, a=30, b=10)), validation_share=0.5)
-    some = subset(splits, 8, seed=0)
-    assert Counter(some.train.labels) == {0: 6, 1: 2}
-    assert names(some.validation) == names(splits.validation)
-    assert set(names(some.train)) < set(names(splits.train))
-    assert names(subset(splits, 8, seed=0).train) == names(some.train) != names(subset(splits, 8, seed=1).train)
+    smaller = subset(splits, 8, seed=0)
+    assert Counter(smaller.train.labels) == {0: 6, 1: 2}
+    assert names(smaller.validation) == names(splits.validation)
+    assert set(names(smaller.train)) < set(names(splits.train))
+    assert names(subset(splits, 8, seed=0).train) == names(smaller.train) != names(subset(splits, 8, seed=1).train)
 
 
-def test_training_subset_of_none_or_all_images_is_the_same_splits():
+def test_subset_of_none_or_all_images_returns_the_same_splits():
     splits = open_splits("digits")
     assert subset(splits, None, seed=0) is splits
     assert subset(splits, len(splits.train), seed=0) is splits
 
 
 @pytest.mark.parametrize("count", [9, 1430, 5000])
-def test_rejects_a_training_subset_of_impossible_size(count):
+def test_subset_rejects_an_impossible_number_of_images(count):
     with pytest.raises(
         InputError, match=rf"training_images must be 1437, or 10 \(one per class\) to 1427, got {count}"
     ):

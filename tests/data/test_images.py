@@ -13,15 +13,15 @@ from lambdanets.data.images import UnreadableImage, find_images, read_file, read
 from lambdanets.errors import InputError
 
 
-def write(path: Path, image: Image.Image, **options: object) -> Path:
+def save(path: Path, image: Image.Image, **options: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path, **options)
     return path
 
 
-def gradient(mode: str = "RGB") -> Image.Image:
-    ramp = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
-    return Image.fromarray(np.stack([ramp, ramp.T, 255 - ramp], -1)).convert(mode)
+def make_gradient(mode: str = "RGB") -> Image.Image:
+    values = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    return Image.fromarray(np.stack([values, values.T, 255 - values], -1)).convert(mode)
 
 
 def pixel(image: Image.Image, x: int = 0, y: int = 0) -> object:
@@ -29,26 +29,26 @@ def pixel(image: Image.Image, x: int = 0, y: int = 0) -> object:
 
 
 def test_a_gray_image_stays_gray(tmp_path: Path) -> None:
-    image = read_image(write(tmp_path / "a.png", gradient("L")))
+    image = read_image(save(tmp_path / "a.png", make_gradient("L")))
     assert image.mode == "L"
-    assert image.tobytes() == gradient("L").tobytes()
+    assert image.tobytes() == make_gradient("L").tobytes()
 
 
 def test_an_rgb_image_keeps_its_pixels(tmp_path: Path) -> None:
-    image = read_image(write(tmp_path / "a.png", gradient()))
+    image = read_image(save(tmp_path / "a.png", make_gradient()))
     assert image.mode == "RGB"
-    assert image.tobytes() == gradient().tobytes()
+    assert image.tobytes() == make_gradient().tobytes()
 
 
-def test_a_one_bit_image_becomes_gray_of_0_and_255(tmp_path: Path) -> None:
-    image = read_image(write(tmp_path / "a.png", Image.new("1", (4, 4), 1)))
+def test_a_one_bit_image_becomes_gray_with_0_and_255(tmp_path: Path) -> None:
+    image = read_image(save(tmp_path / "a.png", Image.new("1", (4, 4), 1)))
     assert (image.mode, pixel(image)) == ("L", 255)
 
 
 def test_a_palette_image_becomes_rgb(tmp_path: Path) -> None:
     source = Image.new("P", (4, 4), 1)
     source.putpalette([0, 0, 0, 200, 100, 50])
-    image = read_image(write(tmp_path / "a.png", source))
+    image = read_image(save(tmp_path / "a.png", source))
     assert (image.mode, pixel(image)) == ("RGB", (200, 100, 50))
 
 
@@ -57,57 +57,57 @@ def test_a_transparent_palette_entry_becomes_white(tmp_path: Path, transparency:
     source = Image.new("P", (4, 4), 1)
     source.putpalette([10, 20, 30, 200, 100, 50])
     source.putpixel((0, 0), 0)
-    image = read_image(write(tmp_path / "a.png", source, transparency=transparency))
+    image = read_image(save(tmp_path / "a.png", source, transparency=transparency))
     assert (pixel(image, 0), pixel(image, 1)) == ((10, 20, 30), (255, 255, 255))
 
 
 def test_rgba_is_composited_on_white(tmp_path: Path) -> None:
-    image = read_image(write(tmp_path / "a.png", Image.new("RGBA", (4, 4), (0, 100, 0, 128))))
+    image = read_image(save(tmp_path / "a.png", Image.new("RGBA", (4, 4), (0, 100, 0, 128))))
     assert image.mode == "RGB"
     np.testing.assert_allclose(pixel(image), (127, 177, 127), atol=1)
 
 
 def test_gray_with_alpha_is_composited_on_white_and_stays_gray(tmp_path: Path) -> None:
-    image = read_image(write(tmp_path / "a.png", Image.new("LA", (4, 4), (0, 0))))
+    image = read_image(save(tmp_path / "a.png", Image.new("LA", (4, 4), (0, 0))))
     assert (image.mode, pixel(image)) == ("L", 255)
 
 
 def test_a_palette_with_alpha_is_composited_on_white(tmp_path: Path) -> None:
-    source = gradient("PA")
+    source = make_gradient("PA")
     source.putalpha(0)
-    image = read_image(write(tmp_path / "a.tiff", source))
+    image = read_image(save(tmp_path / "a.tiff", source))
     assert (image.mode, pixel(image)) == ("RGB", (255, 255, 255))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "RGB"])
 def test_a_transparent_color_key_becomes_white(tmp_path: Path, mode: str) -> None:
     key: object = (0, 0, 0) if mode == "RGB" else 0
-    image = read_image(write(tmp_path / "a.png", Image.new(mode, (4, 4), 0), transparency=key))
+    image = read_image(save(tmp_path / "a.png", Image.new(mode, (4, 4), 0), transparency=key))
     assert pixel(image.convert("L")) == 255
 
 
 def test_a_16_bit_png_is_scaled_and_not_clipped(tmp_path: Path) -> None:
     values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
-    image = read_image(write(tmp_path / "a.png", Image.fromarray(values)))
+    image = read_image(save(tmp_path / "a.png", Image.fromarray(values)))
     assert image.mode == "L"
     assert np.asarray(image).tolist() == [[0, 1, 128, 255]]
 
 
 def test_a_big_endian_16_bit_tiff_is_scaled(tmp_path: Path) -> None:
     values = np.array([[0, 32896, 65535]], dtype=">u2")
-    image = read_image(write(tmp_path / "a.tiff", Image.fromarray(values)))
+    image = read_image(save(tmp_path / "a.tiff", Image.fromarray(values)))
     assert np.asarray(image).tolist() == [[0, 128, 255]]
 
 
-def test_32_bit_integers_within_16_bits_are_scaled_as_16_bits(tmp_path: Path) -> None:
+def test_32_bit_integers_are_scaled_like_16_bit_integers(tmp_path: Path) -> None:
     values = np.array([[0, 32896, 65535]], dtype=np.int32)
-    image = read_image(write(tmp_path / "a.tiff", Image.fromarray(values)))
+    image = read_image(save(tmp_path / "a.tiff", Image.fromarray(values)))
     assert np.asarray(image).tolist() == [[0, 128, 255]]
 
 
-def test_floats_are_scaled_from_0_to_1_in_every_image(tmp_path: Path) -> None:
+def test_floats_are_scaled_by_the_same_factor_in_every_image(tmp_path: Path) -> None:
     for values in ([0.0, 0.5, 1.0], [0.0, 0.25, 0.5]):
-        image = read_image(write(tmp_path / "a.tiff", Image.fromarray(np.array([values], dtype=np.float32))))
+        image = read_image(save(tmp_path / "a.tiff", Image.fromarray(np.array([values], dtype=np.float32))))
         assert image.mode == "L"
         assert np.asarray(image).tolist() == [np.rint(np.multiply(values, 255)).tolist()]
 
@@ -123,27 +123,27 @@ def test_floats_are_scaled_from_0_to_1_in_every_image(tmp_path: Path) -> None:
         (np.int32([0, 1, 65536]), r"its integers must be in 0\.\.65535, got 0 to 65536;"),
     ],
 )
-def test_pixel_values_of_unknown_scale_are_unreadable(tmp_path: Path, values: np.ndarray, reason: str) -> None:
-    path = write(tmp_path / "a.tiff", Image.fromarray(values[None]))
+def test_images_with_values_out_of_range_are_unreadable(tmp_path: Path, values: np.ndarray, reason: str) -> None:
+    path = save(tmp_path / "a.tiff", Image.fromarray(values[None]))
     with pytest.raises(UnreadableImage, match=reason):
         read_image(path)
 
 
 def test_a_cmyk_jpeg_becomes_rgb(tmp_path: Path) -> None:
-    image = read_image(write(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 255, 255, 0))))
+    image = read_image(save(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 255, 255, 0))))
     assert image.mode == "RGB"
     np.testing.assert_allclose(pixel(image), (255, 0, 0), atol=8)
 
 
 def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 0, 0, 255)))
+    path = save(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 0, 0, 255)))
     assert b"Adobe" in path.read_bytes()[:64]  # Adobe's marker means that the inks are inverted
     np.testing.assert_allclose(pixel(read_image(path)), (0, 0, 0), atol=8)
 
 
 @pytest.mark.parametrize("mode", ["YCbCr", "LAB", "RGBX"])
 def test_other_color_spaces_become_rgb(tmp_path: Path, mode: str) -> None:
-    assert read_image(write(tmp_path / "a.tiff", Image.new(mode, (4, 4)))).mode == "RGB"
+    assert read_image(save(tmp_path / "a.tiff", Image.new(mode, (4, 4)))).mode == "RGB"
 
 
 def test_the_exif_orientation_is_applied(tmp_path: Path) -> None:
@@ -151,28 +151,28 @@ def test_the_exif_orientation_is_applied(tmp_path: Path) -> None:
     source.paste(255, (0, 0, 8, 8))
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90 degrees clockwise to view
-    image = read_image(write(tmp_path / "a.jpg", source, exif=exif))
+    image = read_image(save(tmp_path / "a.jpg", source, exif=exif))
     assert image.size == (8, 16)
     assert pixel(image, 4, 2) > 200 > 50 > pixel(image, 4, 13)
 
 
 def test_a_file_in_memory_may_be_closed_after_reading() -> None:
     buffer = io.BytesIO()
-    gradient().save(buffer, "PNG")
+    make_gradient().save(buffer, "PNG")
     image = read_image(buffer)
     buffer.close()
-    assert image.tobytes() == gradient().tobytes()
+    assert image.tobytes() == make_gradient().tobytes()
 
 
 @pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
 def test_the_first_frame_of_an_animation_is_read(tmp_path: Path, suffix: str) -> None:
     frames = [Image.new("L", (4, 4), 10), Image.new("L", (4, 4), 200)]
-    image = read_image(write(tmp_path / f"a.{suffix}", frames[0], save_all=True, append_images=frames[1:]))
+    image = read_image(save(tmp_path / f"a.{suffix}", frames[0], save_all=True, append_images=frames[1:]))
     assert abs(pixel(image.convert("L")) - 10) <= 1
 
 
 def test_a_truncated_jpeg_is_unreadable(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jpg", gradient().resize((64, 64)))
+    path = save(tmp_path / "a.jpg", make_gradient().resize((64, 64)))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(UnreadableImage, match="truncated") as caught:
         read_image(path)
@@ -182,7 +182,7 @@ def test_a_truncated_jpeg_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_a_truncated_png_is_unreadable(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.png", Image.effect_noise((64, 64), 50))
+    path = save(tmp_path / "a.png", Image.effect_noise((64, 64), 50))
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(UnreadableImage):
         read_image(path)
@@ -207,29 +207,29 @@ def test_a_missing_file_is_unreadable(tmp_path: Path) -> None:
         read_image(tmp_path / "a.png")
 
 
-def test_a_folder_is_unreadable(tmp_path: Path) -> None:
+def test_a_folder_is_not_readable_as_an_image(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="it is a folder, not a file"):
         read_image(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device"])
+@pytest.mark.parametrize("file_type", ["a named pipe", "a socket", "a device"])
 def test_special_files_are_unreadable_and_not_opened(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, file_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "folder/p.png"
     path.parent.mkdir()
     monkeypatch.chdir(path.parent)  # a socket's path must be short
-    if kind == "a named pipe":
+    if file_type == "a named pipe":
         os.mkfifo(path)
-    elif kind == "a socket":
+    elif file_type == "a socket":
         socket.socket(socket.AF_UNIX).bind(path.name)
     else:
         path.symlink_to("/dev/zero")
-    for place in (path, path.parent):
-        assert find_images([str(place)]) == [path]
-    with pytest.raises(UnreadableImage, match=rf"p\.png: it is {kind}, not a file$"):
+    for file_or_folder in (path, path.parent):
+        assert find_images([str(file_or_folder)]) == [path]
+    with pytest.raises(UnreadableImage, match=rf"p\.png: it is {file_type}, not a file$"):
         read_image(path)
-    with pytest.raises(UnreadableImage, match=rf"it is {kind}, not a file$"):
+    with pytest.raises(UnreadableImage, match=rf"it is {file_type}, not a file$"):
         read_file(path)
 
 
@@ -248,7 +248,7 @@ def test_an_image_without_pixels_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.png", gradient())
+    path = save(tmp_path / "a.png", make_gradient())
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
     with pytest.raises(UnreadableImage, match="bomb"):
         read_image(path)
@@ -257,7 +257,7 @@ def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.
 def test_a_huge_image_below_the_limit_is_read_without_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path / "a.png", gradient())
+    path = save(tmp_path / "a.png", make_gradient())
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48)  # Pillow warns from 48 pixels, and raises from 96
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -267,20 +267,20 @@ def test_a_huge_image_below_the_limit_is_read_without_a_warning(
 def test_an_image_with_damaged_exif_is_read_without_a_warning(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    image = gradient()
+    image = make_gradient()
     image.save(tmp_path / "a.jpg", exif=exif.tobytes()[:-9])
-    with warnings.catch_warnings(record=True) as shown:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         assert read_image(tmp_path / "a.jpg").size == image.size
-    assert not shown
+    assert not warned
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1)])
-def test_an_image_of_one_pixel_or_line_is_read(tmp_path: Path, size: tuple[int, int]) -> None:
-    assert read_image(write(tmp_path / "a.png", Image.new("RGB", size, (1, 2, 3)))).size == size
+def test_an_image_that_is_one_pixel_wide_or_high_is_read(tmp_path: Path, size: tuple[int, int]) -> None:
+    assert read_image(save(tmp_path / "a.png", Image.new("RGB", size, (1, 2, 3)))).size == size
 
 
-def test_unreadable_image_is_an_input_error_and_survives_pickling() -> None:
+def test_unreadable_image_is_an_input_error_and_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(UnreadableImage("a.png", "the file is empty")))
     assert isinstance(error, InputError)
     assert (error.path, error.reason) == ("a.png", "the file is empty")
@@ -297,7 +297,7 @@ def test_a_folder_is_searched_for_visible_images_in_sorted_order(tmp_path: Path)
     assert find_images([str(tmp_path)]) == [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
 
 
-def test_a_file_named_by_its_path_may_have_any_suffix(tmp_path: Path) -> None:
+def test_a_path_of_a_file_may_have_any_suffix(tmp_path: Path) -> None:
     touch(tmp_path, "scan.dat", ".hidden.png", "a[1].png")
     names = [str(tmp_path / name) for name in ("scan.dat", ".hidden.png", "a[1].png")]
     assert [str(path) for path in find_images(names)] == names
@@ -305,26 +305,25 @@ def test_a_file_named_by_its_path_may_have_any_suffix(tmp_path: Path) -> None:
 
 def test_a_glob_with_two_stars_searches_recursively(tmp_path: Path) -> None:
     touch(tmp_path, "x.png", "a/y.png", "a/b/z.png", "a/b/z.txt")
-    found = find_images([str(tmp_path / "**/*")])
-    assert found == [tmp_path / "a/b/z.png", tmp_path / "a/y.png", tmp_path / "x.png"]
+    assert find_images([str(tmp_path / "**/*")]) == [tmp_path / "a/b/z.png", tmp_path / "a/y.png", tmp_path / "x.png"]
 
 
-def test_an_image_named_twice_is_listed_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "a.png", "b.png")
     monkeypatch.chdir(tmp_path)
     assert find_images(["b.png", "./", str(tmp_path / "b.png"), "*.png"]) == [Path("b.png"), Path("a.png")]
 
 
-def test_circular_links_between_folders_are_followed_once(tmp_path: Path) -> None:
+def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.png")
     (tmp_path / "a/loop").symlink_to(tmp_path)
     assert find_images([str(tmp_path)]) == [tmp_path / "a/x.png"]
 
 
 @pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg", ""])
-def test_an_input_that_matches_nothing_is_named(tmp_path: Path, missing: str) -> None:
+def test_rejects_an_input_without_matches(tmp_path: Path, missing: str) -> None:
     touch(tmp_path, "a.png", "empty/notes.txt")
-    text = str(tmp_path / missing) if missing else ""
+    pattern = str(tmp_path / missing) if missing else ""
     with pytest.raises(InputError) as caught:
-        find_images([str(tmp_path / "a.png"), text])
-    assert f"'{text}'" in str(caught.value)
+        find_images([str(tmp_path / "a.png"), pattern])
+    assert f"'{pattern}'" in str(caught.value)

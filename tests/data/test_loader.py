@@ -15,8 +15,8 @@ from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.errors import InputError
 
 
-class SomeUnreadable(ImageArray):
-    """Images of which the first 4 are unreadable."""
+class PartlyUnreadable(ImageArray):
+    """Images; the first 4 of them are unreadable."""
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         if index < 4:
@@ -24,24 +24,24 @@ class SomeUnreadable(ImageArray):
         return super().load(index)
 
 
-def images(count: int = 10, kind: type[ImageArray] = ImageArray) -> ImageArray:
+def images(count: int = 10, image_type: type[ImageArray] = ImageArray) -> ImageArray:
     pixels = np.repeat(np.arange(count, dtype=np.uint8), 4).reshape(count, 2, 2)
-    return kind(pixels, [index % 3 for index in range(count)], "numbers")
+    return image_type(pixels, [index % 3 for index in range(count)], "numbers")
 
 
-def exact(image: Image.Image) -> Tensor:
+def to_tensor(image: Image.Image) -> Tensor:
     values = torch.from_numpy(np.array(image)).float()
     return values[None] if image.mode == "L" else values.permute(2, 0, 1)
 
 
-def noisy(image: Image.Image) -> Tensor:
-    """Draws from every generator that a transform may use."""
-    return exact(image) + random.random() + np.random.random() + torch.rand(())
+def add_noise(image: Image.Image) -> Tensor:
+    """Add random numbers of every generator that a transform may use."""
+    return to_tensor(image) + random.random() + np.random.random() + torch.rand(())
 
 
 def loader(
     source: ImageArray | None = None,
-    transform: Callable[[Image.Image], Tensor] = noisy,
+    transform: Callable[[Image.Image], Tensor] = add_noise,
     *,
     channels: int = 1,
     batch_size: int = 3,
@@ -65,7 +65,7 @@ def indices(batches: Iterator[Batch]) -> list[int]:
 
 
 def test_a_batch_has_images_labels_and_indices() -> None:
-    batch = next(iter(loader(transform=exact)))
+    batch = next(iter(loader(transform=to_tensor)))
     assert batch.images.shape == (3, 1, 2, 2)
     assert batch.images[:, 0, 0, 0].tolist() == batch.indices.tolist()
     assert batch.labels.tolist() == [index % 3 for index in batch.indices.tolist()]
@@ -86,12 +86,12 @@ def test_each_epoch_has_every_image_once_in_a_new_order(workers: int) -> None:
 
 
 def test_order_and_augmentation_depend_on_the_seed() -> None:
-    one, other = list(loader(seed=1)), list(loader(seed=2))
-    assert indices(iter(one)) != indices(iter(other))
-    assert not torch.equal(one[0].images - one[0].images.floor(), other[0].images - other[0].images.floor())
+    first, second = list(loader(seed=1)), list(loader(seed=2))
+    assert indices(iter(first)) != indices(iter(second))
+    assert not torch.equal(first[0].images - first[0].images.floor(), second[0].images - second[0].images.floor())
 
 
-def test_validation_is_unshuffled_and_starts_over_each_time() -> None:
+def test_validation_is_not_shuffled_and_starts_at_the_first_image() -> None:
     batches = loader(training=False)
     next(iter(batches))
     assert batches.state_dict()["steps"] == 0
@@ -100,18 +100,18 @@ def test_validation_is_unshuffled_and_starts_over_each_time() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("served", [2, 4, 7])
-def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(served: int, workers: int) -> None:
+@pytest.mark.parametrize("num_done", [2, 4, 7])
+def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(num_done: int, workers: int) -> None:
     uninterrupted = loader(images(11), workers=0)
     expected = [*uninterrupted, *uninterrupted, *uninterrupted]
     resumed = loader(images(11), workers=workers)
-    resumed.load_state_dict({"steps": served, "steps_per_epoch": len(resumed)})
-    rest = [*resumed, *resumed]
-    assert_same(rest, expected[served : served + len(rest)])
+    resumed.load_state_dict({"steps": num_done, "steps_per_epoch": len(resumed)})
+    actual = [*resumed, *resumed]
+    assert_same(actual, expected[num_done : num_done + len(actual)])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_iteration_finishes_an_epoch_left_early(workers: int) -> None:
+def test_the_next_iteration_finishes_an_incomplete_epoch(workers: int) -> None:
     expected = list(loader(images(11)))
     batches = loader(images(11), workers=workers)
     first = list(islice(batches, 2))
@@ -120,7 +120,7 @@ def test_the_next_iteration_finishes_an_epoch_left_early(workers: int) -> None:
     assert batches.state_dict()["steps"] == 4
 
 
-def test_resuming_decodes_no_image_served_before() -> None:
+def test_resuming_does_not_decode_images_of_finished_steps() -> None:
     loaded = []
 
     class CountingLoads(ImageArray):
@@ -147,12 +147,12 @@ def test_augmentation_of_an_image_does_not_depend_on_its_batch() -> None:
             for index, image in zip(batch.indices.tolist(), batch.images, strict=True)
         }
 
-    one, other = pixels(2), pixels(5)
-    assert len(one) == len(other) == 10
-    assert all(torch.equal(one[index], other[index]) for index in one)
+    small, large = pixels(2), pixels(5)
+    assert len(small) == len(large) == 10
+    assert all(torch.equal(small[index], large[index]) for index in small)
 
 
-def test_global_generators_are_left_unchanged() -> None:
+def test_loading_does_not_change_the_global_generators() -> None:
     def draw() -> tuple[float, float, float]:
         random.seed(0)
         np.random.seed(0)
@@ -167,19 +167,19 @@ def test_global_generators_are_left_unchanged() -> None:
     assert (random.random(), np.random.random(), torch.rand(()).item()) == expected
 
 
-def test_a_last_training_batch_of_one_image_is_dropped() -> None:
+def test_a_last_training_batch_with_one_image_is_dropped() -> None:
     batches = loader(images(10))
     assert [len(batch.images) for batch in batches] == [3, 3, 3]
     assert len(batches) == 3
 
 
-def test_a_last_validation_batch_of_one_image_is_kept() -> None:
+def test_a_last_validation_batch_with_one_image_is_kept() -> None:
     batches = loader(images(10), training=False)
     assert [len(batch.images) for batch in batches] == [3, 3, 3, 1]
     assert len(batches) == 4
 
 
-def test_a_last_batch_of_two_images_is_kept() -> None:
+def test_a_last_batch_with_two_images_is_kept() -> None:
     assert [len(batch.images) for batch in loader(images(5))] == [3, 2]
 
 
@@ -196,15 +196,15 @@ def test_rejects_arguments_out_of_range(argument: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_images_are_left_out_and_listed(workers: int) -> None:
-    batches = list(loader(images(kind=SomeUnreadable), training=False, workers=workers))
+def test_unreadable_images_are_skipped_and_listed(workers: int) -> None:
+    batches = list(loader(images(image_type=PartlyUnreadable), training=False, workers=workers))
     assert batches[1].unreadable == ["numbers/3: it is damaged"]
     assert batches[1].indices.tolist() == [4, 5]
     assert len(batches[1].images) == len(batches[1].labels) == 2
 
 
-def test_a_batch_of_unreadable_images_is_empty() -> None:
-    batch = next(iter(loader(images(kind=SomeUnreadable), training=False)))
+def test_a_batch_with_only_unreadable_images_is_empty() -> None:
+    batch = next(iter(loader(images(image_type=PartlyUnreadable), training=False)))
     assert (batch.images.shape, batch.labels.shape, batch.indices.shape) == ((0,), (0,), (0,))
     assert len(batch.unreadable) == 3
 
@@ -212,7 +212,9 @@ def test_a_batch_of_unreadable_images_is_empty() -> None:
 def test_lightning_moves_a_batch_to_a_device() -> None:
     from lightning.pytorch.utilities import move_data_to_device
 
-    batch = move_data_to_device(next(iter(loader(images(kind=SomeUnreadable), training=False))), torch.device("meta"))
+    batch = move_data_to_device(
+        next(iter(loader(images(image_type=PartlyUnreadable), training=False))), torch.device("meta")
+    )
     assert isinstance(batch, Batch)
     assert batch.images.device.type == "meta"
     assert batch.unreadable[0] == "numbers/0: it is damaged"

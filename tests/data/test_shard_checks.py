@@ -27,28 +27,28 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 
 def test_verify_accepts_intact_shards(shards: Path) -> None:
-    verified = verify_shards(str(shards), processes=2)
-    assert (verified.shards, verified.images, verified.damaged) == (10, 20, [])
+    result = verify_shards(str(shards), processes=2)
+    assert (result.shards, result.images, result.damaged) == (10, 20, [])
 
 
 def test_verify_names_corrupt_truncated_and_missing_shards(shards: Path) -> None:
-    flipped, cut, missing = (shards / f"train-0000{number}.tar" for number in (0, 1, 2))
-    content = bytearray(flipped.read_bytes())
+    corrupt, truncated, missing = (shards / f"train-0000{number}.tar" for number in (0, 1, 2))
+    content = bytearray(corrupt.read_bytes())
     content[700] ^= 1
-    flipped.write_bytes(content)
-    cut.write_bytes(cut.read_bytes()[:-512])
+    corrupt.write_bytes(content)
+    truncated.write_bytes(truncated.read_bytes()[:-512])
     missing.unlink()
     first, second, third = verify_shards(str(shards)).damaged
-    assert first == f"{flipped}: its SHA-256 differs from shards.json"
-    assert second.startswith(f"{cut}: it has ")
+    assert first == f"{corrupt}: its SHA-256 differs from shards.json"
+    assert second.startswith(f"{truncated}: it has ")
     assert third == f"{missing}: there is no such file"
 
 
 def test_verify_names_a_shard_with_a_wrong_image_count(shards: Path) -> None:
     path = shards / "shards.json"
     path.write_text(path.read_text().replace('"images": 2', '"images": 3', 1))
-    (sentence,) = verify_shards(str(shards)).damaged
-    assert sentence == f"{shards}/train-00000.tar: it has 2 images, not 3"
+    (message,) = verify_shards(str(shards)).damaged
+    assert message == f"{shards}/train-00000.tar: it has 2 images, not 3"
 
 
 def test_verify_rejects_a_folder_without_shards_json(tmp_path: Path) -> None:
@@ -56,26 +56,25 @@ def test_verify_rejects_a_folder_without_shards_json(tmp_path: Path) -> None:
         verify_shards(str(tmp_path))
 
 
-def test_webdataset_reads_shards_written_by_us(two_classes: Path, shards: Path) -> None:
+def test_webdataset_reads_our_shards(two_classes: Path, shards: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     train = open_shards(str(shards))[0]["train"]
     urls = sorted(str(path) for path in shards.glob("train-*.tar"))
     read = list(webdataset.WebDataset(urls, shardshuffle=False).decode("pil").to_tuple("__key__", "png", "cls"))
     assert [key for key, _, _ in read] == [train.key(index) for index in range(16)]
     for index, (_, image, label) in enumerate(read):
-        ours, our_label = train.load(index)
-        assert (image.tobytes(), label) == (ours.tobytes(), our_label)
+        expected_image, expected_label = train.load(index)
+        assert (image.tobytes(), label) == (expected_image.tobytes(), expected_label)
 
 
 def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
-    for part, count in (("train-0", 3), ("train-1", 2), ("val-0", 2)):
-        with webdataset.TarWriter(str(tmp_path / f"{part}.tar")) as sink:
+    for shard, count in (("train-0", 3), ("train-1", 2), ("val-0", 2)):
+        with webdataset.TarWriter(str(tmp_path / f"{shard}.tar")) as writer:
             for number in range(count):
                 sample = {"jpg": jpeg(40 * number), "cls": number, "json": {"width": 8}, "txt": "a caption"}
-                sink.write({"__key__": f"{part}-{number}", **sample})
-    listed = index_shards(tmp_path)
-    assert listed.classes == ("0", "1", "2")
+                writer.write({"__key__": f"{shard}-{number}", **sample})
+    assert index_shards(tmp_path).classes == ("0", "1", "2")
     splits = open_splits(str(tmp_path))
     train = splits.train
     assert isinstance(train, ShardedImages)
@@ -111,7 +110,7 @@ def test_images_without_classes_are_indexed_without_classes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("members", "sentence"),
+    ("members", "message"),
     [
         ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"must have a class \(\.cls\), got none for '2\.jpg'"),
         ({"1.jpg": b"x", "1.cls": b"cat"}, r"class of '1\.jpg' .* must be a number, got b'cat'"),
@@ -119,9 +118,9 @@ def test_images_without_classes_are_indexed_without_classes(tmp_path: Path) -> N
         ({"1.txt": b"x"}, "0.tar must have images, got none"),
     ],
 )
-def test_index_rejects_tars_that_are_not_shards(tmp_path: Path, members: dict[str, bytes], sentence: str) -> None:
+def test_index_rejects_tars_with_invalid_samples(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
     write_tar(tmp_path / "0.tar", members)
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         index_shards(tmp_path, ["a", "b"])
 
 
@@ -130,15 +129,15 @@ def test_index_rejects_truncated_tars_and_mixed_sets(tmp_path: Path) -> None:
     write_tar(tmp_path / "1.tar", {"1.jpg": jpeg(1), "1.cls": b"0"})
     with pytest.raises(InputError, match=r"got a difference at .*1\.tar"):
         index_shards(tmp_path)
-    whole = (tmp_path / "1.tar").read_bytes()
-    for cut in (1024, 1124, 1700, len(whole) - len(whole) % 10240 + 600):
-        (tmp_path / "0.tar").write_bytes(whole[:cut])
-        if cut < len(whole):
+    content = (tmp_path / "1.tar").read_bytes()
+    for length in (1024, 1124, 1700, len(content) - len(content) % 10240 + 600):
+        (tmp_path / "0.tar").write_bytes(content[:length])
+        if length < len(content):
             with pytest.raises(InputError, match=r"0\.tar must be a complete tar file"):
                 index_shards(tmp_path)
 
 
-def test_index_rejects_folders_without_tars_or_already_indexed(tmp_path: Path, shards: Path) -> None:
+def test_index_rejects_folders_without_tars_or_with_shards_json(tmp_path: Path, shards: Path) -> None:
     with pytest.raises(InputError, match="must have tar files of training images, got none"):
         index_shards(tmp_path)
     with pytest.raises(InputError, match="exists; remove it"):

@@ -22,7 +22,7 @@ def test_shard_writes_and_verifies_a_folder_of_images(
     assert "5 of 5 shards are intact" in out
 
 
-def test_verify_names_bad_shards_with_exit_code_2(
+def test_verify_of_a_missing_shard_exits_with_2(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard(two_classes, tmp_path / "out", "--unlabeled", "--images-per-shard", 10)
@@ -32,7 +32,7 @@ def test_verify_names_bad_shards_with_exit_code_2(
     assert "train-00001.tar: there is no such file\n1 of 2 shards are intact; 20 images in shards.json" in out
 
 
-def test_index_lists_foreign_shards_with_class_names(
+def test_index_writes_shards_json_with_class_names(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard(two_classes, tmp_path / "out")
@@ -62,7 +62,7 @@ def test_rejects_an_empty_folder_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(shards)
-    arguments = [str(tmp_path / "out") if word == "OUT" else word for word in options]
+    arguments = [str(tmp_path / "out") if option == "OUT" else option for option in options]
     assert main(["shard", "", *arguments]) == 2
     assert "DATA must be a data set, a folder or a URL, got ''" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -74,7 +74,7 @@ def test_rejects_an_empty_output_folder_name(shards: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (("--verify", "--classes", "names"), "--classes has no effect when verifying shards"),
         (("--verify", "--unlabeled"), "--unlabeled has no effect when verifying shards"),
@@ -91,11 +91,11 @@ def test_rejects_an_empty_output_folder_name(shards: Path, capsys: pytest.Captur
         (("--index", "--classes", "names"), "classes must be a readable text file, got names"),
     ],
 )
-def test_rejects_an_option_without_effect(
-    arguments: tuple[str, ...], sentence: str, two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_rejects_options_without_effect(
+    arguments: tuple[str, ...], message: str, two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out")
-    assert main(["shard", str(two_classes), *(out if word == "OUT" else word for word in arguments)]) == 2
+    assert main(["shard", str(two_classes), *(out if argument == "OUT" else argument for argument in arguments)]) == 2
     (error,) = capsys.readouterr().err.splitlines()
-    assert sentence in error
+    assert message in error
     assert not (tmp_path / "out").exists()

@@ -37,30 +37,33 @@ NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 
-class Served(NamedTuple):
+class Server(NamedTuple):
     url: str
-    secure: str
+    https_url: str
     certificate: Path
     log: Path
-    master: int
+    pid: int
 
     def requests(self) -> Counter[str]:
         return Counter(re.findall(r'"GET /(\S+)', self.log.read_text()))
 
 
 @pytest.fixture
-def nginx(shards: Path, tmp_path: Path) -> Iterator[Served]:
-    """The shards served by nginx over http and, with a self-signed certificate, https; slow/ is limited to 200 kB/s."""
+def nginx(shards: Path, tmp_path: Path) -> Iterator[Server]:
+    """Serve the shards with nginx over HTTP, and over HTTPS with a self-signed certificate.
+
+    Downloads below slow/ are limited to 200 kB/s.
+    """
     home = tmp_path / "nginx"
     home.mkdir()
     ports = _free_ports(2)
     certificate = _certificate(home)
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    places = " ".join(f"{kind}_temp_path {home}/{kind};" for kind in kinds)
-    user = "user root;" if os.getuid() == 0 else ""  # otherwise its worker could not read the folder
+    modules = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    temp_paths = " ".join(f"{module}_temp_path {home}/{module};" for module in modules)
+    user = "user root;" if os.getuid() == 0 else ""  # by default the worker process could not read the folder
     (home / "nginx.conf").write_text(
         f"daemon off; pid {home}/pid; error_log {home}/error.log; {user} worker_processes 1;\n"
-        f"events {{}}\nhttp {{ access_log {home}/access.log; {places}\n"
+        f"events {{}}\nhttp {{ access_log {home}/access.log; {temp_paths}\n"
         f"server {{ listen 127.0.0.1:{ports[0]}; listen 127.0.0.1:{ports[1]} ssl; root {shards};\n"
         f"location /slow/ {{ alias {shards}/; limit_rate 200k; }}\n"
         f"ssl_certificate {certificate}; ssl_certificate_key {home}/key.pem; }} }}\n"
@@ -71,7 +74,7 @@ def nginx(shards: Path, tmp_path: Path) -> Iterator[Served]:
     try:
         _wait_for(ports[0])
         urls = (f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}")
-        yield Served(*urls, certificate, home / "access.log", process.pid)
+        yield Server(*urls, certificate, home / "access.log", process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -106,13 +109,16 @@ def _certificate(home: Path) -> Path:
 
 
 class FaultyServer(ThreadingHTTPServer):
-    """Serves a folder; the first requests for a name fail as `faults` lists."""
+    """A server of a folder, in which the first requests for a file fail.
+
+    faults: for each file name, the faults of the first requests: a status code, "damage", "drop" or "stall".
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faults: dict[str, list[str]] = {}
         self.requests: Counter[str] = Counter()
-        self.released = threading.Event()
+        self.stopping = threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -139,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             self.wfile.write(content[:700])
         elif fault == "stall":
-            self.server.released.wait(10)
+            self.server.stopping.wait(10)
         else:
             self.wfile.write(content)
         return None
@@ -154,20 +160,20 @@ def faulty(shards: Path) -> Iterator[FaultyServer]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield server
-    server.released.set()
+    server.stopping.set()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def train(url: str, cache: Path, **options: float) -> ShardedImages:
-    return open_shards(url, cache=cache, **{"pause": 0.01, **options})[0]["train"]
+def open_train(url: str, cache: Path, **options: float) -> ShardedImages:
+    return open_shards(url, cache=cache, **{"delay": 0.01, **options})[0]["train"]
 
 
 @needs_nginx
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_over_http_equal_those_of_the_folder(nginx: Served, shards: Path, tmp_path: Path, workers: int) -> None:
-    remote = train(nginx.url, tmp_path / "cache")
+def test_batches_over_http_equal_those_of_the_folder(nginx: Server, shards: Path, tmp_path: Path, workers: int) -> None:
+    remote = open_train(nginx.url, tmp_path / "cache")
     local = open_splits(str(shards)).train
     assert isinstance(local, ShardedImages)
     assert_same(list(batches(remote, workers=workers)), list(batches(local)))
@@ -178,7 +184,7 @@ def test_batches_over_http_equal_those_of_the_folder(nginx: Served, shards: Path
 
 @needs_nginx
 def test_open_splits_accepts_a_url(
-    nginx: Served, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nginx: Server, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     splits = open_splits(f"{nginx.url}/")
@@ -189,20 +195,20 @@ def test_open_splits_accepts_a_url(
 
 
 @needs_nginx
-def test_https_uses_the_certificates_configured_in_fsspec(
-    nginx: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_https_uses_the_certificates_that_fsspec_configures(
+    nginx: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="certificate"):
-        train(nginx.secure, tmp_path / "cache", pause=60)
-    trusted = ssl.create_default_context(cafile=str(nginx.certificate))
-    monkeypatch.setitem(fsspec.config.conf, "https", {"ssl": trusted})
-    assert len(list(batches(train(nginx.secure, tmp_path / "cache"), workers=2))) == 4
+        open_train(nginx.https_url, tmp_path / "cache", delay=60)
+    context = ssl.create_default_context(cafile=str(nginx.certificate))
+    monkeypatch.setitem(fsspec.config.conf, "https", {"ssl": context})
+    assert len(list(batches(open_train(nginx.https_url, tmp_path / "cache"), workers=2))) == 4
 
 
 @needs_nginx
-def test_missing_shard_at_a_url_is_named_without_retry(nginx: Served, shards: Path, tmp_path: Path) -> None:
+def test_missing_shard_at_a_url_is_not_retried(nginx: Server, shards: Path, tmp_path: Path) -> None:
     (shards / "train-00003.tar").unlink()
-    images = train(nginx.url, tmp_path / "cache", pause=60)
+    images = open_train(nginx.url, tmp_path / "cache", delay=60)
     with pytest.raises(UnreadableImage, match=rf"{nginx.url}/train-00003\.tar, image 1: there is no such file"):
         images.load(7)
     with pytest.raises(UnreadableImage):
@@ -212,51 +218,51 @@ def test_missing_shard_at_a_url_is_named_without_retry(nginx: Served, shards: Pa
 
 
 @needs_nginx
-def test_verify_fetches_every_shard_at_a_url_again(nginx: Served, shards: Path) -> None:
+def test_verify_downloads_every_shard_at_a_url_again(nginx: Server, shards: Path) -> None:
     assert verify_shards(nginx.url, processes=2).damaged == []
     path = shards / "train-00001.tar"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", lambda seconds: None)
-        (sentence,) = verify_shards(nginx.url).damaged
-    assert sentence.startswith(f"{nginx.url}/train-00001.tar: the download has ")
+        (message,) = verify_shards(nginx.url).damaged
+    assert message.startswith(f"{nginx.url}/train-00001.tar: the download has ")
 
 
 @needs_nginx
 @pytest.mark.slow
-def test_fetch_survives_a_server_killed_in_mid_shard(
-    nginx: Served, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_download_is_retried_after_the_server_is_killed(
+    nginx: Server, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = random.Random(0).randbytes(300_000)
     (shards / "large.tar").write_bytes(content)
     shard = Shard("large.tar", images=1, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    pauses: list[float] = []
+    delays: list[float] = []
     sleep = time.sleep
-    monkeypatch.setattr("lambdanets.data.shards.store.time", SimpleNamespace(sleep=pauses.append))
-    fetched: list[bytes] = []
+    monkeypatch.setattr("lambdanets.data.shards.store.time", SimpleNamespace(sleep=delays.append))
+    downloads: list[bytes] = []
 
-    def fetch() -> None:
+    def download() -> None:
         with ShardStore(f"{nginx.url}/slow", cache=tmp_path / "cache").open(shard) as file:
-            fetched.append(file.read())
+            downloads.append(file.read())
 
-    thread = threading.Thread(target=fetch)
+    thread = threading.Thread(target=download)
     thread.start()
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size for path in (tmp_path / "cache").glob(".*.unfinished")):
         assert time.monotonic() < deadline
         sleep(0.01)
-    (worker,) = psutil.Process(nginx.master).children()
+    (worker,) = psutil.Process(nginx.pid).children()
     worker.kill()
     thread.join(120)
-    assert pauses == [2.0]
-    assert hashlib.sha256(fetched[0]).hexdigest() == shard.sha256
+    assert delays == [2.0]
+    assert hashlib.sha256(downloads[0]).hexdigest() == shard.sha256
     assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".lock", ".tar"]
 
 
 @pytest.mark.parametrize("fault", ["drop", "503", "429", "damage"])
 def test_transient_errors_are_retried(faulty: FaultyServer, tmp_path: Path, fault: str) -> None:
     faulty.faults = {"shards.json": ["500"], "train-00000.tar": [fault, fault]}
-    assert train(faulty.url, tmp_path / "cache").load(0)
+    assert open_train(faulty.url, tmp_path / "cache").load(0)
     assert faulty.requests == {"shards.json": 2, "train-00000.tar": 3}
     assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".lock", ".tar"]
 
@@ -265,10 +271,10 @@ def test_stalled_server_is_retried(faulty: FaultyServer, tmp_path: Path, monkeyp
     timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
     monkeypatch.setitem(fsspec.config.conf, "http", timeout)
     faulty.faults = {"train-00000.tar": ["stall"]}
-    assert train(faulty.url, tmp_path / "cache").load(0)
+    assert open_train(faulty.url, tmp_path / "cache").load(0)
     faulty.faults = {"train-00001.tar": ["stall"] * 2}
     with pytest.raises(UnreadableImage, match=r"the server timed out \(tried 2 times\)"):
-        train(faulty.url, tmp_path / "cache", tries=2).load(2)
+        open_train(faulty.url, tmp_path / "cache", attempts=2).load(2)
 
 
 @pytest.mark.parametrize(
@@ -280,11 +286,11 @@ def test_stalled_server_is_retried(faulty: FaultyServer, tmp_path: Path, monkeyp
         ("403", "the server responded with status 403$"),
     ],
 )
-def test_persistent_errors_are_reported_after_the_last_try(
+def test_persistent_errors_are_reported_after_the_last_attempt(
     faulty: FaultyServer, tmp_path: Path, fault: str, reason: str
 ) -> None:
     faulty.faults = {"train-00000.tar": [fault] * 9}
-    images = train(faulty.url, tmp_path / "cache", tries=3)
+    images = open_train(faulty.url, tmp_path / "cache", attempts=3)
     with pytest.raises(UnreadableImage, match=rf"(?i){faulty.url}/train-00000\.tar, image 0.*{reason}"):
         images.load(0)
     requests = faulty.requests["train-00000.tar"]
@@ -295,30 +301,30 @@ def test_persistent_errors_are_reported_after_the_last_try(
     assert not list((tmp_path / "cache").glob("*.tar"))
 
 
-def test_retry_pauses_double(faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("lambdanets.data.shards.store.time.sleep", pauses.append)
+def test_delay_doubles_with_each_retry(faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    monkeypatch.setattr("lambdanets.data.shards.store.time.sleep", delays.append)
     faulty.faults = {"train-00000.tar": ["503"] * 9}
     with pytest.raises(UnreadableImage):
-        train(faulty.url, tmp_path / "cache", tries=4, pause=2.0).load(0)
-    assert [pause for pause in pauses if pause >= 2] == [2, 4, 8]
+        open_train(faulty.url, tmp_path / "cache", attempts=4, delay=2.0).load(0)
+    assert [delay for delay in delays if delay >= 2] == [2, 4, 8]
 
 
-def test_unreachable_server_is_reported_in_one_sentence(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported_after_3_attempts(tmp_path: Path) -> None:
     (port,) = _free_ports(1)
     with pytest.raises(InputError, match=r"shards\.json cannot be read: .*\(tried 3 times\)"):
-        train(f"http://127.0.0.1:{port}", tmp_path / "cache", tries=9)
+        open_train(f"http://127.0.0.1:{port}", tmp_path / "cache", attempts=9)
 
 
-def test_shards_json_at_an_unreachable_server_is_tried_3_times(
+def test_command_with_an_unreachable_server_stops_after_2_retries(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("lambdanets.data.shards.store.time", SimpleNamespace(sleep=pauses.append))
+    delays: list[float] = []
+    monkeypatch.setattr("lambdanets.data.shards.store.time", SimpleNamespace(sleep=delays.append))
     (port,) = _free_ports(1)
     url = f"http://127.0.0.1:{port}/x"
     assert main(["shard", url, "--verify"]) == 2
-    assert pauses == [2, 4]  # in seconds
+    assert delays == [2, 4]  # in seconds
     first, second, last = capsys.readouterr().err.splitlines()
     assert first.startswith(f"{url}/shards.json: retrying in 2 s (1 of 2): Cannot connect to host 127.0.0.1:{port}")
     assert second.startswith(f"{url}/shards.json: retrying in 4 s (2 of 2): ")
@@ -329,75 +335,75 @@ def test_each_retry_is_reported_in_one_line(
     faulty: FaultyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faulty.faults = {"shards.json": ["503", "drop", "429"]}
-    train(faulty.url, tmp_path / "cache")
+    open_train(faulty.url, tmp_path / "cache")
     output = capsys.readouterr().err.splitlines()
     assert len(output) == 3
     assert output[0] == f"{faulty.url}/shards.json: retrying in 0.01 s (1 of 5): the server responded with status 503"
     assert output[2] == f"{faulty.url}/shards.json: retrying in 0.04 s (3 of 5): the server responded with status 429"
 
 
-def test_unknown_url_scheme_is_reported_in_one_sentence(tmp_path: Path) -> None:
+def test_rejects_an_unknown_url_scheme(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nobody://set/shards\.json cannot be read: Protocol not known"):
-        train("nobody://set", tmp_path / "cache", pause=60)
+        open_train("nobody://set", tmp_path / "cache", delay=60)
 
 
-def test_cache_smaller_than_the_set_serves_an_epoch_within_its_bound(
+def test_cache_smaller_than_the_set_stays_below_its_maximum_size(
     faulty: FaultyServer, shards: Path, tmp_path: Path
 ) -> None:
-    bound = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
+    max_bytes = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
     cache = tmp_path / "cache"
-    images = train(faulty.url, cache, cache_bytes=bound)
+    images = open_train(faulty.url, cache, cache_bytes=max_bytes)
     for _ in range(2):
         indices = torch.cat([batch.indices for batch in batches(images)]).tolist()
         assert sorted(indices) == list(range(16))
-        assert 0 < sum(path.stat().st_size for path in cache.glob("*.tar")) <= bound
-    # each is fetched once, although removed since, because a process keeps its open files
+        assert 0 < sum(path.stat().st_size for path in cache.glob("*.tar")) <= max_bytes
+    # each shard is downloaded once, although it was removed from the cache, because the process has it open
     assert set(faulty.requests.values()) == {1}
-    assert len(list(batches(train(faulty.url, cache, cache_bytes=bound), workers=2))) == 4
+    assert len(list(batches(open_train(faulty.url, cache, cache_bytes=max_bytes), workers=2))) == 4
 
 
 def test_cache_evicts_the_least_recently_used_shard(faulty: FaultyServer, shards: Path, tmp_path: Path) -> None:
-    bound = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
+    max_bytes = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
     for number in (0, 1, 2, 0, 3, 0):
-        train(faulty.url, tmp_path / "cache", cache_bytes=bound).load(2 * number)
+        open_train(faulty.url, tmp_path / "cache", cache_bytes=max_bytes).load(2 * number)
         time.sleep(0.01)
     assert faulty.requests["train-00000.tar"] == 1
-    train(faulty.url, tmp_path / "cache", cache_bytes=bound).load(2)
+    open_train(faulty.url, tmp_path / "cache", cache_bytes=max_bytes).load(2)
     assert faulty.requests["train-00001.tar"] == 2
 
 
 def test_rejects_a_shard_larger_than_the_cache(faulty: FaultyServer, tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="do not fit into the cache of 1000"):
-        train(faulty.url, tmp_path / "cache", cache_bytes=1000).load(0)
+        open_train(faulty.url, tmp_path / "cache", cache_bytes=1000).load(0)
 
 
-def test_partial_files_of_a_killed_process_are_removed_from_the_cache(
+def test_unfinished_downloads_of_killed_processes_are_removed(
     faulty: FaultyServer, shards: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    images = train(faulty.url, cache)
+    images = open_train(faulty.url, cache)
     images.load(0)
-    (whole,) = cache.glob("*.tar")
-    whole.rename(cache / f".{whole.name}.17.unfinished")
-    train(faulty.url, cache).load(0)
+    (shard,) = cache.glob("*.tar")
+    shard.rename(cache / f".{shard.name}.17.unfinished")
+    open_train(faulty.url, cache).load(0)
     assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".tar"]
 
 
-def test_damaged_file_in_the_cache_is_fetched_again(faulty: FaultyServer, tmp_path: Path) -> None:
-    train(faulty.url, tmp_path / "cache").load(0)
-    (whole,) = (tmp_path / "cache").glob("*.tar")
-    whole.write_bytes(b"cut")
-    train(faulty.url, tmp_path / "cache").load(0)
+def test_damaged_file_in_the_cache_is_downloaded_again(faulty: FaultyServer, tmp_path: Path) -> None:
+    open_train(faulty.url, tmp_path / "cache").load(0)
+    (shard,) = (tmp_path / "cache").glob("*.tar")
+    shard.write_bytes(b"damaged")
+    open_train(faulty.url, tmp_path / "cache").load(0)
     assert faulty.requests["train-00000.tar"] == 2
 
 
-def test_unwritable_cache_is_reported_in_one_sentence(faulty: FaultyServer, tmp_path: Path) -> None:
+def test_rejects_a_cache_folder_that_cannot_be_created(faulty: FaultyServer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnreadableImage, match=r"its cache .*file/cache cannot be used"):
-        train(faulty.url, tmp_path / "file/cache").load(0)
+        open_train(faulty.url, tmp_path / "file/cache").load(0)
 
 
-def test_rejects_a_cache_bound_that_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_a_cache_size_that_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_BYTES, "many")
     with pytest.raises(InputError, match="LAMBDANETS_SHARDS_CACHE_BYTES must be a number of bytes, got 'many'"):
         ShardStore("http://127.0.0.1")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
-from lambdanets.data.images import images_under
+from lambdanets.data.images import list_images
 from lambdanets.data.shards import writing
 from lambdanets.data.shards.images import UNLABELED, ShardedImages, open_shards
 from lambdanets.data.shards.plan import unique_keys
@@ -24,20 +24,20 @@ from lambdanets.errors import InputError
 from lambdanets.locks import locked_folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def files_of(images: ShardedImages) -> dict[str, bytes]:
+def files_by_key(images: ShardedImages) -> dict[str, bytes]:
     return {images.key(index): images.file(index)[0] for index in range(len(images))}
 
 
 def test_image_files_are_copied_byte_for_byte(two_classes: Path, tmp_path: Path) -> None:
     Image.open(two_classes / "dark/00.png").save(two_classes / "dark/photo.JPG", quality=40)
     report = write_shards(open_splits(str(two_classes)), tmp_path / "out", images_per_shard=4)
-    parts, classes = open_shards(str(tmp_path / "out"))
-    found = files_of(parts["train"]) | files_of(parts["validation"])
-    assert found == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in images_under(two_classes)}
+    splits, classes = open_shards(str(tmp_path / "out"))
+    files = files_by_key(splits["train"]) | files_by_key(splits["validation"])
+    assert files == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in list_images(two_classes)}
     assert classes == ("dark", "light")
     assert (report.images, report.unreadable) == (21, [])
     assert report.shards == len(list((tmp_path / "out").glob("*.tar"))) == 4 + 2
@@ -47,9 +47,9 @@ def test_image_files_are_copied_byte_for_byte(two_classes: Path, tmp_path: Path)
 def test_images_in_memory_are_written_as_png(tmp_path: Path) -> None:
     splits = open_splits("digits")
     write_shards(splits, tmp_path / "out", images_per_shard=500, check_images=False)
-    after = open_splits(str(tmp_path / "out"))
-    assert (len(after.train), len(after.validation)) == (len(splits.train), len(splits.validation))
-    train = after.train
+    written = open_splits(str(tmp_path / "out"))
+    assert (len(written.train), len(written.validation)) == (len(splits.train), len(splits.validation))
+    train = written.train
     assert isinstance(train, ShardedImages)
     originals = {splits.train.name(index): index for index in range(len(splits.train))}
     for index in range(0, len(train), 100):
@@ -59,21 +59,21 @@ def test_images_in_memory_are_written_as_png(tmp_path: Path) -> None:
         assert train.file(index)[1] == ".png"
 
 
-def test_shards_mix_the_classes_and_have_similar_sizes(tmp_path: Path) -> None:
+def test_shards_have_images_of_all_classes_and_similar_sizes(tmp_path: Path) -> None:
     write_shards(open_splits("digits"), tmp_path / "out", images_per_shard=500, check_images=False)
     train = open_shards(str(tmp_path / "out"))[0]["train"]
     assert train.groups == [480, 479, 478] or max(train.groups) - min(train.groups) <= 1
-    first = train.labels[: train.groups[0]]
-    assert set(first.tolist()) == set(range(10))
+    labels_of_first_shard = train.labels[: train.groups[0]]
+    assert set(labels_of_first_shard.tolist()) == set(range(10))
 
 
 def test_a_list_of_images_is_written_without_classes(two_classes: Path, tmp_path: Path) -> None:
-    write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=7)
-    parts, classes = open_shards(str(tmp_path / "out"))
-    assert (list(parts), classes) == (["train"], ())
-    assert len(files_of(parts["train"])) == 20
-    assert parts["train"].load(0)[1] == UNLABELED
-    assert parts["train"].labels.tolist() == [UNLABELED] * 20
+    write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=7)
+    splits, classes = open_shards(str(tmp_path / "out"))
+    assert (list(splits), classes) == (["train"], ())
+    assert len(files_by_key(splits["train"])) == 20
+    assert splits["train"].load(0)[1] == UNLABELED
+    assert splits["train"].labels.tolist() == [UNLABELED] * 20
     with pytest.raises(InputError, match="images without classes"):
         open_splits(str(tmp_path / "out"))
 
@@ -82,20 +82,20 @@ def test_shards_can_be_written_from_shards(two_classes: Path, tmp_path: Path) ->
     write_shards(open_splits(str(two_classes)), tmp_path / "first", images_per_shard=3)
     write_shards(open_splits(str(tmp_path / "first")), tmp_path / "second", images_per_shard=8)
     first, second = (open_shards(str(tmp_path / name))[0]["train"] for name in ("first", "second"))
-    assert sorted(files_of(first).values()) == sorted(files_of(second).values())
+    assert sorted(files_by_key(first).values()) == sorted(files_by_key(second).values())
 
 
 def test_written_bytes_do_not_depend_on_the_number_of_processes(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
     for processes in (1, 2):
         write_shards(splits, tmp_path / str(processes), images_per_shard=3, processes=processes)
-    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
 
 
 def test_another_seed_gives_another_order(two_classes: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
         write_shards(open_splits(str(two_classes)), tmp_path / str(seed), images_per_shard=3, seed=seed)
-    assert contents(tmp_path / "0") != contents(tmp_path / "1")
+    assert read_files(tmp_path / "0") != read_files(tmp_path / "1")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -121,20 +121,20 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(
     monkeypatch.setattr(writing, "write_tar_samples", write)
     write_shards(splits, tmp_path / "out", images_per_shard=3)
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished} == finished
-    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "uninterrupted")
 
 
-def test_killed_writing_leaves_no_process_and_resumes_to_the_same_bytes(two_classes: Path, tmp_path: Path) -> None:
+def test_killed_writing_leaves_no_workers_and_resumes_bit_identically(two_classes: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
         "from lambdanets.data.shards import writing\n"
         "from lambdanets.data.datasets import open_splits\n"
         "write = writing.write_tar_samples\n"
-        "def slowly(path, samples):\n"
+        "def wait_and_write(path, samples):\n"
         "    if path.name > 'train-00001.tar': time.sleep(600)\n"
         "    return write(path, samples)\n"
-        "writing.write_tar_samples = slowly\n"
+        "writing.write_tar_samples = wait_and_write\n"
         "writing.write_shards(open_splits(sys.argv[1]), Path(sys.argv[2]), images_per_shard=2, processes=2)\n"
     )
     out = tmp_path / "out"
@@ -151,39 +151,39 @@ def test_killed_writing_leaves_no_process_and_resumes_to_the_same_bytes(two_clas
         time.sleep(0.02)
     assert not _process_group_exists(process.pid)
 
-    (out / ".train-00005.tar.17.unfinished").write_bytes(b"half")
-    before = (out / "train-00000.tar").stat().st_mtime_ns
+    (out / ".train-00005.tar.17.unfinished").write_bytes(b"incomplete")
+    modified = (out / "train-00000.tar").stat().st_mtime_ns
     splits = open_splits(str(two_classes))
     write_shards(splits, out, images_per_shard=2)
     write_shards(splits, tmp_path / "uninterrupted", images_per_shard=2)
-    assert (out / "train-00000.tar").stat().st_mtime_ns == before
-    assert contents(out) == contents(tmp_path / "uninterrupted")
+    assert (out / "train-00000.tar").stat().st_mtime_ns == modified
+    assert read_files(out) == read_files(tmp_path / "uninterrupted")
 
 
 def test_killed_worker_process_is_reported(two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test = os.getpid()
+    main_process = os.getpid()
 
-    def die(path: Path, samples: object) -> None:
-        assert os.getpid() != test
+    def kill_worker(path: Path, samples: object) -> None:
+        assert os.getpid() != main_process
         os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "write_tar_samples", die)
+        patch.setattr(writing, "write_tar_samples", kill_worker)
         with pytest.raises(InputError, match="was killed, perhaps out of memory; run the same command"):
-            write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
-    assert write_shards(images_under(two_classes), tmp_path / "out", images_per_shard=3).images == 20
+            write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
+    assert write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=3).images == 20
 
 
-def test_rejects_a_folder_another_process_writes_into(two_classes: Path, tmp_path: Path) -> None:
+def test_rejects_a_folder_that_another_process_writes(two_classes: Path, tmp_path: Path) -> None:
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
-        write_shards(images_under(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes), tmp_path / "out")
 
 
 def _process_group_exists(group: int) -> bool:
     states = []
-    for place in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[2]) == group:
@@ -200,20 +200,20 @@ def test_finished_shards_are_not_written_again(two_classes: Path, tmp_path: Path
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
 
 
-def test_killed_after_shards_json_is_cleaned_up(two_classes: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_process_killed_after_shards_json_are_removed(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
-    write_shards(splits, tmp_path / "whole", images_per_shard=5)
-    shutil.copytree(tmp_path / "whole", tmp_path / "out")
+    write_shards(splits, tmp_path / "uninterrupted", images_per_shard=5)
+    shutil.copytree(tmp_path / "uninterrupted", tmp_path / "out")
     (tmp_path / "out/unfinished").mkdir()
     (tmp_path / "out/unfinished/train-00000.tar.json").write_text("{}")
     write_shards(splits, tmp_path / "out", images_per_shard=5)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
-        path.name for path in (tmp_path / "whole").iterdir()
+        path.name for path in (tmp_path / "uninterrupted").iterdir()
     )
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_rejects_a_folder_with_shards_of_other_options_or_images(
+def test_rejects_a_folder_with_shards_of_different_options_or_images(
     two_classes: Path, tmp_path: Path, finished: bool
 ) -> None:
     splits, out = open_splits(str(two_classes)), tmp_path / "out"
@@ -237,23 +237,23 @@ def test_rejects_a_damaged_plan(two_classes: Path, tmp_path: Path, content: byte
     (tmp_path / "out/unfinished").mkdir(parents=True)
     (tmp_path / "out/unfinished/plan.json").write_bytes(content)
     with pytest.raises(InputError, match=r"plan\.json is damaged: .*; remove \S*out, or choose another folder"):
-        write_shards(images_under(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes), tmp_path / "out")
 
 
 def test_rejects_a_folder_with_unknown_content(two_classes: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file must be a folder, got a file"):
-        write_shards(images_under(two_classes), tmp_path / "file")
+        write_shards(list_images(two_classes), tmp_path / "file")
     with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
-        write_shards(images_under(two_classes), two_classes)
-    (tmp_path / "foreign").mkdir()
-    entry = {"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}
-    (tmp_path / "foreign/shards.json").write_text(json.dumps({"classes": [], "parts": {"train": [entry]}}))
+        write_shards(list_images(two_classes), two_classes)
+    (tmp_path / "other").mkdir()
+    shard = {"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}
+    (tmp_path / "other/shards.json").write_text(json.dumps({"classes": [], "parts": {"train": [shard]}}))
     with pytest.raises(InputError, match=r"is not empty, it has shards\.json"):
-        write_shards(images_under(two_classes), tmp_path / "foreign")
+        write_shards(list_images(two_classes), tmp_path / "other")
 
 
-def test_unreadable_images_are_listed_counted_and_left_out(two_classes: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped_and_listed(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
     (two_classes / "dark/03.png").write_bytes(b"no image")
     (two_classes / "light/04.png").write_bytes((two_classes / "light/05.png").read_bytes()[:50])
@@ -261,13 +261,13 @@ def test_unreadable_images_are_listed_counted_and_left_out(two_classes: Path, tm
     report = write_shards(splits, tmp_path / "out", images_per_shard=4, processes=2)
     assert report.images == 17
     assert report.unreadable[0] == f"{two_classes}/dark/03.png: it is not an image of a known format"
-    assert [sentence.partition(":")[0][-12:] for sentence in report.unreadable[1:]] == ["light/04.png", "light/06.png"]
+    assert [message.partition(":")[0][-12:] for message in report.unreadable[1:]] == ["light/04.png", "light/06.png"]
     assert report.unreadable[2].endswith(": there is no such file")
-    parts, _ = open_shards(str(tmp_path / "out"))
-    assert sum(len(part) for part in parts.values()) == 17
+    written, _ = open_shards(str(tmp_path / "out"))
+    assert sum(len(images) for images in written.values()) == 17
 
 
-def test_more_than_max_unreadable_images_stop_the_writing(two_classes: Path, tmp_path: Path) -> None:
+def test_writing_stops_after_more_than_max_unreadable_images(two_classes: Path, tmp_path: Path) -> None:
     splits = open_splits(str(two_classes))
     for number in range(4):
         (two_classes / f"dark/0{number}.png").write_bytes(b"")
@@ -278,7 +278,7 @@ def test_more_than_max_unreadable_images_stop_the_writing(two_classes: Path, tmp
 
 @pytest.mark.parametrize("check_images", [True, False])
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_rejects_a_split_without_a_readable_image(
+def test_rejects_a_split_without_readable_images(
     two_classes: Path, tmp_path: Path, split: str, check_images: bool
 ) -> None:
     splits = open_splits(str(two_classes))
@@ -286,16 +286,16 @@ def test_rejects_a_split_without_a_readable_image(
     for index in range(len(images)):
         path = Path(images.name(index))
         path.write_bytes(b"") if check_images else path.unlink()
-    label = {"train": "16 training", "validation": "4 validation"}[split]
-    with pytest.raises(InputError, match=rf"none of the {label} images can be read; the first: \S*png: the"):
+    count = {"train": "16 training", "validation": "4 validation"}[split]
+    with pytest.raises(InputError, match=rf"none of the {count} images can be read; the first: \S*png: the"):
         write_shards(splits, tmp_path / "out", check_images=check_images)
     assert not (tmp_path / "out").exists()
 
 
-def test_shard_command_rejects_a_set_of_unreadable_images(
+def test_shard_command_rejects_a_set_without_readable_images(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in images_under(two_classes):
+    for path in list_images(two_classes):
         path.write_bytes(b"")
     for options in ([], ["--unlabeled"]):
         assert main(["shard", str(two_classes), str(tmp_path / "out"), *options]) == 2
@@ -319,40 +319,40 @@ def test_unchecked_images_are_copied_even_if_damaged(two_classes: Path, tmp_path
     assert write_shards(open_splits(str(two_classes)), tmp_path / "out", check_images=False).images == 20
 
 
-def test_rejects_a_shard_that_reads_back_differently(
+def test_rejects_a_shard_that_differs_after_writing(
     two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lambdanets.data.shards.tar_samples._contents", lambda file: [])
+    monkeypatch.setattr("lambdanets.data.shards.tar_samples._summarize", lambda file: [])
     with pytest.raises(InputError, match="differs after it was written"):
-        write_shards(images_under(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.tar"))
 
 
 @pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
 def test_rejects_options_out_of_range(two_classes: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
-        write_shards(images_under(two_classes), tmp_path / "out", **{option: -1})
+        write_shards(list_images(two_classes), tmp_path / "out", **{option: -1})
     with pytest.raises(InputError, match="source must have images, got none"):
         write_shards([], tmp_path / "out")
 
 
-def test_keys_are_paths_below_the_common_folder_without_suffix() -> None:
+def test_keys_are_paths_relative_to_the_common_folder() -> None:
     assert unique_keys(["/set/a/1.png", "/set/b/2.jpeg"]) == ["a/1", "b/2"]
     assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]
     assert unique_keys(["/set/1.png"]) == ["1"]
     assert unique_keys(["1.png", "2.png"]) == ["1", "2"]
-    # members of a tar may point outside of it; keys of shards must not
+    # the names of tar members may begin with "..", but keys of shards must not
     assert unique_keys(["a.tar/../../x/1.png", "a.tar/_/_/x/1.png"]) == ["_/_/x/1", "_/_/x/1-2"]
 
 
-def test_keys_of_colliding_names_are_unique() -> None:
+def test_keys_of_similar_names_are_unique() -> None:
     names = ["s/a.b.png", "s/a_b.png", "s/a.b.jpg", "s/c.1/x.png", "s/c_1/x.png", "s/a_b-2.png", "s/v1.2"]
     keys = unique_keys(names)
     assert keys == ["a_b", "a_b-2", "a_b-3", "c.1/x", "c_1/x", "a_b-2-2", "v1_2"]
     assert [split_name(f"{key}.png") for key in keys] == [(key, "png") for key in keys]
 
 
-def test_names_in_any_script_and_encoding_are_kept_in_keys(tmp_path: Path) -> None:
+def test_keys_have_the_characters_of_names_in_any_script(tmp_path: Path) -> None:
     png = io.BytesIO()
     Image.fromarray(np.zeros((3, 3), np.uint8)).save(png, "PNG")
     folder = tmp_path / "images"
@@ -360,6 +360,6 @@ def test_names_in_any_script_and_encoding_are_kept_in_keys(tmp_path: Path) -> No
     names = ["λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"]
     for name in names:
         (folder / name).write_bytes(png.getvalue())
-    write_shards(images_under(folder), tmp_path / "out")
-    keys = set(files_of(open_shards(str(tmp_path / "out"))[0]["train"]))
+    write_shards(list_images(folder), tmp_path / "out")
+    keys = set(files_by_key(open_shards(str(tmp_path / "out"))[0]["train"]))
     assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}

@@ -22,27 +22,27 @@ from lambdanets.training.classification.task import fingerprint
 from noise_images import write_images
 
 
-def as_tensor(image: Image.Image) -> torch.Tensor:
+def to_noisy_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(image.convert("L").resize((6, 6)), np.float32))[None] + torch.rand(())
 
 
 def batches(images: ShardedImages, *, workers: int = 0, training: bool = True) -> ImageBatches:
-    return ImageBatches(images, as_tensor, channels=1, batch_size=4, seed=3, training=training, workers=workers)
+    return ImageBatches(images, to_noisy_tensor, channels=1, batch_size=4, seed=3, training=training, workers=workers)
 
 
 def test_sharded_set_has_the_same_images_classes_and_splits(two_classes: Path, shards: Path) -> None:
-    before, after = open_splits(str(two_classes)), open_splits(str(shards))
-    assert after.classes == ("dark", "light")
-    for old, new in ((before.train, after.train), (before.validation, after.validation)):
-        assert isinstance(new, ShardedImages)
-        assert len(new) == len(old)
-        loaded = {new.key(index): new.load(index) for index in range(len(new))}
-        for index in range(len(old)):
-            image, label = loaded[str(Path(old.name(index)).relative_to(two_classes).with_suffix(""))]
-            assert label == old.labels[index]
-            assert image.tobytes() == old.load(index)[0].tobytes()
-        assert new.labels.tolist() == [new.load(index)[1] for index in range(len(new))]
-        assert new.labels.dtype == np.int64
+    original, sharded = open_splits(str(two_classes)), open_splits(str(shards))
+    assert sharded.classes == ("dark", "light")
+    for expected, actual in ((original.train, sharded.train), (original.validation, sharded.validation)):
+        assert isinstance(actual, ShardedImages)
+        assert len(actual) == len(expected)
+        loaded = {actual.key(index): actual.load(index) for index in range(len(actual))}
+        for index in range(len(expected)):
+            image, label = loaded[str(Path(expected.name(index)).relative_to(two_classes).with_suffix(""))]
+            assert label == expected.labels[index]
+            assert image.tobytes() == expected.load(index)[0].tobytes()
+        assert actual.labels.tolist() == [actual.load(index)[1] for index in range(len(actual))]
+        assert actual.labels.dtype == np.int64
 
 
 def test_image_names_are_shard_and_member(shards: Path) -> None:
@@ -61,7 +61,7 @@ def test_index_out_of_range_raises_index_error(shards: Path, index: int) -> None
 def test_batches_of_shards_do_not_depend_on_workers(shards: Path) -> None:
     images = open_splits(str(shards)).train
     assert isinstance(images, ShardedImages)
-    images.load(0)  # a shard is open while the workers are forked
+    images.load(0)  # opens a shard before the workers are forked
     assert_same(list(batches(images)), list(batches(images, workers=2)))
 
 
@@ -85,13 +85,13 @@ def test_each_epoch_has_every_image_once_in_another_order(shards: Path) -> None:
 def test_loader_of_shards_resumes_in_mid_epoch(shards: Path, workers: int) -> None:
     images = open_splits(str(shards)).train
     assert isinstance(images, ShardedImages)
-    whole = list(batches(images))
+    uninterrupted = list(batches(images))
     interrupted = batches(images)
     iterator = iter(interrupted)
     first = [next(iterator), next(iterator)]
     resumed = batches(images, workers=workers)
     resumed.load_state_dict(interrupted.state_dict())
-    assert_same(whole, [*first, *resumed])
+    assert_same([*first, *resumed], uninterrupted)
 
 
 def test_at_most_16_shard_files_stay_open(two_classes: Path, tmp_path: Path) -> None:
@@ -106,13 +106,13 @@ def test_at_most_16_shard_files_stay_open(two_classes: Path, tmp_path: Path) -> 
 
 def test_missing_or_truncated_shard_makes_only_its_images_unreadable(shards: Path) -> None:
     (shards / "train-00002.tar").unlink()
-    cut = shards / "train-00005.tar"
-    cut.write_bytes(cut.read_bytes()[:600])
+    truncated = shards / "train-00005.tar"
+    truncated.write_bytes(truncated.read_bytes()[:600])
     images = open_splits(str(shards)).train
     assert isinstance(images, ShardedImages)
-    found = list(batches(images, workers=2))
-    assert sum(len(batch.labels) for batch in found) == 12
-    unreadable = sorted(sentence for batch in found for sentence in batch.unreadable)
+    loaded = list(batches(images, workers=2))
+    assert sum(len(batch.labels) for batch in loaded) == 12
+    unreadable = sorted(message for batch in loaded for message in batch.unreadable)
     assert unreadable[0] == f"{shards}/train-00002.tar, image 0: there is no such file"
     assert "train-00005.tar, image 1: it has 600 bytes, not" in unreadable[3]
     with pytest.raises(UnreadableImage, match=r"train-00002\.tar, image 1: there is no such file"):
@@ -133,7 +133,7 @@ def test_repaired_shard_is_read_after_a_delay(shards: Path, monkeypatch: pytest.
     images.load(0)
 
 
-def test_shard_that_is_not_a_tar_is_named(shards: Path) -> None:
+def test_images_of_a_shard_that_is_not_a_tar_are_unreadable(shards: Path) -> None:
     path = shards / "train-00000.tar"
     path.write_bytes(b"x" * path.stat().st_size)
     images = open_splits(str(shards)).train
@@ -155,23 +155,23 @@ def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: byte
             info.size = len(member)
             tar.addfile(info, io.BytesIO(member))
     size = (tmp_path / "train-0.tar").stat().st_size
-    entry = {"name": "train-0.tar", "images": 1, "bytes": size, "sha256": "0" * 64}
-    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [entry]}}))
-    parts, _ = open_shards(str(tmp_path))
+    shard = {"name": "train-0.tar", "images": 1, "bytes": size, "sha256": "0" * 64}
+    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [shard]}}))
+    splits, _ = open_shards(str(tmp_path))
     with pytest.raises(UnreadableImage, match=reason):
-        parts["train"].load(0)
+        splits["train"].load(0)
 
 
 def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> None:
-    listed = json.loads((shards / "shards.json").read_text())
-    del listed["parts"]["validation"]
-    (shards / "shards.json").write_text(json.dumps(listed))
+    content = json.loads((shards / "shards.json").read_text())
+    del content["parts"]["validation"]
+    (shards / "shards.json").write_text(json.dumps(content))
     splits = open_splits(str(shards), validation_share=0.3, seed=1)
     keys = []
-    for part, count in ((splits.train, 10), (splits.validation, 6)):
-        assert isinstance(part, ShardedImages)
-        assert len(part) == count
-        keys += [part.key(index) for index in range(count)]
+    for images, count in ((splits.train, 10), (splits.validation, 6)):
+        assert isinstance(images, ShardedImages)
+        assert len(images) == count
+        keys += [images.key(index) for index in range(count)]
     assert len(set(keys)) == 16
     assert "3 of 8 shards held out with seed 1" in splits.source
     assert validation_names(splits) != validation_names(open_splits(str(shards), validation_share=0.3, seed=2))
@@ -183,23 +183,23 @@ def validation_names(splits: Splits) -> list[str]:
 
 def test_hold_out_takes_whole_training_shards(shards: Path) -> None:
     splits = open_splits(str(shards))
-    held = hold_out(splits, 0.25, 0)
-    assert isinstance(held.train, ShardedImages)
-    assert isinstance(held.validation, ShardedImages)
-    assert (held.train.groups, held.validation.groups) == ([2] * 6, [2] * 2)
-    assert held.test is splits.validation
+    new_splits = hold_out(splits, 0.25, 0)
+    assert isinstance(new_splits.train, ShardedImages)
+    assert isinstance(new_splits.validation, ShardedImages)
+    assert (new_splits.train.groups, new_splits.validation.groups) == ([2] * 6, [2] * 2)
+    assert new_splits.test is splits.validation
     assert hold_out(splits, 0, 0) is splits
 
 
 def test_rejects_holding_out_from_a_single_shard(shards: Path) -> None:
-    listed = json.loads((shards / "shards.json").read_text())
-    listed["parts"] = {"train": listed["parts"]["train"][:1]}
-    (shards / "shards.json").write_text(json.dumps(listed))
+    content = json.loads((shards / "shards.json").read_text())
+    content["parts"] = {"train": content["parts"]["train"][:1]}
+    (shards / "shards.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"at least 2 shards to hold some out, got 1"):
         open_splits(str(shards))
 
 
-def test_rejects_training_images_for_shards(shards: Path) -> None:
+def test_rejects_a_subset_of_images_in_shards(shards: Path) -> None:
     splits = open_splits(str(shards))
     assert subset(splits, None, 0) is splits
     with pytest.raises(InputError, match="training_images must be None for shards"):
@@ -207,42 +207,43 @@ def test_rejects_training_images_for_shards(shards: Path) -> None:
 
 
 def test_fingerprint_depends_only_on_shards_json(shards: Path) -> None:
-    before = fingerprint(open_splits(str(shards)))
+    original = fingerprint(open_splits(str(shards)))
     path = shards / "shards.json"
     text = path.read_text()
     for tar in shards.glob("*.tar"):
         tar.unlink()
-    assert fingerprint(open_splits(str(shards))) == before
+    assert fingerprint(open_splits(str(shards))) == original
     path.write_text(text.replace('"dark"', '"dim"'))
-    assert fingerprint(open_splits(str(shards))) != before
-    shard = json.loads(text)["parts"]["train"][0]["sha256"]
-    path.write_text(text.replace(shard, shard[::-1]))
-    assert fingerprint(open_splits(str(shards))) != before
+    assert fingerprint(open_splits(str(shards))) != original
+    sha256 = json.loads(text)["parts"]["train"][0]["sha256"]
+    path.write_text(text.replace(sha256, sha256[::-1]))
+    assert fingerprint(open_splits(str(shards))) != original
 
 
-def entry(**changed: object) -> dict[str, object]:
-    return {"parts": {"train": [{"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32} | changed]}}
+def with_fields(**fields: object) -> dict[str, object]:
+    """One shard with changed fields, in the format of shards.json."""
+    return {"parts": {"train": [{"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32} | fields]}}
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"classes": []}, "got images without classes"),
         ({"classes": ["a"]}, "got only 'a'"),
         ({"classes": 3}, "is not a valid shards.json: classes must be strings, got 3"),
         ({"parts": {}}, "parts must be 'train' and optionally 'validation', got no 'train'"),
-        (entry(name="../a.tar"), "name of a shard must be a relative path without '..', got '../a.tar'"),
-        (entry(images=-1), r"parts\.train\[0\]\.images must be an integer, at least 0 and below .*, got -1"),
-        (entry(images=10**30), r"parts\.train\[0\]\.images must be an integer, at least 0 and below "),
-        (entry(sha256="00"), "sha256 must be 64 hexadecimal digits, got '00'"),
+        (with_fields(name="../a.tar"), "name of a shard must be a relative path without '..', got '../a.tar'"),
+        (with_fields(images=-1), r"parts\.train\[0\]\.images must be an integer, at least 0 and below .*, got -1"),
+        (with_fields(images=10**30), r"parts\.train\[0\]\.images must be an integer, at least 0 and below "),
+        (with_fields(sha256="00"), "sha256 must be 64 hexadecimal digits, got '00'"),
         ({"parts": {"train": [{"name": "a.tar"}]}}, r"parts\.train\[0\]\.images must be an integer, got nothing"),
         ({"parts": {"other": []}}, "parts must be 'train' and optionally 'validation', got 'other'"),
     ],
 )
-def test_rejects_an_invalid_shards_json(shards: Path, change: dict[str, object], sentence: str) -> None:
-    listed = json.loads((shards / "shards.json").read_text())
-    (shards / "shards.json").write_text(json.dumps(listed | change))
-    with pytest.raises(InputError, match=sentence):
+def test_rejects_an_invalid_shards_json(shards: Path, change: dict[str, object], message: str) -> None:
+    content = json.loads((shards / "shards.json").read_text())
+    (shards / "shards.json").write_text(json.dumps(content | change))
+    with pytest.raises(InputError, match=message):
         open_splits(str(shards))
 
 
@@ -252,7 +253,7 @@ def test_rejects_a_shards_json_nested_too_deeply(shards: Path) -> None:
         open_splits(str(shards))
 
 
-def test_class_of_thousands_of_digits_makes_its_image_unreadable(tmp_path: Path) -> None:
+def test_image_with_a_class_of_thousands_of_digits_is_unreadable(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "0.tar", "w") as tar:
         for name, content in (("1.png", b"x"), ("1.cls", b"9" * 5000)):
             member = tarfile.TarInfo(name)
@@ -261,13 +262,13 @@ def test_class_of_thousands_of_digits_makes_its_image_unreadable(tmp_path: Path)
     with pytest.raises(InputError, match=r"class of '1\.png' in .* must be a number, got b'9999"):
         index_shards(tmp_path)
     digest = hashlib.sha256((tmp_path / "0.tar").read_bytes()).hexdigest()
-    entry = {"name": "0.tar", "images": 1, "bytes": (tmp_path / "0.tar").stat().st_size, "sha256": digest}
-    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [entry]}}))
+    shard = {"name": "0.tar", "images": 1, "bytes": (tmp_path / "0.tar").stat().st_size, "sha256": digest}
+    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [shard]}}))
     with pytest.raises(UnreadableImage, match=r"its class must be a number, got b'9999"):
         open_shards(str(tmp_path))[0]["train"].load(0)
 
 
-def test_is_sharded_for_indexed_folders_and_urls(shards: Path, two_classes: Path) -> None:
+def test_is_sharded_for_urls_and_folders_with_shards_json(shards: Path, two_classes: Path) -> None:
     assert is_sharded(str(shards))
     assert is_sharded("http://127.0.0.1/set")
     assert is_sharded("s3://bucket/set")

@@ -34,7 +34,7 @@ def test_a_tar_and_its_validation_tar_become_the_splits(tmp_path: Path) -> None:
     assert (splits.validation.load(0)[1], splits.validation.name(0)) == (1, f"{tmp_path}/val.tar/val/b/0.png")
 
 
-def test_a_tar_without_validation_tar_gives_a_hold_out(tmp_path: Path) -> None:
+def test_validation_is_held_out_of_a_tar_without_validation_tar(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(5)})
     splits = open_splits(str(tar))
     assert (len(splits.train), len(splits.validation)) == (8, 2)
@@ -58,34 +58,34 @@ def test_a_damaged_image_in_a_tar_is_unreadable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"text" * 400])
-def test_rejects_a_file_that_is_a_tar_by_name_only(tmp_path: Path, content: bytes) -> None:
+def test_rejects_a_file_with_tar_suffix_that_is_not_a_tar(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "all.tar").write_bytes(content)
     with pytest.raises(InputError, match=r"all\.tar"):
         open_splits(str(tmp_path / "all.tar"))
 
 
-def boundaries(tar: bytes) -> list[int]:
-    """The first byte of each member's header, and of the end-of-archive blocks."""
+def header_offsets(tar: bytes) -> list[int]:
+    """The offset of the header of each member, and of the end-of-archive blocks."""
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         members = archive.getmembers()
         return [member.offset for member in members] + [archive.offset]
 
 
-@pytest.mark.parametrize("beyond", [0, 100, 512])
-def test_rejects_a_tar_truncated_within_or_before_a_header(tmp_path: Path, beyond: int) -> None:
+@pytest.mark.parametrize("bytes_of_header", [0, 100, 512])
+def test_rejects_a_tar_truncated_within_or_before_a_header(tmp_path: Path, bytes_of_header: int) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
     content = tar.read_bytes()
-    tar.write_bytes(content[: boundaries(content)[6] + beyond])
+    tar.write_bytes(content[: header_offsets(content)[6] + bytes_of_header])
     with pytest.raises(
         InputError, match=r"all\.tar must be a complete, uncompressed tar: (it is truncated|unexpected)"
     ):
         open_splits(str(tar))
 
 
-def test_rejects_a_tar_without_end_of_archive_and_says_how_to_append_it(tmp_path: Path) -> None:
+def test_rejects_a_tar_without_end_of_archive_and_explains_the_fix(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", {f"{name}/{i}.png": png(i) for name in "ab" for i in range(4)})
     content = tar.read_bytes()
-    tar.write_bytes(content[: boundaries(content)[-1]])
+    tar.write_bytes(content[: header_offsets(content)[-1]])
     with pytest.raises(InputError, match="append 1,024 zero bytes"):
         open_splits(str(tar))
     tar.write_bytes(tar.read_bytes() + bytes(1024))
@@ -98,16 +98,17 @@ def test_rejects_concatenated_tars_and_a_damaged_header(tmp_path: Path) -> None:
     tar.write_bytes(content + content)
     with pytest.raises(InputError, match="concatenated tars"):
         open_splits(str(tar))
-    offset = boundaries(content)[3]
+    offset = header_offsets(content)[3]
     tar.write_bytes(content[:offset] + b"x" + content[offset + 1 :])
     with pytest.raises(InputError, match=f"it is damaged at byte {offset}"):
         open_splits(str(tar))
 
 
-@pytest.mark.parametrize("cut", ["within a header", "between members", "within an image"])
-def test_rejects_a_truncated_tar_within_a_tar(tmp_path: Path, cut: str) -> None:
+@pytest.mark.parametrize("truncated", ["within a header", "between members", "within an image"])
+def test_rejects_a_truncated_tar_within_a_tar(tmp_path: Path, truncated: str) -> None:
     inner = write_tar(tmp_path / "a.inner", {f"{i}.png": png(i) for i in range(3)}).read_bytes()
-    offset = boundaries(inner)[2] + {"within a header": 100, "between members": 0, "within an image": 520}[cut]
+    extra_bytes = {"within a header": 100, "between members": 0, "within an image": 520}[truncated]
+    offset = header_offsets(inner)[2] + extra_bytes
     tar = write_tar(tmp_path / "all.tar", {"a.tar": inner[:offset], "b.tar": inner})
     with pytest.raises(InputError, match=r"all\.tar must be a complete, uncompressed tar: it is truncated after"):
         open_splits(str(tar))
@@ -120,7 +121,7 @@ def test_rejects_a_tar_without_images(tmp_path: Path, names: list[str]) -> None:
             member = tarfile.TarInfo(name)
             member.type = tarfile.REGTYPE if "." in name else tarfile.DIRTYPE
             tar.addfile(member)
-    with pytest.raises(InputError, match=r"all\.tar' must have images as PNG or JPEG, and has none"):
+    with pytest.raises(InputError, match=r"all\.tar' must have PNG or JPEG images, got none"):
         open_splits(str(tmp_path / "all.tar"))
 
 

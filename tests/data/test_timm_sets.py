@@ -24,9 +24,9 @@ def png(value: int) -> bytes:
 def test_a_torchvision_set_is_indexed(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST/raw"
     raw.mkdir(parents=True)
-    for part in ("train", "t10k"):
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, 6, 3, 4) + bytes(72))
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, 6) + bytes(range(6)))
+    for split in ("train", "t10k"):
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, 6, 3, 4) + bytes(72))
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, 6) + bytes(range(6)))
     splits = open_splits("torch/mnist", root=str(tmp_path))
     image, label = splits.train.load(3)
     assert (image.mode, image.size, label) == ("L", (4, 3), 3)
@@ -53,14 +53,14 @@ def test_error_includes_what_timm_prints_about_a_missing_package(
 def test_rejects_a_webdataset_with_a_tar_truncated_within_a_header(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     for split in ("train", "validation"):
-        with webdataset.TarWriter(str(tmp_path / f"{split}.tar")) as sink:
+        with webdataset.TarWriter(str(tmp_path / f"{split}.tar")) as writer:
             for number in range(6):
-                sink.write({"__key__": str(number), "png": png(number), "cls": number % 2})
-    parts = {
+                writer.write({"__key__": str(number), "png": png(number), "cls": number % 2})
+    splits = {
         split: {"name": split, "num_samples": 6, "filenames": [f"{split}.tar"], "shard_lengths": [6]}
         for split in ("train", "validation")
     }
-    (tmp_path / "_info.json").write_text(json.dumps({"splits": parts}))
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": splits}))
     assert len(open_splits("wds/x", root=str(tmp_path)).train) == 6
     tar = tmp_path / "train.tar"
     tar.write_bytes(tar.read_bytes()[: 3 * 2048 + 100])
@@ -69,12 +69,12 @@ def test_rejects_a_webdataset_with_a_tar_truncated_within_a_header(tmp_path: Pat
 
 
 def test_rejects_a_torchvision_set_without_data_root() -> None:
-    with pytest.raises(InputError, match="data_root must be the folder that holds 'torch/mnist', got None"):
+    with pytest.raises(InputError, match="data_root must be the folder that contains 'torch/mnist', got None"):
         open_splits("torch/mnist")
 
 
 class IndexedReader:
-    """Stands for timm's reader of a Hugging Face set: open files by index, and the labels."""
+    """A fake of timm's reader of a Hugging Face set, which returns open files by index, and the labels."""
 
     class_to_idx = {"cat": 0, "dog": 1}  # noqa: RUF012
 
@@ -86,7 +86,7 @@ class IndexedReader:
 
 
 class StreamingDataset:
-    """Stands for timm's data set without random access."""
+    """A fake of timm's data set without random access."""
 
     reader = SimpleNamespace(class_to_idx={"cat": 0, "dog": 1})
 
@@ -126,6 +126,6 @@ def test_the_test_split_replaces_a_missing_validation_split(monkeypatch: pytest.
     assert splits.validation.name(0) == "hfds/someone/animals/test/0"
 
 
-def test_rejects_a_set_without_validation_split_with_timms_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_about_a_missing_split_has_the_reason_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="Unknown split 'validation'"):
         open_fake(monkeypatch, StreamingDataset(), {"train"})

@@ -1,4 +1,4 @@
-"""Loader workers are shut down, also those that hang in an image."""
+"""Loader workers are shut down, even if they hang while loading an image."""
 
 import multiprocessing
 import os
@@ -34,10 +34,13 @@ class StoppedError(Exception):
 
 @pytest.fixture
 def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Any]:
-    """Makes `load` of a class hang in each worker after 3 images; returns a semaphore that it then releases."""
+    """A function that makes `load` of a class hang in each worker after 3 images.
 
-    def hang(kind: type[Any]) -> Any:
-        hanging, load, calls = multiprocessing.Semaphore(0), kind.load, [0]
+    It returns a semaphore, which each hanging worker releases once.
+    """
+
+    def hang(image_type: type[Any]) -> Any:
+        hanging, load, calls = multiprocessing.Semaphore(0), image_type.load, [0]
 
         def load_or_hang(self: Any, index: int) -> Any:
             calls[0] += 1
@@ -46,7 +49,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Any]:
                 time.sleep(60)
             return load(self, index)
 
-        monkeypatch.setattr(kind, "load", load_or_hang)
+        monkeypatch.setattr(image_type, "load", load_or_hang)
         monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5)
         return hanging
 
@@ -59,7 +62,10 @@ def new_children(before: list[psutil.Process]) -> list[psutil.Process]:
 
 @contextmanager
 def kills_two_hanging_workers(hanging: Any) -> Iterator[Callable[..., Any]]:
-    """A function that raises StoppedError once two workers hang, which must be dead after the block."""
+    """Assert that two hanging workers are killed in the block.
+
+    Yields a function that waits until two workers hang, and then raises StoppedError.
+    """
     before = psutil.Process().children()
     workers: list[psutil.Process] = []
 
@@ -77,15 +83,15 @@ def kills_two_hanging_workers(hanging: Any) -> Iterator[Callable[..., Any]]:
 @pytest.mark.parametrize("hangs", [False, True])
 def test_close_shuts_workers_down_and_kills_hanging_ones(hang: Callable[[type[Any]], Any], hangs: bool) -> None:
     hanging = hang(ImageArray) if hangs else None
-    others = multiprocessing.active_children()
+    other_processes = multiprocessing.active_children()
     batches = loader(images(12), workers=2)
     next(iter(batches))
-    workers = [process for process in multiprocessing.active_children() if process not in others]
+    workers = [process for process in multiprocessing.active_children() if process not in other_processes]
     assert len(workers) == 2
     if hanging is not None:
         assert all(hanging.acquire(timeout=30) for _ in workers)
     batches.close()
-    # PyTorch alone would wait 5 seconds for each and send SIGTERM, which they ignore
+    # PyTorch itself would wait 5 seconds for each worker and then send SIGTERM, which the workers ignore
     assert [worker.exitcode for worker in workers] == [-9 if hangs else 0] * 2
 
 

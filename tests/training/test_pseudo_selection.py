@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lambdanets.cli import main
-from lambdanets.errors import InputError, is_for_user
+from lambdanets.errors import InputError, is_user_fixable
 from lambdanets.locks import locked_folder
 from lambdanets.training.pseudo_labels import ranking
 from lambdanets.training.pseudo_labels.selection import Report, select
@@ -79,7 +79,7 @@ def test_error_for_too_little_memory_to_sort_says_what_to_free(tmp_path, monkeyp
     write_labels(tmp_path / "in", [random_labels(20_000)])
     with pytest.raises(OSError, match=r"DuckDB cannot sort the rows .*; free memory or disk space") as raised:
         select(tmp_path / "in", tmp_path / "out", per_class=100)
-    assert is_for_user(raised.value)
+    assert is_user_fixable(raised.value)
     assert raised.value.filename == str(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -9,7 +9,7 @@ import pytest
 
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.shards.images import open_shards
-from lambdanets.errors import InputError, is_for_user
+from lambdanets.errors import InputError, is_user_fixable
 from lambdanets.training.pseudo_labels.student_images import open_student_images
 from lambdanets.training.pseudo_labels.tables import read_table
 from training.teachers import CLASSES, replace_bytes, write_selection
@@ -202,7 +202,7 @@ def test_missing_table_error_names_the_file(shards, selection):
     (selection / "train-00000.parquet").unlink()
     with pytest.raises(OSError, match="No such file") as raised:
         _ = open_images(shards, selection).labels
-    assert is_for_user(raised.value)
+    assert is_user_fixable(raised.value)
     assert raised.value.filename == str(selection / "train-00000.parquet")
 
 

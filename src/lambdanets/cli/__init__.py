@@ -14,9 +14,9 @@ from lambdanets import __version__, signals
 from lambdanets.errors import (
     InputError,
     RankZeroFailed,
-    is_for_user,
+    explain_missing_extras,
     is_out_of_memory,
-    missing_extras_explained,
+    is_user_fixable,
     nearest,
 )
 from lambdanets.terminal import echo
@@ -39,7 +39,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with signals.handling():
+    with signals.handle_signals():
         try:
             return _run(arguments)
         except BaseException:
@@ -53,7 +53,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        with missing_extras_explained():
+        with explain_missing_extras():
             return _dispatch(arguments)
     except InputError as error:
         return _fail(str(error))
@@ -69,7 +69,7 @@ def _run(arguments: list[str]) -> int:
             raise
         return _fail("out of memory; free memory, or choose a smaller model or smaller images")
     except OSError as error:
-        if not is_for_user(error):
+        if not is_user_fixable(error):
             raise
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from lambdanets.bounds import WORKERS, Range, check
+from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import images_journal, report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
@@ -56,7 +56,7 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int, Range(1))
-        check("workers", self.workers, int, WORKERS)
+        check("workers", self.workers, int, WORKERS_RANGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _evaluate(arguments: list[str]) -> int:
         if options.out is not None:
             with deferred():  # an incomplete folder could not be used again
                 write_json(
-                    options.out / "scores.json", {**evaluation.scores.as_dict(), "images": len(evaluation.read)}, 2
+                    options.out / "scores.json", {**evaluation.scores.to_dict(), "images": len(evaluation.read)}, 2
                 )
                 write_results(evaluation.results, options.out / "results.json")
                 draw_detections(detector, images, evaluation, options.out)

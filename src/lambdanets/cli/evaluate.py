@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from lambdanets.bounds import WORKERS, Range, check
+from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.signals import deferred
@@ -36,7 +36,7 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int | None, Range(1))
-        check("workers", self.workers, int, WORKERS)
+        check("workers", self.workers, int, WORKERS_RANGE)
 
 
 def main(arguments: list[str]) -> int:

@@ -74,7 +74,7 @@ def _check_new(out: Path) -> None:
 
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
     """Classify, print and write; predictions are in a journal until the file is written. Returns their number."""
-    from lambdanets.files import atomic_write, printable_bytes
+    from lambdanets.files import atomic_write, encode_utf8
     from lambdanets.inference.classifier import predict_files
     from lambdanets.inference.weights import file_identity
 
@@ -93,5 +93,5 @@ def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> i
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")
         lines = [json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n" for entry in journal.entries]
-        atomic_write(options.out, printable_bytes("".join(lines)))
+        atomic_write(options.out, encode_utf8("".join(lines)))
         return len(lines)

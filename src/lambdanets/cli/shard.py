@@ -84,14 +84,14 @@ def _check_unused(options: Shard, action: str, used: set[str]) -> None:
 
 def _write(options: Shard, out: Path, processes: int) -> int:
     from lambdanets.data.datasets import open_splits
-    from lambdanets.data.images import images_under
+    from lambdanets.data.images import list_images
     from lambdanets.data.shards.writing import write_shards
 
     if options.unlabeled and not Path(options.data).is_dir():
         raise InputError(f"DATA must be a folder of images with --unlabeled, got {options.data!r}")
     with resumable("finished shards are kept"):
         written = write_shards(
-            images_under(Path(options.data))
+            list_images(Path(options.data))
             if options.unlabeled
             else open_splits(
                 options.data,

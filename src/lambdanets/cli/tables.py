@@ -11,7 +11,7 @@ import tyro
 
 from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, printable_bytes
+from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.progress import track
 from lambdanets.terminal import echo
 
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
     if options.out is None or options.measure:
         echo(*text.rstrip("\n").split("\n"))
     else:
-        atomic_write(options.out, printable_bytes(text))
+        atomic_write(options.out, encode_utf8(text))
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lambdanets.cli.arguments import parse
-from lambdanets.errors import InputError, is_for_user, is_out_of_memory
+from lambdanets.errors import InputError, is_out_of_memory, is_user_fixable
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
@@ -44,7 +44,7 @@ def report_errors(command: str, started: Path) -> Iterator[None]:
             echo(f"stopped{f'; resume with: {command}' if started.is_file() else ''}", file=sys.stderr)
         raise KeyboardInterrupt from None
     except OSError as error:
-        if not is_for_user(error):
+        if not is_user_fixable(error):
             raise
         kept = "; the last checkpoint is intact" if (started.parent / "checkpoints" / "last.ckpt").is_file() else ""
         advice = f"; once fixed, resume with: {command}" if started.is_file() else ""

@@ -1,1 +1,1 @@
-"""Data sets of images: where they come from, how they are read, in which order they go into a model."""
+"""Image data sets: opening, reading images, and loading batches."""

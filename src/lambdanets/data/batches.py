@@ -1,4 +1,4 @@
-"""A DataLoader whose order and augmentation depend on the seed alone, and which resumes within an epoch."""
+"""A DataLoader whose order and augmentation depend only on the seed, and which can resume within an epoch."""
 
 import random
 import signal
@@ -18,11 +18,11 @@ from lambdanets.data.order import BatchSlice, Order, derive_seeds
 from lambdanets.errors import InputError
 from lambdanets.signals import exit_with_parent
 
-_KILL_AFTER = 3.0  # seconds that workers have to exit
+_KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
 
 
 class NamedImages(Protocol):
-    """A sized set of images with a name for each index."""
+    """A set of images with a name for each index."""
 
     def __len__(self) -> int:
         """The number of images."""
@@ -32,9 +32,12 @@ class NamedImages(Protocol):
 
 
 class Sample(NamedTuple):
-    """A loaded image; where it cannot be read, content is None and `unreadable` is "name: reason".
+    """A loaded image.
 
-    image_index: in its set. step_images: images in the whole step, over all ranks and micro-batches.
+    content: what `load` returned, or None if the image cannot be read.
+    image_index: index of the image in its set.
+    unreadable: "name: reason" if the image cannot be read, else "".
+    step_images: number of images in the whole step, over all ranks and micro-batches.
     """
 
     content: Any
@@ -51,29 +54,33 @@ class _Key(NamedTuple):
 
 
 BatchT = TypeVar("BatchT")
-# (images, index) -> the content of a sample; raises UnreadableImage
+# load(images, index) returns the content of a sample, or raises UnreadableImage
 Load = Callable[[Any, int], Any]
 
 
 class Batches(Generic[BatchT]):
-    """A DataLoader over a set of images that resumes in the middle of an epoch.
+    """A DataLoader over a set of images that can resume in the middle of an epoch.
 
-    `iter` starts after the last batch served and stops at the end of that epoch: an epoch that was left early, or
-    resumed from `state_dict`, is finished first. Training epochs are shuffled by seed and epoch (`order.py`).
-    Validation (`training=False`) is in order of the indices, from the start each time. The generators that `load` may
-    use (Python's, NumPy's and torch's on the CPU) are seeded by seed, epoch and index, so neither the number of workers
-    nor a resume changes a pixel.
+    load: load(images, index) returns the content of a sample, or raises UnreadableImage.
+    collate: makes a batch from a list of samples.
+    batch_size: images per training step, over all ranks and micro-batches.
+    batch_slice: the rank, world size and number of accumulation steps.
+    pseudo_images: a second set, from which each training step has pseudo_batch_size additional images. It has its own
+        epochs.
+    min_micro_batch: minimum number of training images per micro-batch.
 
-    A training step has batch_size images, whatever the batch_slice: each rank takes every world_size-th of them and
-    yields them in accumulation_steps micro-batches. The last step of an epoch may be smaller; it is dropped where a
-    micro-batch would have fewer than min_micro_batch images. Validation yields every world_size-th image of the set, in
-    micro-batches.
+    `iter` starts after the last batch that was yielded and stops at the end of that epoch. An epoch that was left
+    early, or resumed with `load_state_dict`, is therefore finished first. Training epochs are shuffled by seed and
+    epoch (`order.py`). Validation (`training=False`) has the order of the indices and always starts at the first.
+    The random generators that `load` may use (of Python, NumPy, and torch on the CPU) are seeded by seed, epoch and
+    index, so the images depend neither on the number of workers nor on resuming.
 
-    load: (images, index) -> the content of a sample; collate: samples -> a batch. pseudo_images: a second set, of which
-    each training step has pseudo_batch_size images more; it has its own epochs.
+    In training, each rank takes every world_size-th image of a step and yields them in accumulation_steps
+    micro-batches. The last step of an epoch may be smaller; it is dropped if a micro-batch would have fewer than
+    min_micro_batch images. In validation, each rank yields every world_size-th image of the set.
 
-    Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers exit with their parent,
-    however it ends.
+    Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers also exit when their
+    parent process is killed.
 
     Raises InputError for an empty set, for fewer than min_micro_batch training images per micro-batch, for fewer
     pseudo_images than ranks, and for arguments out of range.
@@ -119,18 +126,18 @@ class Batches(Generic[BatchT]):
         self._training = training
         self._order = Order(images, seed, self._slice)
         self._pseudo_order = Order(pseudo_images, seed + 1, self._slice) if pseudo_images is not None else None
-        self._served = 0  # training batches
+        self._num_yielded = 0  # training batches
         self._sampler = _KeySampler()
         self.steps_per_epoch = steps_per_epoch(len(images), batch_size, min_images)
         self._loader = DataLoader(
             _SampleDataset((images, pseudo_images), load, seed),
             batch_sampler=self._sampler,
             num_workers=workers,
-            persistent_workers=workers > 0,  # a key has its epoch, so workers hold no state
+            persistent_workers=workers > 0,  # workers have no state, because keys include the epoch
             collate_fn=collate,
             worker_init_fn=_init_worker,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # else each epoch would draw from the caller's generator
+            generator=torch.Generator(),  # otherwise each epoch would draw from the global generator
         )
 
     @property
@@ -142,19 +149,21 @@ class Batches(Generic[BatchT]):
         """The number of batches of an epoch on this rank."""
         if self._training:
             return self.steps_per_epoch * self.accumulation_steps
-        return -(-len(self._validation_indices()) // self._micro_batch())
+        return -(-len(self._validation_indices()) // self._micro_batch_size())
 
     def __iter__(self) -> Iterator[BatchT]:
         self._sampler.length = len(self)
         if self._training:
-            epoch, done = divmod(self._served, len(self))
-            self._sampler.batches = self._training_keys(epoch, done)
+            epoch, num_done = divmod(self._num_yielded, len(self))
+            self._sampler.batches = self._training_keys(epoch, num_done)
         else:
             self._sampler.batches = self._validation_keys()
         try:
             for batch in self._loader:
                 if self._training:
-                    self._served += 1  # before yield, so that a checkpoint written after the batch's step counts it
+                    self._num_yielded += (
+                        1  # before yield, so that a checkpoint written after the batch's step counts it
+                    )
                 yield batch
         except InputError as error:
             raise InputError(_without_traceback(error)) from error
@@ -166,78 +175,78 @@ class Batches(Generic[BatchT]):
         self.close()
 
     def close(self) -> None:
-        """Shut down the workers; kill any that has not exited after 3 seconds.
+        """Shut down the workers, and kill those that have not exited after 3 seconds.
 
         Workers ignore SIGINT, SIGTERM and SIGHUP (`_init_worker`).
         """
-        running: Any = self._loader._iterator
-        if running is None:
+        iterator: Any = self._loader._iterator
+        if iterator is None:
             return
         self._loader._iterator = None
-        # PyTorch would report a killed worker whose PID it still has as an error
-        _remove_worker_pids(id(running))
-        running._worker_pids_set = False
-        kill = threading.Timer(_KILL_AFTER, lambda: [worker.kill() for worker in running._workers])
-        kill.start()
+        # otherwise PyTorch would report killed workers as errors
+        _remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+        kill_timer = threading.Timer(_KILL_AFTER, lambda: [worker.kill() for worker in iterator._workers])
+        kill_timer.start()
         try:
-            running._shutdown_workers()
+            iterator._shutdown_workers()
         finally:
-            kill.cancel()
+            kill_timer.cancel()
 
     def state_dict(self) -> dict[str, int]:
-        """The training steps served since the start of training (0 for validation), and the steps per epoch."""
-        return {"steps": self._served // self.accumulation_steps, "steps_per_epoch": self.steps_per_epoch}
+        """Return the number of training steps yielded so far (0 for validation), and the steps per epoch."""
+        return {"steps": self._num_yielded // self.accumulation_steps, "steps_per_epoch": self.steps_per_epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume after the steps in `state`, which must come from the same set, batch size and seed.
+        """Resume after the steps in `state`, which must be from the same set, batch size and seed.
 
-        The batch slice may differ. Raises InputError where that changes the steps per epoch.
+        The batch slice may differ. Raises InputError if the steps per epoch differ because of it.
         """
         if state["steps_per_epoch"] != self.steps_per_epoch:
             raise InputError(
                 f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
                 f"with {self._slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
             )
-        self._served = state["steps"] * self.accumulation_steps
+        self._num_yielded = state["steps"] * self.accumulation_steps
 
-    def _training_keys(self, epoch: int, done: int) -> Iterator[list[_Key]]:
-        """The keys of this rank's micro-batches in an epoch, without the first `done` micro-batches."""
+    def _training_keys(self, epoch: int, num_done: int) -> Iterator[list[_Key]]:
+        """Yield the keys of this rank's micro-batches in an epoch, without the first `num_done` micro-batches."""
         accumulation_steps = self.accumulation_steps
-        for step in range(done // accumulation_steps, self.steps_per_epoch):
+        for step in range(num_done // accumulation_steps, self.steps_per_epoch):
             start = step * self._batch_size
-            size = min(self._batch_size, len(self._images) - start)
-            total = size + self._pseudo_batch_size
-            indices = self._order.epoch_indices(epoch, start, size).tolist()
-            keys = [_Key(False, epoch, index, total) for index in indices]
+            count = min(self._batch_size, len(self._images) - start)
+            step_images = count + self._pseudo_batch_size
+            indices = self._order.epoch_indices(epoch, start, count).tolist()
+            keys = [_Key(False, epoch, index, step_images) for index in indices]
             if self._pseudo_order is not None:
                 pseudo_start = (epoch * self.steps_per_epoch + step) * self._pseudo_batch_size
-                pseudo = self._pseudo_order.consecutive_indices(pseudo_start, self._pseudo_batch_size)
-                keys += [_Key(True, pseudo_epoch, index, total) for pseudo_epoch, index in pseudo]
+                pseudo_indices = self._pseudo_order.consecutive_indices(pseudo_start, self._pseudo_batch_size)
+                keys += [_Key(True, pseudo_epoch, index, step_images) for pseudo_epoch, index in pseudo_indices]
             # strided, so that each micro-batch has images of both sets
             yield from (keys[first::accumulation_steps] for first in range(accumulation_steps))
 
     def _validation_keys(self) -> Iterator[list[_Key]]:
-        indices, size = self._validation_indices(), self._micro_batch()
+        indices, size = self._validation_indices(), self._micro_batch_size()
         for start in range(0, len(indices), size):
             yield [_Key(False, 0, index, 0) for index in indices[start : start + size]]
 
     def _validation_indices(self) -> Sequence[int]:
         return range(self._slice.rank, len(self._images), self._slice.world_size)
 
-    def _micro_batch(self) -> int:
+    def _micro_batch_size(self) -> int:
         return max(1, self._batch_size // (self._slice.world_size * self.accumulation_steps))
 
 
 def min_batch_size(batch_slice: BatchSlice, pseudo_batch_size: int, min_micro_batch: int) -> int:
-    """The smallest batch_size with which each micro-batch has min_micro_batch images, pseudo-labeled ones included."""
+    """Return the minimum batch_size for which each micro-batch has min_micro_batch images, with pseudo-labeled ones."""
     ranks = batch_slice.world_size
     return max(1, ranks * (min_micro_batch * batch_slice.accumulation_steps - pseudo_batch_size // ranks))
 
 
 def steps_per_epoch(images: int, batch_size: int, min_images: int) -> int:
-    """Steps per epoch; the last may be smaller, and is dropped below min_images."""
-    full, rest = divmod(images, batch_size)
-    return full + (rest >= min_images)
+    """Return the steps per epoch. The last step may be smaller, and is dropped if it has fewer than min_images."""
+    full_steps, remainder = divmod(images, batch_size)
+    return full_steps + (remainder >= min_images)
 
 
 class _KeySampler:
@@ -274,14 +283,14 @@ class _SampleDataset(Dataset[Sample]):
 
 
 def _init_worker(worker: int) -> None:
-    """Ignore signals to the process group: the training process shuts its workers down after a checkpoint."""
+    """Ignore signals to the process group, because the training process first saves a checkpoint."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    exit_with_parent()  # PyTorch checks that between batches only, not while a worker hangs in an image
+    exit_with_parent()  # PyTorch checks the parent only between batches, not while a worker hangs in an image
 
 
 def _without_traceback(error: InputError) -> str:
-    """The message of an error, without the traceback that PyTorch prepends to an error of a worker."""
+    """Return the message of an error without the traceback that PyTorch prepends in workers."""
     return str(error).strip().rpartition(f"{InputError.__module__}.InputError: ")[2]
 
 
@@ -293,7 +302,7 @@ def _seed_generators(seeds: list[int]) -> None:
 
 @contextmanager
 def _preserved_rng_states() -> Iterator[None]:
-    """Restore the states of the three global generators after the block."""
+    """Restore the states of the global generators of Python, NumPy and torch after the block."""
     states: tuple[Any, Any, Tensor] = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

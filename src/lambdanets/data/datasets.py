@@ -1,4 +1,4 @@
-"""Opens a data set of any kind as a training and a validation set."""
+"""Opens data sets in any supported format as a training and a validation set."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lambdanets.bounds import VALIDATION_FRACTION, check
+from lambdanets.bounds import VALIDATION_SHARE_RANGE, check
 from lambdanets.data.idx_files import find_idx_folder, read_idx_set
 from lambdanets.data.image_folders import read_class_folders, split_folders
 from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
@@ -22,9 +22,11 @@ __all__ = ["LabeledImages", "Splits", "hold_out", "open_splits", "subset"]
 
 @dataclass(frozen=True)
 class Splits:
-    """A training and a validation set with the same class indices. source: where they came from, for messages.
+    """A training and a validation set with the same class indices.
 
-    test: with `hold_out`, the set to report accuracy on, because weights are selected on the held-out images.
+    source: the data set, for messages.
+    test: after `hold_out`, the original validation set. The final accuracy is measured on it, because the held-out
+        images are used to select the weights.
     """
 
     train: LabeledImages
@@ -44,28 +46,30 @@ class _Split:
 def open_splits(data: str, *, root: str | None = None, validation_share: float = 0.2, seed: int = 0) -> Splits:
     """Open a data set as a training and a validation set.
 
-    `data` is one of
+    data: one of
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
-      - a folder with one sub-folder per class, or with such folders in `train/` and in `val/` (or `valid/`,
-        `validation/`, `test/`); images outside the class folders are ignored;
+      - a folder with one sub-folder per class, or with class folders in `train/` and in `val/` (or `valid/`,
+        `validation/`, `test/`); images outside class folders are ignored;
       - a folder of MNIST, FashionMNIST or KMNIST in torchvision's layout (the root, the set's folder or `raw/`);
-      - a tar file of PNG and JPEG images with one folder per class; `val.tar`, `validation.tar` or `test.tar` in its
-        folder is the validation set;
-      - shards, as `lambdanets shard` writes them: a folder with shards.json, or its URL (`shards/`);
-      - a name with one of timm's prefixes "torch/", "hfds/", "hfids/", "tfds/", "wds/"; `root` is then its folder.
-    Without a validation set, validation_share of the images is held out, stratified by class and drawn with `seed`,
-    independent of the order in the file system; of a set in shards, that share of the shards. Images are decoded only
-    for sets without random access.
+      - a tar file of PNG and JPEG images with one folder per class; `val.tar`, `validation.tar` or `test.tar` in the
+        same folder is the validation set;
+      - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards/`);
+      - a name with one of timm's prefixes "torch/", "hfds/", "hfids/", "tfds/", "wds/".
+    root: the folder of a data set with a timm prefix.
+    validation_share: fraction of the images that are held out for validation if the set has no validation set. They
+        are stratified by class and drawn with `seed`, independently of the order in the file system. For shards, the
+        fraction of the shards.
 
-    Raises InputError for a data set that is missing, damaged, empty or of one class, for a validation class that
-    training lacks, and, for a hold-out, for a class of 1 image or a set of 1 shard.
+    Images are decoded only for sets without random access. Raises InputError for a data set that is missing, damaged,
+    empty or has only one class, and for a validation class that training does not have. If images are held out, raises
+    InputError for a class with 1 image or a set with 1 shard.
     """
-    check("validation_share", validation_share, float, VALIDATION_FRACTION)
+    check("validation_share", validation_share, float, VALIDATION_SHARE_RANGE)
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if root is not None and not is_timm_name(data):
         raise InputError(f"data_root is for timm data sets such as 'torch/cifar10', got data '{data}'")
-    if root == "":  # which libraries would read as the current folder
+    if root == "":  # libraries would interpret it as the current folder
         raise InputError("data_root must be a folder, got ''")
     if is_sharded(data):
         return _open_shards(data, validation_share, seed)
@@ -80,25 +84,25 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     return Splits(train.images, _match_classes(validation, train), train.classes, source)
 
 
-def hold_out(splits: Splits, share: float, seed: int) -> Splits:
-    """Splits that validate on a share of the training images, with the former validation set as the test set.
+def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
+    """Hold out a fraction of the training images for validation; the original validation set becomes the test set.
 
-    Of a set in shards, whole shards are held out. A share of 0 returns the splits. Raises InputError for a class of 1
-    image and for a set of 1 shard.
+    For sets in shards, whole shards are held out. A fraction of 0 returns the splits unchanged. Raises InputError for a
+    class with 1 image and for a set with 1 shard.
     """
-    if not share:
+    if not fraction:
         return splits
     if isinstance(splits.train, ShardedImages):
-        held = _hold_out_shards(splits.train, splits.classes, splits.source, share, seed)
-        return replace(held, test=splits.validation)
-    held = _hold_out(_Split(splits.train, splits.classes, splits.source), share, seed)
-    return replace(held, test=splits.validation)
+        new_splits = _hold_out_shards(splits.train, splits.classes, splits.source, fraction, seed)
+        return replace(new_splits, test=splits.validation)
+    new_splits = _hold_out(_Split(splits.train, splits.classes, splits.source), fraction, seed)
+    return replace(new_splits, test=splits.validation)
 
 
 def subset(splits: Splits, count: int | None, seed: int) -> Splits:
-    """The splits with `count` training images, stratified by class and drawn with a seed; all if None.
+    """Return splits with `count` training images, stratified by class and drawn with `seed`; with all if None.
 
-    Raises InputError for more images than available, for fewer than classes, and for images in shards.
+    Raises InputError for a count above the number of images or below the number of classes, and for sets in shards.
     """
     from sklearn.model_selection import train_test_split
 
@@ -146,50 +150,54 @@ def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
     return train_split, val_split
 
 
-def _open_shards(data: str, share: float, seed: int) -> Splits:
-    parts, classes = open_shards(data)
+def _open_shards(data: str, fraction: float, seed: int) -> Splits:
+    shards, classes = open_shards(data)
     if len(classes) < 2:
         got = f"only '{classes[0]}'" if classes else "images without classes"
         raise InputError(f"the shards of '{data}' must have at least 2 classes, got {got}")
-    train, validation = parts["train"], parts.get("validation")
+    train, validation = shards["train"], shards.get("validation")
     if validation is None:
-        splits = _hold_out_shards(train, classes, data, share, seed)
+        splits = _hold_out_shards(train, classes, data, fraction, seed)
     else:
         splits = Splits(train, validation, classes, f"{data} (train) and its validation shards")
     for split, images in (("training", splits.train), ("validation", splits.validation)):
         if not len(images):
-            raise InputError(f"the shards of '{data}' must have {split} images, and have none")
+            raise InputError(f"the shards of '{data}' must have {split} images, got none")
     return splits
 
 
-def _hold_out_shards(images: ShardedImages, classes: tuple[str, ...], source: str, share: float, seed: int) -> Splits:
+def _hold_out_shards(
+    images: ShardedImages, classes: tuple[str, ...], source: str, fraction: float, seed: int
+) -> Splits:
     count = len(images.groups)
     if count < 2:
         raise InputError(f"'{source}' must have at least 2 shards to hold some out, got {count}")
-    held = min(int(np.ceil(share * count)), count - 1)
+    num_held = min(int(np.ceil(fraction * count)), count - 1)
     order = permutation(count, seed, 0)
-    train, validation = (images.select_shards(sorted(shards.tolist())) for shards in (order[held:], order[:held]))
-    return Splits(train, validation, classes, f"{source}, {held} of {count} shards held out with seed {seed}")
+    train, validation = (
+        images.select_shards(sorted(shards.tolist())) for shards in (order[num_held:], order[:num_held])
+    )
+    return Splits(train, validation, classes, f"{source}, {num_held} of {count} shards held out with seed {seed}")
 
 
 def _digits() -> _Split:
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    return _Split(ImageArray(pixels, bunch.target.tolist(), "digits"), tuple("0123456789"), "scikit-learn's digits")
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    return _Split(ImageArray(pixels, digits.target.tolist(), "digits"), tuple("0123456789"), "scikit-learn's digits")
 
 
 def _check_classes(train: _Split) -> None:
     present = sorted(set(train.images.labels))
     if not present:
-        raise InputError(f"{train.source} must have images, and has none")
+        raise InputError(f"{train.source} must have images, got none")
     if len(present) < 2:
         name = train.classes[present[0]]
         raise InputError(f"{train.source} must have images of at least 2 classes, got only '{name}'")
 
 
-def _hold_out(split: _Split, share: float, seed: int) -> Splits:
+def _hold_out(split: _Split, fraction: float, seed: int) -> Splits:
     from sklearn.model_selection import train_test_split
 
     labels = split.images.labels
@@ -198,12 +206,13 @@ def _hold_out(split: _Split, share: float, seed: int) -> Splits:
         if count < 2:
             name = split.classes[label]
             raise InputError(f"{split.source} must have at least 2 images per class for a hold-out, but '{name}' has 1")
-    # scikit-learn needs at least one image per class on each side, which a share of a small set may not give
-    held = min(max(int(np.ceil(share * len(labels))), len(counts)), len(labels) - len(counts))
-    train, validation = train_test_split(range(len(labels)), test_size=held, random_state=seed, stratify=labels)
-    source = f"{split.source}, {held} of {len(labels)} images held out with seed {seed}"
-    kept, held_out = _select(split.images, sorted(train)), _select(split.images, sorted(validation))
-    return Splits(kept, held_out, split.classes, source)
+    # scikit-learn needs at least one image per class in both sets
+    num_held = min(max(int(np.ceil(fraction * len(labels))), len(counts)), len(labels) - len(counts))
+    train, validation = train_test_split(range(len(labels)), test_size=num_held, random_state=seed, stratify=labels)
+    source = f"{split.source}, {num_held} of {len(labels)} images held out with seed {seed}"
+    return Splits(
+        _select(split.images, sorted(train)), _select(split.images, sorted(validation)), split.classes, source
+    )
 
 
 def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
@@ -212,16 +221,16 @@ def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
 
 
 def _match_classes(validation: _Split, train: _Split) -> LabeledImages:
-    """The validation images with the class indices of training, matched by name."""
+    """Return the validation images with the class indices of training, matched by name."""
     if not len(validation.images.labels):
-        raise InputError(f"{validation.source} must have images, and has none")
+        raise InputError(f"{validation.source} must have images, got none")
     return remap_labels(validation.images, validation.classes, train.classes, validation.source)
 
 
 def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence[str], source: str) -> LabeledImages:
-    """Images whose labels index `classes`, with labels that index `target`; classes are matched by name.
+    """Convert labels that index `classes` to labels that index `target`, by class name.
 
-    Raises InputError, naming `source`, for an image whose class is not in `target`.
+    Raises InputError, which names `source`, if an image has a class that is not in `target`.
     """
     if tuple(classes) == tuple(target):
         return images

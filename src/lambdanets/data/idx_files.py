@@ -1,4 +1,4 @@
-"""MNIST-like sets of gray images in IDX files, in torchvision's layout."""
+"""Reads sets of gray images in IDX files, such as MNIST, in torchvision's layout."""
 
 import gzip
 import math
@@ -11,7 +11,7 @@ from lambdanets.data.labeled_images import ImageArray
 from lambdanets.errors import InputError
 
 _DIGITS = tuple("0123456789")
-_GZIP_RATIO = 1040  # upper bound of unpacked size / gzip size: deflate codes 258 bytes in 2 bits
+_GZIP_RATIO = 1040  # maximum of uncompressed / compressed size: deflate encodes at most 258 bytes in 2 bits
 _CLASSES = {
     "FashionMNIST": (
         "T-shirt/top",
@@ -31,23 +31,23 @@ _CLASSES = {
 
 
 def find_idx_folder(folder: Path) -> Path | None:
-    """The raw folder of IDX files, given a root, a set's folder or the raw folder itself; None if there is none.
+    """Find the folder of IDX files in a root, a set's folder or `raw/` itself; None if there is none.
 
-    Raises InputError where the root holds several sets.
+    Raises InputError if the root contains several sets.
     """
     for raw in (folder, folder / "raw"):
-        if _file(raw, "train-images-idx3-ubyte") is not None:
+        if _find_file(raw, "train-images-idx3-ubyte") is not None:
             return raw
-    sets = [name for name in _CLASSES if _file(folder / name / "raw", "train-images-idx3-ubyte") is not None]
+    sets = [name for name in _CLASSES if _find_file(folder / name / "raw", "train-images-idx3-ubyte") is not None]
     if len(sets) > 1:
-        raise InputError(f"'{folder}' must hold one data set, got {', '.join(sets)}; name the folder of one")
+        raise InputError(f"'{folder}' must contain one data set, got {', '.join(sets)}; pass the folder of one of them")
     return folder / sets[0] / "raw" if sets else None
 
 
 def read_idx_set(raw: Path) -> tuple[ImageArray, ImageArray, tuple[str, ...]]:
-    """Read the train and t10k images of a raw folder, gzipped or not, and the class names, without writing files.
+    """Read the train images, the t10k images and the class names from a folder of IDX files, gzipped or not.
 
-    Sets of other names get the digits as class names. Raises InputError for a missing or damaged file.
+    Sets with unknown names get the digits as class names. Raises InputError for a missing or damaged file.
     """
     parts = raw.resolve().parts
     classes = next((_CLASSES[part] for part in reversed(parts[-2:]) if part in _CLASSES), _DIGITS)
@@ -55,8 +55,8 @@ def read_idx_set(raw: Path) -> tuple[ImageArray, ImageArray, tuple[str, ...]]:
 
 
 def _read_split(raw: Path, split: str, classes: tuple[str, ...]) -> ImageArray:
-    images_path = _existing(raw, f"{split}-images-idx3-ubyte")
-    labels_path = _existing(raw, f"{split}-labels-idx1-ubyte")
+    images_path = _require_file(raw, f"{split}-images-idx3-ubyte")
+    labels_path = _require_file(raw, f"{split}-labels-idx1-ubyte")
     pixels, labels = _read_idx(images_path, 3), _read_idx(labels_path, 1)
     if len(pixels) != len(labels):
         raise InputError(f"'{labels_path}' must have {len(pixels)} labels, one per image, got {len(labels)}")
@@ -68,7 +68,7 @@ def _read_split(raw: Path, split: str, classes: tuple[str, ...]) -> ImageArray:
 def _read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Read an IDX file of uint8: two zero bytes, type 8, the number of dimensions, their sizes, the data.
 
-    A gzip file is unpacked up to the size in its header, which bounds the memory.
+    A gzip file is decompressed only up to the size in the IDX header, to limit the memory.
     """
     magic = bytes([0, 0, 8, dimensions])
     gzipped = path.suffix == ".gz"
@@ -92,12 +92,12 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _existing(raw: Path, name: str) -> Path:
-    path = _file(raw, name)
+def _require_file(raw: Path, name: str) -> Path:
+    path = _find_file(raw, name)
     if path is None:
-        raise InputError(f"'{raw}' must have a file '{name}' or '{name}.gz', and has neither")
+        raise InputError(f"'{raw}' must have a file '{name}' or '{name}.gz', got neither")
     return path
 
 
-def _file(raw: Path, name: str) -> Path | None:
+def _find_file(raw: Path, name: str) -> Path | None:
     return next((path for path in (raw / name, raw / f"{name}.gz") if path.is_file()), None)

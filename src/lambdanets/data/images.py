@@ -1,4 +1,4 @@
-"""Reads image files of any format as 8-bit gray or RGB, and finds image files."""
+"""Finds image files, and reads them in any format as 8-bit gray or RGB."""
 
 import contextlib
 import glob
@@ -23,7 +23,7 @@ IMAGE_SUFFIXES = frozenset(
 )  # fmt: skip
 
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-# Large images are read or raise, and damaged metadata change no pixel.
+# Large images are either read or raise an error, and damaged metadata do not change pixels.
 _IGNORED_WARNINGS = [
     ("ignore", None, Image.DecompressionBombWarning, None, 0),
     ("ignore", None, UserWarning, re.compile(r"PIL\."), 0),
@@ -31,8 +31,8 @@ _IGNORED_WARNINGS = [
 _GRAY_MODES = {"1", "L", "LA", "La"}
 
 
-class UnreadableImage(InputError):  # noqa: N818 - named for the image, as in the report
-    """An image cannot be read. path: its file, or the name of an image in memory; reason: the cause in a few words."""
+class UnreadableImage(InputError):  # noqa: N818 - it describes the image
+    """An image cannot be read. path: its file, or the name of an image in memory. reason: the cause, for messages."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"cannot read the image {path}: {reason}")
@@ -40,25 +40,28 @@ class UnreadableImage(InputError):  # noqa: N818 - named for the image, as in th
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["UnreadableImage"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # by default an exception is unpickled from its message
+        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
 
 
 def read_image(
     source: str | os.PathLike[str] | BinaryIO, name: str | None = None, *, known_size: tuple[int, int] | None = None
 ) -> Image.Image:
-    """Read the first frame of an image as 8 bits: mode "L" where the source is gray, else "RGB".
+    """Read the first frame of an image with 8 bits per channel: mode "L" if the source is gray, else "RGB".
 
-    source: a path or a binary file; name: the image's name in errors, by default its path. Transparency is composited
-    on white. The EXIF orientation is applied, unless only the stored pixels have the `known_size` (width, height) of
-    the annotations. `to_gray_or_rgb` says how deeper pixels become 8 bits. The pixels are loaded, so the file may be
-    closed. Raises UnreadableImage for what is missing, damaged, empty, no regular file (a named pipe is not opened) or
-    no image, and above Pillow's limit against decompression bombs: 178,956,970 pixels, which take 1.4 GB to read in
-    RGB, and 3.5 GB with transparency.
+    source: a path or a binary file.
+    name: of the image in errors, by default its path.
+    known_size: (width, height) in the annotations. If the stored pixels have this size, but the rotated ones do not,
+        the EXIF orientation is ignored. Otherwise it is applied.
+
+    `to_gray_or_rgb` converts images with transparency or with more than 8 bits. The pixels are loaded, so the file may
+    be closed. Raises UnreadableImage for a file that is missing, damaged, empty, not a regular file (named pipes are
+    not opened) or not an image, and above Pillow's limit against decompression bombs: 178,956,970 pixels, which need
+    1.4 GB of memory in RGB, and 3.5 GB with transparency.
     """
     if name is None:
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else str(getattr(source, "name", "memory"))
-    # only once: each change of the filters shows earlier warnings again
-    if any(ignored not in warnings.filters for ignored in _IGNORED_WARNINGS):
+    # change the filters only once, because after each change Python shows earlier warnings again
+    if any(warning_filter not in warnings.filters for warning_filter in _IGNORED_WARNINGS):
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     try:
@@ -73,7 +76,7 @@ def read_image(
     except UnreadableImage:
         raise
     except Exception as error:  # Pillow's decoders raise exceptions of many types for damaged files
-        raise UnreadableImage(name, _reason(error, source)) from error
+        raise UnreadableImage(name, _describe_error(error, source)) from error
 
 
 def _open(source: str | os.PathLike[str] | BinaryIO) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -81,44 +84,44 @@ def _open(source: str | os.PathLike[str] | BinaryIO) -> contextlib.AbstractConte
 
 
 def read_file(path: Path, start: int = 0, length: int = -1) -> bytes:
-    """The bytes of a file, or length bytes from start of it. Raises UnreadableImage."""
+    """Read a file, or `length` bytes of it from the offset `start`. Raises UnreadableImage."""
     try:
         with open_regular(path) as file:
             file.seek(start)
             return file.read(length)
     except OSError as error:
-        raise UnreadableImage(str(path), _reason(error, path)) from error
+        raise UnreadableImage(str(path), _describe_error(error, path)) from error
 
 
 def to_gray_or_rgb(image: Image.Image) -> Image.Image:
     """Convert a Pillow image of any mode to "L" (if it is gray) or "RGB", with transparency composited on white.
 
-    The scale depends on the mode alone: integers of more than 8 bits are in [0, 65535], floats in [0, 1], as in
-    torchvision and scikit-image. Raises ValueError for values outside, whose scale is unknown.
+    Integers with more than 8 bits must be in [0, 65535] and floats in [0, 1], as in torchvision and scikit-image.
+    Raises ValueError for other values.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _deep_to_gray(image)
+        return _high_depth_to_gray(image)
     if image.has_transparency_data:
         gray = image.mode in _GRAY_MODES
-        layers = image.convert("RGBA")
+        rgba = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, layers).convert("L" if gray else "RGB")
+        return Image.alpha_composite(white, rgba).convert("L" if gray else "RGB")
     converted = image.convert("L" if image.mode in _GRAY_MODES else "RGB")
     return image.copy() if converted is image else converted
 
 
-def _deep_to_gray(image: Image.Image) -> Image.Image:
+def _high_depth_to_gray(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
-    kind, limit = ("floats", 1) if image.mode == "F" else ("integers", 65535)
-    low, high = values.min().item(), values.max().item()  # NaN if any value is
+    name, limit = ("floats", 1) if image.mode == "F" else ("integers", 65535)
+    low, high = values.min().item(), values.max().item()  # NaN if any value is NaN
     if not 0 <= low <= high <= limit:
         raise ValueError(
-            f"its {kind} must be in 0..{limit}, got {low:g} to {high:g}; convert the images of the set to 8 or 16 bits"
+            f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert the images of the set to 8 or 16 bits"
         )
     return Image.fromarray(np.rint(values * np.float32(255 / limit)).astype(np.uint8))
 
 
-def _reason(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
+def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
     if isinstance(error, UnidentifiedImageError):
         with _open(source) as file:
             empty = file.seekable() and file.seek(0, os.SEEK_END) == 0
@@ -131,19 +134,21 @@ def _reason(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file name is not hidden and ends in one of IMAGE_SUFFIXES, ignoring case."""
+    """Whether a file name ends in one of IMAGE_SUFFIXES, ignoring case, and is not hidden."""
     return not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
 
 
-def images_under(folder: Path, is_wanted: Callable[[str], bool] = is_image_name) -> list[Path]:
-    """The files in a folder and its sub-folders whose names pass `is_wanted`, sorted by path.
+def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) -> list[Path]:
+    """List the image files in a folder and its sub-folders, sorted by path.
+
+    accepts: whether to include a file, by its name.
 
     Hidden sub-folders are skipped. Raises InputError for a folder that cannot be read.
     """
-    return sorted(_walk(folder, is_wanted))
+    return sorted(_walk(folder, accepts))
 
 
-def _walk(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[Path]:
+def _walk(folder: Path, accepts: Callable[[str], bool]) -> Iterator[Path]:
     seen: set[str] = set()
 
     def fail(error: OSError) -> None:
@@ -156,19 +161,20 @@ def _walk(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(parent, name) for name in files if is_wanted(name))
+        yield from (Path(parent, name) for name in files if accepts(name))
 
 
 def find_images(inputs: Sequence[str]) -> list[Path]:
-    """The image files that match paths, folders (searched recursively) and globs (`**` too), in order, each once.
+    """List the image files of paths, folders (searched recursively) and globs (also `**`), without duplicates.
 
-    A file named by its path may have any suffix. Folders and globs yield the visible files with one of IMAGE_SUFFIXES,
-    sorted by path. Raises InputError for an input that matches nothing.
+    The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
+    with one of IMAGE_SUFFIXES that are not hidden are found, sorted by path. Raises InputError for an input without
+    matches.
     """
     unique: dict[str, Path] = {}
     for pattern in inputs:
         try:
-            matches = _matches(pattern)
+            matches = _find_matches(pattern)
         except OSError as error:
             raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
         if not matches:
@@ -178,18 +184,18 @@ def find_images(inputs: Sequence[str]) -> list[Path]:
     return list(unique.values())
 
 
-def _matches(pattern: str) -> list[Path]:
+def _find_matches(pattern: str) -> list[Path]:
     path = Path(pattern)
     if not pattern:
         return []
     if path.is_dir():
-        return images_under(path)
-    if path.exists():  # named pipes too, which are then reported as unreadable
+        return list_images(path)
+    if path.exists():  # true also for named pipes, which are later reported as unreadable
         return [path]
     matches: list[Path] = []
     for match in sorted(map(Path, glob.glob(pattern, recursive=True))):  # noqa: PTH207 - Path.glob takes no absolute patterns
         if match.is_dir():
-            matches += images_under(match)
+            matches += list_images(match)
         elif is_image_name(match.name):
             matches.append(match)
     return matches

@@ -1,4 +1,4 @@
-"""The interface of labeled images, and the sets in files, in memory and by selection."""
+"""The protocol of labeled images, and sets of images in files, in an array, or selected from another set."""
 
 import io
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ class LabeledImages(Protocol):
         """The number of images."""
 
     def load(self, index: int) -> tuple[Image.Image, int | np.ndarray]:
-        """The decoded image (mode "L" or "RGB") and its class index. Raises UnreadableImage.
+        """Decode an image (mode "L" or "RGB") and return it with its label. Raises UnreadableImage.
 
-        A teacher's soft label is a distribution over the classes, float32 (classes,), in place of the index.
+        The label is a class index, or for pseudo-labels the class probabilities, float32 (classes,).
         """
 
     def name(self, index: int) -> str:
-        """The image's name in messages: its path, or set and index ("digits/17")."""
+        """The image's name in messages: its path, or the set and the index ("digits/17")."""
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images in one file each."""
+    """Images in files, one per file."""
 
     paths: Sequence[Path]
     labels: Sequence[int]
@@ -53,7 +53,7 @@ class ImageFiles:
 
 
 class NamedByIndex:
-    """A base class for images without file names, named "`source`/index", such as "digits/17"."""
+    """A base class for images without file names. Their names are "`source`/index", such as "digits/17"."""
 
     labels: Sequence[int]
     source: str
@@ -79,7 +79,7 @@ class ImageArray(NamedByIndex):
 
 @dataclass(frozen=True)
 class SelectedImages:
-    """A subset of images by index, with its own class indices."""
+    """The images of another set at `indices`, with new labels."""
 
     images: LabeledImages
     indices: Sequence[int]
@@ -99,13 +99,13 @@ class SelectedImages:
 
 
 def image_file(images: LabeledImages, index: int) -> tuple[bytes, str]:
-    """The encoded bytes of an image and their suffix: the original where the set has a method `file`, else a PNG.
+    """Return the encoded bytes of an image and the suffix of their format. Raises UnreadableImage.
 
-    Raises UnreadableImage.
+    They are the original file if the set has a method `file`, otherwise a PNG.
     """
-    file = getattr(images, "file", None)
-    if file is not None:
-        return file(index)
+    read_original = getattr(images, "file", None)
+    if read_original is not None:
+        return read_original(index)
     content = io.BytesIO()
     images.load(index)[0].save(content, "PNG")
     return content.getvalue(), ".png"

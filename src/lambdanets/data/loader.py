@@ -16,12 +16,15 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 class Batch(NamedTuple):
-    """Images (b, c, h, w) float32, labels (b,) and indices in the set (b,), both int64.
+    """A batch of b labeled images.
 
-    Unreadable images are left out and listed in `unreadable` ("name: reason"). A batch may thus be smaller, or empty:
-    `images` is then of shape (0,). step_images: images in the whole step, over all ranks and micro-batches. targets:
-    distributions over the classes (b, classes) float32, if the batch has soft labels, else None. soft: (b,) bool, True
-    for soft labels, whose `labels` are the most probable classes.
+    images: (b, c, h, w) float32; (0,) if no image could be read.
+    labels: (b,) int64; for soft labels the most probable classes.
+    indices: (b,) int64, of the images in the set.
+    unreadable: "name: reason" of each image that could not be read. These images are not in the batch.
+    step_images: number of images in the whole step, over all ranks and micro-batches.
+    targets: (b, classes) float32, probabilities of the classes, if the batch has soft labels, else None.
+    soft: (b,) bool, True for images with soft labels; None if the batch has none.
     """
 
     images: Tensor
@@ -34,22 +37,23 @@ class Batch(NamedTuple):
 
 
 class ImageBatches(Batches[Batch]):
-    """`Batches` of labeled images, with at least two images per training micro-batch, which batch norm needs.
+    """`Batches` of labeled images, with at least two images per training micro-batch, because batch norm needs two.
 
-    transform: from a Pillow image, mode "L" or "RGB" by `channels`, to a tensor (c, h, w), of one shape for all images.
-    more: arguments of `Batches`.
+    transform: converts a Pillow image to a tensor (channels, h, w), which has the same shape for all images.
+    channels: 1 or 3, for images of mode "L" or "RGB".
+    options: other arguments of `Batches`.
     """
 
     def __init__(
-        self, images: LabeledImages, transform: Callable[[Image.Image], Tensor], *, channels: int, **more: Any
+        self, images: LabeledImages, transform: Callable[[Image.Image], Tensor], *, channels: int, **options: Any
     ) -> None:
         if channels not in _MODES:
             raise InputError(f"channels must be 1 or 3, got {channels}")
-        super().__init__(images, _LoadTransformed(transform, _MODES[channels]), _collate, min_micro_batch=2, **more)
+        super().__init__(images, _LoadTransformed(transform, _MODES[channels]), _collate, min_micro_batch=2, **options)
 
 
 class _LoadTransformed:
-    """Loads and transforms an image, with its label. A class, because spawned workers need to unpickle it."""
+    """Loads and transforms an image and its label. A class and not a closure, because spawned workers unpickle it."""
 
     def __init__(self, transform: Callable[[Image.Image], Tensor], mode: str) -> None:
         self._transform = transform
@@ -71,14 +75,14 @@ def _collate(samples: list[Sample]) -> Batch:
         indices=torch.tensor([sample.image_index for sample in read], dtype=torch.int64),
         unreadable=[sample.unreadable for sample in samples if sample.content is None],
         step_images=samples[0].step_images,
-        targets=_distributions(targets) if any(soft) else None,
+        targets=_to_probabilities(targets) if any(soft) else None,
         soft=torch.tensor(soft) if any(soft) else None,
     )
 
 
-def _distributions(labels: Sequence[int | np.ndarray]) -> Tensor:
-    classes = next(len(label) for label in labels if isinstance(label, np.ndarray))
-    rows = np.zeros((len(labels), classes), np.float32)
+def _to_probabilities(labels: Sequence[int | np.ndarray]) -> Tensor:
+    num_classes = next(len(label) for label in labels if isinstance(label, np.ndarray))
+    rows = np.zeros((len(labels), num_classes), np.float32)
     for row, label in zip(rows, labels, strict=True):
         if isinstance(label, np.ndarray):
             row[:] = label

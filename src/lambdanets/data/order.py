@@ -1,4 +1,4 @@
-"""The order of training images, which depends on the seed and the epoch alone."""
+"""The order of training images, which depends only on the seed and the epoch."""
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-WINDOW = 8  # shards shuffled together and open at a time: 80,000 images at 10,000 per shard
+WINDOW = 8  # number of shards that are open at a time and shuffled together, for example 8 x 10,000 images
 
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """Which images of each global batch a rank takes, and over how many micro-batches it accumulates gradients."""
+    """The images of each global batch that a rank takes, and the number of micro-batches in which it processes them."""
 
     rank: int = 0
     world_size: int = 1
     accumulation_steps: int = 1
 
     def count(self, positions: int) -> int:
-        """The number of this rank's positions below `positions`: every world_size-th is its own."""
+        """Return the number of positions below `positions` that belong to this rank, which has every world_size-th."""
         return len(range(self.rank, positions, self.world_size))
 
 
 class Order:
     """The shuffled image indices of a rank, by position in an epoch.
 
-    Images in files: each rank takes every world_size-th index of one permutation. Images in shards, which have
-    `groups` (the images per shard): each rank takes a contiguous range of positions in the permuted shards, so that two
-    ranks share at most the shard at their boundary.
+    If the images are in files, each rank takes every world_size-th index of one permutation. If they are in shards
+    (`images.groups` is the number of images per shard), each rank takes a contiguous range of the permuted shards, so
+    two ranks read the same shard only at the boundary of their ranges.
     """
 
     def __init__(self, images: Sized, seed: int, batch_slice: BatchSlice) -> None:
@@ -38,13 +38,13 @@ class Order:
         self._cached: tuple[int, np.ndarray] | None = None
 
     def epoch_indices(self, epoch: int, start: int, size: int) -> np.ndarray:
-        """This rank's image indices at the positions [start, start + size) of an epoch, int64."""
+        """Return this rank's image indices at the positions [start, start + size) of an epoch, int64."""
         local = np.arange(self._slice.count(start), self._slice.count(start + size))
         order = self._epoch_order(epoch)
         return order[local if self._groups is not None else self._slice.rank + local * self._slice.world_size]
 
     def consecutive_indices(self, start: int, size: int) -> Iterator[tuple[int, int]]:
-        """This rank's (epoch, image index) at the positions [start, start + size), counted over all epochs."""
+        """Yield this rank's (epoch, image index) at the positions [start, start + size), counted over all epochs."""
         epoch_size = self._slice.count(self._count) if self._groups is not None else self._count
         for local in range(self._slice.count(start), self._slice.count(start + size)):
             position = local if self._groups is not None else self._slice.rank + local * self._slice.world_size
@@ -65,38 +65,40 @@ class Order:
 
 
 def derive_seeds(seed: int, *spawn_key: int) -> list[int]:
-    """Two 64-bit seeds from a seed and a spawn key such as (epoch, index). A sum would collide: 1 + 2 = 2 + 1."""
+    """Derive two 64-bit seeds from a seed and numbers such as (epoch, index). Their sum would have collisions."""
     return np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(2, np.uint64).tolist()
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """A random permutation of range(count) for an epoch, int64 (count,)."""
+    """Return the random permutation of range(count) for an epoch, int64 (count,)."""
     return torch.randperm(count, generator=_generator(seed, epoch)).numpy()
 
 
 def windowed_permutation(groups: Sequence[int], seed: int, epoch: int, positions: range | None = None) -> np.ndarray:
-    """A random permutation of range(sum(groups)) for an epoch that visits WINDOW shards at a time, int64.
+    """Return a random permutation of range(sum(groups)) for an epoch, int64, that reads only WINDOW shards at a time.
 
-    groups: images per shard. The shards are permuted, and the images of WINDOW consecutive ones shuffled together, so
-    that a reader has WINDOW shards open. positions: the part to return of the images in order of the permuted shards,
-    shuffled on its own; all by default.
+    groups: number of images in each shard.
+    positions: return only the images at these positions in the sequence of permuted shards, which are then shuffled
+        independently of the others; all by default.
+
+    The shards are permuted, and the images of each WINDOW consecutive shards are shuffled together.
     """
     generator = _generator(seed, epoch)
     sizes = np.asarray(groups, dtype=np.int64)
     shards = torch.randperm(len(sizes), generator=generator).numpy()
-    first_index = np.cumsum(sizes) - sizes  # of each shard
-    stops = np.cumsum(sizes[shards])  # positions, in order of the permuted shards
+    first_indices = np.cumsum(sizes) - sizes  # of each shard
+    stops = np.cumsum(sizes[shards])  # end positions of the permuted shards
     starts = stops - sizes[shards]
     positions = range(int(stops[-1]) if len(stops) else 0) if positions is None else positions
     order = np.empty(len(positions), dtype=np.int64)
     overlapping = np.flatnonzero((stops > positions.start) & (starts < positions.stop))
     done = 0
     for window in range(0, len(overlapping), WINDOW):
-        pieces = []
+        image_ranges = []
         for i in overlapping[window : window + WINDOW]:
-            within = np.arange(max(positions.start, starts[i]), min(positions.stop, stops[i])) - starts[i]
-            pieces.append(first_index[shards[i]] + within)
-        images = np.concatenate(pieces)
+            offsets = np.arange(max(positions.start, starts[i]), min(positions.stop, stops[i])) - starts[i]
+            image_ranges.append(first_indices[shards[i]] + offsets)
+        images = np.concatenate(image_ranges)
         shuffled = torch.randperm(len(images), generator=generator).numpy()
         order[done : done + len(images)] = images[shuffled]
         done += len(images)

@@ -1,4 +1,4 @@
-"""Checks, before any output is written, that images of a set can be read."""
+"""Checks that the images of a set can be read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,10 +7,13 @@ from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
 
 
-def check_readable(load: Callable[[int], Any], count: int, part: str, max_unreadable: int) -> None:
-    """Load images by index until one can be read, usually the first. part: the set's name in messages.
+def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:
+    """Load the images 0 to count - 1 until one can be read, usually the first. Called before output is written.
 
-    Raises InputError where none of the `count` images can be read, or more than max_unreadable cannot.
+    load: loads the image at an index, or raises UnreadableImage.
+    split: name of the set in messages.
+
+    Raises InputError if no image can be read, or more than max_unreadable cannot be read.
     """
     unreadable: list[str] = []
     for index in range(count):
@@ -22,11 +25,11 @@ def check_readable(load: Callable[[int], Any], count: int, part: str, max_unread
             return
         check_unreadable(unreadable, max_unreadable if index + 1 < count else count)
     if unreadable:
-        raise InputError(f"none of the {count} {part} images can be read; the first: {unreadable[0]}")
+        raise InputError(f"none of the {count} {split} images can be read; the first: {unreadable[0]}")
 
 
 def check_unreadable(messages: Sequence[str], limit: int) -> None:
-    """Raise InputError with the first three messages where there are more than `limit`."""
+    """Raise InputError, which includes the first three messages, if there are more than `limit`."""
     if len(messages) > limit:
         raise InputError(
             f"{len(messages)} images cannot be read, more than max_unreadable ({limit}): {'; '.join(messages[:3])}"

@@ -17,9 +17,9 @@ _VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
 
 @dataclass(frozen=True)
 class TarImages:
-    """Images inside one tar file. members: name, offset and length in bytes of each.
+    """Images in one tar file. members: name, offset and length in bytes of each image.
 
-    The file is opened for each image, because forked workers would share the position of an open one.
+    The file is opened for each image, because forked workers would share the position of an open file.
     """
 
     path: Path
@@ -41,24 +41,25 @@ class TarImages:
 
 
 def find_validation_tar(train: Path) -> Path | None:
-    """The tar of the validation set in the folder of a training tar, or None."""
+    """Find the tar of the validation set in the folder of the training tar; None if there is none."""
     siblings = (train.with_name(name) for name in _VALIDATION_NAMES)
     return next((tar for tar in siblings if tar.is_file() and tar != train), None)
 
 
 def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
-    """Index an uncompressed tar of PNG and JPEG images with timm's reader, which names classes by innermost folder.
+    """Read the image offsets and the class names of an uncompressed tar of PNG and JPEG images, with timm's reader.
 
-    The tar may hold tars with images. Raises InputError for a tar, or one within it, that is compressed, damaged or
-    truncated, and for one without images.
+    The innermost folder of an image is its class. The tar may contain other tars with images. Raises InputError if any
+    of the tars is compressed, damaged or truncated, and if there are no images.
     """
     from timm.data import is_img_extension
 
     if not any(is_img_extension(Path(name).suffix.lower()) for name in names_in_tar(path)):
-        raise InputError(f"'{path}' must have images as PNG or JPEG, and has none")
-    reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader  # a cache would be a file there
+        raise InputError(f"'{path}' must have PNG or JPEG images, got none")
+    # without a cache, which would be a file next to the tar
+    reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader
     members = []
-    for member, _, inner in reader.samples:  # inner: the tar within the tar that holds the member, if any
+    for member, _, inner in reader.samples:  # inner: the tar within the tar that contains the member, or None
         start = member.offset_data + (inner.offset_data if inner is not None else 0)
         name = f"{inner.name}/{member.name}" if inner is not None else member.name
         members.append((name, start, member.size))

@@ -1,4 +1,4 @@
-"""Data sets that timm opens by name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
+"""Data sets that timm opens by a name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
 
 import contextlib
 import io
@@ -46,7 +46,7 @@ class StreamedImages(NamedByIndex):
     def load(self, index: int) -> tuple[Image.Image, int]:
         try:
             stream, _ = self.reader[index]
-        except Exception as error:  # as above
+        except Exception as error:  # readers raise exceptions of any type for damaged files
             raise UnreadableImage(self.name(index), one_line(error)) from error
         with stream:
             return read_image(stream, self.name(index)), self.labels[index]
@@ -54,7 +54,7 @@ class StreamedImages(NamedByIndex):
 
 @dataclass(frozen=True)
 class EncodedImages(NamedByIndex):
-    """Images in memory as PNG files."""
+    """Images that are kept in memory as PNG files."""
 
     files: Sequence[bytes]
     labels: Sequence[int]
@@ -68,21 +68,26 @@ class EncodedImages(NamedByIndex):
 
 
 def is_timm_name(data: str) -> bool:
-    """Whether `data` begins with one of timm's data set prefixes, in any case, and a slash."""
+    """Whether `data` begins with one of timm's data set prefixes and a slash, ignoring case."""
     prefix, slash, _ = data.partition("/")
     return bool(slash) and prefix.lower() in _PREFIXES
 
 
 def read_timm_set(data: str, root: str | None) -> list[tuple[LabeledImages, tuple[str, ...]]]:
-    """Open a data set's train and validation splits ("test" where "validation" is missing), with their class names.
+    """Open the train and validation splits of a data set, each with its class names.
 
-    root: the folder of the data set; "torch/" sets are not downloaded. Sets without random access ("hfids/", "tfds/",
-    "wds/") are read once and kept in memory as PNG. Raises InputError with timm's reason.
+    root: the folder of the data set. "torch/" sets are not downloaded.
+
+    If there is no split "validation", "test" is used. Sets without random access ("hfids/", "tfds/", "wds/") are read
+    once and kept in memory as PNG files. Raises InputError, which includes the reason, if timm fails.
     """
     prefix, _, name = data.partition("/")
     if prefix.lower() in ("torch", "wds") and root is None:
-        raise InputError(f"data_root must be the folder that holds '{data}', got None")
-    if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):  # timm may open one as both splits
+        raise InputError(f"data_root must be the folder that contains '{data}', got None")
+    if prefix.lower() == "torch" and name.lower() in (
+        "folder",
+        "image_folder",
+    ):  # timm may open the same folder as both splits
         raise InputError(f"data must be the path of the folder, got '{data}'")
     if prefix.lower() == "wds" and root is not None:
         for path in sorted(Path(root).rglob("*.tar")):
@@ -105,7 +110,7 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
         if hasattr(dataset, "loader"):
             dataset.loader = read_image  # torchvision's own clips 16-bit images and ignores the EXIF orientation
         if not hasattr(dataset, "targets"):
-            raise InputError(f"'{source}' must have `targets`, a list of labels, which its torchvision class lacks")
+            raise InputError(f"'{source}' must have a list of labels as `targets`; its torchvision class has none")
         labels = integer_labels(dataset.targets, source)
         return IndexedImages(dataset, labels, source), _torchvision_classes(dataset, labels)
     if hasattr(reader, "__getitem__"):
@@ -116,18 +121,18 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
 
 
 def create_timm_dataset(name: str, root: str | None, split: str, **options: Any) -> Any:
-    """Call timm's create_dataset. Raises InputError with the reason where timm raises anything."""
+    """Call timm's create_dataset. Raises InputError with the reason if timm raises any exception."""
     import timm.data
 
     printed = io.StringIO()
     try:
-        # an empty mode leaves the image as it is, for read_image to convert
-        with contextlib.redirect_stdout(printed):  # timm prints the name of a missing package
+        with contextlib.redirect_stdout(printed):  # timm prints the names of missing packages
+            # with an empty mode, timm does not convert images
             return timm.data.create_dataset(name, root=root, split=split, input_img_mode="", **options)
-    except Exception as error:  # the readers raise whatever their libraries do
-        what = f"'{name}' (split '{split}')" if name else f"'{root}'"
+    except Exception as error:  # readers raise exceptions of any type
+        data = f"'{name}' (split '{split}')" if name else f"'{root}'"
         reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
-        raise InputError(f"timm cannot open the data set {what}: {reason}") from error
+        raise InputError(f"timm cannot open the data set {data}: {reason}") from error
 
 
 def _read_into_memory(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list[bytes], list[int]]:
@@ -135,19 +140,19 @@ def _read_into_memory(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[
     labels: list[Any] = []
     try:
         for image, label in dataset:
-            if isinstance(image, np.ndarray):  # "tfds/" makes images only for a mode that is set
+            if isinstance(image, np.ndarray):  # "tfds/" returns arrays if the mode is empty
                 image = Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)
             buffer = io.BytesIO()
             to_gray_or_rgb(image).save(buffer, "PNG")
             files.append(buffer.getvalue())
             labels.append(label)
-    except Exception as error:  # the readers raise whatever their libraries do
+    except Exception as error:  # readers raise exceptions of any type
         raise InputError(f"cannot read '{source}' after {len(files)} images: {one_line(error)}") from error
     return files, integer_labels(labels, source)
 
 
 def integer_labels(labels: Iterable[Any], source: str) -> list[int]:
-    """Labels as class indices from 0. Raises InputError for negative labels and for those that are no integers."""
+    """Convert labels to integers. Raises InputError for labels that are negative or not integers."""
     try:
         indices = [int(label) for label in labels]
     except (TypeError, ValueError, RuntimeError) as error:
@@ -158,12 +163,13 @@ def integer_labels(labels: Iterable[Any], source: str) -> list[int]:
 
 
 def class_names(class_to_idx: Mapping[Any, int], labels: Sequence[int]) -> tuple[str, ...]:
-    """The name of each class index in either argument; the index itself where it has no name."""
+    """Return the class names, in order of the indices. The index is the name of a class without a name."""
     names = {index: str(name) for name, index in class_to_idx.items()}
     return tuple(names.get(index, str(index)) for index in range(max([-1, *names, *labels]) + 1))
 
 
 def _torchvision_classes(dataset: Any, labels: Sequence[int]) -> tuple[str, ...]:
     names = getattr(dataset, "classes", ())
-    joined = [name if isinstance(name, str) else ", ".join(name) for name in names]  # ImageNet's are lists of synonyms
+    # a class name of ImageNet is a list of synonyms
+    joined = [name if isinstance(name, str) else ", ".join(name) for name in names]
     return tuple(joined) + tuple(str(index) for index in range(len(names), max([-1, *labels]) + 1))

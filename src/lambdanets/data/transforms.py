@@ -1,4 +1,4 @@
-"""A classifier's evaluation transform, from timm's."""
+"""The evaluation transform of a classifier, based on timm's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,12 @@ from lambdanets.errors import InputError
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The largest centered square, resized and cropped to image_size, in gray or RGB, normalized by mean and std.
+    """The preprocessing of images in evaluation: the largest centered square is resized, cropped and normalized.
 
-    image_size: side in pixels. crop_pct: fraction of the square's side kept by the center crop, as in timm.
+    image_size: side of the result in pixels.
+    channels: 1 for gray, 3 for RGB.
     mean, std: of pixels in [0, 1], one number or one per channel.
+    crop_pct: fraction of the square's side that the center crop keeps, as in timm.
     """
 
     RANGES: ClassVar[dict[str, Range]] = {
@@ -48,7 +50,7 @@ class Preprocessing:
         return "L" if self.channels == 1 else "RGB"
 
     def transform(self) -> Callable[[Image], Tensor]:
-        """From a Pillow image in `mode` to a tensor (channels, image_size, image_size), float32."""
+        """Return a function from a Pillow image in `mode` to a tensor (channels, image_size, image_size), float32."""
         crop_and_normalize = create_transform(
             (self.channels, self.image_size, self.image_size),
             is_training=False,
@@ -61,7 +63,7 @@ class Preprocessing:
 
 
 def center_square(image: Image) -> Image:
-    """The largest centered square, cropped before the resize, which would enlarge a strip of 1 x 60,000 pixels."""
+    """Crop the largest centered square. Without it, timm would resize 1 x 60,000 pixels to a huge image."""
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return image.crop((left, top, left + side, top + side))

@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from lambdanets.bounds import convert
 from lambdanets.errors import InputError
-from lambdanets.records import as_input_error, parse_json
+from lambdanets.records import parse_json, reraise_as_input_error
 from lambdanets.text_tables import markdown_table, text_table
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import rename_former_fields
@@ -132,7 +132,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} has no {RESULT} to report: {error.strerror}") from error
     if "top1" in result:
         raise InputError(f"{folder} must be a detection run, got a classification run")
-    with as_input_error(f"{path} is damaged"):
+    with reraise_as_input_error(f"{path} is damaged"):
         result = convert(result, _Result)
         for kind, name in product(_KINDS, _NAMES):
             if name not in result[kind]:

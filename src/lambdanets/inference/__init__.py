@@ -1,1 +1,1 @@
-"""Inference with trained models: loading, prediction, evaluation and figures. Does not import training."""
+"""Inference with trained models: loading, prediction, evaluation and figures. It does not import `training`."""

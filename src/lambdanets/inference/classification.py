@@ -1,4 +1,4 @@
-"""Evaluation of a classifier on a labeled data set."""
+"""Evaluation of classifiers on labeled data sets."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +19,13 @@ MAX_BATCH = 128
 
 @dataclass(frozen=True, eq=False)
 class ClassificationEvaluation:
-    """Predictions of a classifier for the readable images of a labeled data set, in order.
+    """Predictions of a classifier for the n readable images of a labeled data set, in order.
 
-    classes: class names. indices: of the images in the data set. labels, predicted: class indices. confidence: the
-    probability of the predicted class. unreadable: one message per unreadable image.
+    classes: class names.
+    indices: (n,), indices of the images in the data set.
+    labels, predicted: (n,), class indices.
+    confidence: (n,), probability of the predicted class.
+    unreadable: one message per unreadable image.
     """
 
     classes: tuple[str, ...]
@@ -39,14 +42,14 @@ class ClassificationEvaluation:
 
     @property
     def confusion_matrix(self) -> np.ndarray:
-        """Image counts, true classes in rows and predicted classes in columns, int64 (classes, classes)."""
+        """The number of images per true class (rows) and predicted class (columns), int64 (classes, classes)."""
         matrix = np.zeros((len(self.classes), len(self.classes)), np.int64)
         np.add.at(matrix, (self.labels, self.predicted), 1)
         return matrix
 
     @property
     def accuracy_by_class(self) -> dict[str, float | None]:
-        """Accuracy per class; None for a class without images."""
+        """Accuracy by class name; None for a class without images."""
         matrix = self.confusion_matrix
         counts = zip(self.classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
         return {name: correct / images if images else None for name, correct, images in counts}
@@ -55,8 +58,11 @@ class ClassificationEvaluation:
         return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 
 
-def batches_for(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
-    """Batches of a data set, in order, preprocessed for a classifier; workers: data loading processes."""
+def make_batches(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
+    """Return the batches of a data set, in order, with the preprocessing of a classifier.
+
+    workers: number of data loading processes.
+    """
     preprocessing = classifier.card.preprocessing
     return ImageBatches(
         images,
@@ -72,19 +78,19 @@ def batches_for(classifier: Classifier, images: LabeledImages, batch_size: int, 
 def predict_set(
     classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0
 ) -> ClassificationEvaluation:
-    """Classify a labeled data set. Raises InputError if all its images are unreadable."""
+    """Classify a labeled data set. Raises InputError if all images are unreadable."""
     unreadable: list[str] = []
-    parts: list[list[Tensor]] = []
-    with batches_for(classifier, images, batch_size, workers) as batches:
+    rows: list[list[Tensor]] = []
+    with make_batches(classifier, images, batch_size, workers) as batches:
         for batch in track(batches, "evaluating", len(batches), "batches"):
             unreadable += batch.unreadable
             if len(batch.labels):
                 confidence, predicted = classifier.probabilities(batch.images).max(dim=1)
-                parts.append([batch.indices, batch.labels, predicted, confidence])
-    if not parts:
+                rows.append([batch.indices, batch.labels, predicted, confidence])
+    if not rows:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
-    columns = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
-    return ClassificationEvaluation(classifier.classes, columns[0], columns[1], columns[2], columns[3], unreadable)
+    indices, labels, predictions, confidences = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
+    return ClassificationEvaluation(classifier.classes, indices, labels, predictions, confidences, unreadable)
 
 
 def evaluate(
@@ -95,9 +101,10 @@ def evaluate(
     batch_size: int | None = None,
     workers: int = 0,
 ) -> ClassificationEvaluation:
-    """Classify the validation split of the classifier's own data set, or of another with classes that it has.
+    """Classify the validation split of a data set whose classes the classifier has.
 
-    batch_size: by default the most that fit into memory, up to MAX_BATCH.
+    data: by default the data set on which the classifier was trained.
+    batch_size: by default the maximum that fits into memory, up to MAX_BATCH.
     """
     source = classifier.card.source
     splits = open_splits(
@@ -111,19 +118,22 @@ def evaluate(
 
 
 def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
-    """The batch size that fits into memory, 2 to MAX_BATCH; `processes` share the memory of a CPU.
+    """Estimate the maximum batch size that fits into memory, from 2 to MAX_BATCH.
 
-    Estimated from the outputs of all layers together, an upper bound of what a forward pass holds.
+    processes: number of processes that share the memory of a CPU.
+
+    The estimate is based on the total size of the outputs of all layers, an upper bound of the memory of a forward
+    pass.
     """
     model, preprocessing = classifier.model, classifier.card.preprocessing
     device = next(model.parameters()).device
     output_bytes = 0
 
-    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+    def add_bytes(module: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal output_bytes
         output_bytes += output.nbytes if isinstance(output, Tensor) else 0
 
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    hooks = [module.register_forward_hook(add_bytes) for module in model.modules()]
     try:
         side = preprocessing.image_size
         classifier.probabilities(torch.zeros(1, preprocessing.channels, side, side))

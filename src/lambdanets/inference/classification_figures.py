@@ -1,4 +1,4 @@
-"""Figure of a classifier's correct and wrong predictions."""
+"""A figure of correct and wrong predictions of a classifier."""
 
 import math
 from pathlib import Path
@@ -14,29 +14,29 @@ from lambdanets.inference.classification import ClassificationEvaluation
 
 WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 COLUMNS = 8
-SHOWN = 16  # of each kind
+MAX_SHOWN = 16  # maximum number of wrong predictions, and of correct predictions
 
 
 def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImages, path: Path) -> None:
-    """Draw the most confident errors above, and correct predictions by increasing confidence below."""
+    """Draw the most confident errors, and below them correct predictions with increasing confidence."""
     classes = predictions.classes
     is_correct = predictions.labels == predictions.predicted
     wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
-    confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:SHOWN]
+    confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]
     by_confidence = correct[np.argsort(predictions.confidence[correct], kind="stable")]
-    spread = np.linspace(0, len(correct) - 1, min(len(correct), SHOWN)).astype(int)
-    parts = [
+    evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
+    sections = [
         (confident_errors, WRONG_COLOR, f"wrong: {len(wrong)} of {len(is_correct)}"),
-        (by_confidence[spread], CORRECT_COLOR, f"correct: {len(correct)} of {len(is_correct)}"),
+        (by_confidence[evenly_spaced], CORRECT_COLOR, f"correct: {len(correct)} of {len(is_correct)}"),
     ]
-    heights = [0.5 + 1.95 * math.ceil(len(chosen) / COLUMNS) for chosen, _, _ in parts]
+    heights = [0.5 + 1.95 * math.ceil(len(chosen) / COLUMNS) for chosen, _, _ in sections]
     figure = Figure(figsize=(1.5 * COLUMNS, sum(heights)), layout="constrained")
-    halves = np.asarray(figure.subfigures(len(parts), 1, height_ratios=heights))
-    for half, (chosen, color, title) in zip(halves, parts, strict=True):
-        half.suptitle(title, color=color, fontsize=13)
+    subfigures = np.asarray(figure.subfigures(len(sections), 1, height_ratios=heights))
+    for subfigure, (chosen, color, title) in zip(subfigures, sections, strict=True):
+        subfigure.suptitle(title, color=color, fontsize=13)
         if not len(chosen):
             continue
-        grid = half.subplots(math.ceil(len(chosen) / COLUMNS), COLUMNS, squeeze=False)
+        grid = subfigure.subplots(math.ceil(len(chosen) / COLUMNS), COLUMNS, squeeze=False)
         for axis in grid.flat:
             axis.set_axis_off()
         for axis, i in zip(grid.flat, chosen, strict=False):

@@ -1,4 +1,4 @@
-"""Classifiers: model, model card and class probabilities."""
+"""Trained classifiers and their predictions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from lambdanets.bounds import Range, check
-from lambdanets.device import as_device
+from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ClassifierCard
@@ -40,7 +40,7 @@ class Prediction:
         return float(self.probabilities.max())
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
-        """Names and probabilities of the `count` most probable classes, in descending order."""
+        """Return names and probabilities of the `count` most probable classes, in descending order."""
         check("count", count, int, Range(1))
         best = self.probabilities.topk(min(count, len(self.classes)))
         return [(self.classes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
@@ -51,7 +51,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A trained classifier, as returned by `lambdanets.load`: a model in evaluation mode, and its model card."""
+    """A trained classifier, which `lambdanets.load` returns: a model in evaluation mode and its model card."""
 
     model: nn.Module
     card: ClassifierCard
@@ -63,7 +63,7 @@ class Classifier:
     def from_weights(
         cls, card: ClassifierCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
     ) -> "Classifier":
-        """Build a classifier from its card and weights. Raises InputError, which names source, for other weights."""
+        """Build a classifier from its card and weights. Raises InputError, which names source, if they do not match."""
         options: dict[str, Any] = dict(card.model_options)
         model = create_model(card.model, num_classes=len(card.classes), in_chans=card.preprocessing.channels, **options)
         load_tensors(model, dict(tensors), source)
@@ -72,19 +72,19 @@ class Classifier:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the probabilities."""
+        """Class names, in the order of the probabilities."""
         return self.card.classes
 
     def predict(
         self, images: ImageInputs, *, batch_size: int = 32, device: str | torch.device | None = None
     ) -> list[Prediction]:
-        """Classify images of any size, in their order.
+        """Classify images of any size. Returns one prediction per image, in the same order.
 
-        images: one or several paths, Pillow images of any mode, arrays (H, W, 3) or (H, W) of uint8, and tensors
-            (3, H, W) or (1, H, W), uint8 or floating point in [0, 1]; a batch of arrays or tensors counts as several.
-            They are preprocessed as in `card.preprocessing`: do not resize or normalize them.
+        images: an image or several: paths, Pillow images of any mode, uint8 arrays (H, W, 3) or (H, W), or tensors
+            (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
+            several images. They are preprocessed as in `card.preprocessing`: do not resize or normalize them.
         batch_size: images per forward pass.
-        device: move the model to it, for this and later calls, such as "cpu" or "cuda:1".
+        device: such as "cpu" or "cuda:1"; moves the model to it, also for later calls.
 
         Raises InputError for an invalid argument or an unreadable image.
         """
@@ -100,13 +100,13 @@ class Classifier:
         preprocessing = self.card.preprocessing
         transform = preprocessing.transform()
         batch = torch.stack([transform(image.convert(preprocessing.mode)) for image in images])
-        return [Prediction(self.classes, each) for each in self.probabilities(batch)]
+        return [Prediction(self.classes, probabilities) for probabilities in self.probabilities(batch)]
 
     @torch.inference_mode()
     def probabilities(self, images: Tensor) -> Tensor:
-        """Class probabilities (b, classes) of preprocessed images (b, c, h, w), float32 on the CPU.
+        """Return class probabilities (b, classes) of preprocessed images (b, c, h, w), float32 on the CPU.
 
-        Raises InputError if they are NaN or infinite, such as for damaged weights.
+        Raises InputError if they are NaN or inf, for example because the weights are damaged.
         """
         device = next(self.model.parameters()).device
         probabilities = self.model(images.to(device)).float().softmax(dim=1).cpu()
@@ -115,26 +115,28 @@ class Classifier:
         return probabilities
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the model in place. Raises InputError for a missing device."""
-        self.model.to(as_device(device))
+        """Move the model to a device, in place. Raises InputError if the device does not exist."""
+        self.model.to(resolve_device(device))
         return self
 
 
 def load_classifier(path: str | Path, model: str | None = None, device: str | torch.device | None = None) -> Classifier:
     """Load a classifier from weights.safetensors, a checkpoint (.ckpt) or a run folder.
 
-    model: build this model instead of the file's. Raises InputError, with the names that differ, if the weights do not
-    match the model, and for a file without a model card.
+    model: build this model instead of the model in the file.
+
+    Raises InputError, which lists the differences, if the weights do not match the model, and for a file without a
+    model card.
     """
-    target = as_device(device)
+    resolved = resolve_device(device)
     tensors, card = read_model_file(Path(path), ClassifierCard)
-    return Classifier.from_weights(card if model is None else replace(card, model=model), tensors, str(path), target)
+    return Classifier.from_weights(card if model is None else replace(card, model=model), tensors, str(path), resolved)
 
 
 def predict_files(
     classifier: Classifier, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
 ) -> Iterator[tuple[Path, Prediction]]:
-    """Classify image files, in order; messages about unreadable ones are added to `unreadable`."""
+    """Yield path and prediction of each readable image file; messages about the others are added to `unreadable`."""
     for batch in readable_batches(paths, unreadable, batch_size):
         predictions = classifier.predict_batch([image for _, image in batch])
         yield from zip([path for path, _ in batch], predictions, strict=True)

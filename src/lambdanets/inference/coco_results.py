@@ -1,4 +1,4 @@
-"""Detections in COCO results format: a JSON list with one entry per detection."""
+"""Detections in COCO's results format, a JSON list with one entry per detection."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,17 @@ class _Entry(TypedDict):
     category_id: int
     bbox: tuple[float, float, float, float]  # x, y, width and height
     score: float
-    segmentation: dict[str, Any]  # a run-length encoding
+    segmentation: dict[str, Any]  # RLE
 
 
 def coco_results(detections: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[Result]:
     """Convert the detections of Mask R-CNN in an image to COCO results, in order.
 
     detections: boxes (n, 4) as x1, y1, x2, y2 in pixels, labels (n,) from 1, scores (n,), and masks (n, 1, H, W), the
-        probability of each pixel, thresholded at 0.5.
+        probability of each pixel, which is thresholded at 0.5.
     category_ids: COCO category ids in order of the labels.
 
-    Boxes become x, y, width and height in float32. Masks are encoded one by one, without a copy of all.
+    Boxes are converted to x, y, width and height in float32. Masks are encoded one by one to save memory.
     """
     boxes = box_convert(detections["boxes"].float(), "xyxy", "xywh").tolist()
     labels, scores = detections["labels"].tolist(), detections["scores"].float().tolist()
@@ -43,31 +43,31 @@ def coco_results(detections: Mapping[str, Tensor], image_id: int, category_ids: 
             "category_id": category_ids[label - 1],
             "bbox": box,
             "score": score,
-            "segmentation": _encoded(mask[0]),
+            "segmentation": _encode_mask(mask[0]),
         }
         for box, label, score, mask in zip(boxes, labels, scores, detections["masks"], strict=True)
     ]
 
 
-def _encoded(mask: Tensor) -> dict[str, Any]:
-    """The run-length encoding of the pixels above 0.5 of a mask (H, W), column by column."""
+def _encode_mask(mask: Tensor) -> dict[str, Any]:
+    """Encode the pixels above 0.5 of a mask (H, W) as RLE, in column order."""
     columns = (mask.T > 0.5).contiguous().cpu().numpy().view(np.uint8)
     encoding = rle.encode(columns.T)
     return {"size": list(mask.shape), "counts": encoding["counts"].decode("ascii")}
 
 
 def check_result(result: Any, name: str) -> None:
-    """Raise InputError, which begins with `name`, unless result is a COCO result with a box and a mask."""
+    """Raise InputError if `result` is not a COCO result with a box and a mask. name: of the result in the message."""
     convert(result, _Entry, name)
 
 
 def write_results(results: Sequence[Result], path: Path) -> None:
-    """Write results as JSON, atomically."""
+    """Write COCO results to a JSON file, atomically."""
     atomic_write(path, (json.dumps(list(results), allow_nan=False) + "\n").encode())
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read the results in a JSON file. Raises InputError if it is unreadable or has other content."""
+    """Read COCO results from a JSON file. Raises InputError if it cannot be read or has other content."""
     try:
         results = parse_json(path.read_bytes(), list[Any], f"{path} must have COCO results")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Per-class accuracy and confusion matrix, as CSV and as a figure."""
+"""Writes the accuracy per class as CSV, and the confusion matrix as CSV and as a figure."""
 
 import csv
 import io
@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from lambdanets.files import atomic_open, atomic_write, printable_bytes
+from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.classification import ClassificationEvaluation
 
-COUNTS_SHOWN = 20  # maximum number of classes for counts in the cells
-NAMES_SHOWN = 100  # maximum number of classes for names on the axes
+MAX_CLASSES_WITH_COUNTS = 20  # with more classes, the cells do not show counts
+MAX_CLASSES_WITH_NAMES = 100  # with more classes, the axes do not show names
 
 
 def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
     """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png into a folder.
 
-    Rows of the matrix are true classes, columns predicted classes.
+    The rows of the matrix are true classes, the columns are predicted classes.
     """
     classes, matrix = evaluation.classes, evaluation.confusion_matrix
     by_class = [
@@ -37,25 +37,27 @@ def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
 def _write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
-    atomic_write(path, printable_bytes(text.getvalue()))
+    atomic_write(path, encode_utf8(text.getvalue()))
 
 
 def _draw(matrix: np.ndarray, classes: tuple[str, ...], top1: float, path: Path) -> None:
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    fractions = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     side = min(max(4.0, 0.3 * len(classes)), 24.0)
     figure = Figure(figsize=(side + 1.5, side + 0.5), layout="constrained")
     axis = figure.subplots()
-    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    image = axis.imshow(fractions, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(image, ax=axis, label="fraction of the true class")
     axis.set(xlabel="predicted", ylabel="true", title=f"{matrix.sum():,} images, top-1 {top1:.4f}")
-    if len(classes) <= NAMES_SHOWN:
+    if len(classes) <= MAX_CLASSES_WITH_NAMES:
         # class names may contain $
         axis.set_xticks(range(len(classes)), classes, rotation=90, fontsize=8, parse_math=False)
         axis.set_yticks(range(len(classes)), classes, fontsize=8, parse_math=False)
-    if len(classes) <= COUNTS_SHOWN:
+    if len(classes) <= MAX_CLASSES_WITH_COUNTS:
         for (row, column), count in np.ndenumerate(matrix):
-            color = "white" if shares[row, column] > 0.5 else "black"
+            color = "white" if fractions[row, column] > 0.5 else "black"
             axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=color)
     with atomic_open(path) as file, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # scripts that the font lacks
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # for class names in scripts that the font does not have
         figure.savefig(file, format="png", dpi=110)

@@ -1,4 +1,4 @@
-"""Detection in annotated data sets and in image files."""
+"""Detection in annotated data sets and image files."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import as_tensor, evaluation_batches
+from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, coco_results
@@ -32,17 +32,18 @@ class DetectionEvaluation:
     unreadable: list[str]
 
     def __repr__(self) -> str:
-        of_kinds = {kind: summary["AP"] for kind, summary in self.scores.summary().items()}
-        precision = [f"{kind} AP {'-' if value is None else f'{value:.4f}'}" for kind, value in of_kinds.items()]
-        return f"DetectionEvaluation({', '.join([f'{len(self.read)} images', *precision])})"
+        precision = {iou_type: summary["AP"] for iou_type, summary in self.scores.summary().items()}
+        fields = [f"{iou_type} AP {'-' if ap is None else f'{ap:.4f}'}" for iou_type, ap in precision.items()]
+        return f"DetectionEvaluation({', '.join([f'{len(self.read)} images', *fields])})"
 
 
 def open_evaluation_set(
     detector: Detector, data: str | os.PathLike[str] | None, images: str | os.PathLike[str] | None
 ) -> AnnotatedImages:
-    """Open the validation data of the detector's run, or other data with the same categories.
+    """Open the validation data with which the detector was trained, or other data with the same categories.
 
-    data: COCO-format JSON file of instances. images: their folder or tar.
+    data: COCO instances file, or None for the validation data.
+    images: their folder or tar.
     """
     if (data is None) != (images is None):
         raise InputError("data and images must be given together, got one without the other")
@@ -56,7 +57,8 @@ def detect_set(
 ) -> DetectionEvaluation:
     """Detect objects in a data set and score them. Raises InputError if all images are unreadable.
 
-    batch_size: images per forward pass, whose masks are in memory together. workers: data loading processes.
+    batch_size: images per forward pass. All masks of a batch are in memory.
+    workers: number of data loading processes.
     """
     results: list[Result] = []
     read: list[int] = []
@@ -65,9 +67,10 @@ def detect_set(
         for batch in track(batches, "evaluating", len(batches), "batches"):
             unreadable += batch.unreadable
             detections = detector.detect(batch.images) if batch.images else []
-            for number, each in zip(batch.indices.tolist(), detections, strict=True):
-                results += coco_results(each, images.annotations.images[number].id, detector.card.category_ids)
-                read.append(number)
+            for index, image_detections in zip(batch.indices.tolist(), detections, strict=True):
+                image_id = images.annotations.images[index].id
+                results += coco_results(image_detections, image_id, detector.card.category_ids)
+                read.append(index)
     if not read:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
     scores = evaluate(images.annotations.to_coco(read), results, detections=detector.card.detections)
@@ -77,8 +80,8 @@ def detect_set(
 def detect_files(
     detector: Detector, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
 ) -> Iterator[tuple[Path, Image.Image, dict[str, Tensor]]]:
-    """Path, image and detections of each readable file; messages about others are added to `unreadable`."""
+    """Yield path, image and detections of each readable file; messages about the others are added to `unreadable`."""
     for batch in readable_batches(paths, unreadable, batch_size):
-        detections = detector.detect([as_tensor(image) for _, image in batch])
-        for (path, image), each in zip(batch, detections, strict=True):
-            yield path, image, each
+        detections = detector.detect([image_to_tensor(image) for _, image in batch])
+        for (path, image), image_detections in zip(batch, detections, strict=True):
+            yield path, image, image_detections

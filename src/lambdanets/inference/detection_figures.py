@@ -10,29 +10,29 @@ from torch import Tensor
 
 from lambdanets.data.coco.annotations import AnnotatedImage, CroppedMask, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import as_tensor
+from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.images import UnreadableImage
 from lambdanets.files import atomic_open
 from lambdanets.inference.detection import DetectionEvaluation
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.drawing import contact_sheet, draw_precision_recall, overlay
 
-SHEET, CURVES = "predictions.png", "precision_recall.png"
-SHOWN = 8
-MIN_SCORE = 0.5  # of drawn detections
+SHEET, CURVES = "predictions.png", "precision_recall.png"  # file names
+MAX_SHOWN = 8  # images
+MIN_SCORE = 0.5  # detections with lower scores are not drawn
 
 
 def draw_detections(detector: Detector, images: AnnotatedImages, evaluation: DetectionEvaluation, folder: Path) -> None:
-    """Write predictions.png, with images spread evenly over the set, and precision_recall.png into a folder."""
+    """Write predictions.png, with evenly spaced images of the set, and precision_recall.png into a folder."""
     read = evaluation.read
-    chosen = [read[index] for index in np.linspace(0, len(read) - 1, min(len(read), SHOWN)).astype(int)]
+    chosen = [read[index] for index in np.linspace(0, len(read) - 1, min(len(read), MAX_SHOWN)).astype(int)]
     rows = []
-    for number in chosen:
+    for index in chosen:
         try:
-            image, annotated = images.load(number)
-        except UnreadableImage:  # it was readable in the evaluation
+            image, annotated = images.load(index)
+        except UnreadableImage:  # it was removed or damaged after the evaluation
             continue
-        detections = detector.detect([as_tensor(image)])[0]
+        detections = detector.detect([image_to_tensor(image)])[0]
         rows.append(
             (draw_ground_truth(image, annotated, detector.classes), draw_predicted(image, detections, detector.classes))
         )
@@ -42,25 +42,25 @@ def draw_detections(detector: Detector, images: AnnotatedImages, evaluation: Det
 
 
 def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Sequence[str]) -> Image.Image:
-    """Draw the annotated objects of an image, without crowds."""
+    """Draw the annotated objects of an image, without crowd regions."""
     objects = [each for each in annotated.objects if not each.crowd]
     boxes = torch.tensor([each.box for each in objects]).reshape(-1, 4)
     labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
 
-    def mask_of(number: int) -> CroppedMask:
-        return decode_cropped_mask(objects[number], annotated.height, annotated.width)
+    def decode(index: int) -> CroppedMask:
+        return decode_cropped_mask(objects[index], annotated.height, annotated.width)
 
-    return overlay(image, boxes, labels, None, mask_of, classes)
+    return overlay(image, boxes, labels, None, decode, classes)
 
 
 def draw_predicted(
     image: Image.Image, detections: dict[str, Tensor], classes: Sequence[str], min_score: float = MIN_SCORE
 ) -> Image.Image:
-    """Draw the detections in an image with at least min_score."""
+    """Draw the detections in an image that have at least min_score."""
     kept = (detections["scores"] >= min_score).nonzero().flatten()
     boxes, labels, scores = (detections[name][kept] for name in ("boxes", "labels", "scores"))
 
-    def mask_of(number: int) -> CroppedMask:  # one at a time, to save memory
-        return CroppedMask(0, 0, (detections["masks"][kept[number], 0] > 0.5).cpu().numpy())
+    def threshold(index: int) -> CroppedMask:  # one mask at a time, to save memory
+        return CroppedMask(0, 0, (detections["masks"][kept[index], 0] > 0.5).cpu().numpy())
 
-    return overlay(image, boxes, labels, scores, mask_of, classes)
+    return overlay(image, boxes, labels, scores, threshold, classes)

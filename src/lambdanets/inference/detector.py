@@ -1,4 +1,4 @@
-"""Detectors: model, model card and detections."""
+"""Trained detectors and their detections."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.coco.annotations import Category
-from lambdanets.data.coco.loader import as_tensor
-from lambdanets.device import as_device
+from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import DetectorCard
@@ -19,15 +19,18 @@ from lambdanets.inference.weights import read_model_file
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.models.weights import load_tensors
 
-MASK_THRESHOLD = 0.5  # of a pixel's probability
+MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Detections:
-    """Detections in one image, in descending order of score, on the CPU.
+    """The n detections in one image, in descending order of score, on the CPU.
 
-    boxes: (n, 4) float32, x1, y1, x2, y2 in the image's pixels. labels: (n,) int64, from 1: classes[label - 1].
-    scores: (n,) float32. masks: (n, H, W) bool, of the image's size. classes: names of all classes.
+    boxes: (n, 4) float32, x1, y1, x2, y2 in pixels of the image.
+    labels: (n,) int64, from 1: the class name is classes[label - 1].
+    scores: (n,) float32.
+    masks: (n, H, W) bool, in the size of the image.
+    classes: names of all classes.
     """
 
     boxes: Tensor
@@ -45,7 +48,7 @@ class Detections:
         return tuple(self.classes[label - 1] for label in self.labels.tolist())
 
     def above(self, score: float) -> "Detections":
-        """The detections with at least this score."""
+        """Return the detections with at least this score."""
         kept = self.scores >= score
         return Detections(self.boxes[kept], self.labels[kept], self.scores[kept], self.masks[kept], self.classes)
 
@@ -57,7 +60,7 @@ class Detections:
 
 @dataclass(frozen=True)
 class Detector:
-    """A trained detector: a model in evaluation mode, and its card, as `lambdanets.load` gives them."""
+    """A trained detector, which `lambdanets.load` returns: a model in evaluation mode and its model card."""
 
     model: MaskRCNN
     card: DetectorCard
@@ -69,9 +72,12 @@ class Detector:
     def from_weights(
         cls, card: DetectorCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
     ) -> "Detector":
-        """Build a detector from its card and weights. Raises InputError, which names source, for other weights."""
+        """Build a detector from its card and weights. Raises InputError, which names source, if they do not match."""
         if len(card.category_ids) != len(card.classes):
-            raise InputError(f"{source} does not say which ids its categories have; expected a file that a run left")
+            raise InputError(
+                f"{source} must have one id per category, "
+                f"got {len(card.category_ids)} ids for {len(card.classes)} categories; use a weight file of a run"
+            )
         model = build_detector(card)
         load_tensors(model, dict(tensors), source)
         model.to(memory_format=torch.channels_last)
@@ -79,47 +85,47 @@ class Detector:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Category names in order of the labels, which start at 1."""
+        """Category names, in order of the labels."""
         return self.card.classes
 
     @property
     def categories(self) -> tuple[Category, ...]:
-        """Ids and names of the categories, in order of the labels."""
+        """Categories (id and name), in order of the labels."""
         return tuple(map(Category, self.card.category_ids, self.card.classes))
 
     def predict(
         self, images: ImageInputs, *, batch_size: int = 1, device: str | torch.device | None = None
     ) -> list[Detections]:
-        """Detect objects in images of any size, in their order.
+        """Detect objects in images of any size. Returns the detections of each image, in the same order.
 
-        images, device: as in `Classifier.predict`. The model resizes and normalizes images itself.
-        batch_size: images per forward pass, whose masks are in memory together.
+        images, device: as in `Classifier.predict`. The model resizes and normalizes the images.
+        batch_size: images per forward pass. All masks of a batch are in memory.
         """
         if device is not None:
             self.to(device)
         detections: list[Detections] = []
         for batch in image_batches(images, batch_size):
             detections += [
-                Detections(**each | {"masks": each["masks"][:, 0]}, classes=self.classes)
-                for each in self.detect([as_tensor(image) for image in batch])
+                Detections(**tensors | {"masks": tensors["masks"][:, 0]}, classes=self.classes)
+                for tensors in self.detect([image_to_tensor(image) for image in batch])
             ]
         return detections
 
     @torch.inference_mode()
     def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-        """Detections in images (3, H, W) in [0, 1], in the format of `MaskRCNN`, float32 on the CPU."""
+        """Detect objects in images (3, H, W) in [0, 1]. Returns the outputs of `MaskRCNN`, float32 on the CPU."""
         device = next(self.model.parameters()).device
         detections = self.model([image.to(device) for image in images])
-        return [{name: tensor.cpu() for name, tensor in each.items()} for each in detections]
+        return [{name: tensor.cpu() for name, tensor in tensors.items()} for tensors in detections]
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the model in place. Raises InputError for a missing device."""
-        self.model.to(as_device(device))
+        """Move the model to a device, in place. Raises InputError if the device does not exist."""
+        self.model.to(resolve_device(device))
         return self
 
 
 def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: Any) -> MaskRCNN:
-    """Build a card's model with random weights. drop_path and training: arguments for training only."""
+    """Build the model of a card with random weights. drop_path, training: arguments that only training needs."""
     options: dict[str, Any] = dict(card.model_options)
     if drop_path:
         options["drop_path_rate"] = drop_path
@@ -148,9 +154,9 @@ def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: An
 def load_detector(path: str | Path, device: str | torch.device | None = None) -> Detector:
     """Load a detector from weights.safetensors, a checkpoint (.ckpt) or a run folder.
 
-    Raises InputError, with the names that differ, if the weights do not match the model, and for a file without a model
-    card.
+    Raises InputError, which lists the differences, if the weights do not match the model, and for a file without a
+    model card.
     """
-    target = as_device(device)
+    resolved = resolve_device(device)
     tensors, card = read_model_file(Path(path), DetectorCard)
-    return Detector.from_weights(card, tensors, str(path), target)
+    return Detector.from_weights(card, tensors, str(path), resolved)

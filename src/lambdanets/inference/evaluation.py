@@ -1,13 +1,13 @@
-"""Evaluation of a trained model of any task on a data set."""
+"""Evaluation of trained classifiers and detectors on data sets."""
 
 import os
 from typing import TYPE_CHECKING
 
 import torch
 
-from lambdanets.bounds import WORKERS, Range, check
+from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.data.coco.sets import report_findings
-from lambdanets.errors import InputError, missing_extras_explained
+from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lambdanets.inference.detection import DetectionEvaluation
 
 
-@missing_extras_explained()
+@explain_missing_extras()
 def evaluate(
     model: Classifier | Detector | str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
@@ -28,20 +28,23 @@ def evaluate(
     workers: int = 0,
     device: str | torch.device | None = None,
 ) -> "ClassificationEvaluation | DetectionEvaluation":
-    """Accuracy of a classifier or average precision of a detector, with the preprocessing of its model card.
+    """Compute the accuracy of a classifier or the average precision of a detector.
 
     model: from `load`, or a path as for `load`.
-    data: the validation data of the run by default. For a classifier, a data set with the same classes, as for
-        `lambdanets train --data`, whose validation split is used. For a detector, a COCO-format JSON file of instances
-        with the same categories.
+    data: by default the validation data of the training run. For a classifier, a data set with the same classes, in a
+        format of `lambdanets train --data`; its validation split is used. For a detector, a COCO instances file with
+        the same categories.
     images: for a detector, the images of data: a folder or an uncompressed tar.
-    data_root: for a classifier, the folder of a data set that is named as in timm.
-    batch_size: images per forward pass; by default 1 for a detector, else the most that fit into memory, up to 128.
-    workers: data loading processes.
-    device: move the model to it.
+    data_root: for a classifier, the folder of a data set with a timm name such as "torch/cifar10".
+    batch_size: images per forward pass. The default is 1 for a detector, and for a classifier the maximum that fits
+        into memory, up to 128.
+    workers: number of data loading processes.
+    device: moves the model to it.
+
+    Images are preprocessed as in the model card.
     """
     check("batch_size", batch_size, int | None, Range(1))
-    check("workers", workers, int, WORKERS)
+    check("workers", workers, int, WORKERS_RANGE)
     if isinstance(model, str | os.PathLike):
         model = load(model, device=device)
     elif not isinstance(model, Classifier | Detector):

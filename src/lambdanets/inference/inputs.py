@@ -1,4 +1,4 @@
-"""Input images: files, Pillow images, arrays and tensors."""
+"""Conversion of input images: files, Pillow images, arrays and tensors."""
 
 import os
 import reprlib
@@ -20,29 +20,30 @@ _EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
 
 
 def image_batches(images: ImageInputs, batch_size: int) -> Iterator[list[Image.Image]]:
-    """Batches of 8-bit images of mode "L" or "RGB", in order, with EXIF rotation applied; decoded lazily.
+    """Return an iterator of batches of 8-bit images of mode "L" or "RGB", in order, with EXIF orientation applied.
 
     images: one or several of
       - a path, read by `read_image`;
-      - a Pillow image of any mode, converted as `read_image` does;
-      - an array (H, W), (H, W, 1) or (H, W, 3) of uint8; (N, H, W, C) are N images;
-      - a tensor (1, H, W) or (3, H, W), uint8 or floating point in [0, 1], which is rounded to 8 bits; (N, C, H, W) are
-        N images.
+      - a Pillow image of any mode, converted as in `read_image`;
+      - a uint8 array (H, W), (H, W, 1) or (H, W, 3); (N, H, W, C) are N images;
+      - a tensor (1, H, W) or (3, H, W) of uint8, or of floating point in [0, 1], which is rounded to 8 bits;
+        (N, C, H, W) are N images.
 
-    Raises InputError at once for an invalid argument, and UnreadableImage for an unreadable file.
+    Files are decoded when their batch is requested. Raises InputError immediately for an invalid argument, and
+    UnreadableImage during iteration.
     """
     check("batch_size", batch_size, int, Range(1))
-    named = _named(images)
+    named_images = _named_images(images)
     return (
-        [_decode(image, name) for image, name in named[start : start + batch_size]]
-        for start in range(0, len(named), batch_size)
+        [_decode(image, name) for image, name in named_images[start : start + batch_size]]
+        for start in range(0, len(named_images), batch_size)
     )
 
 
 def readable_batches(
     paths: Sequence[Path], unreadable: list[str], batch_size: int
 ) -> Iterator[list[tuple[Path, Image.Image]]]:
-    """Batches of (path, image); unreadable files are skipped, with a message in `unreadable`."""
+    """Yield batches of (path, image). Unreadable files are skipped, and messages about them added to `unreadable`."""
     for start in range(0, len(paths), batch_size):
         batch = []
         for path in paths[start : start + batch_size]:
@@ -54,8 +55,8 @@ def readable_batches(
             yield batch
 
 
-def _named(images: ImageInputs) -> Sequence[tuple[ImageInput, str]]:
-    """Single images with their names in messages; checked, except for the content of files."""
+def _named_images(images: ImageInputs) -> Sequence[tuple[ImageInput, str]]:
+    """Return the images with names for messages. Raises InputError for invalid ones; files are not opened."""
     if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
         images = list(images)
     if isinstance(images, _CLASSES):
@@ -71,18 +72,18 @@ def _named(images: ImageInputs) -> Sequence[tuple[ImageInput, str]]:
 
 def _check(image: object, name: str) -> None:
     if isinstance(image, np.ndarray):
-        shape = image.shape[2:] or (1,)
-        if image.ndim not in (2, 3) or shape[0] not in (1, 3) or image.dtype != np.uint8 or not image.size:
+        channels = image.shape[2:] or (1,)
+        if image.ndim not in (2, 3) or channels[0] not in (1, 3) or image.dtype != np.uint8 or not image.size:
             expected = "an array (H, W), (H, W, 1) or (H, W, 3) of uint8"
             raise InputError(f"{name} must be {expected}, got shape {image.shape} of {image.dtype}")
     elif isinstance(image, Tensor):
-        known = str(image.dtype) == "torch.uint8" or image.is_floating_point()
-        if image.ndim != 3 or image.shape[0] not in (1, 3) or not known or not image.numel():
+        is_known_dtype = str(image.dtype) == "torch.uint8" or image.is_floating_point()
+        if image.ndim != 3 or image.shape[0] not in (1, 3) or not is_known_dtype or not image.numel():
             expected = "a tensor (1, H, W) or (3, H, W) of uint8 or floating point"
             raise InputError(f"{name} must be {expected}, got shape {tuple(image.shape)} of {image.dtype}")
         if image.is_floating_point():
             low, high = image.min().item(), image.max().item()
-            if not 0 <= low <= high <= 1:  # also for NaN
+            if not 0 <= low <= high <= 1:  # true also for NaN
                 raise InputError(f"{name} must be in [0, 1], got {low:g} to {high:g}; divide 8-bit values by 255")
     elif not isinstance(image, _CLASSES):
         raise InputError(f"{name} must be {_EXPECTED}, got {reprlib.repr(image)}")

@@ -1,4 +1,4 @@
-"""Loading of a trained model of any task."""
+"""Loading of trained classifiers and detectors."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lambdanets.device import as_device
+from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import ClassifierCard, DetectorCard
 from lambdanets.inference.weights import read_model_file
@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> "Classifier | Detector":
     """Load a trained classifier or detector from a run folder, weights.safetensors or a checkpoint (.ckpt).
 
-    path: of a run folder, weights.safetensors is loaded, or checkpoints/last.ckpt of an unfinished run.
-    device: such as "cpu" or "cuda:1"; the GPU, if there is one, by default.
+    path: of the file or run folder. In a run folder, weights.safetensors is loaded, or checkpoints/last.ckpt if the run
+        is unfinished.
+    device: such as "cpu" or "cuda:1"; by default the GPU if there is one.
 
-    Raises InputError for a file without a model card, for weights that do not match it, and for a missing device.
+    Raises InputError for a file without a model card, for weights that do not match the card, and for a device that
+    does not exist.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path must be a run folder or a weight file, got {path!r}")
-    target = as_device(device)
+    resolved = resolve_device(device)
     tensors, card = read_model_file(Path(path), ClassifierCard, DetectorCard)
     if isinstance(card, ClassifierCard):
         from lambdanets.inference.classifier import Classifier
 
-        return Classifier.from_weights(card, tensors, str(path), target)
+        return Classifier.from_weights(card, tensors, str(path), resolved)
     assert isinstance(card, DetectorCard)
     from lambdanets.inference.detector import Detector
 
-    return Detector.from_weights(card, tensors, str(path), target)
+    return Detector.from_weights(card, tensors, str(path), resolved)

@@ -1,7 +1,7 @@
-"""Model cards: what a weight file says about its model, all that inference needs.
+"""Model cards: the metadata of weight files that inference needs, such as class names and preprocessing.
 
-A card is JSON under "lambdanets" in the metadata of a .safetensors file, and in a checkpoint, together with the recipe
-of the training run. Older files have only the recipe, whose fields have the same names.
+A card is stored as JSON under "lambdanets" in the metadata of a .safetensors file, and in checkpoints, together with
+the recipe of the training run. Older files have only the recipe; its fields have the same names.
 """
 
 import json
@@ -13,14 +13,14 @@ from typing import Any, ClassVar, TypedDict, TypeVar
 from lambdanets.bounds import Range, convert
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
-from lambdanets.records import as_input_error, parse_json
+from lambdanets.records import parse_json, reraise_as_input_error
 
 ModelOptions = dict[str, bool | int | float | str]
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """The data set of a classifier's training, as for `open_splits`; evaluation uses its validation split."""
+    """The data set on which a classifier was trained, as arguments of `open_splits`. Its validation split is used."""
 
     data: str = "digits"
     data_root: str | None = None
@@ -30,7 +30,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Model name in this package or timm, model options, and class names."""
+    """The name of a model of this package or timm, its options, and the class names."""
 
     task: ClassVar[str]
 
@@ -41,18 +41,18 @@ class ModelCard:
     def __post_init__(self) -> None:
         if not self.classes:
             raise InputError("classes must have at least one name, got none")
-        fixed = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & self.model_options.keys()
-        if fixed:
-            raise InputError(f"model_options must not have {', '.join(sorted(fixed))}, which the card determines")
+        reserved = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"}
+        if invalid := reserved & self.model_options.keys():
+            raise InputError(f"model_options must not have {', '.join(sorted(invalid))}, which the card determines")
 
     def to_json(self, recipe: Mapping[str, Any]) -> str:
-        """The card and the recipe of the run, for weight files."""
+        """Encode the card and the recipe of the run as JSON, for weight files."""
         return json.dumps({"task": self.task} | asdict(self) | {"recipe": recipe})
 
 
 @dataclass(frozen=True)
 class ClassifierCard(ModelCard):
-    """Model card of a classifier, with preprocessing and training data."""
+    """The model card of a classifier, with its preprocessing and training data."""
 
     task: ClassVar[str] = "classification"
 
@@ -62,9 +62,9 @@ class ClassifierCard(ModelCard):
 
 @dataclass(frozen=True)
 class DetectorCard(ModelCard):
-    """Model card of a Mask R-CNN: arguments of `mask_rcnn`, COCO category ids, and validation data.
+    """The model card of a Mask R-CNN: arguments of `mask_rcnn`, COCO category ids, and training and validation data.
 
-    data "digits": scattered digits, without annotation files.
+    data: the annotation file of the training data, or "digits" for the synthetic scattered digits.
     """
 
     task: ClassVar[str] = "detection"
@@ -104,32 +104,36 @@ class DetectorCard(ModelCard):
 Card = TypeVar("Card", bound=ModelCard)
 
 
-def make_card(kind: type[Card], fields: Mapping[str, Any], source: str) -> Card:
-    """A card from JSON, or from a recipe's fields and classes. Raises InputError; source names the file."""
-    parts = dict.fromkeys(("preprocessing", "source"), fields)  # a recipe has their fields at top level
-    with as_input_error(source):
-        return convert({**parts, **fields}, kind)
+def make_card(card_type: type[Card], fields: Mapping[str, Any], source: str) -> Card:
+    """Make a card from its JSON, or from the fields of a recipe and the classes.
+
+    source: the file, for errors. Raises InputError if the fields do not match the card.
+    """
+    nested = dict.fromkeys(("preprocessing", "source"), fields)  # a recipe has these fields at the top level
+    with reraise_as_input_error(source):
+        return convert({**nested, **fields}, card_type)
 
 
 class Description(TypedDict):
-    """Metadata of a weight file, without the fields of the card."""
+    """The metadata that all weight files have."""
 
     classes: tuple[str, ...]
     recipe: dict[str, Any]
 
 
-def read_card(path: Path, rest: Mapping[str, Any], *kinds: type[Card]) -> Card:
-    """The card of a weight file. Raises InputError if it has none of these kinds."""
-    content = read_description(path, rest)
-    fields = content if "model" in content else {**content["recipe"], **content}
+def read_card(path: Path, metadata: Mapping[str, Any], *card_types: type[Card]) -> Card:
+    """Parse the card in the metadata of a weight file. Raises InputError if it has none of these types."""
+    description = read_description(path, metadata)
+    fields = description if "model" in description else {**description["recipe"], **description}
     task = fields.get("task", "classification")
-    for kind in kinds:
-        if kind.task == task:
-            return make_card(kind, fields, str(path))
-    raise InputError(f"{path} must be a {' or '.join(kind.task for kind in kinds)} model, got a {task} model")
+    for card_type in card_types:
+        if card_type.task == task:
+            return make_card(card_type, fields, str(path))
+    expected = " or ".join(card_type.task for card_type in card_types)
+    raise InputError(f"{path} must be a {expected} model, got a {task} model")
 
 
-def read_description(path: Path, rest: Mapping[str, Any]) -> Description:
-    """The metadata of a weight file."""
+def read_description(path: Path, metadata: Mapping[str, Any]) -> Description:
+    """Parse this package's JSON in the metadata of a weight file. Raises InputError if it is missing or invalid."""
     problem = f"{path} has no valid model card"
-    return parse_json(rest.get("lambdanets", ""), Description, problem, "use a weight file of a run")
+    return parse_json(metadata.get("lambdanets", ""), Description, problem, "use a weight file of a run")

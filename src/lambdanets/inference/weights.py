@@ -1,4 +1,4 @@
-"""Weight files: tensors and a model card."""
+"""Weight files, which contain tensors and a model card."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, sha256_of
+from lambdanets.files import atomic_write, file_sha256
 from lambdanets.inference.model_card import Card, read_card, read_description
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import read_weights
@@ -20,13 +20,13 @@ LAST_CHECKPOINT = "checkpoints/last.ckpt"
 
 
 def save_weights(path: Path, model: nn.Module, description: str) -> None:
-    """Write the weights and their description (`ModelCard.to_json`) to a .safetensors file, atomically."""
+    """Write the weights of a model to a .safetensors file, atomically. description: from `ModelCard.to_json`."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     atomic_write(path, save(tensors, metadata={"lambdanets": description}))
 
 
 def find_weights(path: Path) -> Path:
-    """The weight file at a path; of a run folder, weights.safetensors or else the last checkpoint."""
+    """Return the path of a weight file; for a run folder, weights.safetensors or else the last checkpoint."""
     if not path.is_dir():
         return path
     for name in (WEIGHTS, LAST_CHECKPOINT):
@@ -36,29 +36,29 @@ def find_weights(path: Path) -> Path:
 
 
 def file_identity(path: Path) -> dict[str, str]:
-    """Name and SHA-256 of a weight file, or of the one in a run folder."""
+    """Return the name and SHA-256 of a weight file, or of the weight file in a run folder."""
     file = find_weights(path)
     name = path.name if file == path else f"{path.name}/{file.relative_to(path)}"
     with file.open("rb") as content:
-        return {"name": name, "sha256": sha256_of(content)}
+        return {"name": name, "sha256": file_sha256(content)}
 
 
-def read_model_file(path: Path, *kinds: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
-    """The weights in a file or run folder, and their card, which must be of one of these kinds."""
+def read_model_file(path: Path, *card_types: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
+    """Read the weights in a file or run folder and their card. Raises InputError if it has none of these types."""
     path = find_weights(path)
-    tensors, rest = read_weights(path)
-    return tensors, read_card(path, rest, *kinds)
+    tensors, metadata = read_weights(path)
+    return tensors, read_card(path, metadata, *card_types)
 
 
-def has_other_classes(path: Path, rest: Mapping[str, Any], classes: int | Sequence[str]) -> bool:
-    """Whether a weight file has other class names; False if either side has no names."""
-    if isinstance(classes, int) or "lambdanets" not in rest:
+def has_different_classes(path: Path, metadata: Mapping[str, Any], classes: int | Sequence[str]) -> bool:
+    """Whether the class names of a weight file differ from `classes`; False if either has no names."""
+    if isinstance(classes, int) or "lambdanets" not in metadata:
         return False
-    return bool(read_description(path, rest)["classes"] != tuple(classes))
+    return bool(read_description(path, metadata)["classes"] != tuple(classes))
 
 
 def resize_tables(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Interpolate the embedding tables in tensors, in place, to the scopes of the model."""
+    """Resize the embedding tables in `tensors` to the scopes of the model by interpolation, in place."""
     for name, module in model.named_modules():
         table = tensors.get(f"{name}.table")
         if not isinstance(module, RelativeEmbedding) or table is None or table.dim() != module.table.dim():

@@ -5,9 +5,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from lambdanets.bounds import VALIDATION_FRACTION, WORKERS, Range, convert, types_of_fields
+from lambdanets.bounds import VALIDATION_SHARE_RANGE, WORKERS_RANGE, Range, convert, field_types
 from lambdanets.errors import InputError, nearest
-from lambdanets.records import as_input_error, parse_json
+from lambdanets.records import parse_json, reraise_as_input_error
 
 if TYPE_CHECKING:
     from lambdanets.data.transforms import Preprocessing
@@ -59,7 +59,7 @@ class TrainingRecipe:
         "clip_gradient": Range(above=0),
         "ema_decay": Range(0, below=1),
         "seed": Range(0, 2**63 - 1),
-        "workers": WORKERS,
+        "workers": WORKERS_RANGE,
         "checkpoint_every": Range(1),
         "max_unreadable": Range(0),
     }
@@ -119,7 +119,7 @@ class TrainingRecipe:
 
     def __post_init__(self) -> None:
         recipe_class: Any = type(self)
-        for name, annotation in types_of_fields(recipe_class).items():
+        for name, annotation in field_types(recipe_class).items():
             object.__setattr__(self, name, convert(getattr(self, name), annotation, name, self.RANGES.get(name)))
         if self.micro_batch is not None and self.micro_batch < self.MIN_MICRO_BATCH:
             reason = " for batch norm" if self.MIN_MICRO_BATCH > 1 else ""
@@ -168,7 +168,7 @@ class TrainingRecipe:
         for name in ("data", "model"):
             if name not in fields:
                 raise InputError(f"{source} must have the field {name!r}, got none")
-        with as_input_error(source):
+        with reraise_as_input_error(source):
             return convert(fields, cls)
 
 
@@ -186,7 +186,7 @@ class Recipe(TrainingRecipe):
         "batch_size": Range(2, 1_000_000),
         "image_size": Range(8, 10_000),
         "training_images": Range(1),
-        "validation_share": VALIDATION_FRACTION,
+        "validation_share": VALIDATION_SHARE_RANGE,
         "hold_out": Range(0, 0.9),
         "patience": Range(above=0),
         "pseudo_ratio": Range(above=0),

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 
 from lambdanets import progress
-from lambdanets.progress import duration
+from lambdanets.progress import format_duration
 from lambdanets.training.callbacks import ends_step
 from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import append_row
@@ -85,7 +85,7 @@ class Speed(Callback):
         fields = [f"{self.latest['images_per_second']:.0f} images/s"]
         fields += [f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []
         seconds_left = self._steps_left * self._seconds_per_step
-        fields += [f"{duration(seconds_left)} left"] if self._steps_left else []
+        fields += [f"{format_duration(seconds_left)} left"] if self._steps_left else []
         return ", ".join(fields)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-SQUARE = [2, 3, 8, 3, 8, 9, 2, 9]  # the outline of BOX, the default polygon of an annotation
+SQUARE = [2, 3, 8, 3, 8, 9, 2, 9]  # the outline of BOX as a polygon, which annotations have by default
 BOX = [2, 3, 6, 6]
 
 

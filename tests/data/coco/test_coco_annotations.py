@@ -67,7 +67,7 @@ def test_area_and_iscrowd_are_optional(tmp_path: Path, missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
+    ("problem", "fields"),
     [
         ("unknown_image", {"image_id": 3}),
         ("unknown_category", {"category_id": 4}),
@@ -109,25 +109,25 @@ def test_area_and_iscrowd_are_optional(tmp_path: Path, missing: str) -> None:
         ("damaged_rle", {"segmentation": {"size": [20, 30], "counts": "漢字"}}),
     ],
 )
-def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, kind: str, fields: dict[str, Any]) -> None:
+def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, problem: str, fields: dict[str, Any]) -> None:
     parsed = read(tmp_path, annotation(1), annotation(44, **fields), annotation(3))
     assert objects(parsed) == [1, 3]
-    assert parsed.findings.counts() == {kind: 1}
-    assert parsed.findings.ids[kind] == (44,)
+    assert parsed.findings.counts() == {problem: 1}
+    assert parsed.findings.ids[problem] == (44,)
     (line,) = parsed.findings.lines()
     assert line.startswith("1 ")
     assert line.endswith("(id 44)")
 
 
 @pytest.mark.parametrize("short", [[], [5], [2, 3, 8, 3], [2, 3, 8, 3, 8]])
-def test_polygons_of_fewer_than_three_points_are_dropped_alone(tmp_path: Path, short: list[float]) -> None:
+def test_only_polygons_with_fewer_than_three_points_are_dropped(tmp_path: Path, short: list[float]) -> None:
     parsed = read(tmp_path, annotation(1), annotation(44, segmentation=[short, SQUARE]))
     assert parsed.findings.counts() == {"shortened_polygon": 1}
     assert parsed.findings.lines() == [
         "1 segmentations shortened: polygons of fewer than 3 points were dropped (id 44)"
     ]
-    whole, shortened = parsed.images[0].objects
-    assert shortened.segmentation == whole.segmentation
+    complete, shortened = parsed.images[0].objects
+    assert shortened.segmentation == complete.segmentation
     assert [each["segmentation"] for each in parsed.to_coco()["annotations"]] == [[SQUARE], [SQUARE]]
 
 
@@ -137,13 +137,13 @@ def test_an_annotation_without_a_segmentation_is_dropped(tmp_path: Path) -> None
     assert read(tmp_path, without).findings.counts() == {"no_mask": 1}
 
 
-def test_of_annotations_with_the_same_id_the_first_is_kept(tmp_path: Path) -> None:
+def test_annotations_with_duplicate_ids_are_dropped(tmp_path: Path) -> None:
     parsed = read(tmp_path, annotation(1, area=5), annotation(1, area=6), annotation(1, area=7), annotation(2))
     assert [(each.id, each.area) for each in parsed.images[0].objects] == [(1, 5.0), (2, 36.0)]
     assert parsed.findings.ids["duplicate_id"] == (1, 1)
 
 
-def test_a_message_shows_the_first_ids_of_many(tmp_path: Path) -> None:
+def test_a_message_shows_at_most_five_ids(tmp_path: Path) -> None:
     parsed = read(tmp_path, *(annotation(number, category_id=1) for number in range(10, 20)))
     assert parsed.findings.lines() == [
         "10 annotations dropped: no category has their category_id (id 10, 11, 12, 13, 14, ...)"
@@ -152,7 +152,7 @@ def test_a_message_shows_the_first_ids_of_many(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bbox", "box", "counted"),
+    ("bbox", "box", "is_counted"),
     [
         ([-0.9, 3, 5, 6], (0, 3, 4.1, 9), False),
         ([25, 15, 5.7, 6], (25, 15, 30, 20), False),
@@ -160,29 +160,29 @@ def test_a_message_shows_the_first_ids_of_many(tmp_path: Path) -> None:
         ([25, 15, 5, 900], (25, 15, 30, 20), True),
     ],
 )
-def test_boxes_are_clipped_and_counted_beyond_one_pixel(
-    tmp_path: Path, bbox: list[float], box: tuple[float, ...], counted: bool
+def test_boxes_clipped_by_more_than_one_pixel_are_counted(
+    tmp_path: Path, bbox: list[float], box: tuple[float, ...], is_counted: bool
 ) -> None:
     parsed = read(tmp_path, annotation(1, bbox=bbox))
     assert parsed.images[0].objects[0].box == pytest.approx(box)
-    assert parsed.findings.counts() == ({"clipped": 1} if counted else {})
+    assert parsed.findings.counts() == ({"clipped": 1} if is_counted else {})
 
 
-def with_bytes(data: bytes) -> Callable[[Path], None]:
+def bytes_writer(data: bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(data) and None
 
 
-def changed(section: str, index: int, **fields: Any) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
+def writer_with_fields(section: str, index: int, **fields: Any) -> Callable[[Path], None]:
+    def write_changed(path: Path) -> None:
         instances = content(annotation(1), annotation(2))
         instances[section][index].update(fields)
         write(path, instances)
 
-    return change
+    return write_changed
 
 
-def without(section: str, key: str | None = None) -> Callable[[Path], None]:
-    def remove(path: Path) -> None:
+def writer_without(section: str, key: str | None = None) -> Callable[[Path], None]:
+    def write_incomplete(path: Path) -> None:
         instances = content(annotation(1), annotation(2))
         if key is None:
             del instances[section]
@@ -190,78 +190,84 @@ def without(section: str, key: str | None = None) -> Callable[[Path], None]:
             del instances[section][1][key]
         write(path, instances)
 
-    return remove
+    return write_incomplete
 
 
 VALID = json.dumps(content(annotation(1))).encode()
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("write_file", "message"),
     [
         (lambda path: None, "No such file"),
         (lambda path: path.mkdir(), "it is a folder, not a file"),
         (os.mkfifo, "it is a named pipe, not a file"),
-        (with_bytes(b""), "invalid JSON"),
-        (with_bytes(b"\x89PNG\r\n"), "not UTF-8"),
-        (with_bytes(VALID[: len(VALID) // 2]), "invalid JSON"),
-        (with_bytes(VALID[:-1]), "invalid JSON"),
-        (with_bytes(VALID.replace(b'"area": 36', b'"area": NaN')), "NaN is not a JSON number"),
-        (with_bytes(VALID.replace(b'"area": 36', b'"area": -Infinity')), "-Infinity is not a JSON number"),
-        (with_bytes(VALID.replace(b'"area": 36', b'"area": 1e999')), r"whose area is not a finite number \(1: id 1\)"),
-        (with_bytes(b'{"images":' + b"[" * 200_000), "invalid JSON"),
-        (with_bytes(b"[]"), "JSON that is not an object with images, annotations and categories"),
-        (without("images"), "no list of images"),
-        (without("annotations"), "no list of annotations"),
-        (without("categories"), "no list of categories"),
+        (bytes_writer(b""), "invalid JSON"),
+        (bytes_writer(b"\x89PNG\r\n"), "not UTF-8"),
+        (bytes_writer(VALID[: len(VALID) // 2]), "invalid JSON"),
+        (bytes_writer(VALID[:-1]), "invalid JSON"),
+        (bytes_writer(VALID.replace(b'"area": 36', b'"area": NaN')), "NaN is not a JSON number"),
+        (bytes_writer(VALID.replace(b'"area": 36', b'"area": -Infinity')), "-Infinity is not a JSON number"),
+        (
+            bytes_writer(VALID.replace(b'"area": 36', b'"area": 1e999')),
+            r"whose area is not a finite number \(1: id 1\)",
+        ),
+        (bytes_writer(b'{"images":' + b"[" * 200_000), "invalid JSON"),
+        (bytes_writer(b"[]"), "JSON that is not an object with images, annotations and categories"),
+        (writer_without("images"), "no list of images"),
+        (writer_without("annotations"), "no list of annotations"),
+        (writer_without("categories"), "no list of categories"),
         (lambda path: write(path, content() | {"categories": []}), "no categories"),
         (lambda path: write(path, content(images=[])), "no images"),
         (lambda path: write(path, content() | {"images": {"1": image(1)}}), "no list of images"),
         (lambda path: write(path, content() | {"annotations": [annotation(1), 5]}), r"\(1: annotations\[1\]\)"),
-        (without("images", "file_name"), r"images without file_name \(1: id 2\)"),
-        (without("images", "height"), r"images without height \(1: id 2\)"),
-        (without("images", "id"), r"images without id \(1: images\[1\]\)"),
-        (without("annotations", "bbox"), r"annotations without bbox \(1: id 2\)"),
-        (without("annotations", "category_id"), "annotations without category_id"),
-        (without("annotations", "image_id"), "annotations without image_id"),
-        (without("categories", "name"), r"categories without name \(1: id 3\)"),
-        (changed("images", 0, id="1"), r"images whose id is not an integer \(1: images\[0\]\)"),
-        (changed("images", 0, id=True), "images whose id is not an integer"),
-        (changed("images", 0, width=0), "images whose width is not an integer of at least 1"),
-        (changed("images", 0, height=20.5), "images whose height is not an integer of at least 1"),
-        (changed("images", 0, height=20_000, width=10_000), r"200,000,000 pixels or more \(1: id 1\)"),
-        (changed("images", 0, file_name=5), "images whose file_name is not a nonempty string"),
-        (changed("categories", 0, name=None), "categories whose name is not a nonempty string"),
-        (changed("annotations", 0, bbox=[1, 2, 3]), r"annotations whose bbox is not four finite numbers \(1: id 1\)"),
-        (changed("annotations", 0, bbox=[1, 2, 3, "4"]), "bbox is not four finite numbers"),
-        (changed("annotations", 0, bbox=[1, 2, 3, 10**400]), "bbox is not four finite numbers"),
-        (changed("annotations", 0, bbox={"x": 1}), "bbox is not four finite numbers"),
-        (changed("annotations", 0, area="36"), "area is not a finite number"),
-        (changed("annotations", 0, iscrowd=2), "iscrowd is not 0 or 1"),
-        (changed("annotations", 0, image_id="1"), "image_id is not an integer"),
-        (changed("annotations", 0, category_id=7.0), "category_id is not an integer"),
-        (changed("images", 1, id=1), r"images with the same id \(1: 1\)"),
-        (changed("images", 1, file_name="1.png"), r"images with the same file_name \(1: 1.png\)"),
-        (changed("categories", 1, id=7), r"categories with the same id \(1: 7\)"),
+        (writer_without("images", "file_name"), r"images without file_name \(1: id 2\)"),
+        (writer_without("images", "height"), r"images without height \(1: id 2\)"),
+        (writer_without("images", "id"), r"images without id \(1: images\[1\]\)"),
+        (writer_without("annotations", "bbox"), r"annotations without bbox \(1: id 2\)"),
+        (writer_without("annotations", "category_id"), "annotations without category_id"),
+        (writer_without("annotations", "image_id"), "annotations without image_id"),
+        (writer_without("categories", "name"), r"categories without name \(1: id 3\)"),
+        (writer_with_fields("images", 0, id="1"), r"images whose id is not an integer \(1: images\[0\]\)"),
+        (writer_with_fields("images", 0, id=True), "images whose id is not an integer"),
+        (writer_with_fields("images", 0, width=0), "images whose width is not an integer of at least 1"),
+        (writer_with_fields("images", 0, height=20.5), "images whose height is not an integer of at least 1"),
+        (writer_with_fields("images", 0, height=20_000, width=10_000), r"200,000,000 pixels or more \(1: id 1\)"),
+        (writer_with_fields("images", 0, file_name=5), "images whose file_name is not a nonempty string"),
+        (writer_with_fields("categories", 0, name=None), "categories whose name is not a nonempty string"),
+        (
+            writer_with_fields("annotations", 0, bbox=[1, 2, 3]),
+            r"annotations whose bbox is not four finite numbers \(1: id 1\)",
+        ),
+        (writer_with_fields("annotations", 0, bbox=[1, 2, 3, "4"]), "bbox is not four finite numbers"),
+        (writer_with_fields("annotations", 0, bbox=[1, 2, 3, 10**400]), "bbox is not four finite numbers"),
+        (writer_with_fields("annotations", 0, bbox={"x": 1}), "bbox is not four finite numbers"),
+        (writer_with_fields("annotations", 0, area="36"), "area is not a finite number"),
+        (writer_with_fields("annotations", 0, iscrowd=2), "iscrowd is not 0 or 1"),
+        (writer_with_fields("annotations", 0, image_id="1"), "image_id is not an integer"),
+        (writer_with_fields("annotations", 0, category_id=7.0), "category_id is not an integer"),
+        (writer_with_fields("images", 1, id=1), r"images with the same id \(1: 1\)"),
+        (writer_with_fields("images", 1, file_name="1.png"), r"images with the same file_name \(1: 1.png\)"),
+        (writer_with_fields("categories", 1, id=7), r"categories with the same id \(1: 7\)"),
     ],
 )
-def test_rejects_a_file_that_is_not_coco_instances_in_one_line(
-    tmp_path: Path, make: Callable[[Path], object], message: str
+def test_rejects_invalid_coco_instances_with_a_one_line_message(
+    tmp_path: Path, write_file: Callable[[Path], object], message: str
 ) -> None:
-    make(tmp_path / "instances.json")
+    write_file(tmp_path / "instances.json")
     with pytest.raises(InputError, match=rf"COCO instances.*{message}") as raised:
         read_annotations(tmp_path / "instances.json")
     assert "instances.json" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_repeated_fault_is_reported_once_with_the_first_ids(tmp_path: Path) -> None:
-    bad = (annotation(number, bbox=None) for number in range(1, 9))
+def test_a_repeated_problem_is_reported_once_with_the_first_ids(tmp_path: Path) -> None:
+    invalid = (annotation(number, bbox=None) for number in range(1, 9))
     with pytest.raises(InputError, match=r"four finite numbers \(8: id 1, id 2, id 3, id 4, id 5, \.\.\.\)"):
-        read(tmp_path, *bad)
+        read(tmp_path, *invalid)
 
 
-def test_to_coco_returns_the_kept_annotations_unchanged(tmp_path: Path) -> None:
+def test_to_coco_returns_the_valid_annotations_unchanged(tmp_path: Path) -> None:
     runs = {"size": [20, 30], "counts": [45, 20, 535]}
     rows = [
         annotation(1, area=33.25, segmentation=[SQUARE, [10.5, 3, 12, 3.25, 12, 9]]),
@@ -285,19 +291,19 @@ def test_pycocotools_evaluates_the_instances(tmp_path: Path) -> None:
         truth = COCO()
         truth.dataset = parsed.to_coco()
         truth.createIndex()
-        detected = [
+        detections = [
             {"image_id": number, "category_id": 7, "score": 0.9, "segmentation": [SQUARE], "bbox": BOX}
             for number in (1, 2)
         ]
-        for kind in ("bbox", "segm"):
-            evaluation = COCOeval(truth, truth.loadRes([dict(each) for each in detected]), kind)
+        for iou_type in ("bbox", "segm"):
+            evaluation = COCOeval(truth, truth.loadRes([dict(each) for each in detections]), iou_type)
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()
             assert evaluation.stats[0] == pytest.approx(1)
 
 
-def test_masks_of_an_image_of_one_row_are_decoded(tmp_path: Path) -> None:
+def test_masks_of_an_image_with_one_row_are_decoded(tmp_path: Path) -> None:
     box = [100, 0, 50, 1]
     polygon = [100, 0, 150, 0, 150, 1, 100, 1]
     parsed = read(tmp_path, annotation(1, bbox=box, segmentation=[polygon]), images=[image(1, height=1, width=5000)])
@@ -308,11 +314,13 @@ def test_masks_of_an_image_of_one_row_are_decoded(tmp_path: Path) -> None:
 
 def test_reading_time_is_linear_in_the_objects_of_an_image(tmp_path: Path) -> None:
     runs = {"size": [20, 30], "counts": [45, 20, 535]}
-    kinds = ([SQUARE], runs)
+    segmentations = ([SQUARE], runs)
     seconds = []
     for count in (2_000, 20_000):
-        began = time.process_time()
-        parsed = read(tmp_path, *(annotation(number, segmentation=kinds[number % 2]) for number in range(count)))
-        seconds.append(time.process_time() - began)
+        started = time.process_time()
+        parsed = read(
+            tmp_path, *(annotation(number, segmentation=segmentations[number % 2]) for number in range(count))
+        )
+        seconds.append(time.process_time() - started)
         assert len(parsed.images[0].objects) == count
     assert seconds[1] < 40 * seconds[0]  # 10 times if linear, 100 times if quadratic

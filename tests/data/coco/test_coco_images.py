@@ -25,7 +25,7 @@ def write_set(folder: Path, **options: Any) -> Path:
     return write(folder / "a.json", content(annotation(5, image_id=2), annotation(6), annotation(7), **options))
 
 
-def values(images: AnnotatedImages) -> list[int]:
+def first_pixels(images: AnnotatedImages) -> list[int]:
     return [images.load(index)[0].getpixel((0, 0)) for index in range(len(images))]
 
 
@@ -43,7 +43,7 @@ def values(images: AnnotatedImages) -> list[int]:
 def test_folder_and_tar_have_the_same_images(tmp_path: Path, write_images: Callable[[Path], Path]) -> None:
     images = open_annotated(write_set(tmp_path), write_images(tmp_path))
     assert len(images) == 2
-    assert values(images) == [10, 20]
+    assert first_pixels(images) == [10, 20]
     loaded, annotated = images.load(1)
     assert (loaded.mode, loaded.size) == ("L", (30, 20))
     assert [each.id for each in annotated.objects] == [5]
@@ -51,21 +51,24 @@ def test_folder_and_tar_have_the_same_images(tmp_path: Path, write_images: Calla
     assert images.findings.counts() == {}
 
 
-def test_a_folder_may_be_the_parent_folder_of_the_file_names(tmp_path: Path) -> None:
+def test_file_names_may_include_the_name_of_the_folder(tmp_path: Path) -> None:
     names = [image(1, "train/1.png"), image(2, "./train/2.png")]
     images = open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "train", FILES))
-    assert values(images) == [10, 20]
+    assert first_pixels(images) == [10, 20]
 
 
 def test_equal_base_names_are_matched_by_their_folders(tmp_path: Path) -> None:
     names = [image(1, "left/x.png"), image(2, "right/x.png")]
     files = {"right/x.png": png(value=2), "left/x.png": png(value=1)}
-    assert values(open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "f", files))) == [1, 2]
+    assert first_pixels(open_annotated(write_set(tmp_path, images=names), write_folder(tmp_path / "f", files))) == [
+        1,
+        2,
+    ]
 
 
 def test_an_exact_match_is_preferred_to_a_longer_path(tmp_path: Path) -> None:
     files = FILES | {"old/1.png": png(value=99)}
-    assert values(open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", files))) == [10, 20]
+    assert first_pixels(open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", files))) == [10, 20]
 
 
 def test_rejects_an_image_that_matches_two_files(tmp_path: Path) -> None:
@@ -82,12 +85,12 @@ def test_rejects_two_images_that_match_one_file(tmp_path: Path) -> None:
 
 def test_images_without_a_file_are_dropped_with_their_objects(tmp_path: Path) -> None:
     images = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", {"2.png": FILES["2.png"]}))
-    assert values(images) == [20]
+    assert first_pixels(images) == [20]
     assert images.findings.counts() == {"missing_file": 1, "of_missing_file": 2}
     assert (images.findings.ids["missing_file"], images.findings.ids["of_missing_file"]) == ((1,), (6, 7))
     assert images.findings.lines() == [
         "1 images dropped: their files are missing (id 1)",
-        "2 annotations dropped with the images whose files are missing (id 6, 7)",
+        "2 annotations dropped: the files of their images are missing (id 6, 7)",
     ]
     assert [each["id"] for each in images.annotations.to_coco()["annotations"]] == [5]
 
@@ -101,7 +104,7 @@ def truncate(path: Path, size: int = 1500) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("write_source", "message"),
     [
         (lambda path: None, "uncompressed tar.*No such file"),
         (lambda path: path.write_bytes(b"text" * 500), "uncompressed tar"),
@@ -110,7 +113,10 @@ def truncate(path: Path, size: int = 1500) -> None:
         (lambda path: truncate(path, 1124), "uncompressed tar.*truncated after 1124 bytes"),
         (lambda path: truncate(path, 1024), "uncompressed tar.*truncated after 1024 bytes; copy it again"),
         (os.mkfifo, "uncompressed tar.*it is a named pipe, not a file"),
-        (lambda path: path.mkdir(), r"must hold the 2 images of '\S*a.json', got none, such as '1.png'"),
+        (
+            lambda path: path.mkdir(),
+            r"must contain the 2 images of '\S*a.json', got none of them; the first is '1.png'",
+        ),
         (lambda path: write_tar(path, {}), "got none"),
         (lambda path: write_tar(path, {"3.png": png()}), "got none"),
     ],
@@ -127,8 +133,10 @@ def truncate(path: Path, size: int = 1500) -> None:
         "other images",
     ],
 )
-def test_rejects_a_source_without_matching_images(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
-    make(tmp_path / "images")
+def test_rejects_a_source_without_matching_images(
+    tmp_path: Path, write_source: Callable[[Path], Any], message: str
+) -> None:
+    write_source(tmp_path / "images")
     with pytest.raises(InputError, match=message):
         open_annotated(write_set(tmp_path), tmp_path / "images")
 
@@ -149,7 +157,7 @@ def test_an_image_removed_after_opening_is_unreadable(tmp_path: Path, write_imag
         images.load(0)
 
 
-def test_an_image_not_of_the_annotated_size_is_unreadable(tmp_path: Path) -> None:
+def test_an_image_that_differs_from_the_annotated_size_is_unreadable(tmp_path: Path) -> None:
     files = FILES | {"1.png": png(height=21)}
     images = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", files))
     with pytest.raises(UnreadableImage, match="must be the annotated 30 x 20 pixels, got 30 x 21"):
@@ -157,7 +165,9 @@ def test_an_image_not_of_the_annotated_size_is_unreadable(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("height", "width", "brightest"), [(20, 30, "left"), (30, 20, "top")])
-def test_exif_orientation_follows_the_annotations(tmp_path: Path, height: int, width: int, brightest: str) -> None:
+def test_exif_orientation_is_ignored_if_the_annotations_ignore_it(
+    tmp_path: Path, height: int, width: int, brightest: str
+) -> None:
     pixels = np.zeros((20, 30), np.uint8)
     pixels[:, :15] = 255
     exif = Image.Exif()
@@ -177,23 +187,26 @@ def test_exif_orientation_follows_the_annotations(tmp_path: Path, height: int, w
 def test_file_names_may_be_in_any_script(tmp_path: Path, name: str, write_images: Callable[..., Path]) -> None:
     annotations = write(tmp_path / "a.json", content(annotation(1), images=[image(1, name)]))
     images = open_annotated(annotations, write_images(tmp_path / "f", {f"训练/{name}": png(value=7)}))
-    assert values(images) == [7]
+    assert first_pixels(images) == [7]
     assert len(images.fingerprint) == 64
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_file_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
-    name, other = "한글é.png", {"NFC": "NFD", "NFD": "NFC"}[form]
+    name, other_form = "한글é.png", {"NFC": "NFD", "NFD": "NFC"}[form]
     rows = [image(1, unicodedata.normalize(form, name))]
-    folder = write_folder(tmp_path / "f", {unicodedata.normalize(other, f"é/{name}"): png(value=7)})
-    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [7]
+    folder = write_folder(tmp_path / "f", {unicodedata.normalize(other_form, f"é/{name}"): png(value=7)})
+    assert first_pixels(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [7]
 
 
-def test_file_names_that_differ_in_unicode_form_alone_are_distinct(tmp_path: Path) -> None:
+def test_file_names_that_differ_only_in_unicode_form_are_distinct(tmp_path: Path) -> None:
     names = [unicodedata.normalize("NFC", "é.png"), unicodedata.normalize("NFD", "é.png")]
     folder = write_folder(tmp_path / "f", {names[0]: png(value=10), names[1]: png(value=20)})
     rows = [image(number, name) for number, name in enumerate(names, 1)]
-    assert values(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [10, 20]
+    assert first_pixels(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [
+        10,
+        20,
+    ]
 
 
 def test_a_file_name_may_be_invalid_utf8(tmp_path: Path) -> None:
@@ -201,27 +214,27 @@ def test_a_file_name_may_be_invalid_utf8(tmp_path: Path) -> None:
     try:
         write_folder(tmp_path / "f", {name: png(value=7)})
     except OSError:
-        pytest.skip("the file system takes no names that are not UTF-8")
+        pytest.skip("the file system does not support names that are not UTF-8")
     annotations = write(tmp_path / "a.json", content(annotation(1), images=[image(1, name)]))
     images = open_annotated(annotations, tmp_path / "f")
-    assert values(images) == [7]
+    assert first_pixels(images) == [7]
     assert len(images.fingerprint) == 64
 
 
 @pytest.mark.parametrize("write_images", [write_folder, write_tar])
 def test_selected_images_are_in_the_order_of_the_indices(tmp_path: Path, write_images: Callable[..., Path]) -> None:
     images = open_annotated(write_set(tmp_path), write_images(tmp_path / "f", FILES))
-    swapped = images.selected([1, 0])
-    assert values(swapped) == [20, 10]
-    assert [annotated.id for _, annotated in map(swapped.load, range(2))] == [2, 1]
-    assert values(images.selected([1])) == [20]
-    assert swapped.categories == images.categories
+    reversed_images = images.selected([1, 0])
+    assert first_pixels(reversed_images) == [20, 10]
+    assert [annotated.id for _, annotated in map(reversed_images.load, range(2))] == [2, 1]
+    assert first_pixels(images.selected([1])) == [20]
+    assert reversed_images.categories == images.categories
 
 
-def test_annotated_images_survive_pickling(tmp_path: Path) -> None:
+def test_annotated_images_can_be_pickled(tmp_path: Path) -> None:
     images = open_annotated(write_set(tmp_path), write_tar(tmp_path / "f.tar", FILES))
     restored = pickle.loads(pickle.dumps(images))
-    assert values(restored) == [10, 20]
+    assert first_pixels(restored) == [10, 20]
     assert restored.fingerprint == images.fingerprint
 
 
@@ -259,15 +272,17 @@ def test_fingerprint_depends_on_each_annotation_field(tmp_path: Path, fields: di
 
 def test_fingerprint_depends_on_names_sizes_and_categories(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "f", FILES)
-    usual = content(annotation(1))
-    others = [
+    original = content(annotation(1))
+    changed = [
         content(annotation(1), images=[image(1), image(2, "3.png")]),
         content(annotation(1), images=[image(1), image(2, height=21)]),
-        usual | {"categories": [{"id": 7, "name": "seven"}, {"id": 3, "name": "tree"}]},
+        original | {"categories": [{"id": 7, "name": "seven"}, {"id": 3, "name": "tree"}]},
     ]
     (folder / "3.png").write_bytes(png())
-    found = {open_annotated(write(tmp_path / "a.json", each), folder).fingerprint for each in [usual, *others]}
-    assert len(found) == 4
+    fingerprints = {
+        open_annotated(write(tmp_path / "a.json", instances), folder).fingerprint for instances in [original, *changed]
+    }
+    assert len(fingerprints) == 4
 
 
 @pytest.mark.skipif("LAMBDANETS_COCO_MINI" not in os.environ, reason="LAMBDANETS_COCO_MINI is not set")

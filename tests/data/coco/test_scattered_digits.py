@@ -23,14 +23,14 @@ def training(folder: Path) -> AnnotatedImages:
     return open_annotated(folder / "train.json", folder / "train")
 
 
-def test_the_set_has_no_findings(folder: Path, training: AnnotatedImages) -> None:
-    validation = open_annotated(folder / "val.json", folder)  # which holds train/ and val/
+def test_all_annotations_of_the_set_are_valid(folder: Path, training: AnnotatedImages) -> None:
+    validation = open_annotated(folder / "val.json", folder)  # the folder contains train/ and val/
     assert (len(training), len(validation)) == (60, 20)
     assert training.findings.lines() == validation.findings.lines() == []
 
 
-def test_masks_are_the_pasted_pixels(training: AnnotatedImages) -> None:
-    kinds = set()
+def test_masks_equal_the_pixels_of_the_digits(training: AnnotatedImages) -> None:
+    segmentation_types = set()
     for index in range(len(training)):
         image, annotated = training.load(index)
         size = annotated.height, annotated.width
@@ -41,8 +41,8 @@ def test_masks_are_the_pasted_pixels(training: AnnotatedImages) -> None:
             rows, columns = np.nonzero(mask)
             assert obj.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
             assert obj.area == mask.sum()
-            kinds.add(type(obj.segmentation))
-    assert len(kinds) == 3  # polygons, RLE, compressed RLE
+            segmentation_types.add(type(obj.segmentation))
+    assert len(segmentation_types) == 3  # polygons, RLE, compressed RLE
 
 
 def test_image_sizes_and_object_counts_are_as_documented(training: AnnotatedImages) -> None:
@@ -62,13 +62,13 @@ def test_category_ids_have_gaps(training: AnnotatedImages) -> None:
     assert [category.name for category in training.categories] == list("0123456789")
 
 
-def test_files_depend_on_the_seed_alone(folder: Path, tmp_path: Path) -> None:
-    write_scattered_digits(tmp_path / "again", 60, 20, seed=1)
-    write_scattered_digits(tmp_path / "other", 60, 20, seed=2)
+def test_files_depend_only_on_the_seed(folder: Path, tmp_path: Path) -> None:
+    write_scattered_digits(tmp_path / "same_seed", 60, 20, seed=1)
+    write_scattered_digits(tmp_path / "other_seed", 60, 20, seed=2)
     files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert len(files) == 82
-    assert files == {path: (tmp_path / "again" / path).read_bytes() for path in files}
-    assert all(files[path] != (tmp_path / "other" / path).read_bytes() for path in files)
+    assert files == {path: (tmp_path / "same_seed" / path).read_bytes() for path in files}
+    assert all(files[path] != (tmp_path / "other_seed" / path).read_bytes() for path in files)
 
 
 def test_image_does_not_depend_on_the_number_of_images(folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lambdanets.data.coco.annotations import decode_mask
-from lambdanets.training.detection.loaders import as_tensor
+from lambdanets.training.detection.loaders import image_to_tensor
 
 
 class Oracle(nn.Module):
@@ -17,7 +17,7 @@ class Oracle(nn.Module):
     def __init__(self, images, blind=()):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self._indices = {_key(as_tensor(images.load(index)[0])): index for index in range(len(images))}
+        self._indices = {_key(image_to_tensor(images.load(index)[0])): index for index in range(len(images))}
         self._annotated = images.annotations.images
         self._blind = blind
         self.max_batch_size = 0

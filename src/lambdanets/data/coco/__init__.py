@@ -1,1 +1,1 @@
-"""Images with boxes and masks in the format of COCO's instances."""
+"""Images with boxes and masks in COCO's instances format."""

@@ -1,4 +1,4 @@
-"""Reads and validates COCO instance annotations."""
+"""Reads and validates annotations in COCO's instances format."""
 
 import json
 from collections import Counter, defaultdict
@@ -37,9 +37,12 @@ class Category:
 class Object:
     """An annotated object of an image.
 
-    id: of the annotation; category: index of the category, in order of the ids; box: x1, y1, x2, y2 in pixels, clipped
-    to the image; area: in pixels, from the file, or of the mask where the file has none; crowd: iscrowd, a region of
-    many objects, which is not trained on, and in which detections are no false positives.
+    id: of the annotation.
+    category: index of the category, in order of the category ids.
+    box: x1, y1, x2, y2 in pixels, clipped to the image.
+    area: in pixels, as in the file; if the file has none, the area of the mask.
+    crowd: COCO's iscrowd, a region of many objects. It is ignored in training, and detections in it are not false
+        positives.
     """
 
     id: int
@@ -52,7 +55,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedImage:
-    """The annotations of an image: id, file name, size in pixels, objects in the file's order."""
+    """The annotations of an image: id, file name, size in pixels, and objects in the order of the file."""
 
     id: int
     name: str
@@ -63,16 +66,19 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class Annotations:
-    """The valid annotations of a file: categories and images in order of their ids; findings: what was dropped."""
+    """The valid annotations of a file, with categories and images in order of their ids.
+
+    findings: the ids of the annotations and images that were dropped or repaired.
+    """
 
     categories: tuple[Category, ...]
     images: tuple[AnnotatedImage, ...]
     findings: Findings
 
     def to_coco(self, indices: Iterable[int] | None = None) -> dict[str, Any]:
-        """The instances of the images at `indices`, or of all, in COCO's format, for evaluation.
+        """Convert the images at `indices` (all by default) and their objects to COCO's instances format.
 
-        Ids are the file's, boxes are clipped; crowd regions are included.
+        The ids are those of the file. Boxes are clipped to the image. Crowd regions are included.
         """
         chosen = self.images if indices is None else [self.images[index] for index in indices]
         return {
@@ -80,11 +86,11 @@ class Annotations:
                 {"id": image.id, "file_name": image.name, "height": image.height, "width": image.width}
                 for image in chosen
             ],
-            "annotations": [self._to_coco(obj, image) for image in chosen for obj in image.objects],
+            "annotations": [self._object_to_coco(obj, image) for image in chosen for obj in image.objects],
             "categories": [{"id": category.id, "name": category.name} for category in self.categories],
         }
 
-    def _to_coco(self, obj: Object, image: AnnotatedImage) -> dict[str, Any]:
+    def _object_to_coco(self, obj: Object, image: AnnotatedImage) -> dict[str, Any]:
         left, top, right, bottom = obj.box
         return {
             "id": obj.id,
@@ -98,15 +104,15 @@ class Annotations:
 
 
 def decode_mask(obj: Object, height: int, width: int) -> np.ndarray:
-    """The mask of an object in an image of height x width pixels, uint8 (height, width), 1 inside.
+    """Decode the mask of an object in an image of height x width pixels to uint8 (height, width), 1 inside.
 
-    It is all 0 where a polygon contains no pixel center.
+    The mask of a polygon that contains no pixel center is all 0.
     """
     return to_mask(obj.segmentation, height, width)
 
 
 def decode_cropped_mask(obj: Object, height: int, width: int) -> CroppedMask:
-    """The mask of an object in an image of height x width pixels, cropped to its bounding box."""
+    """Decode the mask of an object in an image of height x width pixels, cropped to its bounding box."""
     return to_cropped_mask(obj.segmentation, height, width)
 
 
@@ -117,8 +123,8 @@ def read_annotations(path: Path) -> Annotations:
     `findings`. Raises InputError for a file that is truncated or not in this format, for duplicate ids or file names of
     images and categories, and for a file without images or categories.
 
-    Time and memory are linear in the file: a synthetic one with a tenth of the objects of COCO's training set (86,000
-    in 9,500 images) took 2.5 s and 160 MB on one core of a virtual machine; the result holds 80 MB.
+    Time and memory are linear in the size of the file. A synthetic file with a tenth of the objects of COCO's training
+    set (86,000 in 9,500 images) takes 2.5 s and 160 MB on one core of a virtual machine. The result takes 80 MB.
     """
     try:
         with open_regular(path) as file:
@@ -129,7 +135,7 @@ def read_annotations(path: Path) -> Annotations:
 
 
 def parse_annotations(encoded: bytes, path: Path) -> Annotations:
-    """`read_annotations` of a file in memory. path: its name in errors."""
+    """Parse the content of a COCO instances file, as `read_annotations` does. path: of the file, for errors."""
     content = _parse_json(encoded, path)
     for section, rules in _RULES.items():
         _check(path, section, content[section], rules)
@@ -151,7 +157,7 @@ def parse_annotations(encoded: bytes, path: Path) -> Annotations:
 
 
 class _ObjectReader:
-    """Collects the valid annotations of a file per image, and the ids of the others per kind of finding."""
+    """Collects the valid annotations of each image, and the ids of invalid annotations by type of problem."""
 
     def __init__(self, categories: Sequence[Category], images: Sequence[dict[str, Any]]) -> None:
         self.sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in images}
@@ -164,7 +170,7 @@ class _ObjectReader:
         try:
             annotated = self._parse(entry)
         except AnnotationError as error:
-            self.findings[error.kind].append(entry["id"])
+            self.findings[error.problem].append(entry["id"])
         else:
             self.objects[entry["image_id"]].append(annotated)
 
@@ -220,7 +226,7 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 def _fail(path: Path, got: str) -> NoReturn:
-    raise InputError(f"'{path}' must hold COCO instances, got {got}")
+    raise InputError(f"'{path}' must contain COCO instances, got {got}")
 
 
 def _is_number(value: Any) -> bool:
@@ -231,7 +237,7 @@ def _is_box(value: Any) -> bool:
     return type(value) is list and len(value) == 4 and all(map(_is_number, value))
 
 
-def _is_side(value: Any) -> bool:
+def _is_positive_int(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
@@ -239,15 +245,15 @@ def _is_nonempty_string(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-_Rule = tuple[str, Callable[[Any], bool], str]
+_Rule = tuple[str, Callable[[Any], bool], str]  # key, check of the value, description of valid values
 _ID: _Rule = ("id", lambda value: type(value) is int, "an integer")
 _RULES: dict[str, tuple[_Rule, ...]] = {
     "categories": (_ID, ("name", _is_nonempty_string, "a nonempty string")),
     "images": (
         _ID,
         ("file_name", _is_nonempty_string, "a nonempty string"),
-        ("height", _is_side, "an integer of at least 1"),
-        ("width", _is_side, "an integer of at least 1"),
+        ("height", _is_positive_int, "an integer of at least 1"),
+        ("width", _is_positive_int, "an integer of at least 1"),
     ),
     "annotations": (
         _ID,
@@ -262,17 +268,17 @@ _OPTIONAL = {"area", "iscrowd"}
 
 
 def _check(path: Path, section: str, entries: list[Any], rules: Sequence[_Rule]) -> None:
-    """Raise InputError for the first kind of fault against COCO's format among the entries of a section."""
-    faults: defaultdict[str, list[str]] = defaultdict(list)
+    """Raise InputError, which lists all entries of a section with the first problem found, if there is one."""
+    problems: defaultdict[str, list[str]] = defaultdict(list)
     for index, entry in enumerate(entries):
-        if fault := _fault(entry, rules):
+        if problem := _find_problem(entry, rules):
             has_id = isinstance(entry, dict) and type(entry.get("id")) is int
-            faults[fault].append(f"id {entry['id']}" if has_id else f"{section}[{index}]")
-    for fault, names in faults.items():
-        _fail(path, f"{section} {fault} ({len(names)}: {first_few(names)})")
+            problems[problem].append(f"id {entry['id']}" if has_id else f"{section}[{index}]")
+    for problem, names in problems.items():
+        _fail(path, f"{section} {problem} ({len(names)}: {first_few(names)})")
 
 
-def _fault(entry: Any, rules: Sequence[_Rule]) -> str | None:
+def _find_problem(entry: Any, rules: Sequence[_Rule]) -> str | None:
     if not isinstance(entry, dict):
         return "that are not JSON objects"
     for key, is_valid, expected in rules:

@@ -1,11 +1,11 @@
-"""Annotations and images of a COCO set that were dropped or repaired, by kind."""
+"""Annotations and images of a COCO set that were dropped or repaired, by type of problem."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-SHOWN = 5  # ids in a message
+MAX_SHOWN = 5  # maximum number of ids in a message
 
-_KINDS = {
+_DESCRIPTIONS = {
     "duplicate_id": "annotations dropped: an earlier one has the same id",
     "unknown_image": "annotations dropped: no image has their image_id",
     "unknown_category": "annotations dropped: no category has their category_id",
@@ -16,46 +16,47 @@ _KINDS = {
     "values that are not numbers, or points far outside the image",
     "damaged_rle": "annotations dropped: an RLE that is damaged or not of the image's size",
     "shortened_polygon": "segmentations shortened: polygons of fewer than 3 points were dropped",
-    "clipped": "boxes clipped: they extend beyond the image by more than a pixel",
+    "clipped": "boxes clipped: they extend beyond the image by more than 1 pixel",
     "missing_file": "images dropped: their files are missing",
-    "of_missing_file": "annotations dropped with the images whose files are missing",
+    "of_missing_file": "annotations dropped: the files of their images are missing",
 }
 
 
 class AnnotationError(Exception):
-    """An annotation cannot be used. kind: a key of the findings."""
+    """An annotation is invalid. problem: the key of the problem in `Findings.ids`."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__(_KINDS[kind])
-        self.kind = kind
+    def __init__(self, problem: str) -> None:
+        super().__init__(_DESCRIPTIONS[problem])
+        self.problem = problem
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The ids per kind of finding: of annotations, or of images for "missing_file"."""
+    """The ids of the annotations with each problem, or of the images for "missing_file"."""
 
     ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """One line per kind: count, description, first ids."""
-        return [f"{len(self.ids[kind])} {text} (id {first_few(self.ids[kind])})" for kind, text in self._nonempty()]
+        """One line per problem: number of ids, description, first ids."""
+        return [
+            f"{len(self.ids[problem])} {description} (id {first_few(self.ids[problem])})"
+            for problem, description in _DESCRIPTIONS.items()
+            if self.ids.get(problem)
+        ]
 
     def counts(self) -> dict[str, int]:
-        """The number of ids per kind, for JSON."""
-        return {kind: len(self.ids[kind]) for kind, _ in self._nonempty()}
+        """The number of ids per problem, for JSON."""
+        return {problem: len(ids) for problem, ids in self.all_ids().items()}
 
     def all_ids(self) -> dict[str, list[int]]:
-        """The ids per kind, for JSON."""
-        return {kind: list(self.ids[kind]) for kind, _ in self._nonempty()}
+        """The ids per problem, for JSON."""
+        return {problem: list(self.ids[problem]) for problem in _DESCRIPTIONS if self.ids.get(problem)}
 
-    def __or__(self, more: Mapping[str, Sequence[int]]) -> "Findings":
-        """The findings, with more kinds added."""
-        return Findings({**self.ids, **{kind: tuple(ids) for kind, ids in more.items()}})
-
-    def _nonempty(self) -> list[tuple[str, str]]:
-        return [(kind, text) for kind, text in _KINDS.items() if self.ids.get(kind)]
+    def __or__(self, ids: Mapping[str, Sequence[int]]) -> "Findings":
+        """Return new findings that also have these ids."""
+        return Findings({**self.ids, **{problem: tuple(values) for problem, values in ids.items()}})
 
 
 def first_few(values: Sequence[object]) -> str:
-    """The first values, separated by commas."""
-    return ", ".join(map(str, values[:SHOWN])) + (", ..." if len(values) > SHOWN else "")
+    """Format up to MAX_SHOWN values, separated by commas."""
+    return ", ".join(map(str, values[:MAX_SHOWN])) + (", ..." if len(values) > MAX_SHOWN else "")

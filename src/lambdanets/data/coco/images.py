@@ -1,4 +1,4 @@
-"""Annotated images: a COCO file joined with its images in a folder or a tar."""
+"""Annotated images: a COCO file with its images in a folder or a tar."""
 
 import hashlib
 import io
@@ -15,12 +15,12 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
 from lambdanets.data.coco.findings import Findings, first_few
-from lambdanets.data.images import UnreadableImage, images_under, read_image
+from lambdanets.data.images import UnreadableImage, list_images, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards.tar_samples import tar_members
 from lambdanets.data.tar_files import TarImages
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import open_regular, printable_bytes
+from lambdanets.files import encode_utf8, open_regular
 
 
 class ImageSource(Protocol):
@@ -35,7 +35,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class InMemoryFiles:
-    """Encoded images in memory by file name. source: the set's name in messages."""
+    """Encoded images in memory. contents: by file name. source: the set's name in messages."""
 
     contents: Mapping[str, bytes]
     names: Sequence[str]
@@ -52,7 +52,8 @@ class InMemoryFiles:
 class AnnotatedImages:
     """Images with their annotations, in order of the image ids.
 
-    file_indices: the index in `files` of each image. parent_fingerprint: that of the whole set, for a subset.
+    file_indices: the index of each image in `files`.
+    parent_fingerprint: for a subset, the fingerprint of the whole set.
     """
 
     annotations: Annotations
@@ -65,22 +66,22 @@ class AnnotatedImages:
 
     @property
     def categories(self) -> tuple[Category, ...]:
-        """The categories, which the objects' `category` indexes."""
+        """The categories. The `category` of an object is an index of this tuple."""
         return self.annotations.categories
 
     @property
     def findings(self) -> Findings:
-        """What was dropped from the set."""
+        """The ids of the annotations and images that were dropped or repaired."""
         return self.annotations.findings
 
     def name(self, index: int) -> str:
-        """The image's name in messages: its path, or the tar's path and its name in it."""
+        """The image's name in messages: its path, or the path of the tar and the name in the tar."""
         return self.files.name(self.file_indices[index])
 
     def load(self, index: int) -> tuple[Image.Image, AnnotatedImage]:
-        """The decoded image, mode "L" or "RGB", in the orientation of its annotations, and its annotations.
+        """Decode an image (mode "L" or "RGB", in the orientation of its annotations); return it with its annotations.
 
-        Raises UnreadableImage, also where its size is not the annotated one.
+        Raises UnreadableImage, also if its size is not the size in the annotations.
         """
         annotated = self.annotations.images[index]
         content = io.BytesIO(self.files.file(self.file_indices[index])[0])
@@ -91,7 +92,7 @@ class AnnotatedImages:
         return image, annotated
 
     def selected(self, indices: Iterable[int]) -> "AnnotatedImages":
-        """The subset of the images at `indices`, in that order."""
+        """Return the subset of the images at `indices`, in this order."""
         indices = list(indices)
         annotations = replace(self.annotations, images=tuple(self.annotations.images[index] for index in indices))
         file_indices = [self.file_indices[index] for index in indices]
@@ -99,28 +100,28 @@ class AnnotatedImages:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of categories, file names, sizes and objects, in hexadecimal digits; no image is opened."""
+        """The SHA-256 of categories, file names, image sizes and objects, in hexadecimal digits."""
         digest = hashlib.sha256()
-        for piece in _fingerprint_pieces(self.annotations):
-            digest.update(len(piece).to_bytes(8, "little"))
-            digest.update(piece)
+        for field in _fingerprint_fields(self.annotations):
+            digest.update(len(field).to_bytes(8, "little"))
+            digest.update(field)
         return digest.hexdigest()
 
 
 def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
-    """Join COCO instances with the images in a folder or an uncompressed tar. No image is decoded.
+    """Open COCO instances with their images in a folder or an uncompressed tar. No image is decoded.
 
     A file matches an image if its path equals the image's file_name, or if one of them ends in the other, such as
     0001.jpg and train2017/0001.jpg. Images without a file are dropped, and listed in `findings`. Raises InputError
-    where `read_annotations` does, for a folder or tar that cannot be read, for ambiguous matches, and where no image
-    has a file.
+    as `read_annotations` does, and for a folder or tar that cannot be read, for ambiguous matches, and if no image has
+    a file.
     """
     read = read_annotations(annotations)
     names = [str(PurePosixPath(image.name)) for image in read.images]
     members: dict[str, tuple[int, int]] = {}
     if images.is_dir():
         base_names = {_nfc(PurePosixPath(name).name) for name in names}
-        candidates = images_under(images, lambda name: _nfc(name) in base_names)
+        candidates = list_images(images, lambda name: _nfc(name) in base_names)
         paths = [path.relative_to(images).as_posix() for path in candidates]
     else:
         members = _index_tar(images)
@@ -130,23 +131,24 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     kept = tuple(image for image, path in zip(read.images, matches, strict=True) if path is not None)
     if not kept:
         raise InputError(
-            f"'{images}' must hold the {len(names)} images of '{annotations}', got none, such as '{names[0]}'"
+            f"'{images}' must contain the {len(names)} images of '{annotations}', got none of them; "
+            f"the first is '{names[0]}'"
         )
     findings = read.findings | {
         "missing_file": [image.id for image in missing],
         "of_missing_file": [obj.id for image in missing for obj in image.objects],
     }
-    found = [path for path in matches if path is not None]
+    kept_paths = [path for path in matches if path is not None]
     files: ImageSource
     if members:
-        files = TarImages(images, [(path, *members[path]) for path in found], ())
+        files = TarImages(images, [(path, *members[path]) for path in kept_paths], ())
     else:
-        files = ImageFiles([images / path for path in found], ())
+        files = ImageFiles([images / path for path in kept_paths], ())
     return AnnotatedImages(replace(read, images=kept, findings=findings), files, range(len(kept)))
 
 
 def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
-    """Offset and length in bytes of each file in a tar, by name; of files with the same name, the last."""
+    """Return offset and length in bytes of each file in a tar, by name; for duplicate names, those of the last file."""
     try:
         with open_regular(path) as file:
             return {
@@ -160,14 +162,15 @@ def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str | None]:
-    """The path of each name: an equal path, or the one that ends in the name, or the longest that the name ends in.
+    """Find the path that matches each name in the annotations, or None.
 
-    Names are compared in Unicode's NFC form, because macOS decomposes accents.
+    It is an equal path, or a path that ends in the name, or the longest path in which the name ends. Names are compared
+    in the Unicode form NFC, because macOS decomposes accents. source: of the paths, for errors.
     """
     originals = {_nfc(path): path for path in paths}
     if len(originals) == len(paths):
         paths, names = list(originals), [_nfc(name) for name in names]
-    else:  # paths that differ in their Unicode form alone
+    else:  # some paths differ only in their Unicode form
         originals = {path: path for path in paths}
     known = set(paths)
     by_suffix: defaultdict[str, list[str]] = defaultdict(list)
@@ -181,10 +184,10 @@ def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str
             raise InputError(f"'{source}' must have one file for '{name}', got {first_few(candidates)}")
         suffixes = (suffix for suffix in _path_suffixes(name) if suffix in known)
         matches.append(next(iter(candidates), None) or next(suffixes, None))
-    shared = [path for path, count in Counter(matches).items() if path is not None and count > 1]
-    if shared:
-        claims = [name for name, path in zip(names, matches, strict=True) if path == shared[0]]
-        raise InputError(f"'{source}' must have one file per image, got only '{shared[0]}' for {first_few(claims)}")
+    duplicates = [path for path, count in Counter(matches).items() if path is not None and count > 1]
+    if duplicates:
+        claims = [name for name, path in zip(names, matches, strict=True) if path == duplicates[0]]
+        raise InputError(f"'{source}' must have one file per image, got only '{duplicates[0]}' for {first_few(claims)}")
     return [None if path is None else originals[path] for path in matches]
 
 
@@ -193,15 +196,15 @@ def _nfc(name: str) -> str:
 
 
 def _path_suffixes(path: str) -> Iterator[str]:
-    """The path itself, then without its first folder, and so on down to the file name."""
+    """Yield the path, then the path without its first folder, and so on until only the file name is left."""
     parts = path.split("/")
     return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
-def _fingerprint_pieces(annotations: Annotations) -> Iterator[bytes]:
-    yield printable_bytes(repr([(category.id, category.name) for category in annotations.categories]))
+def _fingerprint_fields(annotations: Annotations) -> Iterator[bytes]:
+    yield encode_utf8(repr([(category.id, category.name) for category in annotations.categories]))
     for image in annotations.images:
-        yield printable_bytes(image.name)
+        yield encode_utf8(image.name)
         yield repr((image.id, image.height, image.width, len(image.objects))).encode()
         for obj in image.objects:
             yield repr((obj.id, obj.category, obj.box, obj.area, obj.crowd)).encode()

@@ -15,11 +15,14 @@ Target = dict[str, Tensor]
 
 
 class DetectionBatch(NamedTuple):
-    """Images of varying sizes, each float32 (3, H, W) in [0, 1], and their indices in the set (b,) int64.
+    """A batch of b annotated images.
 
-    targets: one dict per image, in training with boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1 and masks
-    (n, H, W) uint8, else empty. Unreadable images are left out and listed in `unreadable` ("name: reason"), so a batch
-    may be smaller, or empty. step_images: images in the whole step, over all ranks and micro-batches.
+    images: float32 (3, H, W) in [0, 1], of different sizes.
+    targets: one dict per image. In training it has boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, and masks
+        (n, H, W) uint8; otherwise it is empty.
+    indices: (b,) int64, of the images in the set.
+    unreadable: "name: reason" of each image that could not be read. These images are not in the batch.
+    step_images: number of images in the whole step, over all ranks and micro-batches.
     """
 
     images: list[Tensor]
@@ -32,23 +35,23 @@ class DetectionBatch(NamedTuple):
 def evaluation_batches(
     images: AnnotatedImages, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
 ) -> Batches[DetectionBatch]:
-    """Batches of images in order of the indices, not resized, without targets."""
+    """Return batches of images in order of the indices, without resizing and without targets."""
     return Batches(
         images, _load, collate, batch_size=batch_size, seed=0, training=False, workers=workers, batch_slice=batch_slice
     )
 
 
 def _load(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
-    return as_tensor(images.load(index)[0]), {}
+    return image_to_tensor(images.load(index)[0]), {}
 
 
-def as_tensor(image: Image) -> Tensor:
-    """An image as float32 (3, H, W) in [0, 1]."""
+def image_to_tensor(image: Image) -> Tensor:
+    """Convert an image to a tensor, float32 (3, H, W) in [0, 1]."""
     return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
 
 
 def collate(samples: list[Sample]) -> DetectionBatch:
-    """A batch from samples whose content is (image, target)."""
+    """Make a batch from samples with the content (image, target)."""
     read = [sample for sample in samples if sample.content is not None]
     return DetectionBatch(
         images=[sample.content[0] for sample in read],

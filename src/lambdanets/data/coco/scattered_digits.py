@@ -1,4 +1,4 @@
-"""A synthetic detection set in COCO's format that needs no download: scikit-learn's digits, scattered over images."""
+"""A synthetic detection set in COCO's format that needs no download: scikit-learn's digits at random positions."""
 
 import io
 import json
@@ -13,16 +13,16 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 
 CATEGORY_IDS = tuple(3 * digit + 1 for digit in range(10))  # with gaps, as in COCO
-MIN_BRIGHTNESS = 80  # of a digit's pixels; the background is darker
-_MIN_SCAN_VALUE = 5  # of 16 in the scan; lower values are background
+MIN_BRIGHTNESS = 80  # of the pixels of digits; the background is darker
+_MIN_SCAN_VALUE = 5  # pixels of the scans are from 0 to 16; lower values are background
 _HEIGHTS, _WIDTHS = (64, 96), (64, 128)
-_MAX_TRIES = 40
+_MAX_ATTEMPTS = 40  # to find a free position for a digit
 
 
 def write_scattered_digits(folder: Path, training: int, validation: int, seed: int) -> None:
     """Write the set as train.json, val.json and PNG files in train/ and val/.
 
-    Raises InputError as `scattered_digits` does, and where files cannot be written.
+    Raises InputError as `scattered_digits` does, and if a file cannot be written.
     """
     splits = scattered_digits(training, validation, seed)
     try:
@@ -36,12 +36,15 @@ def write_scattered_digits(folder: Path, training: int, validation: int, seed: i
 
 
 def scattered_digits(training: int, validation: int, seed: int) -> dict[str, tuple[bytes, dict[str, bytes]]]:
-    """The encoded COCO instances and the PNG files by name, for "train" (`training` images) and "val".
+    """Return the encoded COCO instances and the PNG files by name, for the splits "train" and "val".
 
-    Gray images of 64 to 96 x 64 to 128 pixels, never square, with 1 to 6 digits of 16 to 32 pixels that do not overlap;
-    ten categories, "0" to "9". Every tenth image has no digits, one in ten a crowd region: small digits in a row.
-    Masks are polygons, one rectangle per run of pixels in a row of the scan, or RLE, compressed or not. Training and
-    validation share no scans. The same seed gives the same files. Raises InputError for counts below 1.
+    training, validation: number of images.
+
+    Images are gray, 64 to 96 pixels high and 64 to 128 pixels wide, never square. They have 1 to 6 digits of 16 to 32
+    pixels that do not overlap; the ten categories are "0" to "9". Every tenth image has no digits. A tenth of the
+    others have a crowd region, which is a row of small digits. Masks are polygons (one rectangle per run of pixels in a
+    row of the scan) or RLE, compressed or uncompressed. Training and validation use different scans. The same seed
+    gives the same files. Raises InputError for counts below 1.
     """
     for name, count in (("training", training), ("validation", validation)):
         if count < 1:
@@ -59,16 +62,16 @@ def scattered_digits(training: int, validation: int, seed: int) -> dict[str, tup
 
 
 def _scans() -> tuple[np.ndarray, np.ndarray]:
-    """Scans, uint8 (n, 8, 8), 0 for background, else MIN_BRIGHTNESS to 255; and their digits (n,)."""
+    """Return scans, uint8 (n, 8, 8), 0 for background, else MIN_BRIGHTNESS to 255; and their digits (n,)."""
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    brightness = MIN_BRIGHTNESS + (bunch.images - _MIN_SCAN_VALUE) * ((255 - MIN_BRIGHTNESS) / (16 - _MIN_SCAN_VALUE))
-    return np.where(bunch.images >= _MIN_SCAN_VALUE, np.rint(brightness), 0).astype(np.uint8), bunch.target
+    digits = load_digits()
+    brightness = MIN_BRIGHTNESS + (digits.images - _MIN_SCAN_VALUE) * ((255 - MIN_BRIGHTNESS) / (16 - _MIN_SCAN_VALUE))
+    return np.where(digits.images >= _MIN_SCAN_VALUE, np.rint(brightness), 0).astype(np.uint8), digits.target
 
 
 class _SplitBuilder:
-    """Draws the images of a split, and collects their annotations."""
+    """Generates the images of a split and their annotations."""
 
     def __init__(self, split: str, scans: np.ndarray, digits: np.ndarray, random: np.random.Generator) -> None:
         self._split, self._scans, self._digits, self._random = split, scans, digits, random
@@ -100,7 +103,7 @@ class _SplitBuilder:
         self.files[name] = file.getvalue()
 
     def _paste(self, canvas: np.ndarray, free: np.ndarray, image: int, *, crowd: bool) -> None:
-        """Paste a digit, or for a crowd several scans of one in a row, at a random free position, if one is found."""
+        """Paste a digit, or for a crowd a row of scans of one digit, at a random free position if one is found."""
         random = self._random
         digit = int(random.integers(10))
         scan_indices = np.flatnonzero(self._digits == digit)
@@ -109,23 +112,23 @@ class _SplitBuilder:
         else:
             scan, scale = self._scans[random.choice(scan_indices)], int(random.integers(2, 5))
         pixels = scan.repeat(scale, 0).repeat(scale, 1)
-        for _ in range(_MAX_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             top = int(random.integers(canvas.shape[0] - pixels.shape[0] + 1))
             left = int(random.integers(canvas.shape[1] - pixels.shape[1] + 1))
-            where = slice(top, top + pixels.shape[0]), slice(left, left + pixels.shape[1])
-            if free[where].all():
+            region = slice(top, top + pixels.shape[0]), slice(left, left + pixels.shape[1])
+            if free[region].all():
                 break
         else:
             return
-        free[where] = False
-        np.copyto(canvas[where], pixels, where=pixels > 0)
+        free[region] = False
+        np.copyto(canvas[region], pixels, where=pixels > 0)
         mask = np.zeros(canvas.shape, bool)
-        mask[where] = pixels > 0
-        kind = "runs" if crowd else str(random.choice(["polygons", "runs", "string"]))
-        if kind == "polygons":
-            segmentation: Any = _rectangles(scan > 0, scale, (left, top))
+        mask[region] = pixels > 0
+        encoding = "uncompressed" if crowd else str(random.choice(["polygons", "uncompressed", "compressed"]))
+        if encoding == "polygons":
+            segmentation: Any = _to_rectangles(scan > 0, scale, (left, top))
         else:
-            counts = _runs(mask) if kind == "runs" else encode_rle(mask)
+            counts = _run_lengths(mask) if encoding == "uncompressed" else encode_rle(mask)
             segmentation = {"size": list(mask.shape), "counts": counts}
         self._annotate(image, digit, mask, segmentation, crowd)
 
@@ -145,16 +148,16 @@ class _SplitBuilder:
         )
 
 
-def _runs(mask: np.ndarray) -> list[int]:
-    """The run lengths down the columns, zeros first."""
+def _run_lengths(mask: np.ndarray) -> list[int]:
+    """Return the run lengths of a mask, column by column, starting with zeros."""
     pixels = mask.ravel(order="F")
     starts = np.flatnonzero(np.diff(pixels)) + 1
     edges = [0] * (1 + int(pixels[0])) + starts.tolist() + [len(pixels)]
     return np.diff(edges).tolist()
 
 
-def _rectangles(scan: np.ndarray, scale: int, corner: tuple[int, int]) -> list[list[int]]:
-    """One rectangle per run of pixels in a row of the scan, scaled and moved to a corner (x, y)."""
+def _to_rectangles(scan: np.ndarray, scale: int, corner: tuple[int, int]) -> list[list[int]]:
+    """Return one rectangle per run of pixels in a row of the scan, scaled and moved to a corner (x, y)."""
     x, y = corner
     rectangles = []
     for row, pixels in enumerate(np.pad(scan, ((0, 0), (1, 1))).astype(np.int8)):

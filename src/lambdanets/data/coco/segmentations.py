@@ -1,7 +1,8 @@
-"""COCO segmentations: polygons, or run lengths down the columns (RLE), uncompressed or as a string.
+"""COCO segmentations: polygons, or run-length encodings (RLE) in column order, uncompressed or compressed to a string.
 
-They are validated first, because pycocotools' C code trusts them: it would write runs longer than the image
-beyond the mask, read past the end of a truncated string, and trace polygons far outside the image pixel by pixel.
+They are validated, because the C code of pycocotools does not check them: it would write outside of the mask if runs
+are longer than the image, read past the end of a truncated string, and trace polygons far outside the image pixel by
+pixel.
 """
 
 from array import array
@@ -12,26 +13,26 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from lambdanets.data.coco.findings import AnnotationError
-from lambdanets.errors import missing_extras_explained
+from lambdanets.errors import explain_missing_extras
 
-# polygons, each x, y, x, y, ...; or an uncompressed RLE; or a compressed one
+# polygons (each x, y, x, y, ...), an uncompressed RLE, or a compressed RLE
 Segmentation: TypeAlias = "tuple[array[float], ...] | array[int] | str"
 
 
 class CroppedMask(NamedTuple):
-    """A mask cropped to its bounding box: the first row and column of the box, and the mask in it, bool."""
+    """A mask cropped to its bounding box. top, left: first row and column of the box. mask: bool."""
 
     top: int
     left: int
     mask: np.ndarray
 
 
-MAX_PIXELS = 2 * 10**8  # above Pillow's limit; pycocotools counts in 32 bits
-_MAX_OUTLINE = 4 * 10**6  # pixels; tracing needs 200 bytes for each
+MAX_PIXELS = 2 * 10**8  # more than Pillow's limit; pycocotools counts pixels in 32 bits
+_MAX_OUTLINE = 4 * 10**6  # pixels; pycocotools needs 200 bytes per pixel of the outline
 
 
 def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
-    """An object_hook for json: convert polygons to float64 arrays, a quarter of the memory of lists."""
+    """Convert polygons to float64 arrays, which need a quarter of the memory of lists; for json's object_hook."""
     polygons = entry.get("segmentation")
     if type(polygons) is list:
         with suppress(TypeError, OverflowError):  # parse_segmentation rejects polygons that are still lists
@@ -40,10 +41,12 @@ def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_segmentation(value: Any, height: int, width: int) -> Segmentation:
-    """The valid segmentation of an annotation (after `pack_polygons`) in an image of fewer than MAX_PIXELS pixels.
+    """Validate the segmentation of an annotation, in which `pack_polygons` has converted the polygons.
 
-    Polygons of fewer than 3 points and runs of length 0 are left out. Raises AnnotationError where nothing is left or
-    the rest is damaged.
+    height, width: of the image, which must have fewer than MAX_PIXELS pixels.
+
+    Polygons with fewer than 3 points and runs of length 0 are removed. Raises AnnotationError if the segmentation is
+    damaged or empty.
     """
     if not value:
         raise AnnotationError("no_mask")
@@ -73,8 +76,8 @@ def _parse_rle(value: dict[str, Any], height: int, width: int) -> "array[int] | 
     if value.get("size") != [height, width] or not isinstance(counts, list | str):
         raise AnnotationError("damaged_rle")
     try:
-        kept = counts if isinstance(counts, str) else array("q", counts)
-        lengths = _decode_rle(kept) if isinstance(kept, str) else np.asarray(kept)
+        rle = counts if isinstance(counts, str) else array("q", counts)
+        lengths = _decode_rle(rle) if isinstance(rle, str) else np.asarray(rle)
     except (TypeError, ValueError, OverflowError):
         raise AnnotationError("damaged_rle") from None
     pixels = height * width
@@ -83,11 +86,11 @@ def _parse_rle(value: dict[str, Any], height: int, width: int) -> "array[int] | 
         raise AnnotationError("damaged_rle")
     if not lengths[1::2].any():
         raise AnnotationError("no_mask")
-    return kept if lengths[1:].all() else _without_empty_runs(lengths)
+    return rle if lengths[1:].all() else _remove_empty_runs(lengths)
 
 
-def _without_empty_runs(lengths: np.ndarray) -> "array[int]":
-    """The same mask without runs of length 0, at which pycocotools would stop when it compares masks."""
+def _remove_empty_runs(lengths: np.ndarray) -> "array[int]":
+    """Remove runs of length 0, because pycocotools stops at them when it compares masks."""
     nonempty = np.flatnonzero(lengths)
     inside = nonempty % 2
     starts = np.flatnonzero(np.diff(inside, prepend=1 - inside[0]))
@@ -95,10 +98,10 @@ def _without_empty_runs(lengths: np.ndarray) -> "array[int]":
 
 
 def _decode_rle(string: str) -> np.ndarray:
-    """The run lengths of a compressed RLE, int64. Raises ValueError for an invalid string.
+    """Decode the run lengths of a compressed RLE, int64. Raises ValueError for an invalid string.
 
-    Each character holds 5 bits of a number, lowest bits first, and a continuation bit; the highest bit of a number is
-    its sign. From the fourth on a number is the difference from the number two places before.
+    Each character has 5 bits of a number, lowest bits first, and a continuation bit. The highest bit of a number is its
+    sign. From the fourth number on, each is the difference to the second number before it.
     """
     codes = np.frombuffer(string.encode("ascii"), np.uint8).astype(np.int64) - ord("0")
     if not len(codes) or codes.min() < 0 or codes.max() > 63 or codes[-1] & 32:
@@ -116,7 +119,7 @@ def _decode_rle(string: str) -> np.ndarray:
 
 
 def segmentation_to_coco(segmentation: Segmentation, height: int, width: int) -> list[list[float]] | dict[str, Any]:
-    """A segmentation in the format of a COCO file: a list of polygons, or size and counts."""
+    """Convert a segmentation to the format of COCO files: a list of polygons, or a dict with size and counts."""
     if isinstance(segmentation, tuple):
         return [polygon.tolist() for polygon in segmentation]
     counts = segmentation if isinstance(segmentation, str) else segmentation.tolist()
@@ -124,15 +127,15 @@ def segmentation_to_coco(segmentation: Segmentation, height: int, width: int) ->
 
 
 def to_mask(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
-    """The mask, uint8 (height, width), 1 inside; all 0 where a polygon contains no pixel center."""
+    """Decode a segmentation to a mask, uint8 (height, width), 1 inside; all 0 if polygons contain no pixel center."""
     return np.ascontiguousarray(_pycocotools().decode(_to_rle(segmentation, height, width)))
 
 
 def to_cropped_mask(segmentation: Segmentation, height: int, width: int) -> CroppedMask:
-    """The mask cropped to its bounding box, without decoding the rest of the image."""
+    """Decode a segmentation to a mask that is cropped to its bounding box, without decoding the rest of the image."""
     encoded = _to_rle(segmentation, height, width)["counts"]
     ends = np.cumsum(_decode_rle(encoded if isinstance(encoded, str) else encoded.decode()))
-    starts, ends = ends[:-1:2], ends[1::2]  # of the runs of ones, in pixels down the columns
+    starts, ends = ends[:-1:2], ends[1::2]  # of the runs of ones, as pixel indices in column order
     if not len(starts):
         return CroppedMask(0, 0, np.zeros((0, 0), bool))
     left, right = int(starts[0]) // height, (int(ends[-1]) - 1) // height + 1
@@ -145,12 +148,12 @@ def to_cropped_mask(segmentation: Segmentation, height: int, width: int) -> Crop
 
 
 def mask_area(segmentation: Segmentation, height: int, width: int) -> float:
-    """The number of pixels of the mask."""
+    """Return the number of pixels of the mask."""
     return float(_pycocotools().area(_to_rle(segmentation, height, width)))
 
 
 def encode_rle(mask: np.ndarray) -> str:
-    """The compressed RLE of a mask, bool (height, width)."""
+    """Encode a mask, bool (height, width), as a compressed RLE."""
     return _pycocotools().encode(np.asfortranarray(mask, np.uint8))["counts"].decode()
 
 
@@ -163,6 +166,6 @@ def _to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, An
 
 
 def _pycocotools() -> ModuleType:
-    with missing_extras_explained():
+    with explain_missing_extras():
         import pycocotools.mask
     return pycocotools.mask

@@ -1,4 +1,4 @@
-"""Opens annotated sets: COCO files, or the scattered digits, which need none."""
+"""Opens annotated sets: COCO files, or the synthetic scattered digits."""
 
 import sys
 from functools import lru_cache
@@ -15,7 +15,10 @@ DIGITS_TRAINING, DIGITS_VALIDATION = 300, 60
 
 
 class DataLocations(Protocol):
-    """The paths of annotations (data) and images for training and validation; data "digits": scattered digits."""
+    """The paths of the annotations (data) and images for training and validation.
+
+    If data is "digits", the set is the scattered digits, and the other paths are not used.
+    """
 
     @property
     def data(self) -> str: ...
@@ -28,9 +31,9 @@ class DataLocations(Protocol):
 
 
 def open_validation(locations: DataLocations, categories: tuple[Category, ...]) -> AnnotatedImages:
-    """The validation set. Raises InputError unless it has these categories."""
+    """Open the validation set. Raises InputError if its categories differ from `categories`."""
     if locations.data == "digits":
-        validation = digits()[1]
+        validation = open_digits()[1]
         check_categories(validation.annotations.categories, categories, locations.data)
         return validation
     assert locations.images is not None
@@ -40,14 +43,14 @@ def open_validation(locations: DataLocations, categories: tuple[Category, ...]) 
 
 
 def open_with_categories(data: Path, images: Path, categories: tuple[Category, ...]) -> AnnotatedImages:
-    """An annotated set. Raises InputError unless it has these categories."""
+    """Open an annotated set. Raises InputError if its categories differ from `categories`."""
     annotated = open_annotated(data, images)
     check_categories(annotated.annotations.categories, categories, str(data))
     return annotated
 
 
 def check_categories(categories: tuple[Category, ...], expected: tuple[Category, ...], source: str) -> None:
-    """Raise InputError unless the categories have the expected ids and names."""
+    """Raise InputError if the ids or names of the categories differ from the expected ones."""
     if categories == expected:
         return
     unknown = next((category for category in categories if category not in expected), None)
@@ -60,15 +63,15 @@ def check_categories(categories: tuple[Category, ...], expected: tuple[Category,
 
 
 def report_findings(**sets: AnnotatedImages) -> None:
-    """Print on stderr what was dropped from each set; the keywords are the sets' names."""
+    """Print the annotations and images that were dropped or repaired on stderr. The keywords are names of the sets."""
     for name, images in sets.items():
         for line in images.findings.lines():
             echo(f"{name}: {line}", file=sys.stderr)
 
 
 @lru_cache(maxsize=1)
-def digits() -> tuple[AnnotatedImages, AnnotatedImages]:
-    """The training and validation sets of scattered digits."""
+def open_digits() -> tuple[AnnotatedImages, AnnotatedImages]:
+    """Return the training and validation sets of scattered digits."""
     splits = scattered_digits(DIGITS_TRAINING, DIGITS_VALIDATION, 0)
     training, validation = (_in_memory(split, *splits[split]) for split in ("train", "val"))
     return training, validation

@@ -1,1 +1,1 @@
-"""WebDataset shards, in a folder or at a URL: writing, verifying, downloading and reading."""
+"""WebDataset shards in a folder or at a URL: writing, verifying, downloading and reading."""

@@ -21,16 +21,16 @@ from lambdanets.data.shards.tar_samples import TarSamples, parse_class, read_tar
 from lambdanets.errors import one_line
 
 UNLABELED = -1
-_MAX_OPEN = 2 * WINDOW  # workers do not finish a window at the same time
-_RETRY_SECONDS = 300.0  # until an unreadable shard is tried again
+_MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
+_RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
 
 
 class ShardedImages:
-    """The images of shards, indexed in order. Only the list of shards is in memory, and the index of a few open ones.
+    """The images of shards, in order. Only the list of shards and the indexes of a few open shards are in memory.
 
-    A shard is downloaded, opened and indexed on first use; the most recently used ones stay open. Can be pickled, and
-    used on both sides of a fork. The images of an unreadable shard are unreadable images; the shard is tried again
-    after some minutes. Without class names, all images have the label UNLABELED.
+    A shard is downloaded, opened and indexed on first use. The most recently used shards stay open. Instances can be
+    pickled, and used in both processes after a fork. The images of an unreadable shard are unreadable; the shard is
+    opened again after some minutes. Without class names, all images have the label UNLABELED.
     """
 
     def __init__(self, store: ShardStore, shards: Sequence[Shard], classes: tuple[str, ...]) -> None:
@@ -61,7 +61,7 @@ class ShardedImages:
 
     @property
     def labels(self) -> np.ndarray:
-        """The label of each image, int64 (n,). Each call reads all shards.
+        """The label of each image, int64 (n,). Reads all shards at each access.
 
         Raises UnreadableShard and UnreadableImage.
         """
@@ -69,30 +69,32 @@ class ShardedImages:
         if self.classes:
             done = 0
             for number, shard in enumerate(self._shards):
-                opened = self._open(number)
-                labels[done : done + shard.images] = [self._label(opened, position) for position in range(shard.images)]
+                open_shard = self._open(number)
+                labels[done : done + shard.images] = [
+                    self._label(open_shard, position) for position in range(shard.images)
+                ]
                 done += shard.images
         return labels
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the shards' content and order, from shards.json."""
+        """A hash of the content and order of the shards, from shards.json."""
         lines = "".join(f"{shard.images} {shard.sha256}\n" for shard in self._shards)
         return hashlib.sha256(f"{self.classes!r}\n{lines}".encode()).hexdigest()
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        """Decode an image; return it and its label. Raises UnreadableImage, also for an unreadable shard."""
+        """Decode an image and return it with its label. Raises UnreadableImage, also for an unreadable shard."""
         shard, position = self._find(index)
         label = self._label(shard, position) if self.classes else UNLABELED
         return read_image(io.BytesIO(shard.image(position)), shard.name(position)), label
 
     def file(self, index: int) -> tuple[bytes, str]:
-        """An image's file content and suffix. Raises UnreadableImage for an unreadable shard."""
+        """Return the encoded bytes of an image and their suffix. Raises UnreadableImage for an unreadable shard."""
         shard, position = self._find(index)
         return shard.image(position), PurePosixPath(shard.samples.names[position]).suffix.lower()
 
     def name(self, index: int) -> str:
-        """The shard's path or URL, and the member's name, or the image's position in an unreadable shard."""
+        """The path or URL of the shard, and the name of the member, or the position in an unreadable shard."""
         try:
             shard, position = self._find(index)
         except UnreadableImage as error:
@@ -100,16 +102,16 @@ class ShardedImages:
         return shard.name(position)
 
     def key(self, index: int) -> str:
-        """An image's WebDataset key. Raises UnreadableImage for an unreadable shard."""
+        """Return the WebDataset key of an image. Raises UnreadableImage for an unreadable shard."""
         shard, position = self._find(index)
         return split_name(shard.samples.names[position])[0]
 
     def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
-        """The images of some shards."""
+        """Return the images of the shards with these numbers."""
         return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes)
 
     def without_labels(self) -> "ShardedImages":
-        """The same images, whose labels are not read."""
+        """Return the same images with the label UNLABELED, so that labels are not read."""
         return ShardedImages(self._store, self._shards, ())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -156,7 +158,7 @@ class ShardedImages:
 
 
 class _OpenShard:
-    """An open tar and the offsets of its images. Uses pread, as forked workers share the file position."""
+    """An open tar and the offsets of its images. Read with pread, because forked workers share the file position."""
 
     def __init__(self, path: str, file: BinaryIO, samples: TarSamples) -> None:
         self.samples = samples
@@ -197,10 +199,14 @@ def is_sharded(data: str) -> bool:
 
 
 def open_shards(location: str, **options: Any) -> tuple[dict[str, ShardedImages], tuple[str, ...]]:
-    """Open shards in a folder or at a URL: the splits ("train", and "validation" if there is one) and the class names.
+    """Return the splits ("train", and "validation" if there is one) and the class names of shards.
 
-    options: arguments of ShardStore. No shard is opened. Raises InputError if there is no shards.json.
+    location: a folder or a URL.
+    options: arguments of ShardStore.
+
+    Only shards.json is read. Raises InputError if there is no shards.json.
     """
     store = ShardStore(location, **options)
-    listed = store.read_list()
-    return {name: ShardedImages(store, shards, listed.classes) for name, shards in listed.parts.items()}, listed.classes
+    content = store.read_list()
+    splits = {name: ShardedImages(store, shards, content.classes) for name, shards in content.parts.items()}
+    return splits, content.classes

@@ -11,10 +11,10 @@ from lambdanets.errors import InputError
 from lambdanets.records import parse_json
 
 SHARD_LIST = "shards.json"
-_COUNT = Range(0, below=2**50)  # so that sums fit into int64
+_COUNT = Range(0, below=2**50)  # sums of such numbers fit into int64
 
 
-class UnreadableShard(InputError):  # noqa: N818 - as UnreadableImage
+class UnreadableShard(InputError):  # noqa: N818 - like UnreadableImage
     """A shard is missing or damaged. path: its path or URL. reason: the cause."""
 
     def __init__(self, path: str, reason: str) -> None:
@@ -23,12 +23,12 @@ class UnreadableShard(InputError):  # noqa: N818 - as UnreadableImage
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["UnreadableShard"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # to pickle it; by default only the message is kept
+        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file: relative path, number of images, size in bytes, and SHA-256 in hexadecimal digits."""
+    """A tar file: relative path, number of images, size in bytes, and SHA-256 in hexadecimal digits."""
 
     RANGES: ClassVar[dict[str, Range]] = {"images": _COUNT, "bytes": _COUNT}
 
@@ -47,7 +47,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardList:
-    """The content of shards.json. classes: empty for unlabeled images. made: the options with which it was written."""
+    """The content of shards.json. The fields have the names of its keys.
+
+    classes: class names; empty for unlabeled images.
+    parts: the shards of each split, "train" and optionally "validation".
+    made: the options with which the shards were written, and the messages about unreadable images.
+    """
 
     classes: tuple[str, ...]
     parts: dict[str, tuple[Shard, ...]]
@@ -61,15 +66,15 @@ class ShardList:
 
     def to_json(self) -> bytes:
         """The content of shards.json, one line per shard."""
-        parts = []
+        splits = []
         for name, shards in self.parts.items():
             lines = ",\n".join(f"   {json.dumps(asdict(shard))}" for shard in shards)
-            parts.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
-        text = ",\n".join(parts)
+            splits.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
+        parts = ",\n".join(splits)
         made = f',\n "made": {json.dumps(self.made)}' if self.made else ""
-        return f'{{\n "classes": {json.dumps(self.classes)},\n "parts": {{\n{text}\n }}{made}\n}}\n'.encode()
+        return f'{{\n "classes": {json.dumps(self.classes)},\n "parts": {{\n{parts}\n }}{made}\n}}\n'.encode()
 
     @classmethod
     def from_json(cls, content: bytes, source: str) -> "ShardList":
-        """Read what `to_json` wrote; source names the file in errors."""
+        """Parse the content of shards.json. source: name of the file in errors."""
         return parse_json(content, cls, f"{source} is not a valid {SHARD_LIST}")

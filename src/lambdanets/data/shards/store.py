@@ -15,31 +15,33 @@ from filelock import FileLock
 
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, open_regular, remove_unfinished, sha256_of
+from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished
 from lambdanets.terminal import echo
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
 CACHE_BYTES = "LAMBDANETS_SHARDS_CACHE_BYTES"
 _DEFAULT_CACHE_BYTES = 100 * 10**9
-_STALE_SECONDS = 3600.0  # since the last write, after which an unfinished download is removed
-_RETRIED_STATUSES = {408, 429}  # of 4xx: timeout, too many requests
+_STALE_SECONDS = 3600.0  # an unfinished download is removed this long after the last write to it
+_RETRIED_STATUSES = {408, 429}  # the transient errors among 4xx: timeout, too many requests
 _PERMANENT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
-
-_TRIES_WITHOUT_SERVER = 3  # to open a data set; in training a server may be restarting
+_MAX_ATTEMPTS_WITHOUT_SERVER = 3  # to read shards.json; during training a server may be restarting
 
 T = TypeVar("T")
 
 
 class ShardStore:
-    """The shards at a location: a folder, or a URL of any scheme that fsspec supports (http, https, s3, ...).
+    """The shards in a folder, or at a URL with any scheme that fsspec supports (http, https, s3, ...).
 
-    A shard at a URL is downloaded into the folder `cache`, which all processes of a machine share; by default
-    $LAMBDANETS_SHARDS_CACHE, or a folder in the temporary directory. Size and SHA-256 are verified before it enters the
-    cache. The cache is kept below `cache_bytes` (by default $LAMBDANETS_SHARDS_CACHE_BYTES, or 100 GB), without running
-    downloads, by removing the least recently used files; a process that has one open can still read it. Transient
-    errors (dropped connection, timeout, status 5xx) are tried `tries` times, with exponential backoff from `pause`
-    seconds, and each retry is reported on stderr. If no server responds, shards.json is tried at most 3 times, as the
-    URL may be mistyped. Credentials are configured in fsspec (environment variables FSSPEC_...).
+    cache: folder for downloaded shards, which all processes of a machine share; by default $LAMBDANETS_SHARDS_CACHE,
+        or a folder in the temporary directory.
+    cache_bytes: maximum size of the cache without running downloads; by default $LAMBDANETS_SHARDS_CACHE_BYTES, or
+        100 GB. The least recently used files are removed; processes that have them open can still read them.
+    attempts: maximum number of attempts after transient errors (dropped connection, timeout, status 5xx).
+    delay: seconds before the first retry, doubled for each further retry. Retries are reported on stderr.
+
+    The size and SHA-256 of a download are verified before it is added to the cache. If no server responds, shards.json
+    is requested at most 3 times, because the URL may be mistyped. Credentials are configured in fsspec (environment
+    variables FSSPEC_...).
     """
 
     def __init__(
@@ -48,32 +50,32 @@ class ShardStore:
         *,
         cache: Path | None = None,
         cache_bytes: int | None = None,
-        tries: int = 6,
-        pause: float = 2.0,
+        attempts: int = 6,
+        delay: float = 2.0,
     ) -> None:
         self.location = location.rstrip("/") if is_url(location) else location
         self._cache = cache or _default_cache()
         self._cache_bytes = _default_cache_bytes() if cache_bytes is None else cache_bytes
-        if tries < 1:
-            raise InputError(f"tries must be at least 1, got {tries}")
-        self._tries = tries
-        self._pause = pause
+        if attempts < 1:
+            raise InputError(f"attempts must be at least 1, got {attempts}")
+        self._attempts = attempts
+        self._delay = delay
 
     def path(self, name: str) -> str:
-        """The path or URL of a file of the data set."""
+        """Return the path or URL of a file of the data set."""
         return f"{self.location}/{name}" if is_url(self.location) else str(Path(self.location, name))
 
     def read_list(self) -> ShardList:
-        """Read shards.json. Raises InputError if that fails."""
+        """Read shards.json. Raises InputError if it cannot be read."""
         path = self.path(SHARD_LIST)
         try:
-            content = self._with_retries(path, _read, path, opening=True)
+            content = self._with_retries(path, _read, path, server_must_respond=True)
         except UnreadableShard as error:
             raise InputError(f"{path} cannot be read: {error.reason}") from error
         return ShardList.from_json(content, path)
 
     def open(self, shard: Shard) -> BinaryIO:
-        """Open a shard as a local file of the right size. Raises UnreadableShard."""
+        """Open a shard as a local file. Raises UnreadableShard, also if its size differs from shards.json."""
         path = self.path(shard.name)
         if is_url(path):
             return self._open_cached(shard, path)
@@ -94,7 +96,7 @@ class ShardStore:
                 file = _open_if_complete(path, shard.bytes)
                 if file is not None:
                     return file
-                remove_unfinished(self._cache, path.name)  # safe, as this process holds the lock
+                remove_unfinished(self._cache, path.name)  # of killed processes, because this process has the lock
                 self._make_room(shard.bytes)
                 return self._with_retries(url, _download, url, path, shard)
         except OSError as error:
@@ -106,51 +108,61 @@ class ShardStore:
             files = []
             for path in [*self._cache.glob("*.tar"), *self._cache.glob("*.unfinished")]:
                 try:
-                    state = path.stat()
-                except FileNotFoundError:  # renamed or removed in the meantime
+                    status = path.stat()
+                except FileNotFoundError:  # another process has renamed or removed it
                     continue
-                files.append((state.st_mtime, state.st_size, path))
+                files.append((status.st_mtime, status.st_size, path))
             used = sum(size for _, size, _ in files)
-            for changed, size, path in sorted(files):
-                downloading = path.suffix == ".unfinished" and time.time() - changed < _STALE_SECONDS
-                if used + needed > self._cache_bytes and not downloading:
+            for modified, size, path in sorted(files):
+                is_downloading = path.suffix == ".unfinished" and time.time() - modified < _STALE_SECONDS
+                if used + needed > self._cache_bytes and not is_downloading:
                     path.unlink(missing_ok=True)
                     used -= size
 
-    def _with_retries(self, path: str, action: Callable[..., T], *arguments: Any, opening: bool = False) -> T:
-        """Call action(*arguments), which reads from path, with retries on transient errors."""
+    def _with_retries(
+        self, path: str, function: Callable[..., T], *arguments: Any, server_must_respond: bool = False
+    ) -> T:
+        """Call function(*arguments), which reads from path, and retry after transient errors.
+
+        server_must_respond: retry only twice if there is no server.
+        """
         for attempt in itertools.count(1):
             try:
-                return action(*arguments)
-            except Exception as error:  # fsspec file systems raise errors of their libraries
-                permanent = not is_url(path) or _is_permanent(error)
-                tries = min(self._tries, _TRIES_WITHOUT_SERVER) if opening and _has_no_server(error) else self._tries
-                if permanent or attempt >= tries:
-                    tried = "" if permanent else f" (tried {attempt} times)"
-                    raise UnreadableShard(path, f"{_reason(error)}{tried}") from error
-                seconds = self._pause * 2 ** (attempt - 1)
-                retry = f"retrying in {seconds:g} s ({attempt} of {tries - 1})"
-                echo(f"{path}: {retry}: {_reason(error)}", file=sys.stderr)
+                return function(*arguments)
+            except Exception as error:  # fsspec file systems raise exceptions of any type
+                is_permanent = not is_url(path) or _is_permanent(error)
+                max_attempts = self._attempts
+                if server_must_respond and _has_no_server(error):
+                    max_attempts = min(max_attempts, _MAX_ATTEMPTS_WITHOUT_SERVER)
+                if is_permanent or attempt >= max_attempts:
+                    attempts = "" if is_permanent else f" (tried {attempt} times)"
+                    raise UnreadableShard(path, f"{_describe_error(error)}{attempts}") from error
+                seconds = self._delay * 2 ** (attempt - 1)
+                retry = f"retrying in {seconds:g} s ({attempt} of {max_attempts - 1})"
+                echo(f"{path}: {retry}: {_describe_error(error)}", file=sys.stderr)
             time.sleep(seconds)
         raise AssertionError  # unreachable
 
 
 class _DamagedError(Exception):
-    """A download differs from shards.json."""
+    """The size or hash of a download differs from shards.json."""
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is a URL, not a path."""
+    """Whether a location is a URL and not a path."""
     scheme, separator, _ = location.partition("://")
     return bool(separator) and scheme.replace("+", "").isalnum()
 
 
 def _download(url: str, path: Path, shard: Shard) -> BinaryIO:
-    """Download a shard to a path and open it, before it gets its final name, as others may remove it from then on."""
+    """Download a shard to a path and open it.
+
+    It is opened before it is renamed to `path`, because from then on other processes may remove it from the cache.
+    """
     with atomic_open(path) as file:
         _file_system(url).get_file(url, file.name)
         download = open_regular(file.name)
-        digest, size = sha256_of(download), download.tell()
+        digest, size = file_sha256(download), download.tell()
         if (size, digest) != (shard.bytes, shard.sha256):
             download.close()
             raise _DamagedError(
@@ -169,7 +181,7 @@ def _read(path: str) -> bytes:
 
 
 def _open_if_complete(path: Path, size: int) -> BinaryIO | None:
-    """Open a cached file and mark it as most recently used; None if it is missing or of another size."""
+    """Open a cached file and mark it as most recently used; None if it is missing or has another size."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -182,7 +194,7 @@ def _open_if_complete(path: Path, size: int) -> BinaryIO | None:
 
 
 def _file_system(url: str) -> Any:
-    """A new file system at each call, as fsspec's cached one does not work after a fork."""
+    """Return a new fsspec file system at each call, because a cached one does not work after a fork."""
     options = {}
     if url.startswith(("http://", "https://")):
         import aiohttp
@@ -204,12 +216,12 @@ def _is_permanent(error: Exception) -> bool:
 
 
 def _has_no_server(error: Exception) -> bool:
-    """Whether the connection was refused or the host name could not be resolved (errors of getaddrinfo)."""
-    number = getattr(error, "errno", None)
-    return number == errno.ECONNREFUSED or (isinstance(number, int) and number < 0)
+    """Whether the connection was refused or the host name was not found (negative errno of getaddrinfo)."""
+    code = getattr(error, "errno", None)
+    return code == errno.ECONNREFUSED or (isinstance(code, int) and code < 0)
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     status = getattr(error, "status", None)
     if isinstance(status, int):
         return f"the server responded with status {status}"

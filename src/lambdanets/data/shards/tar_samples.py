@@ -1,4 +1,4 @@
-"""WebDataset tar files: writing samples, and indexing them from the headers."""
+"""Writes WebDataset tar files, and finds the samples in them from the tar headers."""
 
 import io
 import os
@@ -13,13 +13,13 @@ import numpy as np
 
 from lambdanets.data.images import IMAGE_SUFFIXES
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, open_regular, sha256_of
+from lambdanets.files import atomic_open, file_sha256, open_regular
 
-_PADDING = 2**20  # bytes checked after the end-of-archive block; GNU tar pads with up to 10,240 zero bytes
+_PADDING = 2**20  # bytes after the end-of-archive block that must be zero; GNU tar writes up to 10,240
 
 
 class Sample(NamedTuple):
-    """An image's key, the suffix and content of its file, and its label, None if unlabeled."""
+    """The WebDataset key of an image, the suffix and content of its file, and its label (None if unlabeled)."""
 
     key: str
     suffix: str
@@ -29,9 +29,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class TarSamples:
-    """The images of a tar in order: member names, and offsets int64 (n, 4).
+    """The images of a tar, in order.
 
-    offsets: start and length of the image, and of its .cls member, length 0 if there is none.
+    names: of the members.
+    offsets: int64 (n, 4), start and length of the image, and of its .cls member, which has length 0 if it is missing.
     """
 
     names: list[str]
@@ -39,16 +40,16 @@ class TarSamples:
 
 
 def read_tar_samples(file: BinaryIO) -> TarSamples:
-    """Index an uncompressed WebDataset tar from its headers.
+    """Find the samples of an uncompressed WebDataset tar from its headers.
 
-    Consecutive members with the same path up to the first dot of the file name are one sample; the rest is the suffix.
-    Samples without an image are skipped; of several images the first is used. Raises tarfile.TarError for an incomplete
-    or invalid tar.
+    Consecutive members with the same path up to the first dot of the file name are one sample. Samples without an image
+    are skipped; if a sample has several images, the first is used. Raises tarfile.TarError for an incomplete or invalid
+    tar.
     """
     names: list[str] = []
     offsets: list[tuple[int, int, int, int]] = []
     last_key = ""
-    label, has_image = (0, 0), False  # of the sample with that key
+    label, has_image = (0, 0), False  # of the current sample
     for member in tar_members(file):
         key, suffix = split_name(member.name)
         if not key:
@@ -67,11 +68,12 @@ def read_tar_samples(file: BinaryIO) -> TarSamples:
 
 
 def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.TarInfo]:
-    """The regular files of an uncompressed tar, from its headers. Raises tarfile.TarError for an incomplete one.
+    """Yield the regular files of an uncompressed tar, from its headers. Raises tarfile.TarError if it is incomplete.
 
-    The tar starts at the file's position and has `size` bytes, or extends to the end. A missing end-of-archive block is
-    an error, as the tar may be truncated between two members; GNU tar, tarfile and webdataset all write the block. So
-    is data after it, such as of concatenated tars: readers would stop at the first end.
+    The tar starts at the current position of the file and has `size` bytes, by default all up to the end. A missing
+    end-of-archive block is an error, because the tar may be truncated between two members; GNU tar, tarfile and
+    webdataset all write this block. Data after the block is also an error, because readers would ignore it; it may be
+    another, concatenated tar.
     """
     start = file.tell()
     stop = file.seek(0, io.SEEK_END) if size is None else start + size
@@ -81,48 +83,47 @@ def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.Tar
             if member.isreg():
                 yield member
         file.seek(tar.offset)
-    rest = file.read(max(0, min(stop - tar.offset, tarfile.BLOCKSIZE + _PADDING)))
-    if len(rest) < tarfile.BLOCKSIZE:  # tarfile takes a truncated or damaged header for the end
-        advice = (
-            "" if rest or tar.offset > stop else "; copy it again, or append 1,024 zero bytes if no member is missing"
-        )
+    trailer = file.read(max(0, min(stop - tar.offset, tarfile.BLOCKSIZE + _PADDING)))
+    if len(trailer) < tarfile.BLOCKSIZE:  # tarfile stops without an error at a truncated or damaged header
+        is_truncated = trailer or tar.offset > stop
+        advice = "" if is_truncated else "; copy it again, or append 1,024 zero bytes if no member is missing"
         raise tarfile.ReadError(f"it is truncated after {stop - start} bytes{advice}")
-    if rest[: tarfile.BLOCKSIZE].strip(b"\0"):
+    if trailer[: tarfile.BLOCKSIZE].strip(b"\0"):
         raise tarfile.ReadError(f"it is damaged at byte {tar.offset - start}")
-    if rest.strip(b"\0"):
+    if trailer.strip(b"\0"):
         raise tarfile.ReadError("it has data after its end, such as of concatenated tars; pass each tar on its own")
 
 
 def parse_class(content: bytes) -> int | None:
-    """The class index in a .cls member, None if it is invalid."""
+    """Parse the class index in a .cls member; None if it is invalid."""
     text = content.strip()
     return int(text) if text.isdigit() and len(text) < 10 else None
 
 
 def names_in_tar(path: Path) -> list[str]:
-    """The names of all files in an uncompressed tar and in tars inside it.
+    """Return the names of all files in an uncompressed tar and in tars inside it.
 
     Raises InputError for an incomplete or invalid tar.
     """
     try:
         with open_regular(path) as file:
-            return list(_names_in(file))
+            return list(_iterate_names(file))
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete, uncompressed tar: {one_line(error)}") from error
 
 
-def _names_in(file: BinaryIO, size: int | None = None) -> Iterator[str]:
+def _iterate_names(file: BinaryIO, size: int | None = None) -> Iterator[str]:
     for member in tar_members(file, size):
         yield member.name
         if member.name.lower().endswith(".tar"):
             file.seek(member.offset_data)
-            yield from _names_in(file, member.size)
+            yield from _iterate_names(file, member.size)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A member's key and its lower-case suffix: the path before and after the first dot of the file name.
+    """Split a member name at the first dot of the file name into the key and the lower-case suffix.
 
-    Both are empty for files that belong to no sample: hidden, or without a dot.
+    Both are empty for hidden files and files without a dot, which do not belong to a sample.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, suffix = base.partition(".")
@@ -130,37 +131,37 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def write_tar_samples(path: Path, samples: Iterable[Sample]) -> tuple[int, int, str]:
-    """Write samples into a tar atomically; returns their number, the tar's size in bytes and its SHA-256.
+    """Write a tar of samples atomically; returns the number of samples, the size in bytes and the SHA-256.
 
-    The tar is read back, and each sample compared, before it gets its final name. Raises InputError if they differ.
+    The tar is read and compared with the samples before it is renamed to `path`. Raises InputError if it differs.
     """
     written = []
     with atomic_open(path) as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for key, suffix, content, label in samples:
                 label_content = b"" if label is None else str(label).encode()
-                _add(tar, key + suffix, content)
+                _add_member(tar, key + suffix, content)
                 if label_content:
-                    _add(tar, f"{key}.cls", label_content)
+                    _add_member(tar, f"{key}.cls", label_content)
                 written.append((key + suffix, zlib.crc32(content), label_content))
         file.flush()
-        with Path(file.name).open("rb") as again:
-            if _contents(again) != written:
+        with Path(file.name).open("rb") as tar_file:
+            if _summarize(tar_file) != written:
                 raise InputError(f"{path} differs after it was written; check the disk, then run the command again")
-            return len(written), again.seek(0, io.SEEK_END), sha256_of(again)
+            return len(written), tar_file.seek(0, io.SEEK_END), file_sha256(tar_file)
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)  # without owner and time, so that the same data gives the same bytes
+def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # without owner and time, so that the same samples give the same tar
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
 
 
-def _contents(file: BinaryIO) -> list[tuple[str, int, bytes]]:
-    """Member name, CRC-32 of the image and .cls content of each sample."""
+def _summarize(file: BinaryIO) -> list[tuple[str, int, bytes]]:
+    """Return the member name, the CRC-32 of the image and the .cls content of each sample in a tar."""
     samples = read_tar_samples(file)
-    contents = []
+    summary = []
     for name, (start, length, label_start, label_length) in zip(samples.names, samples.offsets.tolist(), strict=True):
         image = os.pread(file.fileno(), length, start)
-        contents.append((name, zlib.crc32(image), os.pread(file.fileno(), label_length, label_start)))
-    return contents
+        summary.append((name, zlib.crc32(image), os.pread(file.fileno(), label_length, label_start)))
+    return summary

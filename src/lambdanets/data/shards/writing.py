@@ -1,4 +1,4 @@
-"""Writes a data set as WebDataset shards, in several processes, resumable after any interruption."""
+"""Writes a data set as WebDataset shards, in several processes, and resumes after interruptions."""
 
 import contextlib
 import io
@@ -41,7 +41,7 @@ from lambdanets.signals import blocked, exit_with_parent, restore_default_handle
 
 @dataclass(frozen=True)
 class WrittenShards:
-    """Number of shards and images, total bytes, messages about unreadable images, and the time taken."""
+    """The written shards: their number, images and bytes, messages about unreadable images, and the elapsed seconds."""
 
     shards: int
     images: int
@@ -67,7 +67,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Entry:
-    """The record of a written shard until all are written."""
+    """The record of a finished shard, in a JSON file until all shards are finished."""
 
     shard: Shard
     unreadable: list[str]
@@ -83,18 +83,24 @@ def write_shards(
     check_images: bool = True,
     max_unreadable: int = 100,
 ) -> WrittenShards:
-    """Write a data set as shards of at most images_per_shard images, and shards.json last; resumes unfinished work.
+    """Write a data set as shards, and shards.json at the end; or resume unfinished work.
 
-    source: a data set from `open_splits`, or paths of images without classes. The images of a split are shuffled by
-    `seed`, so that each shard mixes classes. Image files are copied byte for byte; images in memory become PNG. With
-    check_images each image is decoded once. Unreadable images are skipped. A shard is read back and compared before it
-    gets its final name. The output depends only on the source and the options, not on processes or interruptions.
-    Unfinished work is identified by image names, classes and options, not by file content. The names of all images are
-    held in memory.
+    source: a data set from `open_splits`, or paths of images without classes.
+    images_per_shard: maximum number of images in a shard.
+    processes: number of worker processes.
+    seed: for the shuffling of the images of each split, so that every shard has images of different classes.
+    check_images: decode each image once.
+    max_unreadable: maximum number of unreadable images, which are skipped.
+
+    Image files are copied without changes; images in memory are written as PNG. Each shard is read and compared before
+    it gets its final name. The output depends only on the source and the options, not on the number of processes or on
+    interruptions. Unfinished work is resumed if the image names, classes and options are equal; file contents are not
+    compared. The names of all images are in memory.
 
     Raises InputError for options out of range, for a folder with other files, for a split without readable images
-    (before the folder is created), and for more than `max_unreadable` unreadable images; finished shards are kept, and
-    those with skipped images are written again. Raises InUseError if another process writes into the folder.
+    (before the folder is created), and for more than max_unreadable unreadable images. After the last, the same command
+    keeps the finished shards and writes those with skipped images again. Raises InUseError if another process writes
+    into the folder.
     """
     for name, value, minimum in (
         ("images_per_shard", images_per_shard, 1),
@@ -106,34 +112,36 @@ def write_shards(
             raise InputError(f"{name} must be at least {minimum}, got {value}")
     started = time.monotonic()
     classes, splits = _plan_splits(source, images_per_shard, seed)
-    made = {
+    stored_options = {
         "set": hash_samples(classes, {name: (split.keys, split.labels) for name, split in splits.items()}),
         "images_per_shard": images_per_shard,
         "seed": seed,
         "check_images": check_images,
     }
-    folder, shard_list = WorkFolder(out, "shards", identity(made), read_identity), out / SHARD_LIST
+    folder, shard_list = WorkFolder(out, "shards", identity(stored_options), read_identity), out / SHARD_LIST
     if not shard_list.is_file():
         for name, split in splits.items():
-            load = partial(_read, split, check=check_images)
+            load = partial(_read_image_file, split, check=check_images)
             check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)
     if folder.is_started() and shard_list.is_file() and not (out / WRITING).is_dir():
         return _read_written(out, time.monotonic() - started)
     with folder.open():
         if not shard_list.is_file():
             if not folder.is_started():
-                write_plan(out, made)
+                write_plan(out, stored_options)
             try:
                 entries = _write(_Job(out, splits, check_images), processes, max_unreadable)
                 unreadable = sorted(message for entry in entries.values() for message in entry.unreadable)
-                listed = {
+                shards = {
                     name: tuple(entries[_shard_name(name, number)].shard for number in range(len(split.shards)))
                     for name, split in splits.items()
                 }
-                atomic_write(shard_list, ShardList(classes, listed, made | {"unreadable": unreadable}).to_json())
+                atomic_write(
+                    shard_list, ShardList(classes, shards, stored_options | {"unreadable": unreadable}).to_json()
+                )
             finally:
                 for path in (out, out / WRITING):
-                    remove_unfinished(path)  # temporary files of terminated processes
+                    remove_unfinished(path)  # temporary files of killed processes
         shutil.rmtree(out / WRITING)
     return _read_written(out, time.monotonic() - started)
 
@@ -149,24 +157,24 @@ def _plan_splits(
             raise InputError("source must have images, got none")
         classes, sets = (), {"train": ImageFiles(source, [UNLABELED] * len(source))}
     keys = unique_keys([images.name(index) for images in sets.values() for index in range(len(images))])
-    splits, done = {}, 0
+    splits, first = {}, 0
     for name, images in sets.items():
-        own_keys = keys[done : done + len(images)]
+        split_keys = keys[first : first + len(images)]
         shards = split_evenly(permutation(len(images), seed, 0), images_per_shard)
-        splits[name] = _Split(images, np.asarray(images.labels, dtype=np.int64), own_keys, shards)
-        done += len(images)
+        splits[name] = _Split(images, np.asarray(images.labels, dtype=np.int64), split_keys, shards)
+        first += len(images)
     return classes, splits
 
 
 def _write(job: _Job, processes: int, max_unreadable: int) -> dict[str, _Entry]:
-    """Write the missing shards; returns the entries of all, by name."""
+    """Write the missing shards; returns the entries of all shards by name."""
     remove_unfinished(job.out / WRITING)
     entries: dict[str, _Entry] = {}
     tasks = []
     for split in job.splits:
         for number in range(len(job.splits[split].shards)):
             entry = _read_entry(job.out, _shard_name(split, number))
-            if entry is None or entry.unreadable:  # which may have been fixed since
+            if entry is None or entry.unreadable:  # unreadable images may have been repaired
                 tasks.append((split, number))
             else:
                 entries[entry.shard.name] = entry
@@ -179,7 +187,8 @@ def _write(job: _Job, processes: int, max_unreadable: int) -> dict[str, _Entry]:
         for entry in written:
             entries[entry.shard.name] = entry
             progress.update(entry.shard.images + len(entry.unreadable))
-            check_unreadable([each for entry in entries.values() for each in entry.unreadable], max_unreadable)
+            messages = [message for entry in entries.values() for message in entry.unreadable]
+            check_unreadable(messages, max_unreadable)
     return entries
 
 
@@ -187,16 +196,16 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
     if processes == 1 or len(tasks) < 2:
         yield from (_write_shard(job, *task) for task in tasks)
         return
-    others = set(multiprocessing.active_children())
+    other_processes = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_init_worker, initargs=(job,)) as pool:
-        with blocked():  # until the worker has its own handlers
+        with blocked():  # each worker unblocks signals when it has its own handlers
             futures = [pool.submit(_write_one, *task) for task in tasks]
         try:
             for future in as_completed(futures):
                 yield future.result()
         except (KeyboardInterrupt, GeneratorExit):
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()  # an unfinished shard is lost in any case
+            for process in set(multiprocessing.active_children()) - other_processes:
+                process.terminate()  # a worker could not save an unfinished shard
             raise
         except BrokenProcessPool as error:
             raise InputError(
@@ -207,13 +216,13 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
             pool.shutdown(cancel_futures=True)
 
 
-_job: _Job  # of a worker process; passed once, as it may be large
+_job: _Job  # in worker processes; passed once to each, because it may be large
 
 
 def _init_worker(job: _Job) -> None:
     global _job
     _job = job
-    restore_default_handlers()  # Ctrl-C reaches all processes; the parent reports it
+    restore_default_handlers()  # Ctrl-C is sent to all processes, but only the parent prints a message
     exit_with_parent()  # a killed parent cannot stop its workers
 
 
@@ -225,26 +234,26 @@ def _write_shard(job: _Job, split: str, number: int) -> _Entry:
     images = job.splits[split]
     name = _shard_name(split, number)
     unreadable: list[str] = []
-    samples = _readable(images, images.shards[number], job.check_images, unreadable)
+    samples = _readable_samples(images, images.shards[number], job.check_images, unreadable)
     shard = Shard(name, *write_tar_samples(job.out / name, samples))
     entry = _Entry(shard, unreadable)
     write_json(_entry_path(job.out, name), asdict(entry), None)
     return entry
 
 
-def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
-    """An image's file content and suffix; decoded once with check. Raises UnreadableImage."""
+def _read_image_file(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
+    """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
     content, suffix = image_file(split.images, index)
     if check:
         read_image(io.BytesIO(content), split.images.name(index))
     return content, suffix
 
 
-def _readable(split: _Split, indices: np.ndarray, check: bool, unreadable: list[str]) -> Iterator[Sample]:
-    """The readable samples; messages about the others are added to `unreadable`."""
+def _readable_samples(split: _Split, indices: np.ndarray, check: bool, unreadable: list[str]) -> Iterator[Sample]:
+    """Yield the readable samples; messages about unreadable images are added to `unreadable`."""
     for index in indices.tolist():
         try:
-            content, suffix = _read(split, index, check)
+            content, suffix = _read_image_file(split, index, check)
         except UnreadableImage as error:
             unreadable.append(f"{split.images.name(index)}: {error.reason}")
             continue
@@ -261,7 +270,7 @@ def _entry_path(out: Path, name: str) -> Path:
 
 
 def _read_entry(out: Path, name: str) -> _Entry | None:
-    """The entry of a finished shard, else None."""
+    """Return the entry of a finished shard; None if the shard is not finished."""
     try:
         entry = read_json(_entry_path(out, name), _Entry, "")
         return entry if (out / name).stat().st_size == entry.shard.bytes else None
@@ -270,7 +279,7 @@ def _read_entry(out: Path, name: str) -> _Entry | None:
 
 
 def _read_written(out: Path, seconds: float) -> WrittenShards:
-    listed = ShardList.from_json((out / SHARD_LIST).read_bytes(), str(out / SHARD_LIST))
-    shards = [shard for part in listed.parts.values() for shard in part]
+    content = ShardList.from_json((out / SHARD_LIST).read_bytes(), str(out / SHARD_LIST))
+    shards = [shard for split in content.parts.values() for shard in split]
     images, size = sum(shard.images for shard in shards), sum(shard.bytes for shard in shards)
-    return WrittenShards(len(shards), images, size, listed.made["unreadable"], seconds)
+    return WrittenShards(len(shards), images, size, content.made["unreadable"], seconds)

@@ -14,7 +14,7 @@ from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import Common
 from lambdanets.evidence.benchmark.peers import installed
 from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, geometric_mean, summarize
-from lambdanets.files import atomic_write, printable_bytes
+from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.text_tables import text_table
 
@@ -44,7 +44,7 @@ class Report:
             **self._settings(),
         }
         text = json.dumps(_json_safe(content), indent=1, default=str, ensure_ascii=False)
-        atomic_write(folder / RESULTS, printable_bytes(text + "\n"))
+        atomic_write(folder / RESULTS, encode_utf8(text + "\n"))
 
     def resume(self, folder: Path) -> None:
         """Load the finished cases from a folder. Raises InputError if its benchmark has other settings."""

@@ -123,14 +123,14 @@ def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], No
     Several processes may share a folder, each on its own device; runs that another process has locked are skipped.
     """
     (folder / "runs").mkdir(exist_ok=True)
-    for patient in (False, True):  # first unlocked runs, then those whose lock may be of a dead host
+    for await_refresh in (False, True):  # first unlocked runs, then those whose lock may be of a dead host
         for planned in plan.runs():
             run_folder = planned.folder(folder)
             if (run_folder / RESULT).is_file():
                 continue
             try:
                 if run_folder.is_dir():
-                    with locked(run_folder / LOCK, run_folder, patient=patient):
+                    with locked(run_folder / LOCK, run_folder, await_refresh=await_refresh):
                         pass  # it is free; training takes the lock itself
                 existing = (run_folder / run.RECIPE).is_file()
                 result = run.resume(run_folder) if existing else run.start(planned.recipe, run_folder)

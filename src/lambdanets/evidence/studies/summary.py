@@ -14,7 +14,7 @@ from lambdanets.evidence import plot_style
 from lambdanets.evidence.plot_style import GRID, OURS, REFERENCE
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import Plan
-from lambdanets.files import atomic_write, open_regular, printable_bytes
+from lambdanets.files import atomic_write, encode_utf8, open_regular
 from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 
@@ -29,7 +29,7 @@ def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -
     """Write results.json, comparison.md and one figure per study into the folder; return results.json's content."""
     summary = summarize(plan, results)
     write_json(folder / RESULTS, summary)
-    atomic_write(folder / TABLE, printable_bytes(markdown(summary)))
+    atomic_write(folder / TABLE, encode_utf8(markdown(summary)))
     draw_all(summary, folder)
     return summary
 

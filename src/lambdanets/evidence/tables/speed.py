@@ -18,7 +18,7 @@ from lambdanets.evidence.benchmark.measurement import without_tf32
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.timing import time_interleaved
 from lambdanets.evidence.tables.rows import ROWS, Build
-from lambdanets.files import atomic_write, printable_bytes
+from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.locks import locked
 from lambdanets.models.counting import count_flops
 from lambdanets.progress import Progress
@@ -93,7 +93,7 @@ def measure(plan: Plan, out: Path) -> None:
 
         def save() -> None:
             content["rows"] = [dataclasses.asdict(sample) for sample in samples]
-            atomic_write(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
+            atomic_write(out, encode_utf8(json.dumps(content, indent=1, default=str) + "\n"))
 
         save()
         passes = [[name, work] for name in plan.tables for work in TABLES[name]]

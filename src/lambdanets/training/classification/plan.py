@@ -23,7 +23,7 @@ from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, imag
 from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.pseudo_labels.selection import read_selection
 from lambdanets.training.recipe import Recipe
-from lambdanets.training.speed import duration
+from lambdanets.training.speed import format_duration
 
 SAMPLED_FILES = 200  # at most; their mean size is used for the whole data set
 FLOPS_PER_STEP = {"cpu": 3e11, "cuda": 3e13}  # forward and backward; determines the batch size of the measured steps
@@ -106,7 +106,7 @@ class Plan:
             f"{accumulation}; {self.free / 2**30:.3g} GiB are free on this device",
             "speed": f"{self.images_per_second:.3g} images/s per device in training, measured on this one "
             f"({self.device}, {recipe.precision})",
-            "time": f"{duration(self.seconds)} on {self.devices} device{'s' * (self.devices > 1)} like this one",
+            "time": f"{format_duration(self.seconds)} on {self.devices} device{'s' * (self.devices > 1)} like this one",
             "reading": f"{self.read_rate / 1e6:.3g} MB/s for all devices, "
             f"{self.steps * self.images_per_step * data.bytes_per_image / 1e12:.3g} TB in total",
         }

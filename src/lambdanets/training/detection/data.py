@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.sets import digits, open_validation
+from lambdanets.data.coco.sets import open_digits, open_validation
 from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
 from lambdanets.records import write_json
@@ -21,7 +21,7 @@ def open_datasets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedIm
     sets has no objects.
     """
     if recipe.data == "digits":
-        training, validation = digits()
+        training, validation = open_digits()
         source = "scikit-learn's digits, scattered"
     else:
         assert recipe.images is not None

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as transforms
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import DetectionBatch, Target, as_tensor, collate
+from lambdanets.data.coco.loader import DetectionBatch, Target, collate, image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -88,7 +88,7 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     is_cut = (boxes_in_crop != clipped.as_subclass(Tensor)).any(1)[kept]
     masks, boxes = masks[: len(kept)], boxes[kept]
     boxes[is_cut] = masks_to_boxes(masks[is_cut]) + torch.tensor([0.0, 0.0, 1.0, 1.0])  # include the last pixel
-    crop = as_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
+    crop = image_to_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
     crop = transforms.resize(crop, [rows, columns], antialias=True)
     labels = torch.tensor([objects[index].category + 1 for index in kept], dtype=torch.int64)
     target = {"boxes": boxes, "labels": labels, "masks": masks}

@@ -12,7 +12,7 @@ from torch.fx.experimental import _config as meta_device
 from lambdanets.errors import InputError
 from lambdanets.inference.detector import build_detector
 from lambdanets.inference.model_card import DetectorCard, make_card
-from lambdanets.inference.weights import find_weights, has_other_classes, resize_tables
+from lambdanets.inference.weights import find_weights, has_different_classes, resize_tables
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -65,7 +65,7 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
 def _load_initial_weights(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
     file = find_weights(path)
     tensors, metadata = read_weights(file)
-    other_classes = has_other_classes(file, metadata, classes)
+    other_classes = has_different_classes(file, metadata, classes)
     target: nn.Module = model
     if not any(name.startswith("backbone.network.") for name in tensors):  # weights of a classifier
         target = model.backbone.network

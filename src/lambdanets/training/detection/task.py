@@ -109,7 +109,7 @@ class DetectionTask(Task):
         evaluation = detect_set(detector, self.validation, workers=recipe.workers)
         draw_detections(detector, self.validation, evaluation, folder)
         return {
-            **evaluation.scores.as_dict(),
+            **evaluation.scores.to_dict(),
             "images": len(evaluation.read),
             "dropped": {
                 "training": self.training.findings.counts(),

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.bounds import WORKERS, check
+from lambdanets.bounds import WORKERS_RANGE, check
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
-from lambdanets.files import remove_unfinished, sha256_of
+from lambdanets.files import file_sha256, remove_unfinished
 from lambdanets.folders import WorkFolder
-from lambdanets.inference.classification import batch_size_that_fits, batches_for
+from lambdanets.inference.classification import batch_size_that_fits, make_batches
 from lambdanets.inference.classifier import Classifier, load_classifier
 from lambdanets.inference.weights import find_weights
 from lambdanets.locks import InUseError, locked
@@ -68,7 +68,7 @@ def label_shards(
     max_unreadable images are unreadable.
     """
     set_device(get_world())
-    check("workers", workers, int, WORKERS)
+    check("workers", workers, int, WORKERS_RANGE)
     for name, value, minimum in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
         if value is not None and value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
@@ -85,19 +85,19 @@ def label_shards(
     labeled_shards = labeled_images = in_progress = 0
     unreadable: list[str] = []
     start = time.monotonic()
-    for patient in (False, True):  # the second pass waits until locks of dead hosts expire
+    for await_refresh in (False, True):  # the second pass waits until locks of dead hosts expire
         in_progress = 0
         for number, name in enumerate(images.shard_names):
             table = out / f"{Path(name).stem}.parquet"
             if table.is_file():
                 continue
             try:
-                with locked(out / f".{name}.lock", table, patient=patient):
+                with locked(out / f".{name}.lock", table, await_refresh=await_refresh):
                     if not table.is_file():
                         shard_start = time.monotonic()
                         remove_unfinished(out, table.name)
                         shard = images.select_shards([number])
-                        batches = batches_for(classifier, shard, batch_size, workers)
+                        batches = make_batches(classifier, shard, batch_size, workers)
                         count = _label_shard(classifier, shard, batches, table, origin, unreadable, max_unreadable)
                         report(name, count, time.monotonic() - shard_start)
                         labeled_shards, labeled_images = labeled_shards + 1, labeled_images + count
@@ -109,7 +109,7 @@ def label_shards(
 
 def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:
     with find_weights(teacher).open("rb") as file:
-        weights = sha256_of(file)
+        weights = file_sha256(file)
     return {"model": classifier.card.model, "weights": weights, "images": images.fingerprint}
 
 

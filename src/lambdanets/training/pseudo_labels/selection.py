@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder, differences
+from lambdanets.folders import WorkFolder, describe_differences
 from lambdanets.records import read_json, write_json
 from lambdanets.training.pseudo_labels.ranking import THREADS, Criteria, Ranking, open_ranking
 from lambdanets.training.pseudo_labels.tables import (
@@ -168,7 +168,7 @@ def _read_criteria(criteria: Criteria, out: Path) -> Mapping[str, Any] | None:
     if (out / SELECTION).is_file():
         read_selection(out)
         existing.append(read_json(out / SELECTION, dict[str, Any]))
-    different = [entry for entry in existing if entry is None or differences(entry, asdict(criteria))]
+    different = [entry for entry in existing if entry is None or describe_differences(entry, asdict(criteria))]
     return next(iter(different or existing), None)
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_open, printable_bytes
+from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.records import parse_json, read_json, write_json
 
 DESCRIPTION = "pseudo-labels.json"
@@ -61,7 +61,7 @@ class Origin:
 
     def to_json(self) -> bytes:
         """Return the origin as JSON. Equal origins have identical bytes."""
-        return printable_bytes(json.dumps(vars(self), sort_keys=True, ensure_ascii=False))
+        return encode_utf8(json.dumps(vars(self), sort_keys=True, ensure_ascii=False))
 
 
 @dataclass(frozen=True)
