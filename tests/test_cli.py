@@ -354,6 +354,14 @@ def test_unknown_recipe_and_command_are_named(capsys):
     assert "got 'trian'; the nearest is train" in fails(capsys, "trian")
 
 
+@pytest.mark.parametrize("command", ["evaluate", "predict", "pseudo-label"])
+def test_unknown_device_is_rejected(command, trained, tmp_path, capsys):
+    arguments = {"evaluate": [], "predict": [trained / "images"], "pseudo-label": ["shards", tmp_path / "labels"]}
+    error = fails(capsys, command, trained / "run", *arguments[command], "--device", "tpu")
+    assert "device must be cpu" in error
+    assert "got 'tpu'" in error
+
+
 def test_evaluate_rejects_weights_of_another_architecture(trained, capsys):
     error = fails(capsys, "evaluate", trained / "run", "--model", "resnet18")
     assert "another architecture" in error

@@ -1,11 +1,16 @@
 """Help and usage errors are printed without importing PyTorch."""
 
+import dataclasses
 import json
 import re
 import subprocess
 import sys
 
 import pytest
+
+from lambdanets.cli.option_groups import RECIPE_GROUPS
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.recipe import Recipe
 
 HEAVY = ("torch", "torchvision", "timm", "lightning", "numpy", "matplotlib", "pyarrow")
 HELP = [
@@ -81,3 +86,24 @@ def test_help_does_not_show_raw_type_names(answers):
     assert "lambdanets train cifar10 [-h]" in answers["train cifar10 --help"][1]
     assert " TEACHER SHARDS OUT" in answers["pseudo-label --help"][1].splitlines()[0]
     assert " CHECKPOINT IMAGES..." in answers["predict --help"][1].splitlines()[0]
+    assert " [TABLES...]" in answers["tables --help"][1].splitlines()[0]
+
+
+def test_help_groups_options_and_says_what_happens_without_them(answers):
+    output = answers["train cifar10 --help"][1]
+    titles = re.findall(r"^ ([\w ]+) options +$", output, re.MULTILINE)
+    assert titles[:4] == ["data", "model", "optimization", "regularization"]
+    assert " Mask R-CNN options " in answers["detect train --help"][1]
+    assert " measurement options " in answers["tables --help"][1]
+    for line, (_, output, _) in answers.items():
+        words = " ".join(output.split())
+        assert not re.search(r"(by default|if none)[^.]*\. \(default: none\)", words), line
+    for line in ("predict --help", "detect predict --help"):
+        assert "Image files, folders and globs. (required)" in " ".join(answers[line][1].split())
+
+
+@pytest.mark.parametrize("recipe", [Recipe, DetectionRecipe])
+def test_each_recipe_field_is_in_one_group(recipe):
+    grouped = [name for names in RECIPE_GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    assert {field.name for field in dataclasses.fields(recipe)} <= set(grouped)

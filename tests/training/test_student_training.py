@@ -143,7 +143,7 @@ def test_shards_teacher_and_student_on_the_command_line(data, tmp_path, capsys):
     shards, out = tmp_path / "shards", tmp_path / "labels"
     lambdanets("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--processes", 1)
     lambdanets("train", "--data", shards, *small, "--run", tmp_path / "teacher")
-    output = lambdanets("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
+    output = lambdanets("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3, "--device", "cpu")
     assert "20 images in 4 shards labeled" in output
     assert f"lambdanets pseudo-label select {out} SELECTION" in output
     lambdanets("pseudo-label", "select", out, tmp_path / "selection", "--confidence", 0, "--per-class", 4)

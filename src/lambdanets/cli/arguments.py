@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from lambdanets.cli.option_types import RULES
+from lambdanets.cli.option_groups import RULES
 from lambdanets.errors import InputError, nearest
 
 Options = TypeVar("Options")
@@ -28,7 +28,7 @@ def parse(options: type[Options], arguments: list[str], *, description: str, pro
             description=description,
             return_unknown_args=True,
             registry=RULES,
-            config=(tyro.conf.PositionalMetavarFromFieldName,),
+            config=(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.OmitArgPrefixes),
             **more,
         )
     if unknown:

@@ -5,8 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
@@ -18,13 +16,13 @@ from lambdanets.training.recipe import Recipe
 class Compare:
     """Options of compare."""
 
-    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    recipe: Recipe
     variants: tuple[str, ...] = ()
-    """Names of the variants to train; all variants of the studies by default."""
+    """Names of the variants to train, each quoted, such as "local attention"; all variants above by default."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Random seeds; one run per variant and seed."""
     out: Path | None = None
-    """New or empty folder for runs and results. By default comparisons/STUDY-DATE-TIME."""
+    """New or empty folder for the runs and results. By default comparisons/STUDIES-DATE-TIME."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +32,7 @@ class ResumeOrReport:
     resume: Path | None = None
     """Folder of a comparison to resume; several processes may train in it."""
     report: Path | None = None
-    """results.json of a comparison, whose tables are printed."""
+    """File results.json of a comparison, to print its tables."""
 
     def __post_init__(self) -> None:
         if (self.resume is None) == (self.report is None):
@@ -63,13 +61,13 @@ def main(arguments: list[str]) -> int:
     named = bool(rest) and not rest[0].startswith("-")
     recipe = dataclasses.replace(find_recipe(rest[0] if named else "digits"), model=MODEL, model_options={})
     studies = tuple(STUDIES) if first == "all" else tuple(first.split(","))
-    variants = ", ".join(labels_of(studies))
+    variants = "\n".join(f"  {name}" for name in labels_of(studies))
     options = parse_with_recipe(
         Compare,
         recipe,
         rest[1:] if named else rest,
         prog=f"lambdanets compare {first}{'' if named else ' [RECIPE]'}",
-        description=f"Train these variants with the same recipe and seeds: {variants}.",
+        description=f"Train variants of a network with the same recipe and seeds.\n\nvariants:\n{variants}",
     )
     if options.recipe.seed != recipe.seed:
         raise InputError(

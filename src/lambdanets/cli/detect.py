@@ -24,15 +24,15 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 class Train:
     """Options of detect train."""
 
-    recipe: tyro.conf.OmitArgPrefixes[DetectionRecipe]
+    recipe: DetectionRecipe
     run: Path | None = None
     """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
-    devices: int | None = None
-    """Number of processes on this machine, one per GPU; use torchrun for several machines."""
-    quicktest: bool = False
-    """Train a small version of the recipe on scattered digits, in less than a minute on two cores."""
     resume: Path | None = None
     """Run folder of an unfinished run to resume, with its own recipe."""
+    devices: int | None = None
+    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
+    quicktest: bool = False
+    """Train a small version of the recipe on scattered digits, in less than a minute on two cores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Evaluate:
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
     data: Path | None = None
-    """COCO-format JSON file of instances with the same categories; the validation data of the run by default."""
+    """COCO-format JSON file of instances with the same categories; by default the validation data of the run."""
     images: Path | None = None
-    """Images of data: a folder or an uncompressed tar."""
+    """Images of --data: a folder or an uncompressed tar."""
     out: Path | None = None
-    """New folder for scores.json, results.json (COCO results format) and figures; no files if none."""
+    """New folder for scores.json, results.json (COCO results format) and figures; no files by default."""
     batch_size: int = 1
-    """Images per forward pass; their masks are all in memory."""
+    """Images per forward pass; the masks of all of them are in memory at once."""
     workers: int = 0
     """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None
@@ -65,16 +65,18 @@ class Predict:
 
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
-    images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
+    images: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
+    ] = ()
     """Image files, folders and globs."""
     out: Path = Path("detections")
-    """New folder for results.json (COCO format), images.json and one figure per image; resumes an interrupted one."""
+    """New folder for results.json (COCO format), images.json and one figure per image. The same command resumes."""
     score: float = 0.5
-    """Minimum score of drawn detections; results.json has all detections."""
+    """Minimum score of the detections to draw; results.json has all detections."""
     figures: bool = True
     """Draw the detections of each image."""
     batch_size: int = 1
-    """Images per forward pass; their masks are all in memory."""
+    """Images per forward pass; the masks of all of them are in memory at once."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
@@ -88,8 +90,10 @@ class Predict:
 class Report:
     """Options of detect report."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...")] = ()
-    """Folders of finished runs. Gains are relative to the first row; runs that differ only in the seed share a row."""
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...", help_behavior_hint="(required)")
+    ] = ()
+    """Folders of finished runs; runs that differ only in the seed are averaged. Gains are relative to the first row."""
     format: Literal["text", "markdown"] = "text"
     """Output format."""
 

@@ -20,13 +20,13 @@ class Evaluate:
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
     data: str | None = None
-    """Data set with the same classes, whose validation split is used; the training data set by default."""
+    """Data set to evaluate on, with the same classes; its validation split is used. By default the training data set."""
     data_root: str | None = None
-    """Folder of a data set that is named as in timm."""
+    """Root folder of a timm data set, such as torch/cifar10."""
     out: Path | None = None
-    """New folder for per_class_accuracy.csv, confusion_matrix.csv and .png; no files if none."""
+    """New folder for per_class_accuracy.csv, confusion_matrix.csv and .png; no files by default."""
     model: str | None = None
-    """Load the weights into this model instead of the trained one."""
+    """Name of the model to load the weights into; the trained model by default."""
     batch_size: int | None = None
     """Images per forward pass; the most that fit into memory, up to 128, by default."""
     workers: int = 0

@@ -25,14 +25,16 @@ class Predict:
 
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
-    images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
+    images: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
+    ] = ()
     """Image files, folders and globs."""
     top: int = 3
-    """Number of most probable classes per image."""
+    """Number of most probable classes to report per image."""
     out: Path = Path("predictions.jsonl")
-    """Output file in JSON Lines, one line per image; must not exist. The same command resumes an interrupted one."""
+    """New file in JSON Lines format, one line per image. The same command resumes an interrupted one."""
     model: str | None = None
-    """Load the weights into this model instead of the trained one."""
+    """Name of the model to load the weights into; the trained model by default."""
     batch_size: int = 1
     """Images per forward pass."""
     device: str | None = None

@@ -5,11 +5,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
 from lambdanets.cli.arguments import parse
+from lambdanets.cli.option_groups import Groups
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.progress import track
@@ -20,26 +21,28 @@ from lambdanets.terminal import echo
 class Tables:
     """Options of tables."""
 
-    tables: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="TABLES...")] = ()
-    """Table numbers, 2 to 20, and E.2 and fn2 for memory figures in the text; all by default."""
+    GROUPS: ClassVar[Groups] = {"measurement": ("measure", "image_size", "batch_size", "repeats")}
+
+    tables: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[TABLES...]")] = ()
+    """Table numbers from 2 to 20, E.2 for the memory in Sec. E.2, and fn2 for that in footnote 2; all by default."""
     check: bool = False
-    """Print a summary of the reproduced numbers; exit code 1 if one does not match the paper."""
+    """Print how many numbers match the paper, and those that do not; if there are any, exit with code 1."""
     format: Literal["text", "markdown", "csv", "json"] = "text"
     """Output format."""
     out: Path | None = None
-    """Output file instead of the terminal, overwritten if it exists; with --measure, new file for measurements."""
+    """File to write to, overwritten if it exists; the terminal by default. With --measure, new file for measurements."""
     figures: Path | None = None
-    """Folder for frontier.png (Figure 4) and scope.png (Table 10)."""
+    """Folder for frontier.png (Figure 4) and scope.png (Table 10); no figures by default."""
     measured: tuple[Path, ...] = ()
-    """Files of --measure, shown next to the paper's speeds; for Table 4 also results.json of layer benchmarks."""
+    """Files written by --measure, to show with the paper's speeds; for Table 4 also results.json of layer benchmarks."""
     measure: bool = False
-    """Measure speed and peak memory for tables 4, 5, 10, 12, 13 and 18, or the given ones; takes hours on a CPU."""
+    """Measure speed and peak memory of TABLES, by default 4, 5, 10, 12, 13 and 18; takes hours on a CPU."""
     batch_size: int = 4
     """With --measure: images per batch."""
     repeats: int = 3
     """With --measure: timed runs per row."""
     image_size: int | None = None
-    """With --measure: image size of all rows; each row's own by default."""
+    """With --measure: image size of all rows, pixels; by default that of each row in the paper."""
 
     def __post_init__(self) -> None:
         _check(self)

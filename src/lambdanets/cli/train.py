@@ -4,8 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
 from lambdanets.errors import InputError
@@ -18,17 +16,17 @@ from lambdanets.training.recipe import Recipe
 class Train:
     """Options of train."""
 
-    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    recipe: Recipe
     run: Path | None = None
     """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
-    devices: int | None = None
-    """Processes on this machine, one per GPU; torchrun starts several machines. With --plan: devices to plan for."""
-    plan: bool = False
-    """Print steps, memory, hours, data size and read rate of the training, without training."""
-    quicktest: bool = False
-    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
     resume: Path | None = None
     """Run folder of an unfinished run to resume, with its own recipe."""
+    devices: int | None = None
+    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
+    plan: bool = False
+    """Print the steps, memory, hours, data size and read rate that training needs on --devices, without training."""
+    quicktest: bool = False
+    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
 
 
 def main(arguments: list[str]) -> int:

@@ -50,6 +50,7 @@ def label_shards(
     batch_size: int | None = None,
     workers: int = 0,
     max_unreadable: int = 1000,
+    device: str | None = None,
     report: Callable[[str, int, float], None] = lambda name, images, seconds: None,
 ) -> LabelingResult:
     """Write a table of the teacher's most probable classes for each training shard.
@@ -58,8 +59,9 @@ def label_shards(
     are skipped. So several processes can share the folder, one per GPU under torchrun, without labeling a shard twice;
     the shard of a killed process is labeled by another.
 
-    batch_size: images per forward pass; the most that fit into memory if None. workers: data loading processes. report:
-    called with name, number of images and seconds of each finished shard. Raises InputError for a folder with another
+    batch_size: images per forward pass; the most that fit into memory if None. workers: data loading processes.
+    device: such as cpu or cuda:1; by default the GPU of the process, if there is one. report: called with name, number
+    of images and seconds of each finished shard. Raises InputError for a folder with another
     teacher, data set or top, and for more than max_unreadable unreadable images.
     """
     set_device(get_world())
@@ -67,7 +69,7 @@ def label_shards(
     for name, value, minimum in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
         if value is not None and value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
-    classifier = load_classifier(teacher)
+    classifier = load_classifier(teacher, device=device)
     parts, _ = open_shards(location)
     images = parts["train"].without_labels()
     batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)
