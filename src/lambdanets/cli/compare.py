@@ -42,7 +42,7 @@ class ResumeOrReport:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets compare` and return its exit code."""
-    from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, labels_of
+    from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, variant_labels
     from lambdanets.recipes import find_recipe
 
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     named = bool(rest) and not rest[0].startswith("-")
     recipe = dataclasses.replace(find_recipe(rest[0] if named else "digits"), model=MODEL, model_options={})
     studies = tuple(STUDIES) if first == "all" else tuple(first.split(","))
-    variants = "\n".join(f"  {name}" for name in labels_of(studies))
+    variants = "\n".join(f"  {name}" for name in variant_labels(studies))
     options = parse_with_recipe(
         Compare,
         recipe,

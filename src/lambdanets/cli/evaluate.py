@@ -20,7 +20,7 @@ class Evaluate:
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
     data: str | None = None
-    """Data set to evaluate on, with the same classes; its validation split is used. By default the training data set."""
+    """Data set with the same classes, to evaluate on its validation split; by default the training data set."""
     data_root: str | None = None
     """Root folder of a timm data set, such as torch/cifar10."""
     out: Path | None = None

@@ -25,7 +25,7 @@ class Shard:
     }
 
     data: tyro.conf.Positional[str]
-    """Data set to write, as in lambdanets train --data; without OUT, existing shards: a folder, or a URL with --verify."""
+    """Data set, as in lambdanets train --data; without OUT, existing shards: a folder or, with --verify, a URL."""
     out: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(help_behavior_hint="(optional)")] = None
     """New folder for the shards; the same command resumes. Omit it with --index, or to verify the shards in DATA."""
     verify: bool = False

@@ -30,11 +30,11 @@ class Tables:
     format: Literal["text", "markdown", "csv", "json"] = "text"
     """Output format."""
     out: Path | None = None
-    """File to write to, overwritten if it exists; the terminal by default. With --measure, new file for measurements."""
+    """File to write or overwrite; by default the terminal. With --measure, new file for the measurements."""
     figures: Path | None = None
     """Folder for frontier.png (Figure 4) and scope.png (Table 10); no figures by default."""
     measured: tuple[Path, ...] = ()
-    """Files written by --measure, to show with the paper's speeds; for Table 4 also results.json of layer benchmarks."""
+    """Files written by --measure, to show with the paper's speeds, and, for Table 4, results.json of layer benchmarks."""
     measure: bool = False
     """Measure speed and peak memory of TABLES, by default 4, 5, 10, 12, 13 and 18; takes hours on a CPU."""
     batch_size: int = 4
@@ -52,12 +52,12 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets tables` and return its exit code: 1 for a failed check, else 0."""
     description = "Show the paper's tables with this package's number next to each of the paper's."
     options = parse(Tables, arguments, prog="lambdanets tables", description=description)
-    from lambdanets.evidence.tables.paper import numbers_of
+    from lambdanets.evidence.tables.paper import select_numbers
 
-    figures = numbers_of(options.tables)
+    figures = select_numbers(options.tables)
     from lambdanets.evidence.tables.measured import read
     from lambdanets.evidence.tables.plots import draw
-    from lambdanets.evidence.tables.rendering import RENDERINGS
+    from lambdanets.evidence.tables.rendering import FORMATTERS
     from lambdanets.evidence.tables.speed import TABLES, Plan, measure
     from lambdanets.evidence.tables.verdicts import DIFFERS, compare, summary
 
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
                 echo(f"table {paper.table}, {paper.row}, {paper.column}: {paper.text()} in the paper, {ours} ours")
         echo(*summary(lines).split("\n"))
         return int(any(line.verdict == DIFFERS for line in lines))
-    text = RENDERINGS[options.format](lines, measured)
+    text = FORMATTERS[options.format](lines, measured)
     if options.out is None or options.measure:
         echo(*text.rstrip("\n").split("\n"))
     else:

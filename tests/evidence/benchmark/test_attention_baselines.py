@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets.evidence.benchmark import attention
-from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.peers import Skipped
 from lambdanets.evidence.benchmark.reference import relative_error
 
 
@@ -64,7 +64,7 @@ def test_natten_windows_have_equal_sizes_at_edges(scope, sides):
 
 def test_natten_is_left_out_if_not_installed(monkeypatch):
     monkeypatch.setattr(attention, "installed", lambda package: None)
-    with pytest.raises(LeftOut, match="pip install natten"):
+    with pytest.raises(Skipped, match="pip install natten"):
         attention.build_attention("natten", 8, 2, 3, (4, 4))
 
 

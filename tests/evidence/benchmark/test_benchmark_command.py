@@ -44,12 +44,12 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys):
     results = json.loads((out / RESULTS).read_text())
     assert results["finished"]
     assert len(results["rows"]) == ROWS[kind]
-    ran = [row for row in results["rows"] if row["left_out"] is None]
+    ran = [row for row in results["rows"] if row["skip_reason"] is None]
     assert {"lambdanets", "timm", "convolution", "lambdanets CCCL", "resnet50", "lambda_order"} & {
         row["candidate"] for row in ran
     }
-    left_out = [row["left_out"] for row in results["rows"] if row not in ran]
-    assert all("not installed" in reason or "on CUDA devices" in reason for reason in left_out)
+    skip_reason = [row["skip_reason"] for row in results["rows"] if row not in ran]
+    assert all("not installed" in reason or "on CUDA devices" in reason for reason in skip_reason)
     assert all(row["errors"] for row in ran)
     # noisy candidates run again
     assert all(row["peak_bytes"] if kind == "memory" else len(row["seconds"]) in (3, 6, 9) for row in ran)
@@ -109,9 +109,9 @@ def test_interrupted_case_is_measured_again(tmp_path, capsys, monkeypatch):
         module = "lambdanets.evidence.benchmark.measurement"
         patch.setattr(f"{module}.time_interleaved", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         assert main(arguments) == 130
-    assert {row["left_out"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {NOT_REACHED}
+    assert {row["skip_reason"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {NOT_REACHED}
     assert main(arguments) == 0
-    assert {row["left_out"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {None}
+    assert {row["skip_reason"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {None}
 
 
 def test_missing_peers_are_left_out_and_named(tmp_path, capsys, monkeypatch):

@@ -5,8 +5,6 @@ import re
 import statistics
 from pathlib import Path
 
-from lambdanets.evidence.benchmark.report import candidate_of
-
 ROOT = Path(__file__).parents[3]
 RESULTS = json.loads((ROOT / "experiments/results/xeon-2-cores/layer.json").read_text(encoding="utf-8"))
 BASELINES = ("lambdanets", "convolution", "lambda-networks", "timm")
@@ -18,7 +16,7 @@ def milliseconds(scope, phase):
     for row in RESULTS["rows"]:
         sizes = row["sizes"]
         if (sizes["scope"], sizes["pass"]) == (scope, phase):
-            times.setdefault(sizes["shape"], {})[candidate_of(row)] = 1000 * statistics.median(row["seconds"])
+            times.setdefault(sizes["shape"], {})[row["candidate"]] = 1000 * statistics.median(row["seconds"])
     return times
 
 

@@ -1,6 +1,5 @@
 """Aggregates, tables and results.json of synthetic rows."""
 
-import dataclasses
 import json
 
 import pytest
@@ -17,7 +16,7 @@ def rows_of(times, **sizes):
 LAYERS = [
     *rows_of({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
     *rows_of({"lambdanets": 1.0, "convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
-    Row({"shape": "b", "scope": 7, "pass": "inference"}, "timm", left_out="not installed; pip install timm"),
+    Row({"shape": "b", "scope": 7, "pass": "inference"}, "timm", skip_reason="not installed; pip install timm"),
 ]
 
 
@@ -63,7 +62,7 @@ def test_case_table_without_measurements_lists_reasons():
 
 
 def test_results_file_has_every_sample(tmp_path):
-    rows = [*LAYERS, Row({"shape": "c"}, "wrong", left_out="wrong", errors={"output": float("inf")})]
+    rows = [*LAYERS, Row({"shape": "c"}, "wrong", skip_reason="wrong", errors={"output": float("inf")})]
     report.Report("layer", Layer(), "cpu", "2026-01-01", rows).write(tmp_path)
     read = json.loads((tmp_path / report.RESULTS).read_text(), parse_constant=lambda name: pytest.fail(name))
     assert [row["seconds"] for row in read["rows"]] == [row.seconds for row in rows]
@@ -74,12 +73,6 @@ def test_results_file_has_every_sample(tmp_path):
     assert "commit" in read
     assert read["finished"] is False
     assert [row.candidate for row in report.read_rows(read)] == [row.candidate for row in rows]
-
-
-def test_reads_rows_of_earlier_versions():
-    content = {"rows": [dataclasses.asdict(LAYERS[0])]}
-    content["rows"][0]["contestant"] = content["rows"][0].pop("candidate")
-    assert report.read_rows(content) == LAYERS[:1]
 
 
 NOISY = [

@@ -29,7 +29,7 @@ def test_peer_with_our_weights_equals_ours(name, training, stride):
 
 def test_missing_peer_is_left_out_with_the_pip_command(monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda package: None)
-    with pytest.raises(peers.LeftOut, match="not installed; pip install lambda-networks"):
+    with pytest.raises(peers.Skipped, match="not installed; pip install lambda-networks"):
         peers.build_peer("lambda-networks", LambdaLayer2d(16))
 
 
@@ -40,5 +40,5 @@ def test_peer_that_fails_to_import_is_left_out_with_the_reason(monkeypatch):
         raise ImportError("libnothing.so")
 
     monkeypatch.setattr(peers.importlib, "import_module", importing)
-    with pytest.raises(peers.LeftOut, match=r"cannot be imported: libnothing\.so"):
+    with pytest.raises(peers.Skipped, match=r"cannot be imported: libnothing\.so"):
         peers.build_peer("pylocron", LambdaLayer2d(16))

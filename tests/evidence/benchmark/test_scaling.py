@@ -50,8 +50,8 @@ def test_every_algorithm_and_attention_are_measured():
         measure_case(case, rows, MeasureOptions(CPU, time=True, memory=True, repeats=3, seconds=600.0))
     assert [row.candidate for row in rows] == scaling.NAMES * 4
     # the fused kernels need a GPU
-    assert all(bool(row.left_out) == (row.candidate == "fused") for row in rows), [row.left_out for row in rows]
-    assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.left_out)  # 9 if noisy
+    assert all(bool(row.skip_reason) == (row.candidate == "fused") for row in rows), [row.skip_reason for row in rows]
+    assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.skip_reason)  # 9 if noisy
 
 
 def test_sizes_predicted_to_exceed_the_time_limit_are_left_out():
@@ -60,7 +60,7 @@ def test_sizes_predicted_to_exceed_the_time_limit_are_left_out():
     options = Scaling(sides=(16,), lengths=(), passes=("inference",), candidates=("convolution",), memory=1.0)
     (case,) = scaling.cases(options, CPU, rows)
     (row,) = measure_case(case, rows, MeasureOptions(CPU, time=True))
-    assert row.left_out.startswith("would take about")
+    assert row.skip_reason.startswith("would take about")
 
 
 def test_sizes_that_exceed_the_memory_limit_are_left_out():
@@ -69,4 +69,4 @@ def test_sizes_that_exceed_the_memory_limit_are_left_out():
     (case,) = scaling.cases(options, CPU, [])
     rows = measure_case(case, [], MeasureOptions(CPU, time=True, repeats=1))
     assert [row.candidate for row in rows] == list(names)
-    assert all(row.left_out.startswith("would need about") for row in rows)
+    assert all(row.skip_reason.startswith("would need about") for row in rows)

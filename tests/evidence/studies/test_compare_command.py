@@ -210,5 +210,5 @@ def test_help_lists_studies_and_variants(capsys):
     with pytest.raises(SystemExit):
         cli.main(["compare", "scope", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "3x3, 7x7, 15x15, 23x23, 31x31" in text
+    assert "variants: 3x3 7x7 15x15 23x23 31x31" in text
     assert "--training-images" in text

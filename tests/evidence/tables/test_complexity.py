@@ -9,7 +9,7 @@ def test_factors_are_letters_and_sums():
 
 
 def test_value_of_a_sum_of_products():
-    assert complexity.value_of("(hk+d)", {"h": 2, "k": 3, "d": 5}) == 11
+    assert complexity.factor_value("(hk+d)", {"h": 2, "k": 3, "d": 5}) == 11
 
 
 def test_fits_the_exponents_of_a_power_law():

@@ -5,8 +5,8 @@ import pytest
 
 from lambdanets.errors import InputError
 from lambdanets.evidence.tables.measured import read
-from lambdanets.evidence.tables.paper import numbers_of
-from lambdanets.evidence.tables.rendering import as_json, as_markdown, as_text
+from lambdanets.evidence.tables.paper import select_numbers
+from lambdanets.evidence.tables.rendering import to_json, to_markdown, to_text
 from lambdanets.evidence.tables.verdicts import MEASURED, compare
 
 WHERE = {"hardware": {"gpu": None, "processor": "P", "threads": 2, "cores": 2}, "versions": {"torch": "2"}}
@@ -36,7 +36,7 @@ def steps(tmp_path):
         sample("4", "lambda layer", 1.0, peak_bytes=2**30),
         sample("4", "global self-attention", 4.0, "training", peak_bytes=3 * 2**30),
         sample("4", "lambda layer", 2.0, "training", peak_bytes=2**30),
-        sample("4", "axial self-attention", None, "training", left_out="out of memory"),
+        sample("4", "axial self-attention", None, "training", skip_reason="out of memory"),
     ]
     return written(tmp_path / "m.json", {"kind": "tables", "rows": rows})
 
@@ -58,12 +58,12 @@ def test_training_speeds_of_table_4_are_an_additional_table(steps):
         ("lambda layer", "1.00", "1.00", "1.00"),
         ("axial self-attention", "out of memory", "", ""),
     )
-    lines = compare(numbers_of(["4"]), measured.values)
+    lines = compare(select_numbers(["4"]), measured.values)
     assert {line.paper.row for line in lines if line.verdict == MEASURED} == {"lambda layer"}
-    (additional,) = json.loads(as_json(lines, measured))["additional_tables"]["4"]
+    (additional,) = json.loads(to_json(lines, measured))["additional_tables"]["4"]
     assert additional["rows"][1] == ["lambda layer", "1.00", "1.00", "1.00"]
-    assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in as_markdown(lines, measured)
-    assert "out of memory" in as_text(lines, measured)
+    assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in to_markdown(lines, measured)
+    assert "out of memory" in to_text(lines, measured)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def layers(tmp_path):
         "convolution": (3e-3, None),
     }
     rows = [
-        {"sizes": sizes, "candidate": name, "left_out": reason, "median_seconds": seconds, "peak_bytes": None}
+        {"sizes": sizes, "candidate": name, "skip_reason": reason, "median_seconds": seconds, "peak_bytes": None}
         for name, (seconds, reason) in candidates.items()
     ]
     content = {"kind": "layer", "options": {"batch_size": 8, "heads": 4}, "rows": rows}
@@ -128,7 +128,7 @@ def test_rejects_files_of_different_machines(steps, tmp_path):
 
 def test_benchmark_without_our_layer_has_no_ratios(layers):
     content = json.loads(layers.read_text())
-    content["rows"][0] |= {"left_out": "not reached", "median_seconds": None}
+    content["rows"][0] |= {"skip_reason": "not reached", "median_seconds": None}
     layers.write_text(json.dumps(content))
     (table,) = read([layers]).additional["4"]
     assert table.rows == (("7x7x64", "7", "inference", "[1]", "1.0", "[2]", "3.0", ""),)
@@ -137,7 +137,7 @@ def test_benchmark_without_our_layer_has_no_ratios(layers):
 def test_several_files_are_read_together(steps, layers):
     measured = read([steps, layers])
     assert len(measured.additional["4"]) == 2
-    text = as_markdown(compare(numbers_of(["4"]), measured.values), measured)
+    text = to_markdown(compare(select_numbers(["4"]), measured.values), measured)
     assert text.index("Forward and backward pass") < text.index("next to attention over the same context")
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.evidence.tables import paper, speed, verdicts
-from lambdanets.evidence.tables.paper import numbers_of
+from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.plots import draw
-from lambdanets.evidence.tables.rows import ROWS, Build
+from lambdanets.evidence.tables.rows import ROWS, ModelSpec
 
 pytestmark = pytest.mark.xdist_group("figures")  # counted once, for both
 
@@ -44,8 +44,8 @@ def test_prints_one_table(capsys):
 
 
 def test_check_fails_for_a_wrong_paper_number(capsys, monkeypatch):
-    wrong = [replace(f, value=26.6) if f.column == "params" and f.value == 25.6 else f for f in numbers_of(["12"])]
-    monkeypatch.setattr(paper, "numbers_of", lambda names: wrong)
+    wrong = [replace(f, value=26.6) if f.column == "params" and f.value == 25.6 else f for f in select_numbers(["12"])]
+    monkeypatch.setattr(paper, "select_numbers", lambda names: wrong)
     assert main(["tables", "--check"]) == 1
     text = capsys.readouterr().out
     assert "table 12, C-C-C-C, params: 26.6 in the paper, 25.557 ours" in text
@@ -107,8 +107,8 @@ def test_existing_file_is_not_overwritten_by_measurements(capsys, tmp_path):
 @pytest.fixture
 def few_rows(monkeypatch):
     """Two small models in place of Table 12's eight."""
-    rows = {"C-C-C-C": Build("resnet18"), "C-C-C-L": Build("lambda_resnet20_small")}
-    monkeypatch.setattr(speed, "ROWS", ROWS | {"12": rows, "18": {"depth 50, 128px": Build("resnet18")}})
+    rows = {"C-C-C-C": ModelSpec("resnet18"), "C-C-C-L": ModelSpec("lambda_resnet20_small")}
+    monkeypatch.setattr(speed, "ROWS", ROWS | {"12": rows, "18": {"depth 50, 128px": ModelSpec("resnet18")}})
     monkeypatch.setattr(speed, "estimate_seconds", lambda plan, device: 60.0)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.evidence.benchmark import reference
-from lambdanets.evidence.benchmark.peers import LeftOut, installed
+from lambdanets.evidence.benchmark.peers import Skipped, installed
 
 NAMES = ("sdpa", "flex-attention", "natten")
 
@@ -121,14 +121,14 @@ class _Natten(AttentionLayer):
 
 
 def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> AttentionLayer:
-    """An attention layer by name. Raises LeftOut if its package is not installed or cannot be imported."""
+    """An attention layer by name. Raises Skipped if its package is not installed or cannot be imported."""
     if name == "natten":
         if installed("natten") is None:
-            raise LeftOut("not installed; pip install natten")
+            raise Skipped("not installed; pip install natten")
         try:
             importlib.import_module("natten")
         except ImportError as error:
-            raise LeftOut(f"cannot be imported: {error}") from error
+            raise Skipped(f"cannot be imported: {error}") from error
     kinds: dict[str, Callable[..., AttentionLayer]] = {"sdpa": _Sdpa, "flex-attention": _Flex, "natten": _Natten}
     return kinds[name](dim, heads, scope, grid)
 

@@ -11,7 +11,7 @@ from lambdanets.device import free_memory
 from lambdanets.evidence.benchmark import attention
 from lambdanets.evidence.benchmark.measurement import Candidate, Case, Prepared, prepare_module
 from lambdanets.evidence.benchmark.options import Shapes, parse_shape
-from lambdanets.evidence.benchmark.peers import PEERS, LeftOut, build_peer
+from lambdanets.evidence.benchmark.peers import PEERS, Skipped, build_peer
 from lambdanets.evidence.benchmark.reference import Expected, compute_expected, reference_copy
 from lambdanets.layers import LambdaLayer2d
 
@@ -96,9 +96,9 @@ def select_candidates(prepared: dict[str, Callable[[], Prepared]], names: Sequen
 
 
 def check_memory_limit(needed: float, limit: float) -> None:
-    """Raise LeftOut if a candidate would need more bytes than the limit."""
+    """Raise Skipped if a candidate would need more bytes than the limit."""
     if needed > limit:
-        raise LeftOut(f"would need about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
+        raise Skipped(f"would need about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
 
 
 def _expected_attention(module: attention.AttentionLayer, x: Tensor, grad_output: Tensor | None) -> Expected:

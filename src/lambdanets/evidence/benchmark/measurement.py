@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lambdanets.errors import is_out_of_memory
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
-from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.peers import Skipped
 from lambdanets.evidence.benchmark.reference import Error, Expected
 from lambdanets.evidence.benchmark.timing import is_noisy, time_interleaved
 
@@ -29,7 +29,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A name and its builder, which raises LeftOut, or any error, if the candidate cannot run."""
+    """A name and its builder, which raises Skipped, or any error, if the candidate cannot run."""
 
     name: str
     prepare: Callable[[], Prepared]
@@ -52,7 +52,7 @@ class Row:
 
     sizes: dict[str, Any]
     candidate: str
-    left_out: str | None = None
+    skip_reason: str | None = None
     errors: dict[str, float] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
@@ -89,7 +89,7 @@ def measure_case(case: Case, rows: list[Row], options: MeasureOptions) -> list[R
         _measure(correct, {row.candidate: row for row in new_rows}, options)
     except BaseException:
         for row in new_rows:
-            row.left_out = row.left_out or NOT_REACHED
+            row.skip_reason = row.skip_reason or NOT_REACHED
         raise
     correct.clear()
     gc.collect()
@@ -103,12 +103,12 @@ def _check_all(case: Case, rows: list[Row], options: MeasureOptions) -> dict[str
         options.on_progress(f"{candidate.name}, checking")
         try:
             correct[candidate.name] = _prepare_and_check(row, candidate)
-            row.left_out = None
-        except LeftOut as reason:
-            row.left_out = str(reason)
+            row.skip_reason = None
+        except Skipped as reason:
+            row.skip_reason = str(reason)
         except Exception as error:  # a baseline may raise anything; our layers have tests
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            row.left_out = "out of memory" if is_out_of_memory(error) else message
+            row.skip_reason = "out of memory" if is_out_of_memory(error) else message
     return correct
 
 
@@ -138,7 +138,7 @@ def _prepare_and_check(row: Row, candidate: Candidate) -> Prepared:
     row.errors = {name: error.relative for name, error in errors.items()}
     for name, (error, tolerance) in errors.items():
         if not error <= tolerance:
-            raise LeftOut(f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {tolerance:.0e}")
+            raise Skipped(f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {tolerance:.0e}")
     return prepared
 
 
@@ -180,7 +180,7 @@ def prepare_module(
 
 
 @contextlib.contextmanager
-def without_tf32(threads: int | None) -> Iterator[None]:
+def measurement_settings(threads: int | None) -> Iterator[None]:
     """Switch TF32 off and set the number of threads; restore both at the end."""
     before = torch.get_num_threads()
     precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32

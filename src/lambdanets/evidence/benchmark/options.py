@@ -89,7 +89,7 @@ class Model(Timed):
     """Throughput of ResNet-50 with lambda layers in some stages, relative to ResNet-50 without them."""
 
     patterns: tuple[str, ...] = ("CCCL", "CCLL", "CLLL", "LLLL")
-    """Convolution (C) or lambda layer (L) for each of the stages c2 to c5. ResNet-50 itself, CCCC, is always measured."""
+    """Convolutions (C) or lambda layers (L) in each of stages c2 to c5. ResNet-50 itself, CCCC, is always measured."""
     image_size: int = 224
     """Side of the images in pixels."""
     batch_size: int = 8

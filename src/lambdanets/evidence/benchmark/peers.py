@@ -13,7 +13,7 @@ from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
 
 
-class LeftOut(Exception):  # noqa: N818
+class Skipped(Exception):  # noqa: N818
     """The reason why a candidate does not run in a case."""
 
 
@@ -68,7 +68,7 @@ def _timm(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("timm.layers.lambda_layer")
     scope = _scope(layer)
     if layer.dim != layer.dim_out:
-        raise LeftOut("needs as many output channels as input channels")
+        raise Skipped("needs as many output channels as input channels")
     theirs = _as(layer, module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=scope))
     assert layer.key_projection is not None
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
@@ -99,15 +99,15 @@ def installed(package: str) -> str | None:
 def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
     """A peer's layer with the weights, dtype, device, mode and stride of our layer.
 
-    Raises LeftOut if the package is not installed or cannot be imported.
+    Raises Skipped if the package is not installed or cannot be imported.
     """
     peer = PEERS[name]
     if installed(peer.package) is None:
-        raise LeftOut(f"not installed; pip install {peer.package}")
+        raise Skipped(f"not installed; pip install {peer.package}")
     try:
         theirs = peer.build(layer)
     except ImportError as error:
-        raise LeftOut(f"cannot be imported: {error}") from error
+        raise Skipped(f"cannot be imported: {error}") from error
     if layer.stride == 1:
         return theirs
     # no peer pools as the paper does, with 3x3 averages for stride 2

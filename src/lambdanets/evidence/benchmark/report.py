@@ -14,6 +14,7 @@ from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import Common
 from lambdanets.evidence.benchmark.peers import installed
 from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, geometric_mean, summarize
+from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.text_tables import text_table
@@ -48,9 +49,9 @@ class Report:
 
     def resume(self, folder: Path) -> None:
         """Load the finished cases from a folder. Raises InputError if its benchmark has other settings."""
-        content = read_unfinished(folder / RESULTS, self._settings())
+        content = with_current_keys(read_unfinished(folder / RESULTS, self._settings()))
         rows = read_rows(content)
-        unfinished = [row.sizes for row in rows if row.left_out == NOT_REACHED]
+        unfinished = [row.sizes for row in rows if row.skip_reason == NOT_REACHED]
         self.rows += [row for row in rows if row.sizes not in unfinished]
         self.started = content["started"]
 
@@ -66,18 +67,10 @@ class Report:
         }
 
 
-def candidate_of(row: Mapping[str, Any]) -> str:
-    """The candidate of a row of results.json, also of earlier versions."""
-    return str(row.get("candidate", row.get("contestant")))
-
-
 def read_rows(content: Mapping[str, Any]) -> list[Row]:
     """The rows of a results.json."""
     names = [field.name for field in dataclasses.fields(Row)]
-    rows = [
-        Row(**{name: row[name] for name in names if name in row} | {"candidate": candidate_of(row)})
-        for row in content["rows"]
-    ]
+    rows = [Row(**{name: row[name] for name in names if name in row}) for row in content["rows"]]
     for row in rows:
         row.errors = {name: float(value) for name, value in row.errors.items()}  # JSON has no infinity
     return rows
@@ -183,8 +176,8 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
         header.insert(-1, f"/ {base}")
     lines = []
     for row in rows:
-        if row.left_out:
-            lines.append([row.candidate, f"left out: {row.left_out}"])
+        if row.skip_reason:
+            lines.append([row.candidate, f"left out: {row.skip_reason}"])
             continue
         cells = {"candidate": row.candidate, "error": f"{max(row.errors.values(), default=0.0):.0e}"}
         if row.seconds:

@@ -11,7 +11,7 @@ import torch
 from lambdanets.device import best_device, check_bfloat16, free_memory
 from lambdanets.errors import InputError
 from lambdanets.evidence.benchmark import layer, model, plots, scaling
-from lambdanets.evidence.benchmark.measurement import Case, MeasureOptions, measure_case, without_tf32
+from lambdanets.evidence.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
 from lambdanets.evidence.benchmark.options import KINDS, Common, Shapes, check_candidates, parse_shape
 from lambdanets.evidence.benchmark.peers import KNOWN_INCORRECT, installed
 from lambdanets.evidence.benchmark.report import (
@@ -51,7 +51,7 @@ def run(kind: str, options: Common) -> Path:
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
     work_folder = WorkFolder(folder, read_identity=lambda folder: {} if (folder / RESULTS).is_file() else None)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
-    with work_folder.open(), without_tf32(options.threads):
+    with work_folder.open(), measurement_settings(options.threads):
         if work_folder.is_started():
             report.resume(folder)
             echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
@@ -63,8 +63,8 @@ def run(kind: str, options: Common) -> Path:
         finally:
             with deferred():  # so that a finished benchmark always has its plots
                 _write_results(report, folder)
-    if all(row.left_out for row in report.rows):
-        raise InputError(f"nothing was measured: {report.rows[0].left_out}; {folder / RESULTS} has every reason")
+    if all(row.skip_reason for row in report.rows):
+        raise InputError(f"nothing was measured: {report.rows[0].skip_reason}; {folder / RESULTS} has every reason")
     return folder
 
 

@@ -14,7 +14,7 @@ from lambdanets.evidence.benchmark import attention
 from lambdanets.evidence.benchmark.layer import check_memory_limit, select_candidates
 from lambdanets.evidence.benchmark.measurement import Case, Prepared, Row
 from lambdanets.evidence.benchmark.options import Scaling
-from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.peers import Skipped
 from lambdanets.evidence.benchmark.reference import TOLERANCE, Error, Expected
 from lambdanets.evidence.benchmark.timing import summarize
 from lambdanets.ops import position_interaction
@@ -102,12 +102,12 @@ def _case(
         if smaller:
             predicted = summarize(smaller[-1].seconds).median * cost / cost_at(smaller[-1].sizes["n"])
             if predicted > options.seconds:
-                raise LeftOut(f"would take about {predicted:.0f} s per run, the limit is {options.seconds:g}")
+                raise Skipped(f"would take about {predicted:.0f} s per run, the limit is {options.seconds:g}")
 
     def algorithm(candidate: str) -> Prepared:
         cost = plan.costs[candidate]
         if cost is None:
-            raise LeftOut(ALGORITHMS[candidate].limits)
+            raise Skipped(ALGORITHMS[candidate].limits)
         needed_bytes = cost.workspace_bytes * (_BACKWARD_MEMORY_FACTOR if training else 1)
         check_limits(
             candidate, needed_bytes, _seconds(cost), lambda size: _seconds(_cost_at_size(problem, size, candidate))

@@ -112,7 +112,7 @@ MODEL = "resnet20_mixer_small"
 MODEL_OPTIONS: ModelOptions = {"pattern": "CCLL"}
 
 
-def labels_of(studies: Sequence[str]) -> list[str]:
+def variant_labels(studies: Sequence[str]) -> list[str]:
     """Labels of the studies' variants. Raises InputError for an unknown study."""
     for study in studies:
         if study not in STUDIES:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError, nearest
-from lambdanets.evidence.studies.catalog import STUDIES, Variant, labels_of
+from lambdanets.evidence.studies.catalog import STUDIES, Variant, variant_labels
 from lambdanets.folders import WorkFolder
 from lambdanets.locks import LOCK, InUseError, locked
 from lambdanets.records import read_json, write_json
@@ -29,14 +29,14 @@ class Plan:
     seeds: tuple[int, ...]
     recipe: Recipe
 
-    def variants_of(self, study: str) -> dict[str, Variant]:
+    def study_variants(self, study: str) -> dict[str, Variant]:
         """The variants of a study to train, by label."""
         variants = STUDIES[study].variants
         return {label: variant for label, variant in variants.items() if not self.variants or label in self.variants}
 
     def runs(self) -> list["Run"]:
         """Every run once, one seed after another, so that an interruption leaves complete seeds."""
-        variants = {v.name: v for study in self.studies for v in self.variants_of(study).values()}
+        variants = {v.name: v for study in self.studies for v in self.study_variants(study).values()}
         return [
             Run(name, seed, replace(self.recipe, seed=seed, model_options=self.recipe.model_options | variant.options))
             for seed in self.seeds
@@ -66,7 +66,7 @@ class Run:
 
 def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: Recipe) -> Plan:
     """A validated plan. Raises InputError for invalid values."""
-    known = labels_of(studies)
+    known = variant_labels(studies)
     for label in variants:
         if label not in known:
             raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest(label, known)}")
@@ -79,7 +79,7 @@ def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[i
     if min(seeds) < 0:
         raise InputError(f"seeds must be at least 0, got {min(seeds)}")
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
-    varied = {name for study in studies for variant in plan.variants_of(study).values() for name in variant.options}
+    varied = {name for study in studies for variant in plan.study_variants(study).values() for name in variant.options}
     if conflicts := sorted(varied & recipe.model_options.keys()):
         raise InputError(f"model_options must not have {', '.join(conflicts)}, which the variants set")
     return plan

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from lambdanets.errors import InputError
 from lambdanets.evidence import plot_style
+from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.evidence.plot_style import GRID, OURS, REFERENCE
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import Plan
@@ -75,7 +76,7 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
     rows = []
     baseline = STUDIES[study].variants[STUDIES[study].baseline].name
     baseline_top1 = {result["seed"]: result["top1"] for result in results if result["variant"] == baseline}
-    for label, variant in plan.variants_of(study).items():
+    for label, variant in plan.study_variants(study).items():
         runs = [result for result in results if result["variant"] == variant.name]
         if not runs:
             continue
@@ -87,13 +88,13 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
                 "variant": variant.name,
                 "seeds": len(runs),
                 "mean_top1": round(statistics.fmean(top1), 6),
-                "deviation_top1": _std(top1),
+                "std_top1": _std(top1),
                 "mean_gain": round(statistics.fmean(gains), 6) if gains else None,
-                "deviation_gain": _std(gains),
-                "least_top1": min(top1),
-                "greatest_top1": max(top1),
+                "std_gain": _std(gains),
+                "min_top1": min(top1),
+                "max_top1": max(top1),
                 "parameters": runs[0]["parameters"],
-                "printed_top1": variant.paper_top1,
+                "paper_top1": variant.paper_top1,
                 "quoted": variant.quoted,
             }
         )
@@ -108,7 +109,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """The content of a results.json. Raises InputError for any other file."""
     try:
         with open_regular(path) as file:
-            summary = json.loads(file.read())
+            summary = with_current_keys(json.loads(file.read()))
         markdown(summary)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
@@ -141,13 +142,13 @@ def table(study: dict[str, Any]) -> str:
     header += [f"paired difference to {study['baseline']}", "parameters", "paper, ImageNet"]
     rows = []
     for row in study["variants"]:
-        std = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
+        std = "" if row["std_top1"] is None else f" ± {100 * row['std_top1']:.2f}"
         gain = "" if row["mean_gain"] is None else f"{100 * row['mean_gain']:+.2f}"
-        if row["deviation_gain"] is not None:
-            gain += f" ± {100 * row['deviation_gain']:.2f}"
+        if row["std_gain"] is not None:
+            gain += f" ± {100 * row['std_gain']:.2f}"
         gain = "" if row["label"] == study["baseline"] else gain
-        spread = f"{100 * row['least_top1']:.2f} to {100 * row['greatest_top1']:.2f}"
-        paper = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}{' †' if row['quoted'] else ''}"
+        spread = f"{100 * row['min_top1']:.2f} to {100 * row['max_top1']:.2f}"
+        paper = "" if row["paper_top1"] is None else f"{row['paper_top1']:.1f}{' †' if row['quoted'] else ''}"
         top1 = f"{100 * row['mean_top1']:.2f}{std}"
         rows.append([row["label"], top1, spread, str(row["seeds"]), gain, f"{row['parameters']:,}", paper])
     text = markdown_table(header, *rows)
@@ -174,7 +175,7 @@ def _draw(study: dict[str, Any], summary: dict[str, Any]) -> Figure:
         runs = [100 * run["top1"] for run in summary["runs"] if run["variant"] == row["variant"]]
         color, marker = (OURS, "o") if row["variant"].startswith("lambda") else (REFERENCE, "s")
         axis.plot(runs, [y] * len(runs), marker, color=color, alpha=0.35)
-        std = None if row["deviation_top1"] is None else 100 * row["deviation_top1"]
+        std = None if row["std_top1"] is None else 100 * row["std_top1"]
         axis.errorbar(100 * row["mean_top1"], y, xerr=std, fmt="|", color=color, markersize=16, capsize=4)
     axis.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axis.set_xlabel("top-1 on test images (%): runs, mean ± std")

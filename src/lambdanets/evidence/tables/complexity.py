@@ -38,7 +38,7 @@ def factors(term: str) -> dict[str, int]:
     return exponents | dict.fromkeys(re.findall(r"\w", denominator), -1)
 
 
-def value_of(factor: str, sizes: Sizes) -> float:
+def factor_value(factor: str, sizes: Sizes) -> float:
     """The value of a factor: a letter, or a sum of products such as '(hk+d)'."""
     return sum(math.prod(sizes[letter] for letter in product) for product in factor.strip("()").split("+"))
 
@@ -49,7 +49,7 @@ def fit(term: str, measured: Sequence[tuple[Sizes, float]]) -> dict[str, float]:
     covered = set("".join(names))
     varied = [letter for letter in measured[0][0] if len({sizes[letter] for sizes, _ in measured}) > 1]
     names += [letter for letter in varied if letter not in covered]
-    logs = [[1.0, *(math.log(value_of(name, sizes)) for name in names)] for sizes, _ in measured]
+    logs = [[1.0, *(math.log(factor_value(name, sizes)) for name in names)] for sizes, _ in measured]
     solution = np.linalg.lstsq(np.array(logs), np.log([value for _, value in measured]), rcond=None)[0]
     return dict(zip(names, solution[1:].tolist(), strict=True))
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
-from lambdanets.evidence.benchmark.report import candidate_of
 from lambdanets.evidence.benchmark.timing import is_noisy, summarize
-from lambdanets.evidence.tables.paper import numbers_of
+from lambdanets.evidence.former_keys import with_current_keys
+from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.rows import ROWS
 from lambdanets.evidence.tables.speed import LATENCY, Sample, machine
 from lambdanets.evidence.tables.verdicts import Measurements
@@ -55,11 +55,11 @@ def read(paths: Sequence[Path]) -> Measured:
     for path in paths:
         try:
             with open_regular(path) as file:
-                content = json.loads(file.read())
+                content = with_current_keys(json.loads(file.read()))
             where = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
             if content["kind"] == "tables":
                 samples = [Sample(**row) for row in content["rows"]]
-                measured.values |= values_of(samples)
+                measured.values |= column_values(samples)
                 for table in dict.fromkeys(sample.table for sample in samples):
                     measured.additional.setdefault(table, []).extend(_additional_tables(table, samples, where))
             else:
@@ -75,7 +75,7 @@ def read(paths: Sequence[Path]) -> Measured:
     return measured
 
 
-def values_of(samples: Sequence[Sample]) -> Measurements:
+def column_values(samples: Sequence[Sample]) -> Measurements:
     """Values by (table, row, column of the paper), with their ratio to the table's base row, and the paper's ratio.
 
     Throughputs are in images/s; latencies are scaled to the paper's 1,024 images.
@@ -116,7 +116,7 @@ def _base(sample: Sample, samples: Sequence[Sample]) -> Sample | None:
 
 def _paper_ratio(table: str, row: str, base: str, column: str) -> float | None:
     """The speedup of a row over a base row in the paper; None if the paper does not report both."""
-    speeds = {f.row: f.value for f in numbers_of([table]) if f.column == column and not isinstance(f.value, str)}
+    speeds = {f.row: f.value for f in select_numbers([table]) if f.column == column and not isinstance(f.value, str)}
     if row not in speeds or base not in speeds:
         return None
     ratio = float(speeds[row]) / float(speeds[base])
@@ -147,7 +147,7 @@ def _additional_tables(table: str, samples: Sequence[Sample], where: str) -> lis
             ratio = "" if base is None else f"{_seconds(base) / _seconds(sample):.2f}"
             rows.append((sample.row, f"{1 / _seconds(sample):.2f}", ratio, peak))
         else:
-            rows.append((sample.row, sample.left_out or "not measured", "", peak))
+            rows.append((sample.row, sample.skip_reason or "not measured", "", peak))
     base_row = _BASES.get(table, next(iter(ROWS[table])))
     work = "Forward and backward pass" if selected[0].work == "training" else "Forward pass"
     title = f"{work}, batch {selected[0].batch_size}, {selected[0].image_size} pixels. Measured on {where}."
@@ -168,13 +168,13 @@ def _memory(content: Mapping[str, Any], where: str) -> MeasuredTable:
 
 def _layer_table(content: Mapping[str, Any], where: str, key: str, size: float, unit: str) -> MeasuredTable:
     """One row per map, scope and pass; one column per candidate, with its ratio to the lambda layer."""
-    names = list(dict.fromkeys(candidate_of(row) for row in content["rows"]))
+    names = list(dict.fromkeys(row["candidate"] for row in content["rows"]))
     names = [OURS, *(name for name in names if name not in (OURS, CONVOLUTION)), CONVOLUTION]
     cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in content["rows"]:
         sizes = row["sizes"]
         case = cases.setdefault((sizes["shape"], sizes["scope"], sizes["pass"]), {})
-        case[candidate_of(row)] = row
+        case[row["candidate"]] = row
     notes: list[str] = []
     compared, wins = Counter[str](), Counter[str]()
     rows = []
@@ -182,9 +182,9 @@ def _layer_table(content: Mapping[str, Any], where: str, key: str, size: float, 
         ours = measured.get(OURS, {}).get(key)
         cells, better = [], []
         for name in names:
-            row = measured.get(name, {"left_out": "not run"})
-            if row["left_out"] or row[key] is None:
-                note = f"{name}: {row['left_out']}"
+            row = measured.get(name, {"skip_reason": "not run"})
+            if row["skip_reason"] or row[key] is None:
+                note = f"{name}: {row['skip_reason']}"
                 notes += [note] if note not in notes else []
                 cells.append(f"[{notes.index(note) + 1}]")
                 continue

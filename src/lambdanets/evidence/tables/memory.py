@@ -56,7 +56,7 @@ _FORMULAS: dict[tuple[str, str], Callable[[], float]] = {
 }
 
 
-def memory_of(table: str, row: str) -> float | None:
+def paper_memory(table: str, row: str) -> float | None:
     """The memory of a row in the paper's unit; None if the paper has no formula for it."""
     formula = _FORMULAS.get((table, row))
     return None if formula is None else formula()

@@ -55,7 +55,7 @@ def tables() -> list[str]:
     return list(dict.fromkeys(number.table for number in paper_numbers()))
 
 
-def numbers_of(names: Sequence[str]) -> list[PaperNumber]:
+def select_numbers(names: Sequence[str]) -> list[PaperNumber]:
     """The numbers of the named tables, all for no name, in the paper's order. Raises InputError for an unknown name."""
     known = tables()
     for name in names:

@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter
 
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.plot_style import GRID, NEUTRAL, OURS
-from lambdanets.evidence.tables.paper import numbers_of
+from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.verdicts import Measurements, compare
 
 _LABEL: dict[str, Any] = {"fontsize": 10, "ha": "left", "va": "top", "rotation_mode": "anchor"}
@@ -27,7 +27,7 @@ def draw(folder: Path, measured: Measurements, machine: str = "") -> dict[str, P
 
 def _frontier(measured: Measurements, machine: str) -> Figure:
     """Top-1 against the time of a training step: the paper's times, and measured ones if any."""
-    numbers = numbers_of(["18"])
+    numbers = select_numbers(["18"])
     accuracy = {f.row: float(f.value) for f in numbers if f.column == "supervised top-1"}
     seconds = {f.row: float(f.value) for f in numbers if f.column == "train step latency"}
     ours = {row: measured[key][0] for row in accuracy if (key := ("18", row, "train step latency")) in measured}
@@ -51,7 +51,7 @@ def _frontier(measured: Measurements, machine: str) -> Figure:
 
 def _scope(measured: Measurements, machine: str) -> Figure:
     """The paper's and our FLOPs and the paper's accuracy against the scope, and measured throughput if any."""
-    numbers = numbers_of(["10"])
+    numbers = select_numbers(["10"])
     lines = [line for line in compare(numbers) if line.paper.column == "FLOPs"]
     rows = [line.paper.row for line in lines]
     speeds = {row: measured[key][0] for row in rows if (key := ("10", row, "throughput")) in measured}

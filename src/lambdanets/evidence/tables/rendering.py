@@ -33,7 +33,7 @@ def record(line: Line) -> dict[str, Any]:
     return dict(zip(FIELDS, (*values, line.note, line.model), strict=True))
 
 
-def as_json(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
+def to_json(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """The summary, the machine, every line as an object, and the additional measured tables."""
     content = {
         "summary": summary(lines),
@@ -44,7 +44,7 @@ def as_json(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
+def to_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """A header, and one row per number of the paper."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
@@ -54,7 +54,7 @@ def as_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     return text.getvalue()
 
 
-def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
+def to_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """Tables for the terminal."""
     parts = []
     for name, table_lines in _by_table(lines).items():
@@ -66,7 +66,7 @@ def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     return "\n".join([*parts, *_closing(lines, measured)]) + "\n"
 
 
-def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
+def to_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     """One section per table, with a paragraph of explanation."""
     parts = ["# The paper's tables", "", _OPENING, "", *_closing(lines, measured), ""]
     for name, table_lines in _by_table(lines).items():
@@ -81,7 +81,7 @@ def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-RENDERINGS = {"text": as_text, "markdown": as_markdown, "csv": as_csv, "json": as_json}
+FORMATTERS = {"text": to_text, "markdown": to_markdown, "csv": to_csv, "json": to_json}
 
 # Marks in the headers of columns that have no number of ours.
 _MARKS = {

@@ -13,7 +13,7 @@ from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
 
 
 @dataclass(frozen=True)
-class Build:
+class ModelSpec:
     """Arguments of `lambdanets.create_model` for a row, and the side of its images."""
 
     name: str
@@ -29,33 +29,33 @@ class Build:
             return create_model(self.name, **self.overrides)
 
 
-def _lambda(**overrides: Any) -> Build:
-    return Build("resnet50_lambda", overrides)
+def _lambda(**overrides: Any) -> ModelSpec:
+    return ModelSpec("resnet50_lambda", overrides)
 
 
-def _mixer(mixer: str, **overrides: Any) -> Build:
-    return Build("resnet50_mixer", {"mixer": mixer} | overrides)
+def _mixer(mixer: str, **overrides: Any) -> ModelSpec:
+    return ModelSpec("resnet50_mixer", {"mixer": mixer} | overrides)
 
 
-def _with_c3(depth: int, image_size: int, **overrides: Any) -> Build:
+def _with_c3(depth: int, image_size: int, **overrides: Any) -> ModelSpec:
     """A LambdaResNet-C4 with lambda layers in c3 as well, as the FLOPs of Table 16 imply."""
     blocks = ((), *(tuple(range(1, count + 1)) for count in LAMBDA_RESNETS[depth][0][1:]))
-    return Build(f"lambda_resnet{depth}_c4", {"lambda_blocks": blocks} | overrides, image_size)
+    return ModelSpec(f"lambda_resnet{depth}_c4", {"lambda_blocks": blocks} | overrides, image_size)
 
 
-def _depths_and_sizes() -> dict[str, Build]:
+def _depths_and_sizes() -> dict[str, ModelSpec]:
     sizes = {50: (128, 160), 101: (160, 192), 152: (192, 224, 256, 288), 270: (256,), 350: (256, 288, 320), 420: (320,)}
     return {
-        f"depth {depth}, {size}px": Build(f"lambda_resnet{depth}", image_size=size)
+        f"depth {depth}, {size}px": ModelSpec(f"lambda_resnet{depth}", image_size=size)
         for depth, image_sizes in sizes.items()
         for size in image_sizes
     }
 
 
-ROWS: dict[str, dict[str, Build]] = {
+ROWS: dict[str, dict[str, ModelSpec]] = {
     "3": {
-        "conv (He et al. 2016, author run)": Build("resnet50"),
-        "conv + channel attention (Hu et al. 2018c, author run)": Build("seresnet50"),
+        "conv (He et al. 2016, author run)": ModelSpec("resnet50"),
+        "conv + channel attention (Hu et al. 2018c, author run)": ModelSpec("seresnet50"),
         "conv + linear attention (Chen et al. 2018)": _mixer("double_attention"),
         "conv + linear attention (Shen et al. 2018)": _mixer("efficient_attention"),
         "conv + relative self-attention (Bello et al. 2019)": _mixer("augmented_attention"),
@@ -75,11 +75,11 @@ ROWS: dict[str, dict[str, Build]] = {
         "lambda convolution 7x7": _lambda(scope=7),
     },
     "5": {
-        "LambdaResNet-152": Build("lambda_resnet152", image_size=288),
-        "EfficientNet-B7": Build("efficientnet_b7", image_size=600),
-        "ViT-L/16": Build("vit_large_patch16_384", image_size=384),
+        "LambdaResNet-152": ModelSpec("lambda_resnet152", image_size=288),
+        "EfficientNet-B7": ModelSpec("efficientnet_b7", image_size=600),
+        "ViT-L/16": ModelSpec("vit_large_patch16_384", image_size=384),
     },
-    "8": {"ResNet baseline": Build("resnet50")}
+    "8": {"ResNet baseline": ModelSpec("resnet50")}
     | {
         f"k={k},h={h},u={u}": _lambda(query_depth=k, heads=h, intra_depth=u)
         for k, h, u in (
@@ -107,30 +107,30 @@ ROWS: dict[str, dict[str, Build]] = {
         for pattern in ("CCCC", "LCCC", "LLCC", "LLLC", "LLLL", "CLLL", "CCLL", "CCCL")
     },
     "13": {
-        "ResNet-101 wo/ SE": Build("resnetrs101_plain"),
-        "ResNet-101 w/ SE": Build("resnetrs101"),
-        "LambdaResNet-101": Build("lambda_resnet101"),
-        "LambdaResNet-101-C4": Build("lambda_resnet101_c4"),
-        "ResNet-152 wo/ SE": Build("resnetrs152_plain", image_size=256),
-        "ResNet-152 w/ SE": Build("resnetrs152", image_size=256),
-        "LambdaResNet-152": Build("lambda_resnet152", image_size=256),
-        "LambdaResNet-152-C4": Build("lambda_resnet152_c4", image_size=256),
+        "ResNet-101 wo/ SE": ModelSpec("resnetrs101_plain"),
+        "ResNet-101 w/ SE": ModelSpec("resnetrs101"),
+        "LambdaResNet-101": ModelSpec("lambda_resnet101"),
+        "LambdaResNet-101-C4": ModelSpec("lambda_resnet101_c4"),
+        "ResNet-152 wo/ SE": ModelSpec("resnetrs152_plain", image_size=256),
+        "ResNet-152 w/ SE": ModelSpec("resnetrs152", image_size=256),
+        "LambdaResNet-152": ModelSpec("lambda_resnet152", image_size=256),
+        "LambdaResNet-152-C4": ModelSpec("lambda_resnet152_c4", image_size=256),
     },
     "15": {
-        "EfficientNet-B6": Build("efficientnet_b6", image_size=528),
-        "LambdaResNet-152-C4": Build("lambda_resnet152_c4", image_size=320),
-        "LambdaResNet-200-C4": Build("lambda_resnet200_c4", image_size=320),
+        "EfficientNet-B6": ModelSpec("efficientnet_b6", image_size=528),
+        "LambdaResNet-152-C4": ModelSpec("lambda_resnet152_c4", image_size=320),
+        "LambdaResNet-200-C4": ModelSpec("lambda_resnet200_c4", image_size=320),
     },
     "16": {
-        "EfficientNet-B6": Build("efficientnet_b6", image_size=528),
+        "EfficientNet-B6": ModelSpec("efficientnet_b6", image_size=528),
         "LambdaResNet-270-C4 (7x7)": _with_c3(270, 256, scope=7),
     },
     "17": {
-        "MobileNet-v2": Build("mobilenetv2_100"),
-        "MobileNet-v2 with 2 lightweight lambda blocks": Build("mobilenetv2_lambda"),
+        "MobileNet-v2": ModelSpec("mobilenetv2_100"),
+        "MobileNet-v2 with 2 lightweight lambda blocks": ModelSpec("mobilenetv2_lambda"),
     },
     "18": _depths_and_sizes(),
-    "19": {f"LambdaResNet-{depth}": Build(f"lambda_resnet{depth}") for depth in LAMBDA_RESNETS},
+    "19": {f"LambdaResNet-{depth}": ModelSpec(f"lambda_resnet{depth}") for depth in LAMBDA_RESNETS},
 }  # fmt: skip
 
 
@@ -154,7 +154,7 @@ OTHER_NETWORKS = {
 }
 
 
-def build_of(table: str, row: str) -> Build | None:
+def find_model(table: str, row: str) -> ModelSpec | None:
     """The model of a row, or None if this package has none."""
     return ROWS.get(table, {}).get(row)
 
@@ -162,12 +162,12 @@ def build_of(table: str, row: str) -> Build | None:
 @functools.cache
 def _structure(name: str) -> tuple[str, str]:
     """The number of blocks in c2 to c5, and the indices of c4's blocks with a lambda layer, of the built model."""
-    model: Any = Build(name).create()
+    model: Any = ModelSpec(name).create()
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     in_c4 = [i for i, block in enumerate(model.layer3, 1) if isinstance(block.conv2, LambdaLayer2d)]
     return "-".join(str(len(stage)) for stage in stages), ", ".join(map(str, in_c4))
 
 
-def structure(build: Build, column: str) -> str:
+def structure(build: ModelSpec, column: str) -> str:
     """A column of Table 19, computed from the built model."""
     return _structure(build.name)[("blocks", "lambda layers in c4").index(column)]

@@ -14,10 +14,11 @@ from torch import nn
 
 from lambdanets.device import best_device
 from lambdanets.errors import InputError, is_out_of_memory, one_line
-from lambdanets.evidence.benchmark.measurement import without_tf32
+from lambdanets.evidence.benchmark.measurement import measurement_settings
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.timing import time_interleaved
-from lambdanets.evidence.tables.rows import ROWS, Build
+from lambdanets.evidence.former_keys import with_current_keys
+from lambdanets.evidence.tables.rows import ROWS, ModelSpec
 from lambdanets.files import atomic_write, printable_bytes
 from lambdanets.locks import locked
 from lambdanets.models.counting import count_flops
@@ -62,7 +63,7 @@ class Sample:
     image_size: int
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
-    left_out: str | None = None
+    skip_reason: str | None = None
 
 
 def measure(plan: Plan, out: Path) -> None:
@@ -83,10 +84,10 @@ def measure(plan: Plan, out: Path) -> None:
         "versions": versions(),
         "hardware": hardware(),
     }
-    with locked(out.with_name(f".{out.name}.lock"), out), without_tf32(None):
+    with locked(out.with_name(f".{out.name}.lock"), out), measurement_settings(None):
         content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "passes": [], "rows": []}
         if out.exists():
-            content = read_unfinished(out, settings)
+            content = with_current_keys(read_unfinished(out, settings))
             _log(f"resuming: {len(content['passes'])} passes are done")
         samples = [Sample(**row) for row in content["rows"] if [row["table"], row["work"]] in content["passes"]]
         content |= settings | {"finished": False}
@@ -125,7 +126,7 @@ def _log(message: str) -> None:
 
 def estimate_seconds(plan: Plan, device: torch.device) -> float:
     """The predicted time of all measurements: their FLOPs at the rate of plain ResNet-50, timed now."""
-    resnet = Build("resnet50", image_size=plan.image_size or 224)
+    resnet = ModelSpec("resnet50", image_size=plan.image_size or 224)
     work = _work(resnet.create(str(device)).eval(), plan.batch_size, resnet.image_size, False, device)
     work()
     start = time.perf_counter()
@@ -143,7 +144,7 @@ def machine(properties: dict[str, Any]) -> str:
     return properties["gpu"] or f"{properties['processor']}, {properties['threads']} of {properties['cores']} cores"
 
 
-def _passes(plan: Plan) -> Iterator[tuple[Sample, Build, bool]]:
+def _passes(plan: Plan) -> Iterator[tuple[Sample, ModelSpec, bool]]:
     for name in plan.tables:
         for work in TABLES[name]:
             for row, build in ROWS[name].items():
@@ -151,12 +152,12 @@ def _passes(plan: Plan) -> Iterator[tuple[Sample, Build, bool]]:
                 yield sample, build, work == "training"
 
 
-def _operations(build: Build, plan: Plan, *, training: bool) -> float:
+def _operations(build: ModelSpec, plan: Plan, *, training: bool) -> float:
     times = _FORWARD_AND_BACKWARD if training else 1
     return times * plan.batch_size * count_flops(_resized(build, plan).create(), plan.image_size or build.image_size)
 
 
-def _resized(build: Build, plan: Plan) -> Build:
+def _resized(build: ModelSpec, plan: Plan) -> ModelSpec:
     """The model for the plan's image size, which a vision transformer needs at construction."""
     if plan.image_size is None or not build.name.startswith("vit_"):
         return build
@@ -185,7 +186,7 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
                         f"{sample.row} of table {name} failed with {plan.batch_size} images of {side} x {side} in "
                         f"{work}: {one_line(error)}; choose another --batch-size or --image-size"
                     ) from error
-                sample.left_out = "out of memory"
+                sample.skip_reason = "out of memory"
                 continue
             finally:
                 progress.update()

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from lambdanets.evidence.tables import complexity
-from lambdanets.evidence.tables.memory import memory_of
+from lambdanets.evidence.tables.memory import paper_memory
 from lambdanets.evidence.tables.paper import COUNTABLE, PaperNumber
-from lambdanets.evidence.tables.rows import OTHER_NETWORKS, Build, build_of, structure
+from lambdanets.evidence.tables.rows import OTHER_NETWORKS, ModelSpec, find_model, structure
 from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 
 MATCH, DIFFERS, NOT_REPRODUCIBLE = "match", "differs", "not reproducible"
@@ -69,7 +69,7 @@ def summary(lines: Sequence[Line]) -> str:
 
 
 def _line(number: PaperNumber, measured: Measurements) -> Line:
-    build = build_of(number.table, number.row)
+    build = find_model(number.table, number.row)
     model = "" if build is None else str(build)
     key = (number.table, number.row, number.column)
     if key in measured:
@@ -91,8 +91,8 @@ def _line(number: PaperNumber, measured: Measurements) -> Line:
     return Line(number, None, NOT_REPRODUCED, model=model)
 
 
-def _counted(number: PaperNumber, build: Build | None, model: str) -> Line:
-    ours = memory_of(number.table, number.row) if number.unit in ("GB", "MB") else None
+def _counted(number: PaperNumber, build: ModelSpec | None, model: str) -> Line:
+    ours = paper_memory(number.table, number.row) if number.unit in ("GB", "MB") else None
     if ours is None and build is not None and number.column in ("params", "FLOPs"):
         together = number.table in _APPLIED_TOGETHER
         ours = _count(number.column, build, together) / _SIZES[number.column, number.unit]
@@ -113,7 +113,7 @@ def _counted(number: PaperNumber, build: Build | None, model: str) -> Line:
 
 
 @cache
-def _count(column: str, build: Build, applied_together: bool) -> int:
+def _count(column: str, build: ModelSpec, applied_together: bool) -> int:
     model = build.create()
     if column == "params":
         return count_parameters(model)
